@@ -1,0 +1,154 @@
+"""What an algorithm is: a class that lists its stages and has one method for each.
+
+This module and the modules of the algorithms are imported while planning, so they import torch only inside
+methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from pipeline.config.schema import AlgoConfig, StageConfig, ValueAlgoConfig
+from pipeline.errors import JobError
+
+if TYPE_CHECKING:
+    from pipeline.models.cache import ModelCache
+
+Section = Literal[
+    "system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"
+]
+
+
+@dataclass(frozen=True)
+class Read:
+    """An input of a stage: the outputs of another stage.
+
+    Attributes:
+        stage: Name of the stage that is read.
+        rounds: ``this`` round, the ``previous`` one (left out in round 1), or every round ``so_far``,
+            this one included.
+        algo: ``self``, or ``reference`` for the work that all chains share.
+    """
+
+    stage: str
+    rounds: Literal["this", "previous", "so_far"] = "this"
+    algo: Literal["self", "reference"] = "self"
+
+    @property
+    def name(self) -> str:
+        """Name under which the stage's method finds it: ``train``, ``train@previous``, ``reference.train``."""
+        prefix = "reference." if self.algo == "reference" else ""
+        suffix = "" if self.rounds == "this" else f"@{self.rounds}"
+        return f"{prefix}{self.stage}{suffix}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One named step of a round.
+
+    Attributes:
+        name: Name of the stage and of the method that runs it.
+        shards: Split over the round's training prompts, over the evaluation prompts, or not at all.
+        reads: Its inputs.
+        config: Sections of the configuration that it may read. They are what its key covers.
+        seeded: Whether the result depends on the seed of the chain.
+        devices: Devices it needs at once.
+        loads_models: False for work on files alone, which has no preference for a worker.
+        seconds: Rough time per job (per 1,000 samples where it is split) on one CPU core with the default
+            model. Orders jobs before any has been timed.
+    """
+
+    name: str
+    shards: Literal["train", "eval"] | None = None
+    reads: tuple[Read, ...] = ()
+    config: tuple[Section, ...] = ()
+    seeded: bool = True
+    devices: int = 1
+    loads_models: bool = True
+    seconds: float = 1.0
+
+
+class Progress(Protocol):
+    """Reports how far a job is; cheap to call at every step, sends a few times a second."""
+
+    def __call__(self, done: int, *, tokens: int = 0) -> None:
+        """Report `done` samples finished so far, and tokens generated or trained on since the job began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobContext:
+    """Everything a stage method may use.
+
+    Attributes:
+        job_id: The job, for messages.
+        algo: Name of the algorithm.
+        seed: Seed of the chain; 0 in stages that are not seeded.
+        round: 0 for the reference, then 1 and up.
+        rows: Positions ``[start, stop)`` in the round's list of prompts, for a stage that is split.
+        config: The sections that the stage declared; reading another one raises.
+        inputs: Input name -> folders of the stored outputs, in the order of rounds and shards.
+        out: Folder to write to; committed whole when the method returns.
+        device: ``cpu`` or ``cuda``, for `torch.device`.
+        models: Models that stay loaded between jobs of this worker.
+        progress: Reports how far the job is.
+    """
+
+    job_id: str
+    algo: str
+    seed: int
+    round: int
+    rows: tuple[int, int]
+    config: StageConfig
+    inputs: Mapping[str, tuple[Path, ...]]
+    out: Path
+    device: str
+    models: ModelCache
+    progress: Progress = field(repr=False)
+
+    def input(self, name: str) -> Path:
+        """The folder of an input that is a single output.
+
+        Raises:
+            JobError: There is no such input, or it has several folders.
+        """
+        folders = self.inputs.get(name, ())
+        if len(folders) != 1:
+            raise JobError(f"{self.job_id}: expected one folder for input '{name}', found {len(folders)}")
+        return folders[0]
+
+    def optional_input(self, name: str) -> Path | None:
+        """The folder of an input that the first round does not have, or None."""
+        return self.input(name) if self.inputs.get(name) else None
+
+
+class Algorithm:
+    """Base of every algorithm.
+
+    A subclass sets the attributes below and has, for each stage, a method of the stage's name that takes a
+    `JobContext` and writes its result into ``ctx.out``.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Part of every key; raise it when results would change."""
+    stages: ClassVar[tuple[Stage, ...]]
+    config_class: ClassVar[type[AlgoConfig]] = AlgoConfig
+    """Settings under ``algos.<name>``."""
+
+REFERENCE_TRAIN = Read("train", algo="reference")
+
+TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
+"""What any stage that decodes text depends on."""
+
+
+class ValueGuidedAlgorithms(Algorithm):
+    """Methods that leave the reference policy as it is and steer its decoding by a learned value (PITA, QSharp)."""
+
+    config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
+
+
+class PostTrainingAlgorithms(Algorithm):
+    """Methods that change the weights of the policy (DPO, GRPO, GRPO-HF)."""

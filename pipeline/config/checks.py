@@ -1,0 +1,153 @@
+"""Rules that types cannot express: ranges, and fields that must fit each other. Everything wrong is told at once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, ModelConfig, ValueAlgoConfig
+from pipeline.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_config(config: Config) -> None:
+    """Refuse a request that cannot work.
+
+    Raises:
+        ConfigError: Lists every rule that is broken.
+    """
+    problems = list(_problems(config))
+    if len(problems) == 1:
+        raise ConfigError(problems[0])
+    if problems:
+        raise ConfigError("\n".join([f"{len(problems)} settings are wrong:", *(f"  - {p}" for p in problems)]))
+
+
+def _problems(config: Config) -> Iterator[str]:
+    yield from _experiment(config)
+    yield from _numbers(config)
+    yield from _tables(config)
+
+
+def _experiment(config: Config) -> Iterator[str]:
+    name = config.experiment.name
+    if not _NAME.fullmatch(name):
+        yield (
+            f"experiment.name={name!r} is not a plain name: it becomes a folder under {config.output_dir}/, so use "
+            "up to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    seeds = config.experiment.seeds
+    if not seeds:
+        yield "experiment.seeds is empty: give at least one, for example experiment.seeds=[0]"
+    if len(set(seeds)) != len(seeds):
+        yield f"experiment.seeds={seeds} names a seed twice"
+    yield from (f"experiment.seeds: {seed} is negative" for seed in seeds if seed < 0)
+
+
+def _numbers(config: Config) -> Iterator[str]:
+    at_least_one = {
+        "rounds_of_training": config.rounds_of_training,
+        "execution.workers": config.execution.workers,
+        "execution.shard_size": config.execution.shard_size,
+        "execution.models_in_memory": config.execution.models_in_memory,
+        "execution.retry.max_attempts": config.execution.retry.max_attempts,
+        "system.cpu_threads": config.system.cpu_threads,
+        "training.micro_batch_size": config.training.micro_batch_size,
+        "generation.batch_size": config.generation.batch_size,
+        "generation.max_new_tokens": config.generation.max_new_tokens,
+        "data_collection.prompts_per_round": config.data_collection.prompts_per_round,
+        "data_collection.samples_per_example": config.data_collection.samples_per_example,
+        "data_collection.reward_batch_size": config.data_collection.reward_batch_size,
+        "evaluation.num_prompts": config.evaluation.num_prompts,
+        "evaluation.num_samples": config.evaluation.num_samples,
+        "evaluation.bootstrap_samples": config.evaluation.bootstrap_samples,
+    }
+    for key, value in at_least_one.items():
+        if value is not None and value < 1:
+            automatic = ", or null to take what the machine has" if key == "execution.workers" else ""
+            yield f"{key}={value}: must be at least 1{automatic}"
+    positive = {
+        "generation.temperature": config.generation.temperature,
+        "execution.heartbeat_s": config.execution.heartbeat_s,
+        "execution.start_timeout_s": config.execution.start_timeout_s,
+    }
+    for key, number in positive.items():
+        if not (number > 0 and math.isfinite(number)):
+            yield f"{key}={number}: must be a positive number"
+    not_negative = {
+        "training.weight_decay": config.training.weight_decay,
+        "training.grad_clip": config.training.grad_clip,
+        "training.warmup_steps": config.training.warmup_steps,
+        "evaluation.sample_prompts": config.evaluation.sample_prompts,
+        "execution.stop_grace_s": config.execution.stop_grace_s,
+        "system.clear_cache_interval": config.system.clear_cache_interval,
+    }
+    for key, number in not_negative.items():
+        if not number >= 0:
+            yield f"{key}={number}: must be 0 or more"
+    if not 0 < config.generation.top_p <= 1:
+        yield f"generation.top_p={config.generation.top_p}: must be above 0 and at most 1 (1 keeps every token)"
+    if not 0 < config.evaluation.confidence < 1:
+        yield f"evaluation.confidence={config.evaluation.confidence}: must be between 0 and 1, for example 0.95"
+    if config.evaluation.split not in ("test", "validation"):
+        yield f"evaluation.split='{config.evaluation.split}': must be 'test' or 'validation'"
+
+
+def _tables(config: Config) -> Iterator[str]:
+    if not any(algo.enabled for algo in config.algos.values()):
+        yield f"no algorithm is enabled: set algos.<NAME>.enabled=true for one of {', '.join(config.algos)}"
+    for table, names in (("datasets", config.datasets), ("models", config.models), ("algos", config.algos)):
+        if not names:
+            yield f"{table} is empty: name at least one"
+        yield from (f"{table}.{name}: not a plain name" for name in names if not _NAME.fullmatch(name))
+    if "reference" in config.algos:
+        yield "algos.reference: this name is taken by the reference policy"
+    for name, algo in config.algos.items():
+        if algo.enabled:
+            yield from _algo(f"algos.{name}", algo)
+    for name, dataset in config.datasets.items():
+        yield from _dataset(f"datasets.{name}", dataset, config)
+    for name, model in config.models.items():
+        yield from _model(f"models.{name}", model)
+
+
+def _algo(key: str, algo: AlgoConfig) -> Iterator[str]:
+    if algo.batch_size < 1:
+        yield f"{key}.batch_size={algo.batch_size}: must be at least 1"
+    if algo.epochs < 1:
+        yield f"{key}.epochs={algo.epochs}: must be at least 1"
+    if algo.num_workers < 0:
+        yield f"{key}.num_workers={algo.num_workers}: must be 0 or more"
+    if not (algo.learning_rate > 0 and math.isfinite(algo.learning_rate)):
+        yield f"{key}.learning_rate={algo.learning_rate}: must be a positive number"
+    if not isinstance(algo, ValueAlgoConfig):
+        return
+    if not algo.eta > 0:
+        yield (
+            f"{key}.eta={algo.eta}: must be above 0. The tilt is exp(value / eta), so smaller is stronger "
+            "(0.1 is strong, 1 is mild) and inf is the reference policy itself"
+        )
+    if algo.top_k < 1:
+        yield f"{key}.top_k={algo.top_k}: must be at least 1"
+    if not 0 <= algo.min_p < 1:
+        yield f"{key}.min_p={algo.min_p}: must be 0 or more and below 1"
+
+
+def _dataset(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
+    sizes = {"test": dataset.test_size, "validation": dataset.validation_size}
+    for split, size in sizes.items():
+        if size < 1:
+            yield f"{key}.{split}_size={size}: must be at least 1"
+    size = sizes.get(config.evaluation.split, 0)
+    if 1 <= size < config.evaluation.num_prompts:
+        yield (
+            f"evaluation.num_prompts={config.evaluation.num_prompts}: the {config.evaluation.split} split of "
+            f"{key} has {size} prompts; ask for fewer or raise {key}.{config.evaluation.split}_size"
+        )
+
+
+def _model(key: str, model: ModelConfig) -> Iterator[str]:
+    if model.kind == "hf" and not model.path:
+        yield f"{key}.path is missing: a model of kind 'hf' needs a folder or hub id"

@@ -1,0 +1,269 @@
+"""From the command line to typed configuration, and from typed configuration to plain data and back.
+
+Hydra composes, OmegaConf checks types against the schema, and `explain` turns what they raise into one readable
+message. Workers receive the plain form and rebuild the typed one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from pipeline.config.schema import (
+    ALGO_SCHEMAS,
+    DATASET_SCHEMAS,
+    MODEL_SCHEMAS,
+    AlgoConfig,
+    Config,
+    DatasetConfig,
+    ModelConfig,
+    StageConfig,
+)
+from pipeline.errors import ConfigError, unknown_name
+
+VERSION_BASE = "1.3"
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
+"""What composing a configuration may raise because of what the user wrote."""
+
+
+def conf_dir() -> Path:
+    """The folder of configuration groups: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def register_schemas(overrides: Sequence[str] = ()) -> None:
+    """Tell Hydra the schema, algorithms of the user's own included.
+
+    Args:
+        overrides: The command line; ``algos.NAME.class_path=...`` makes NAME a known algorithm with the
+            settings of its class.
+    """
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config(algos=_own_algorithms(overrides)))
+    for name, algo in ALGO_SCHEMAS.items():
+        store.store(group="algos", name=f"{name}_schema", package=f"algos.{name}", node=algo)
+    for name, dataset in DATASET_SCHEMAS.items():
+        store.store(group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=dataset)
+    for name, model in MODEL_SCHEMAS.items():
+        store.store(group="model", name=f"{name}_schema", package=f"models.{name}", node=model)
+
+
+def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Config:
+    """Compose ``conf/config.yaml`` with overrides.
+
+    Args:
+        overrides: As on the command line.
+        config_dir: Another folder of configuration groups.
+
+    Raises:
+        ConfigError: Something the user wrote is wrong.
+    """
+    try:
+        register_schemas(overrides)
+        GlobalHydra.instance().clear()
+        folder = str(config_dir or conf_dir())
+        with initialize_config_dir(folder, version_base=VERSION_BASE):
+            return typed(compose("config", overrides=list(overrides)))
+    except COMPOSITION_ERRORS as error:
+        raise explain(error) from error
+
+
+def typed(composed: DictConfig) -> Config:
+    """Turn a composed configuration into dataclasses."""
+    try:
+        return cast(Config, _to_object(composed, Config))
+    except OmegaConfBaseException as error:
+        raise explain(error) from error
+
+
+def to_plain(config: object) -> dict[str, Any]:
+    """Any configuration dataclass as plain JSON data; enums become their names."""
+    node = OmegaConf.structured(config)
+    plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True)
+    return cast(dict[str, Any], plain)
+
+
+def config_from_plain(plain: Mapping[str, Any]) -> Config:
+    """Rebuild what `to_plain` made of a `Config`."""
+    return cast(Config, _to_object(OmegaConf.create(dict(plain)), Config))
+
+
+def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:
+    """Rebuild the sections that a stage declared; reading any other one raises.
+
+    Args:
+        plain: Section name -> plain data. The sections ``algo``, ``dataset`` and ``model`` carry the name of
+            their schema under ``_schema_``.
+    """
+    config = StageConfig()
+    for section in fields(StageConfig):
+        if section.name in plain:
+            setattr(config, section.name, _rebuild(plain[section.name], getattr(config, section.name)))
+        else:
+            delattr(config, section.name)
+    return config
+
+
+def _rebuild(plain: Mapping[str, Any], default: object) -> Any:
+    data = dict(plain)
+    schema = data.pop("_schema_", None)
+    kind = import_object(schema) if schema else type(default)
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), data))
+
+
+def schema_path(config: object) -> str:
+    """Dotted path of a configuration's dataclass, as ``module:Class``."""
+    return f"{type(config).__module__}:{type(config).__qualname__}"
+
+
+def import_object(path: str) -> Any:
+    """Import ``package.module.Name`` or ``package.module:Name``.
+
+    Raises:
+        ConfigError: There is no such module or name.
+    """
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot import '{path}': {error}. Give a dotted path such as my_package.my_module.MyClass, "
+            "importable from the current folder."
+        ) from error
+
+
+def algo_schema(name: str, class_path: str | None) -> type[AlgoConfig]:
+    """The dataclass of an algorithm's settings.
+
+    Raises:
+        ConfigError: The name is unknown and no class is given, or the class has no settings dataclass.
+    """
+    if class_path is None:
+        if name not in ALGO_SCHEMAS:
+            own = f" For one of your own set algos.{name}.class_path=my_module.MyAlgorithm."
+            raise ConfigError(unknown_name("algorithm", name, ALGO_SCHEMAS) + own)
+        return ALGO_SCHEMAS[name]
+    schema = getattr(import_object(class_path), "config_class", None)
+    if not (isinstance(schema, type) and issubclass(schema, AlgoConfig)):
+        raise ConfigError(f"algos.{name}.class_path={class_path} is no Algorithm: it has no config_class")
+    return schema
+
+
+def _own_algorithms(overrides: Sequence[str]) -> dict[str, AlgoConfig]:
+    found = (re.fullmatch(r"\+{0,2}algos\.(\w+)\.class_path=(.+)", override) for override in overrides)
+    return {match[1]: algo_schema(match[1], match[2])(enabled=True) for match in found if match}
+
+
+def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
+    merged = OmegaConf.structured(schema)
+    plain = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
+    tables = {
+        "algos": lambda name, node: algo_schema(name, node.get("class_path")),
+        "datasets": lambda name, node: _kind(DATASET_SCHEMAS, DatasetConfig, "dataset", name, node),
+        "models": lambda name, node: _kind(MODEL_SCHEMAS, ModelConfig, "model", name, node),
+    }
+    for table, schema_of in tables.items():
+        for name, node in (plain.get(table) or {}).items():
+            merged[table][name] = OmegaConf.structured(schema_of(name, node))
+    return OmegaConf.to_object(OmegaConf.merge(merged, plain))
+
+
+def _kind(
+    known: Mapping[str, type[Any]], base: type[Any], what: str, name: str, node: Mapping[str, Any]
+) -> type[Any]:
+    if node.get("class_path"):
+        return base
+    kind = node.get("kind", "???")
+    if kind not in known:
+        raise ConfigError(f"{what} '{name}': " + unknown_name("kind", str(kind), known))
+    return known[kind]
+
+
+def explain(error: Exception) -> ConfigError:
+    """Say in one message what is wrong with what the user wrote, and what to try."""
+    if isinstance(error, ConfigError):
+        return error
+    cause: BaseException = error
+    while cause.__cause__ is not None and isinstance(cause.__cause__, COMPOSITION_ERRORS):
+        cause = cause.__cause__
+    if isinstance(cause, yaml.YAMLError):
+        return ConfigError(f"a configuration file is not valid YAML: {_one_line(str(cause))}")
+    if isinstance(error, UnicodeDecodeError):
+        return ConfigError(f"a configuration file is not UTF-8 text: {error}")
+    text = str(error)
+    if isinstance(error, MissingMandatoryValue):
+        return ConfigError(f"{error.full_key} is missing: give it a value, for example {error.full_key}=first_run")
+    if unknown := re.search(r"Could not override '([^']*)'", text):
+        return ConfigError(_unknown_key(unknown[1]))
+    if isinstance(error, MissingConfigException):
+        return ConfigError(_missing_file(text))
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"cannot read '{error.override}': {_one_line(text)}. Write KEY=VALUE.")
+    if merging := re.search(r"Error merging override \+*([^\s=]+)(=.*)?", text):
+        return ConfigError(f"{merging[1]}{merging[2] or ''}: {_one_line(str(cause))}")
+    return ConfigError(_one_line(text if cause is error else f"{text}: {cause}"))
+
+
+def _unknown_key(key: str) -> str:
+    known = known_keys()
+    parts = key.split(".")
+    if parts[0] == "algos" and len(parts) > 1 and parts[1] not in ALGO_SCHEMAS:
+        return unknown_name("algorithm", parts[1], ALGO_SCHEMAS) + (
+            f" For one of your own add algos.{parts[1]}.class_path=my_module.MyAlgorithm."
+        )
+    near = get_close_matches(key, known, n=1, cutoff=0.6)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    section = key.rpartition(".")[0]
+    here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
+    where = f" Known in {section}" if here else " Known"
+    listed = here or sorted({name.split(".")[0] for name in known})
+    return f"unknown key '{key}'.{hint}{where}: {', '.join(listed)}."
+
+
+def known_keys() -> list[str]:
+    """Every key that may be set with what ships, dotted."""
+    tables = {"algos": ALGO_SCHEMAS, "datasets": DATASET_SCHEMAS, "models": MODEL_SCHEMAS}
+    keys = list(_leaves(Config(), ""))
+    for table, schemas in tables.items():
+        for name, schema in schemas.items():
+            keys.extend(_leaves(schema(), f"{table}.{name}."))
+    return keys
+
+
+def _leaves(node: Any, prefix: str) -> list[str]:
+    found: list[str] = []
+    for item in fields(node):
+        value = getattr(node, item.name)
+        found += _leaves(value, f"{prefix}{item.name}.") if is_dataclass(value) else [prefix + item.name]
+    return found
+
+
+def _missing_file(text: str) -> str:
+    named = re.search(r"'(?:.*/)?(\w+)/(\w+)'", text)
+    if named is None:
+        return _one_line(text)
+    group, name = named.groups()
+    files = (conf_dir() / group).glob("*.yaml")
+    what = {"algos": "algorithm"}.get(group, group)
+    return unknown_name(what, name, (file.stem for file in files)) + f" (files in conf/{group}/)"
+
+
+def _one_line(text: str) -> str:
+    lines = (line.strip() for line in text.splitlines())
+    noise = re.compile(r"(full_key|object_type|reference_type)[:=]|See https?:|Set HYDRA_FULL_ERROR")
+    return " ".join(line for line in lines if line and not noise.match(line)).rstrip(".") + "."

@@ -1,0 +1,350 @@
+"""The typed schema of the configuration: every key a user may set, its meaning, unit and default.
+
+Dataclasses are keyword-only and mutable while OmegaConf merges into them. Fields marked `_hint` change how fast
+or where work is done, never what comes out, and so are left out of result keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+def _hint(default: Any) -> Any:
+    """A field that cannot change a result; `plan.keys` leaves it out."""
+    return field(default=default, metadata={"affects_result": False})
+
+
+class Backend(Enum):
+    """Where jobs run."""
+
+    local = "local"  # a pool of spawned processes on this machine
+    inline = "inline"  # in this process, one job at a time
+
+
+class Barrier(Enum):
+    """What a job waits for."""
+
+    none = "none"  # only its own inputs
+    round = "round"  # every job of every earlier round as well
+
+
+class DeviceChoice(Enum):
+    """Which kind of device workers use."""
+
+    auto = "auto"  # GPUs if there are any, else CPU slots
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Attention(Enum):
+    """Attention implementation, by its name in transformers."""
+
+    eager = "eager"
+    sdpa = "sdpa"
+    flash_attention_2 = "flash_attention_2"
+
+
+class DType(Enum):
+    """Floating-point type of weights and activations."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class HeadType(Enum):
+    """Shape of a value model's output."""
+
+    v = "v"  # one scalar, read at the position of a candidate token that was appended
+    q = "q"  # one scalar per vocabulary entry, read at the last position of the prefix
+
+
+class Pairing(Enum):
+    """How PITA draws the two completions that it compares."""
+
+    greedy = "greedy"  # one greedy, one sampled
+    sampled = "sampled"  # two sampled
+
+
+class Preference(Enum):
+    """How a difference of scores becomes a preference."""
+
+    bradley_terry = "bradley_terry"  # drawn with probability sigmoid(beta * difference)
+    hard = "hard"  # the higher score wins
+
+
+class Warmup(Enum):
+    """Learning-rate schedule after the warm-up."""
+
+    constant = "constant"
+    cosine = "cosine"
+
+
+@dataclass(kw_only=True)
+class ExperimentConfig:
+    """What the experiment is called and how often it is repeated."""
+
+    name: str = MISSING
+    """Folder under `output_dir`: letters, digits, '.', '_' and '-'."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """One chain per algorithm, dataset, model and seed."""
+
+
+@dataclass(kw_only=True)
+class SystemConfig:
+    """Numerics and the process model."""
+
+    use_parallel_execution: bool = _hint(True)
+    """False runs every job in this process, one after the other, with the same results."""
+    attn_impl: Attention = Attention.sdpa
+    dtype: DType = DType.float32
+    cpu_threads: int = 1
+    """Threads of a CPU worker. Part of every key: the order of float additions depends on it."""
+    clear_cache_interval: int = _hint(0)
+    """Training steps between calls of `torch.cuda.empty_cache`; 0 never calls it."""
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """What all trainings share; batch sizes and learning rates belong to the algorithms."""
+
+    micro_batch_size: int = 128
+    """Sequences in one forward pass; larger batches accumulate gradients."""
+    gradient_checkpointing: bool = False
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    """Largest norm of the gradient; 0 does not clip."""
+    warmup_steps: int = 20
+    schedule: Warmup = Warmup.cosine
+
+
+@dataclass(kw_only=True)
+class GenerationConfig:
+    """How text is drawn, in data collection and in evaluation."""
+
+    batch_size: int = 256
+    """Sequences decoded at once. Draws are per sample; see docs/architecture.md on numerics."""
+    max_new_tokens: int = 64
+    """Upper bound; a dataset may set a lower one of its own."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
+
+
+@dataclass(kw_only=True)
+class DataCollectionConfig:
+    """How much data each round collects."""
+
+    prompts_per_round: int = 10_000
+    """Training prompts that a round uses; the rounds of a chain go through different prompts while they last."""
+    samples_per_example: int = 1
+    """Roll-ins (QSharp, PITA) or completions drawn for each prompt."""
+    reward_batch_size: int = _hint(256)
+    """Completions handed to a reward at once."""
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """Held-out evaluation, the same for every algorithm."""
+
+    split: str = "test"
+    """`test`, or `validation` while settings are being chosen."""
+    num_prompts: int = 500
+    num_samples: int = 2
+    """Completions per prompt."""
+    bootstrap_samples: int = 1000
+    confidence: float = 0.95
+    sample_prompts: int = 8
+    """Prompts whose completions are shown in samples.jsonl."""
+
+
+@dataclass(kw_only=True)
+class RetryConfig:
+    """What a failure costs."""
+
+    max_attempts: int = _hint(3)
+    """Attempts for a job whose worker was lost. An exception in the job's own code is never retried."""
+
+
+@dataclass(kw_only=True)
+class ExecutionConfig:
+    """How the plan is carried out. Only `shard_size` can change what is computed."""
+
+    backend: Backend = _hint(Backend.local)
+    workers: int | None = _hint(None)
+    """Worker processes; null means one per GPU, or one per CPU core where there is no GPU."""
+    shard_size: int = 1000
+    """Prompts per generation or evaluation job."""
+    barrier: Barrier = _hint(Barrier.none)
+    store: str | None = _hint(None)
+    """Folder of finished outputs; null means `<output_dir>/.store`."""
+    heartbeat_s: float = _hint(5.0)
+    start_timeout_s: float = _hint(60.0)
+    """Seconds a new worker may take to report that it is ready."""
+    stop_grace_s: float = _hint(5.0)
+    """Seconds that a worker is given to stop before it is killed."""
+    models_in_memory: int = _hint(4)
+    """Models that a worker keeps loaded between jobs."""
+    retry: RetryConfig = field(default_factory=RetryConfig)
+
+
+@dataclass(kw_only=True)
+class AlgoConfig:
+    """What every algorithm has."""
+
+    enabled: bool = _hint(False)
+    """Whether the run has chains of it. The files in conf/algos say true."""
+    class_path: str | None = None
+    """Dotted path of a class of your own; null for the algorithms that ship."""
+    batch_size: int = 128
+    """Sequences per optimizer step."""
+    num_workers: int = _hint(0)
+    """Processes that prepare batches; 0 prepares them in the worker."""
+    learning_rate: float = 1e-3
+    epochs: int = 3
+    options: dict[str, Any] = field(default_factory=dict)
+    """Free-form settings of an algorithm of your own."""
+
+
+@dataclass(kw_only=True)
+class ValueAlgoConfig(AlgoConfig):
+    """What value-guided algorithms share."""
+
+    eta: float = 0.1
+    """Guidance strength: the tilt is exp(value / eta). Smaller is stronger; inf is the reference policy."""
+    head: HeadType = HeadType.v
+    top_k: int = 6
+    """Candidates that guidance looks at: the most likely tokens of the reference."""
+    min_p: float = 0.0
+    """Candidates that the reference gives less than this probability are not guided."""
+    truncate: bool = False
+    """Drop every token that is no candidate instead of leaving it its reference probability."""
+    aggregate: bool = True
+    """Train on the data of all rounds so far rather than of this round alone."""
+    warm_start: bool = True
+    """Continue from the value model of the previous round."""
+
+
+@dataclass(kw_only=True)
+class QSharpConfig(ValueAlgoConfig):
+    """Q# (arXiv 2502.20548)."""
+
+
+@dataclass(kw_only=True)
+class PITAConfig(ValueAlgoConfig):
+    """PITA (arXiv 2507.20067)."""
+
+    pairing: Pairing = Pairing.greedy
+    preference: Preference = Preference.hard
+    """Used where correctness does not decide."""
+    beta: float = 1.0
+    """Slope of the Bradley-Terry draw."""
+
+
+@dataclass(kw_only=True)
+class DatasetConfig:
+    """A dataset: which class makes it, and its sizes."""
+
+    kind: str = MISSING
+    """Name in the registry of datasets."""
+    class_path: str | None = None
+    """Dotted path of a class of your own; null for the datasets that ship."""
+    seed: int = 0
+    """Decides the splits; the seeds of the experiment do not."""
+    reward: str = "exact_match"
+    """Name in the registry of rewards, or a dotted path."""
+    test_size: int = 10_000
+    validation_size: int = 10_000
+    options: dict[str, Any] = field(default_factory=dict)
+    """Free-form settings of a dataset of your own."""
+
+
+@dataclass(kw_only=True)
+class AdditionConfig(DatasetConfig):
+    """Addition of two numbers, operands and sum written least significant digit first."""
+
+    digits: int = 3
+    carry_drop: float = 0.6
+    """Share of the reference's demonstrations that ignore every carry."""
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """A reference policy and the backbone of the value models that guide it."""
+
+    kind: str = MISSING
+    """`tiny` (trained in the run) or `hf` (a Hugging Face folder or hub id)."""
+    path: str | None = None
+    """Folder or hub id, for `hf`."""
+    value_path: str | None = None
+    """Backbone of value models; null copies the reference's. Must share its tokenizer."""
+
+
+@dataclass(kw_only=True)
+class TinyModelConfig(ModelConfig):
+    """A GPT-2 of some 76,000 parameters, trained in the run on the dataset's demonstrations."""
+
+    seed: int = 0
+    """Of initialisation and training; the seeds of the experiment share one reference."""
+    n_embd: int = 64
+    n_layer: int = 2
+    n_head: int = 4
+    n_inner: int = 128
+    n_positions: int = 128
+    steps: int = 1500
+    batch_size: int = 128
+    learning_rate: float = 3e-3
+    warmup_steps: int = 50
+
+
+@dataclass(kw_only=True)
+class Config:
+    """The whole request."""
+
+    experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+    rounds_of_training: int = 2
+    dry_run: bool = False
+    """Print the plan and what is already stored, and stop."""
+    device: DeviceChoice = DeviceChoice.auto
+    output_dir: str = "outputs"
+    system: SystemConfig = field(default_factory=SystemConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    data_collection: DataCollectionConfig = field(default_factory=DataCollectionConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    algos: dict[str, AlgoConfig] = field(default_factory=dict)
+    datasets: dict[str, DatasetConfig] = field(default_factory=dict)
+    models: dict[str, ModelConfig] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class StageConfig:
+    """What one stage of one chain is given: only the sections that the stage declares are set.
+
+    The key of a job covers exactly these sections, so a stage that could read more could depend on something its
+    key does not know. Reading a section that was not declared raises.
+    """
+
+    system: SystemConfig = field(default_factory=SystemConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    data_collection: DataCollectionConfig = field(default_factory=DataCollectionConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {"PITA": PITAConfig, "QSharp": QSharpConfig}
+"""Settings of the algorithms that ship, by name. One of your own names its dataclass as `config_class`."""
+
+DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {"addition": AdditionConfig}
+"""Settings of the datasets that ship, by kind."""
+
+MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {"tiny": TinyModelConfig, "hf": ModelConfig}
+"""Settings of models, by kind."""

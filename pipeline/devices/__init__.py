@@ -1,0 +1,1 @@
+"""The devices of this machine, seen through NVML; torch is never imported here."""

@@ -1,0 +1,93 @@
+"""The exception tree. Errors carry fields, and messages say what was given, what is allowed, what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PipelineError(Exception):
+    """Base of every error this package raises on purpose; `cli` prints it without a traceback."""
+
+
+class ConfigError(PipelineError):
+    """The request is wrong: a key, a value, or a combination of them. Nothing has been started."""
+
+
+class PlanError(PipelineError):
+    """The configuration is well-formed, but no sound plan follows from it."""
+
+
+class CycleError(PlanError):
+    """The jobs of a plan depend on each other in a circle."""
+
+
+class DeviceError(PipelineError):
+    """A device was asked for that does not exist or cannot be used."""
+
+
+class StoreError(PipelineError):
+    """A stored output is missing, incomplete or altered, or could not be written."""
+
+
+class WorkerError(PipelineError):
+    """Something went wrong with a worker process rather than with a job's own code."""
+
+
+class WorkerLost(WorkerError):
+    """A worker process ended without being asked to.
+
+    Attributes:
+        worker: Index of the worker.
+        exit_code: Exit code; negative is a signal number, as in `subprocess`.
+    """
+
+    def __init__(self, worker: int, exit_code: int | None) -> None:
+        self.worker = worker
+        self.exit_code = exit_code
+        super().__init__(f"worker {worker} was lost ({describe_exit(exit_code)})")
+
+
+class JobError(PipelineError):
+    """A job could not be completed."""
+
+
+class JobFailed(JobError):
+    """The code of a job raised.
+
+    Attributes:
+        job_id: The job.
+        attempt: 1 for the first try.
+        log_path: Where the job's output is, or None.
+    """
+
+    def __init__(self, job_id: str, attempt: int, reason: str, log_path: str | None = None) -> None:
+        self.job_id = job_id
+        self.attempt = attempt
+        self.log_path = log_path
+        where = f" (log: {log_path})" if log_path else ""
+        super().__init__(f"{job_id}, attempt {attempt}: {reason}{where}")
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Say in words how a process ended: ``signal 9 (SIGKILL)``, ``exit code 3``."""
+    if exit_code is None:
+        return "exit code unknown"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    import signal
+
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = "unknown signal"
+    return f"signal {-exit_code} ({name})"
+
+
+def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
+    """Word the message for a name that is not known: what was given, the nearest, and all that exist."""
+    names = sorted(known)
+    near = get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    listed = ", ".join(names) if names else "(none)"
+    return f"unknown {kind} '{given}'.{hint} Known: {listed}."

@@ -1,0 +1,250 @@
+"""From a configuration to a plan: every chain's stages, round by round, shared work planned once.
+
+    reference: train -> evaluate shards -> metrics           (round 0, one per dataset, model and seed)
+        |
+    chain:     generate shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
+
+A pure function: it reads class attributes of the algorithms, touches no file and imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.algos.base import Algorithm, Read, Stage
+from pipeline.algos.reference import Reference
+from pipeline.algos.registry import load_algorithm
+from pipeline.config.load import schema_path, to_plain
+from pipeline.config.schema import AlgoConfig, Config
+from pipeline.errors import PlanError
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.plan.keys import determining, result_key
+
+ENTRY = "pipeline.algos.run:run_stage"
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """One algorithm on one dataset, model and seed; the reference is a chain of round 0 alone."""
+
+    algo: str
+    dataset: str
+    model: str
+    seed: int
+    kind: type[Algorithm]
+    config: AlgoConfig
+
+    @property
+    def rounds_from(self) -> int:
+        """The round it starts with."""
+        return 0 if self.algo == REFERENCE else 1
+
+
+def chains(config: Config) -> Iterator[Chain]:
+    """Every chain of a request, the reference of each dataset, model and seed before the chains that read it.
+
+    Raises:
+        ConfigError: An algorithm cannot be loaded.
+    """
+    enabled = [
+        (name, load_algorithm(name, algo.class_path), algo)
+        for name, algo in config.algos.items()
+        if algo.enabled
+    ]
+    for dataset in config.datasets:
+        for model in config.models:
+            for seed in config.experiment.seeds:
+                for name, kind, algo in [(REFERENCE, Reference, AlgoConfig()), *enabled]:
+                    yield Chain(algo=name, dataset=dataset, model=model, seed=seed, kind=kind, config=algo)
+
+
+def build_plan(config: Config, seconds: Mapping[str, float] | None = None) -> Plan:
+    """Plan a request.
+
+    Args:
+        config: The checked request.
+        seconds: Measured run time per sample (per job where it has no samples) by `duration_name`; used for
+            ordering and estimates only.
+
+    Raises:
+        ConfigError: An algorithm cannot be loaded.
+        PlanError: A stage reads one that does not exist.
+    """
+    builder = _Builder(config, seconds or {})
+    for chain in chains(config):
+        last = 0 if chain.algo == REFERENCE else config.rounds_of_training
+        for number in range(chain.rounds_from, last + 1):
+            for stage in chain.kind.stages:
+                builder.add_stage(chain, number, stage)
+    return Plan(builder.jobs.values(), builder.edges)
+
+
+def duration_name(job: Job) -> str:
+    """Under which name the run time of a job is remembered."""
+    return f"{job.dataset}/{job.model}/{job.algo}/{job.stage}"
+
+
+class _Builder:
+    """Collects jobs; a result that several chains need is planned once, under the name it met first."""
+
+    def __init__(self, config: Config, seconds: Mapping[str, float]) -> None:
+        self.config = config
+        self.seconds = seconds
+        self.jobs: dict[str, Job] = {}
+        self.edges: list[tuple[str, str]] = []
+        self._by_key: dict[str, str] = {}
+        self._outputs: dict[tuple[str, str, str, int, int, str], list[str]] = {}
+
+    def add_stage(self, chain: Chain, number: int, stage: Stage) -> None:
+        """Plan every shard of one stage of one round of a chain."""
+        read = {spec.name: self._read(chain, number, stage, spec) for spec in stage.reads}
+        read = {name: ids for name, ids in read.items() if ids}
+        address = (chain.algo, chain.dataset, chain.model, chain.seed, number, stage.name)
+        self._outputs[address] = [
+            self._add(chain, number, stage, shard, rows, read) for shard, rows in self._shards(stage)
+        ]
+
+    def _shards(self, stage: Stage) -> Iterator[tuple[int | None, tuple[int, int]]]:
+        if stage.shards is None:
+            yield None, (0, 0)
+            return
+        training = stage.shards == "train"
+        total = self.config.data_collection.prompts_per_round if training else self.config.evaluation.num_prompts
+        size = self.config.execution.shard_size
+        for shard in range(math.ceil(total / size)):
+            yield shard, (shard * size, min(total, (shard + 1) * size))
+
+    def _read(self, chain: Chain, number: int, stage: Stage, spec: Read) -> list[str]:
+        algo, rounds = chain.algo, range(number, number + 1)
+        if spec.algo == REFERENCE:
+            algo, rounds = REFERENCE, range(1)
+        elif spec.rounds == "previous":
+            rounds = range(max(chain.rounds_from, number - 1), number)
+        elif spec.rounds == "so_far":
+            rounds = range(chain.rounds_from, number + 1)
+        found = []
+        for earlier in rounds:
+            address = (algo, chain.dataset, chain.model, chain.seed, earlier, spec.stage)
+            if address not in self._outputs:
+                raise _no_such_stage(chain, stage, spec)
+            found += self._outputs[address]
+        return found
+
+    def _add(
+        self,
+        chain: Chain,
+        number: int,
+        stage: Stage,
+        shard: int | None,
+        rows: tuple[int, int],
+        read: Mapping[str, list[str]],
+    ) -> str:
+        inputs = {name: tuple(self.jobs[job_id].key for job_id in ids) for name, ids in read.items()}
+        payload = {
+            "algo": chain.algo,
+            "class_path": chain.config.class_path,
+            "seed": chain.seed if stage.seeded else 0,
+            "round": number,
+            "stage": stage.name,
+            "rows": list(rows),
+        }
+        sections = self._sections(chain, stage)
+        key = result_key(
+            {
+                **payload,
+                "version": chain.kind.version,
+                "config": {name: determining(section) for name, section in sections.items()},
+                "inputs": inputs,
+            }
+        )
+        if key in self._by_key:
+            return self._by_key[key]
+        seed = chain.seed if stage.seeded else None
+        job = Job(
+            id=_job_id(chain, number, stage, shard),
+            key=key,
+            entry=ENTRY,
+            payload={
+                **payload,
+                "config": {name: _with_schema(section) for name, section in sections.items()},
+                "models_in_memory": self.config.execution.models_in_memory,
+            },
+            inputs=inputs,
+            algo=chain.algo,
+            dataset=chain.dataset,
+            model=chain.model,
+            seed=seed,
+            round=number,
+            stage=stage.name,
+            shard=shard,
+            samples=self._samples(stage, rows),
+            affinity=_affinity(stage, inputs),
+            devices=stage.devices,
+        )
+        self.jobs[job.id] = self._timed(job, stage)
+        self._by_key[key] = job.id
+        self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
+        return job.id
+
+    def _sections(self, chain: Chain, stage: Stage) -> dict[str, object]:
+        own = {
+            "algo": chain.config,
+            "dataset": self.config.datasets[chain.dataset],
+            "model": self.config.models[chain.model],
+        }
+        return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
+
+    def _samples(self, stage: Stage, rows: tuple[int, int]) -> int:
+        each = {
+            "train": self.config.data_collection.samples_per_example,
+            "eval": self.config.evaluation.num_samples,
+        }
+        return (rows[1] - rows[0]) * each[stage.shards] if stage.shards else 0
+
+    def _timed(self, job: Job, stage: Stage) -> Job:
+        units = max(1, job.samples)
+        measured = self.seconds.get(duration_name(job))
+        if measured is not None:
+            estimate = measured * units
+        else:
+            estimate = stage.seconds * (units / 1000 if job.samples else 1.0)
+        return replace(job, seconds=round(estimate, 6))
+
+
+def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:
+    parts = [chain.dataset, chain.model]
+    if stage.seeded:
+        parts.append(f"s{chain.seed}")
+    parts.append(chain.algo)
+    if chain.algo != REFERENCE:
+        parts.append(f"r{number}")
+    parts.append(stage.name)
+    if shard is not None:
+        parts.append(f"{shard:03d}")
+    return "/".join(parts)
+
+
+def _affinity(stage: Stage, inputs: Mapping[str, tuple[str, ...]]) -> str:
+    """The model that a job would rather find loaded: the most specific of those it reads."""
+    if not stage.loads_models:
+        return ""
+    for name in ("train", "train@previous", "reference.train"):
+        if name in inputs:
+            return inputs[name][0]
+    return ""
+
+
+def _with_schema(section: object) -> dict[str, Any]:
+    return {"_schema_": schema_path(section), **to_plain(section)}
+
+
+def _no_such_stage(chain: Chain, stage: Stage, spec: Read) -> PlanError:
+    return PlanError(
+        f"stage '{stage.name}' of {chain.algo} reads '{spec.name}', which no earlier stage provides; "
+        f"its stages are, in order: {', '.join(s.name for s in chain.kind.stages)}"
+    )

@@ -1,0 +1,77 @@
+"""The plan: jobs and what each waits for, as a networkx DAG that can be printed, drawn and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import networkx as nx
+
+from pipeline.errors import CycleError, PlanError
+from pipeline.plan.job import Job
+
+
+class Plan:
+    """Jobs and their edges. Immutable once built; every query is derived from `graph`.
+
+    Attributes:
+        graph: Job ids as nodes, an edge from each job to those that read its output.
+        jobs: Job id -> job, in the order in which they were planned.
+    """
+
+    def __init__(self, jobs: Iterable[Job], edges: Iterable[tuple[str, str]]) -> None:
+        self.jobs: dict[str, Job] = {}
+        for job in jobs:
+            if job.id in self.jobs:
+                raise PlanError(f"two jobs have the id '{job.id}'")
+            self.jobs[job.id] = job
+        self.graph: nx.DiGraph[str] = nx.DiGraph()
+        self.graph.add_nodes_from(self.jobs)
+        for upstream, downstream in edges:
+            missing = next((name for name in (upstream, downstream) if name not in self.jobs), None)
+            if missing is not None:
+                raise PlanError(f"an edge names '{missing}', which is no job")
+            self.graph.add_edge(upstream, downstream)
+        if not nx.is_directed_acyclic_graph(self.graph):
+            circle = " -> ".join(edge[0] for edge in nx.find_cycle(self.graph))
+            raise CycleError(f"these jobs wait for each other: {circle}")
+
+    @cached_property
+    def path_s(self) -> dict[str, float]:
+        """Estimated seconds of the longest path from each job to the end of the plan, itself included."""
+        return longest_paths(self.graph, {job.id: job.seconds for job in self.jobs.values()})
+
+    def inputs(self, job_id: str) -> list[str]:
+        """Ids of the jobs whose outputs a job reads."""
+        return list(self.graph.predecessors(job_id))
+
+    def readers(self, job_id: str) -> list[str]:
+        """Ids of the jobs that read a job's output."""
+        return list(self.graph.successors(job_id))
+
+    def rounds(self) -> dict[int, list[Job]]:
+        """Jobs by round, both in ascending order."""
+        grouped: dict[int, list[Job]] = {}
+        for job in self.jobs.values():
+            grouped.setdefault(job.round, []).append(job)
+        return dict(sorted(grouped.items()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data, for ``plan.json``."""
+        return {
+            "jobs": [_plain(job) for job in self.jobs.values()],
+            "edges": [list(edge) for edge in self.graph.edges],
+        }
+
+
+def longest_paths(graph: nx.DiGraph[str], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Length of the longest path from each node to a sink, counting the node itself."""
+    paths: dict[str, float] = {}
+    for node in reversed(list(nx.topological_sort(graph))):
+        paths[node] = seconds[node] + max((paths[after] for after in graph.successors(node)), default=0.0)
+    return paths
+
+
+def _plain(job: Job) -> dict[str, Any]:
+    return {**vars(job), "inputs": {name: list(keys) for name, keys in job.inputs.items()}}

@@ -1,0 +1,54 @@
+"""A job: the unit that is scheduled, retried and stored. Plain data, so a plan can be printed and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One stage of a round, or one shard of it.
+
+    Attributes:
+        id: Readable and unique in the plan, for example ``addition/tiny/s0/PITA/r1/generate/003``.
+        key: Hash of everything that determines the result; names the stored output.
+        entry: What a worker runs, ``module:function``.
+        payload: The argument of `entry`, plain JSON data.
+        inputs: Input name -> keys of the stored outputs it reads, in a fixed order.
+        algo: Algorithm, or ``reference`` for work that every chain of a dataset and model shares.
+        dataset: Name of the dataset.
+        model: Name of the model.
+        seed: Seed of the chain, or None where the result does not depend on it.
+        round: 0 for the reference, then 1 and up.
+        stage: Name of the stage.
+        shard: Index of the shard, or None for a stage that is not split.
+        samples: How many samples the job handles; the unit of progress.
+        seconds: Estimated run time, used for ordering and for the plan's estimate only.
+        affinity: Key of the model it works with; workers that hold that model are preferred.
+        devices: How many devices it needs at once.
+    """
+
+    id: str
+    key: str
+    entry: str
+    payload: Mapping[str, Any]
+    inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    algo: str = ""
+    dataset: str = ""
+    model: str = ""
+    seed: int | None = None
+    round: int = 0
+    stage: str = ""
+    shard: int | None = None
+    samples: int = 0
+    seconds: float = 1.0
+    affinity: str = ""
+    devices: int = 1
+
+    @property
+    def chain(self) -> str:
+        """The chain it belongs to, as ``dataset/model/s0/ALGO``; shared work has no algorithm of its own."""
+        seed = "any" if self.seed is None else f"s{self.seed}"
+        return f"{self.dataset}/{self.model}/{seed}/{self.algo}"

@@ -1,0 +1,37 @@
+"""What determines a result, and the hash that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+FORMAT = 1
+"""Raised when the meaning of stored files changes, which makes every older result unknown."""
+
+
+def result_key(determined_by: Mapping[str, Any]) -> str:
+    """Hash plain data into a key: 40 hexadecimal digits of the SHA-256 of its canonical JSON."""
+    text = json.dumps({"format": FORMAT, **determined_by}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def determining(config: object) -> Any:
+    """The part of a configuration that can change a result, as plain data.
+
+    Fields whose metadata say ``affects_result: False`` (worker counts, loader processes, ...) are left out, so
+    that changing them finds the same results again.
+    """
+    if is_dataclass(config):
+        kept = (item for item in fields(config) if item.metadata.get("affects_result", True))
+        return {item.name: determining(getattr(config, item.name)) for item in kept}
+    if isinstance(config, Enum):
+        return config.name
+    if isinstance(config, Mapping):
+        return {str(name): determining(value) for name, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [determining(value) for value in config]
+    return config

@@ -1,0 +1,61 @@
+"""A plan in few rows, for people: jobs by round, chain and stage, and how many are stored already."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pipeline.plan.graph import Plan, longest_paths
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """The jobs of one stage of one round of a chain.
+
+    Attributes:
+        round: 0 for the reference.
+        chain: ``dataset/model/seed/algorithm``.
+        stage: Name of the stage.
+        jobs: How many jobs it has.
+        missing: How many of them must run.
+        samples: Samples over all of its jobs.
+        seconds: Estimated device-seconds of those that must run.
+    """
+
+    round: int
+    chain: str
+    stage: str
+    jobs: int
+    missing: int
+    samples: int
+    seconds: float
+
+
+def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
+    """Group a plan's jobs, in plan order within each round."""
+    waiting = set(missing)
+    grouped: dict[tuple[int, str, str], list[str]] = {}
+    for number, jobs in plan.rounds().items():
+        for job in jobs:
+            grouped.setdefault((number, job.chain, job.stage), []).append(job.id)
+    return [
+        PlanRow(
+            round=number,
+            chain=chain,
+            stage=stage,
+            jobs=len(ids),
+            missing=sum(job_id in waiting for job_id in ids),
+            samples=sum(plan.jobs[job_id].samples for job_id in ids),
+            seconds=sum(plan.jobs[job_id].seconds for job_id in ids if job_id in waiting),
+        )
+        for (number, chain, stage), ids in grouped.items()
+    ]
+
+
+def estimated_makespan(plan: Plan, missing: Collection[str], devices: int) -> float:
+    """Seconds that the missing jobs take at best: the longest path or the work per device, whichever is more."""
+    if not missing:
+        return 0.0
+    waiting = set(missing)
+    seconds = {job.id: job.seconds if job.id in waiting else 0.0 for job in plan.jobs.values()}
+    return max(max(longest_paths(plan.graph, seconds).values()), sum(seconds.values()) / devices)

@@ -1,0 +1,36 @@
+"""The plan as a table: what `dry_run=true` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from pipeline.plan.summary import PlanRow
+from pipeline.report.words import duration
+
+
+def plan_table(rows: Iterable[PlanRow]) -> Table:
+    """Jobs per round, chain and stage, with what is stored already."""
+    table = Table(title="plan", title_justify="left", title_style="bold", header_style="bold")
+    for name in ("round", "chain", "stage"):
+        table.add_column(name, no_wrap=True)
+    for name in ("jobs", "stored", "to run", "samples", "estimate"):
+        table.add_column(name, justify="right", no_wrap=True)
+    last: tuple[int, str] | None = None
+    for row in rows:
+        at = (row.round, row.chain)
+        if last is not None and at[0] != last[0]:
+            table.add_section()
+        head = ("", "") if at == last else (str(row.round) if last is None or at[0] != last[0] else "", row.chain)
+        table.add_row(
+            *head,
+            row.stage,
+            str(row.jobs),
+            str(row.jobs - row.missing) if row.missing < row.jobs else "-",
+            str(row.missing) if row.missing else "-",
+            f"{row.samples:,}" if row.samples else "",
+            duration(row.seconds) if row.missing else "",
+        )
+        last = at
+    return table

@@ -1,0 +1,32 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``8.2 s``, ``3 min 05 s`` or ``2 h 04 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def rate(per_second: float) -> str:
+    """A rate with three digits: ``942``, ``18.5k``, ``1.2M``."""
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if per_second >= limit:
+            return f"{per_second / limit:.1f}{unit}"
+    return f"{per_second:.0f}"
+
+
+def gibibytes(number: int) -> str:
+    """Bytes as ``0.4 GiB``."""
+    return f"{number / 2**30:.1f} GiB"
+
+
+def jobs(number: int) -> str:
+    """``1 job``, ``12 jobs``."""
+    return "1 job" if number == 1 else f"{number:,} jobs"

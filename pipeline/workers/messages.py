@@ -1,0 +1,137 @@
+"""What crosses the pipe between the engine and a worker: small frozen records, encoded as JSON.
+
+JSON rather than pickle: a damaged or hostile byte stream can at worst fail to parse, and nothing that is not
+plain data can be sent by accident. Tensors travel through files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import WorkerError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunJob:
+    """Engine -> worker: run one job. A worker has at most one at a time."""
+
+    job_id: str
+    attempt: int
+    key: str
+    entry: str
+    payload: Mapping[str, Any]
+    inputs: Mapping[str, list[str]]
+    store: str
+    """Root of the store: the worker resolves input keys and commits the output there."""
+    scratch: str
+    """Folder in which the unfinished output is written; on the store's file system."""
+    log_path: str
+    """File that receives everything the job writes to its standard output and error, native code included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shutdown:
+    """Engine -> worker: finish nothing more, exit with code 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReady:
+    """Worker -> engine: the process is up, its device is pinned; nothing heavy is imported yet."""
+
+    pid: int
+    device: str
+    """The device as the worker itself sees it, for the log: ``GPU-... as cuda:0`` or ``cpu slot 3, 1 thread``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStarted:
+    """Worker -> engine: the job's log is open and its code is about to run."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobProgress:
+    """Worker -> engine: how far a job is. Sent at most a few times a second."""
+
+    job_id: str
+    attempt: int
+    done: int
+    """Samples finished, of `total`."""
+    total: int
+    tokens: int
+    """Tokens generated or trained on since the job began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """Worker -> engine: the process is alive; sent on a timer from its own thread."""
+
+    rss_bytes: int
+    """Resident memory of the worker, in bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFinished:
+    """Worker -> engine: the output is committed under the job's key."""
+
+    job_id: str
+    attempt: int
+    load_s: float
+    """Seconds spent importing libraries and loading models for this job."""
+    run_s: float
+    """Seconds from start to commit, loading included."""
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRaised:
+    """Worker -> engine: the job's code raised; the worker itself is fine and can take another job."""
+
+    job_id: str
+    attempt: int
+    error_type: str
+    """Qualified class name of the exception."""
+    message: str
+    traceback: str
+    run_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerExited:
+    """Made by the pool, never sent: the process ended. Everything it sent before was delivered first."""
+
+    exit_code: int | None
+    """As in `subprocess`: negative is a signal number."""
+
+
+ToWorker = RunJob | Shutdown
+FromWorker = WorkerReady | JobStarted | JobProgress | Heartbeat | JobFinished | JobRaised | WorkerExited
+
+_TYPES: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (RunJob, Shutdown, WorkerReady, JobStarted, JobProgress, Heartbeat, JobFinished, JobRaised)
+}
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """Turn a message into bytes for `Connection.send_bytes`."""
+    return json.dumps([type(message).__name__, vars(message)], separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Any:
+    """Read a message that `encode` wrote.
+
+    Raises:
+        WorkerError: The bytes are not a message.
+    """
+    try:
+        name, fields = json.loads(data)
+        return _TYPES[name](**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise WorkerError(f"unreadable message on the worker's pipe: {data[:80]!r}") from error

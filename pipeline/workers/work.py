@@ -1,0 +1,55 @@
+"""What the code of a job is given inside a worker: the engine's side of the contract, free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class Work:
+    """One attempt at one job. A job's entry is a function ``entry(work: Work) -> None``.
+
+    Attributes:
+        job_id: The job.
+        attempt: 1 for the first try.
+        payload: The job's own plain data.
+        inputs: Input name -> folders of the stored outputs.
+        out: Folder to write the output to; committed whole when the entry returns, dropped when it raises.
+        device: ``cpu`` or ``cuda``: what `torch.device` takes. A worker sees one GPU, always as ``cuda:0``.
+        memory: Lives as long as the worker: loaded models and the like, by name.
+        report: Sends progress: samples done, samples in all, tokens so far. Rate-limited by the worker.
+        load_s: Seconds spent in `loading`, for the accounting of device time.
+        samples: Samples reported last.
+        tokens: Tokens reported last.
+    """
+
+    job_id: str
+    attempt: int
+    payload: Mapping[str, Any]
+    inputs: Mapping[str, tuple[Path, ...]]
+    out: Path
+    device: str
+    memory: dict[str, Any]
+    report: Callable[[int, int, int], None] = field(repr=False)
+    load_s: float = 0.0
+    samples: int = 0
+    tokens: int = 0
+
+    def progress(self, done: int, total: int, tokens: int = 0) -> None:
+        """Report how far the job is; cheap enough for every step."""
+        self.samples, self.tokens = done, tokens
+        self.report(done, total, tokens)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Count the time inside as loading (imports, models) rather than as work."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.load_s += time.monotonic() - start

@@ -1,0 +1,67 @@
+"""Requests that are well-typed but cannot work are refused with a reason."""
+
+import pytest
+
+from pipeline.config.checks import check_config
+from pipeline.config.load import load_config
+from pipeline.errors import ConfigError
+
+
+def refuse(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_config(load_config(["experiment.name=t", *overrides]))
+    return str(caught.value)
+
+
+def test_the_default_request_is_accepted() -> None:
+    check_config(load_config(["experiment.name=first_run"]))
+
+
+def test_a_name_is_required() -> None:
+    with pytest.raises(ConfigError, match=r"experiment\.name is missing"):
+        load_config([])
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "/tmp/x", ".hidden", "..", "a b", "'a\\b'", "''", "x" * 101])
+def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
+    assert "not a plain name" in refuse(f"experiment.name={name}")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("execution.workers=0", "execution.workers=0: must be at least 1, or null"),
+        ("algos.PITA.eta=0", "algos.PITA.eta=0.0: must be above 0"),
+        ("algos.PITA.eta=nan", "algos.PITA.eta=nan"),
+        ("algos.QSharp.eta=-1", "smaller is stronger"),
+        ("experiment.seeds=[]", "experiment.seeds is empty"),
+        ("experiment.seeds=[1,1]", "twice"),
+        ("rounds_of_training=0", "rounds_of_training=0"),
+        ("generation.top_p=0", "generation.top_p"),
+        ("generation.temperature=0", "generation.temperature"),
+        ("evaluation.split=train", "must be 'test' or 'validation'"),
+        ("evaluation.num_prompts=20000", "has 10000 prompts"),
+        ("algos.PITA.min_p=1", "algos.PITA.min_p"),
+        ("training.micro_batch_size=0", "training.micro_batch_size=0"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -> None:
+    assert said in refuse(override)
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    told = refuse("execution.workers=0", "algos.PITA.eta=0", "rounds_of_training=0")
+    assert "3 settings are wrong" in told
+    assert len(told.splitlines()) == 4
+
+
+def test_eta_of_infinity_is_allowed() -> None:
+    check_config(load_config(["experiment.name=t", "algos.PITA.eta=inf"]))
+
+
+def test_settings_of_a_disabled_algorithm_do_not_matter() -> None:
+    check_config(load_config(["experiment.name=t", "algos.PITA.enabled=false", "algos.PITA.eta=0"]))
+
+
+def test_no_algorithm_at_all_is_refused() -> None:
+    assert "no algorithm is enabled" in refuse("algos.PITA.enabled=false", "algos.QSharp.enabled=false")

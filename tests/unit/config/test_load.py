@@ -1,0 +1,151 @@
+"""Configuration: what a user may write, and that it reaches a worker unchanged."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.load import (
+    conf_dir,
+    config_from_plain,
+    load_config,
+    schema_path,
+    stage_config_from_plain,
+    to_plain,
+)
+from pipeline.config.schema import Attention, Backend, Config, PITAConfig, QSharpConfig, TinyModelConfig
+from pipeline.errors import ConfigError
+
+NAME = "experiment.name=t"
+
+
+def every_group_option() -> list[str]:
+    groups = {path.parent.name for path in conf_dir().glob("*/*.yaml")}
+    return [f"{group}={path.stem}" for group in sorted(groups) for path in sorted((conf_dir() / group).glob("*.yaml"))]
+
+
+def test_groups_are_those_the_documentation_names() -> None:
+    assert {path.parent.name for path in conf_dir().glob("*/*.yaml")} >= {
+        "algos",
+        "dataset",
+        "execution",
+        "model",
+        "profile",
+    }
+
+
+@pytest.mark.parametrize("choice", every_group_option())
+def test_round_trip_through_plain_data_for_every_group(choice: str) -> None:
+    config = load_config([NAME, choice])
+    wire = json.loads(json.dumps(to_plain(config)))
+    assert config_from_plain(wire) == config
+
+
+def test_defaults_are_typed() -> None:
+    config = load_config([NAME])
+    assert isinstance(config.algos["PITA"], PITAConfig)
+    assert isinstance(config.algos["QSharp"], QSharpConfig)
+    assert isinstance(config.models["tiny"], TinyModelConfig)
+    assert config.system.attn_impl is Attention.sdpa
+    assert config.execution.backend is Backend.local
+
+
+def test_defaults_of_the_files_are_those_of_the_schema() -> None:
+    config = load_config([NAME])
+    assert config.training == Config().training
+    assert config.generation == Config().generation
+
+
+@pytest.mark.parametrize(
+    ("profile", "pita_batch", "micro_batch", "checkpointing"),
+    [("a100_40gb", 16, 2, True), ("a100_80gb", 32, 4, False)],
+)
+def test_gpu_profiles_set_the_published_values(
+    profile: str, pita_batch: int, micro_batch: int, checkpointing: bool
+) -> None:
+    config = load_config([NAME, f"profile={profile}"])
+    assert config.algos["PITA"].batch_size == pita_batch
+    assert config.algos["PITA"].num_workers == 4
+    assert config.training.micro_batch_size == micro_batch
+    assert config.training.gradient_checkpointing is checkpointing
+    assert config.data_collection.reward_batch_size == 32
+
+
+def test_a_profile_does_not_enable_an_algorithm_that_was_not_chosen() -> None:
+    config = load_config([NAME, "profile=h200", "algos=[PITA]"])
+    assert [name for name, algo in config.algos.items() if algo.enabled] == ["PITA"]
+
+
+def test_lists_of_datasets_and_models() -> None:
+    config = load_config([NAME, "dataset=[addition]", "model=[tiny]", "experiment.seeds=[3,4]"])
+    assert list(config.datasets) == ["addition"]
+    assert list(config.models) == ["tiny"]
+    assert config.experiment.seeds == [3, 4]
+
+
+def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
+    config = load_config([NAME, "algos.Mine.class_path=pipeline.algos.pita.PITA", "algos.Mine.eta=2"])
+    mine = config.algos["Mine"]
+    assert isinstance(mine, PITAConfig)
+    assert mine.enabled
+    assert mine.eta == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainin.micro_batch_size=3", "Did you mean 'training.micro_batch_size'"),
+        ("algos.PITA.etta=1", "Did you mean 'algos.PITA.eta'"),
+        ("foo=1", "unknown key 'foo'"),
+        ("algos.QSharpp.enabled=true", "unknown algorithm 'QSharpp'. Did you mean 'QSharp'"),
+        ("algos=[PTA]", "unknown algorithm 'PTA'. Did you mean 'PITA'"),
+        ("profile=h1000", "unknown profile 'h1000'"),
+        ("dataset=adition", "Did you mean 'addition'"),
+        ("algos.PITA.eta=strong", "algos.PITA.eta=strong"),
+        ("execution.barrier=rond", "expected one of [none, round]"),
+        ("experiment.seeds=3", "experiment.seeds=3"),
+        ("a=b=[", "cannot read 'a=b=['"),
+        ("algos.Mine.class_path=no_such_module.Mine", "cannot import 'no_such_module.Mine'"),
+        ("algos.Mine.class_path=json.JSONDecoder", "is no Algorithm"),
+    ],
+)
+def test_a_wrong_override_is_explained_in_one_message(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([NAME, override])
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"experiment: [unclosed\n", "not valid YAML"),
+        (b"\xff\xfe broken", "configuration file"),
+        (b"trainin:\n  micro_batch_size: 2\n", "trainin"),
+        (b"training:\n  micro_batch_size: many\n", "many"),
+    ],
+    ids=["yaml", "binary", "unknown key", "wrong type"],
+)
+def test_a_corrupt_file_is_explained(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "conf").mkdir()
+    for path in conf_dir().rglob("*.yaml"):
+        target = tmp_path / "conf" / path.relative_to(conf_dir())
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    (tmp_path / "conf" / "profile" / "mine.yaml").write_bytes(b"# @package _global_\n" * (content[0] < 128) + content)
+    with pytest.raises(ConfigError) as caught:
+        load_config([NAME, "profile=mine"], config_dir=tmp_path / "conf")
+    assert said in str(caught.value)
+
+
+def test_a_stage_sees_only_the_sections_it_declared() -> None:
+    config = load_config([NAME])
+    plain = {
+        "training": to_plain(config.training),
+        "algo": {"_schema_": schema_path(config.algos["PITA"]), **to_plain(config.algos["PITA"])},
+    }
+    rebuilt = stage_config_from_plain(json.loads(json.dumps(plain)))
+    assert rebuilt.training == config.training
+    assert rebuilt.algo == config.algos["PITA"]
+    with pytest.raises(AttributeError):
+        _ = rebuilt.evaluation

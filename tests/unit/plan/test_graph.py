@@ -1,0 +1,69 @@
+"""A plan is an acyclic graph of jobs with unique ids."""
+
+import pytest
+
+from pipeline.errors import CycleError, PlanError
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.plan.pending import missing_jobs
+from pipeline.plan.summary import estimated_makespan, summarize
+
+
+def job(name: str, seconds: float = 1.0, **fields: object) -> Job:
+    return Job(id=name, key=f"key-{name}", entry="m:f", payload={}, seconds=seconds, **fields)  # type: ignore[arg-type]
+
+
+def diamond() -> Plan:
+    jobs = [job("a", 1), job("b", 5), job("c", 2), job("d", 1)]
+    return Plan(jobs, [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")])
+
+
+def test_longest_path_counts_the_job_itself() -> None:
+    assert diamond().path_s == {"a": 7, "b": 6, "c": 3, "d": 1}
+
+
+def test_a_circle_is_named() -> None:
+    with pytest.raises(CycleError, match="wait for each other"):
+        Plan([job("a"), job("b")], [("a", "b"), ("b", "a")])
+
+
+def test_an_id_given_twice_is_refused() -> None:
+    with pytest.raises(PlanError, match="two jobs have the id 'a'"):
+        Plan([job("a"), job("a")], [])
+
+
+def test_an_edge_to_nowhere_is_refused() -> None:
+    with pytest.raises(PlanError, match="'z', which is no job"):
+        Plan([job("a")], [("a", "z")])
+
+
+@pytest.mark.parametrize(
+    ("stored", "missing"),
+    [
+        (set(), ["a", "b", "c", "d"]),
+        ({"a"}, ["b", "c", "d"]),
+        ({"a", "b", "c", "d"}, []),
+        ({"d"}, []),
+        ({"b", "c"}, ["d"]),
+        ({"b"}, ["a", "c", "d"]),
+    ],
+    ids=["nothing", "first", "all", "goal only", "inputs of the goal", "one branch"],
+)
+def test_only_what_leads_to_a_missing_goal_must_run(stored: set[str], missing: list[str]) -> None:
+    assert missing_jobs(diamond(), lambda key: key.removeprefix("key-") in stored) == missing
+
+
+def test_estimate_is_the_path_or_the_work_whichever_is_more() -> None:
+    plan = diamond()
+    everything = list(plan.jobs)
+    assert estimated_makespan(plan, everything, devices=1) == 9
+    assert estimated_makespan(plan, everything, devices=8) == 7
+    assert estimated_makespan(plan, ["d"], devices=1) == 1
+    assert estimated_makespan(plan, [], devices=1) == 0
+
+
+def test_summary_counts_jobs_of_a_stage() -> None:
+    where = {"algo": "X", "dataset": "d", "model": "m", "seed": 0, "round": 1, "stage": "generate"}
+    plan = Plan([job("g0", 2, samples=10, **where), job("g1", 2, samples=5, **where)], [])
+    (row,) = summarize(plan, ["g1"])
+    assert (row.jobs, row.missing, row.samples, row.seconds) == (2, 1, 15, 2)

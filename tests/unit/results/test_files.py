@@ -1,0 +1,94 @@
+"""Run folders, journal, results and remembered durations."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.plan.job import Job
+from pipeline.results.durations import read_durations, update_durations
+from pipeline.results.journal import Journal, read_journal
+from pipeline.results.paths import create_run_folder, find_run
+from pipeline.results.record import collect_rows, read_results, write_results, write_samples
+from pipeline.results.store import Store
+
+NOON = datetime(2026, 1, 2, 12, 0, 0)
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    first = create_run_folder(tmp_path, "x", NOON)
+    second = create_run_folder(tmp_path, "x", NOON)
+    assert first.path != second.path
+    assert find_run(tmp_path, "x") == second
+    assert (tmp_path / "x" / "latest").readlink() == Path(second.path.name)
+
+
+def test_a_run_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    create_run_folder(tmp_path, "first_run", NOON)
+    with pytest.raises(ConfigError, match="There are: first_run"):
+        find_run(tmp_path, "other")
+
+
+def test_an_output_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="Set output_dir"):
+        create_run_folder(tmp_path / "file", "x")
+
+
+def test_journal_reads_back_and_forgives_a_torn_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.write("JobStarted", job="a", attempt=1)
+    journal.write("JobFinished", job="a")
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b'{"event": "JobSta')
+    events = list(read_journal(path))
+    assert [event["event"] for event in events] == ["JobStarted", "JobFinished"]
+    assert events[0]["job"] == "a"
+
+
+def store_metrics(store: Store, job: Job, value: float) -> None:
+    folder = store.begin(store.scratch("run"), job.key, 1)
+    rows = [{"metric": "pass@1", "value": value, "ci_low": value - 0.1, "ci_high": value + 0.1, "n": 10}]
+    (folder / "metrics.json").write_text(json.dumps({"rows": rows}))
+    (folder / "samples.jsonl").write_text('{"prompt": "1+1=", "completions": ["2"]}\n')
+    store.commit(job.key, folder, {})
+
+
+def metrics_job(algo: str, number: int) -> Job:
+    key = f"{algo}{number}".ljust(40, "0")
+    where = {"algo": algo, "dataset": "d", "model": "m", "seed": 0, "round": number, "stage": "metrics"}
+    return Job(id=f"{algo}/{number}", key=key, entry="m:f", payload={}, **where)  # type: ignore[arg-type]
+
+
+def test_results_are_sorted_and_independent_of_the_order_of_jobs(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    jobs = [metrics_job("PITA", 2), metrics_job("reference", 0), metrics_job("PITA", 1)]
+    for job in jobs:
+        store_metrics(store, job, 0.5)
+    run = create_run_folder(tmp_path, "x", NOON)
+    written = []
+    for order in (jobs, jobs[::-1]):
+        write_results(run, collect_rows(store, order))
+        write_samples(run, store, order)
+        written.append((run.results_json.read_bytes(), run.results_csv.read_bytes(), run.samples.read_bytes()))
+    assert written[0] == written[1]
+    rows = read_results(run.results_json)
+    assert [(row.algo, row.round) for row in rows] == [("PITA", 1), ("PITA", 2), ("reference", 0)]
+    assert json.loads(run.samples.read_text().splitlines()[0])["algo"] == "PITA"
+    assert run.results_csv.read_text().splitlines()[0].startswith("algo,dataset,model,seed,round,metric,value")
+
+
+def test_a_chain_that_is_not_done_has_no_rows(tmp_path: Path) -> None:
+    assert collect_rows(Store(tmp_path), [metrics_job("PITA", 1)]) == []
+
+
+def test_durations_are_merged_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+    update_durations(tmp_path, {"a": 1.0, "b": 2.0})
+    update_durations(tmp_path, {"b": 3.0})
+    assert read_durations(tmp_path) == {"a": 1.0, "b": 3.0}
+    (tmp_path / "durations.json").write_text("[1]")
+    assert read_durations(tmp_path) == {}
