@@ -17,9 +17,7 @@ from pipeline.errors import JobError
 if TYPE_CHECKING:
     from pipeline.models.cache import ModelCache
 
-Section = Literal[
-    "system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"
-]
+Section = Literal["system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"]
 
 
 @dataclass(frozen=True)
@@ -138,6 +136,7 @@ class Algorithm:
     config_class: ClassVar[type[AlgoConfig]] = AlgoConfig
     """Settings under ``algos.<name>``."""
 
+
 REFERENCE_TRAIN = Read("train", algo="reference")
 
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
@@ -145,7 +144,7 @@ TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 
 
 class ValueGuidedAlgorithms(Algorithm):
-    """Methods that leave the reference policy as it is and steer its decoding by a learned value (PITA, QSharp)."""
+    """Methods that leave the reference as it is and steer its decoding by a learned value (PITA, QSharp)."""
 
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
 

@@ -1,4 +1,4 @@
-"""Rules that types cannot express: ranges, and fields that must fit each other. Everything wrong is told at once."""
+"""Rules that types cannot express: ranges, and fields that must fit each other. All faults are told at once."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _experiment(config: Config) -> Iterator[str]:
     name = config.experiment.name
     if not _NAME.fullmatch(name):
         yield (
-            f"experiment.name={name!r} is not a plain name: it becomes a folder under {config.output_dir}/, so use "
-            "up to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
+            f"experiment.name={name!r} is not a plain name: it becomes a folder under {config.output_dir}/, so "
+            "use up to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
         )
     seeds = config.experiment.seeds
     if not seeds:

@@ -86,7 +86,7 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
 def typed(composed: DictConfig) -> Config:
     """Turn a composed configuration into dataclasses."""
     try:
-        return cast(Config, _to_object(composed, Config))
+        return cast("Config", _to_object(composed, Config))
     except OmegaConfBaseException as error:
         raise explain(error) from error
 
@@ -95,12 +95,12 @@ def to_plain(config: object) -> dict[str, Any]:
     """Any configuration dataclass as plain JSON data; enums become their names."""
     node = OmegaConf.structured(config)
     plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True)
-    return cast(dict[str, Any], plain)
+    return cast("dict[str, Any]", plain)
 
 
 def config_from_plain(plain: Mapping[str, Any]) -> Config:
     """Rebuild what `to_plain` made of a `Config`."""
-    return cast(Config, _to_object(OmegaConf.create(dict(plain)), Config))
+    return cast("Config", _to_object(OmegaConf.create(dict(plain)), Config))
 
 
 def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:
@@ -171,7 +171,7 @@ def _own_algorithms(overrides: Sequence[str]) -> dict[str, AlgoConfig]:
 
 def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
     merged = OmegaConf.structured(schema)
-    plain = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
+    plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
     tables = {
         "algos": lambda name, node: algo_schema(name, node.get("class_path")),
         "datasets": lambda name, node: _kind(DATASET_SCHEMAS, DatasetConfig, "dataset", name, node),

@@ -1,1 +1,1 @@
-"""The devices of this machine, seen through NVML; torch is never imported here."""
+"""Devices: what this machine has, which of it a run uses, and how a worker is made to see only its own."""

@@ -52,9 +52,7 @@ def chains(config: Config) -> Iterator[Chain]:
         ConfigError: An algorithm cannot be loaded.
     """
     enabled = [
-        (name, load_algorithm(name, algo.class_path), algo)
-        for name, algo in config.algos.items()
-        if algo.enabled
+        (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
     ]
     for dataset in config.datasets:
         for model in config.models:

@@ -70,7 +70,9 @@ def _numbers(cell: Cell, reference: Cell, metrics: list[str], algo: str) -> Iter
         if name in _WITH_INTERVAL:
             base = [row.value for row in reference.get(name, []) if row.value is not None]
             shown = algo != "reference" and rows and base
-            yield f"{fmean(row.value for row in rows if row.value is not None) - fmean(base):+.3f}" if shown else ""
+            yield (
+                f"{fmean(row.value for row in rows if row.value is not None) - fmean(base):+.3f}" if shown else ""
+            )
 
 
 def _value(rows: list[ResultRow], *, with_interval: bool) -> str:

@@ -22,5 +22,8 @@ def read_durations(store: Path) -> dict[str, float]:
 def update_durations(store: Path, measured: Mapping[str, float]) -> None:
     """Remember new measurements over older ones of the same name."""
     if measured:
-        merged = {**read_durations(store), **{name: float(f"{value:.4g}") for name, value in measured.items()}}
+        merged = {
+            **read_durations(store),
+            **{name: float(f"{value:.4g}") for name, value in measured.items()},
+        }
         write_whole(store / "durations.json", json.dumps(merged, indent=1, sort_keys=True) + "\n")

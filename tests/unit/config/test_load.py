@@ -21,7 +21,9 @@ NAME = "experiment.name=t"
 
 def every_group_option() -> list[str]:
     groups = {path.parent.name for path in conf_dir().glob("*/*.yaml")}
-    return [f"{group}={path.stem}" for group in sorted(groups) for path in sorted((conf_dir() / group).glob("*.yaml"))]
+    return [
+        f"{group}={path.stem}" for group in sorted(groups) for path in sorted((conf_dir() / group).glob("*.yaml"))
+    ]
 
 
 def test_groups_are_those_the_documentation_names() -> None:
@@ -132,7 +134,9 @@ def test_a_corrupt_file_is_explained(tmp_path: Path, content: bytes, said: str) 
         target = tmp_path / "conf" / path.relative_to(conf_dir())
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(path.read_bytes())
-    (tmp_path / "conf" / "profile" / "mine.yaml").write_bytes(b"# @package _global_\n" * (content[0] < 128) + content)
+    (tmp_path / "conf" / "profile" / "mine.yaml").write_bytes(
+        b"# @package _global_\n" * (content[0] < 128) + content
+    )
     with pytest.raises(ConfigError) as caught:
         load_config([NAME, "profile=mine"], config_dir=tmp_path / "conf")
     assert said in str(caught.value)

@@ -1,0 +1,64 @@
+"""The environment that makes a worker see one device: a pure function, applied before the process starts.
+
+CUDA reads these variables when it is first touched, and libraries that size their thread pools read theirs at
+import. Setting them inside a running worker would be too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.devices.inventory import Device
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+FIXED = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONHASHSEED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # Without a fixed workspace cuBLAS may pick other kernels from one call to the next.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "PYTHONUNBUFFERED": "1",
+}
+
+# A launcher such as torchrun or srun may have started the engine. A worker that inherits its ranks would try to
+# join a process group that does not exist.
+_LAUNCHER = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+)
+_LAUNCHER_PREFIXES = ("MASTER_", "TORCHELASTIC_")
+
+
+def worker_environment(device: Device, threads: int, base_env: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a worker.
+
+    Args:
+        device: Its device.
+        threads: Threads for numerical libraries.
+        base_env: The environment it inherits.
+    """
+    env = {
+        name: value
+        for name, value in base_env.items()
+        if name not in _LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES)
+    }
+    env.update(FIXED)
+    env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
+    env["CUDA_VISIBLE_DEVICES"] = (device.uuid or str(device.index)) if device.kind == "cuda" else ""
+    return env
+
+
+def describe_device(device: Device, env: Mapping[str, str]) -> str:
+    """What a process with this environment works on, in words: ``GPU-... as cuda:0``, ``cpu slot 3, 1 thread``."""
+    if device.kind == "cuda":
+        return f"{env['CUDA_VISIBLE_DEVICES']} as cuda:0"
+    threads = int(env[THREAD_VARIABLES[0]])
+    return f"{device.label}, {threads} thread{'s' if threads != 1 else ''}"

@@ -1,0 +1,263 @@
+"""One request from plan to results: what is stored, what must run, where the results go."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from pipeline.config.checks import check_config
+from pipeline.config.load import to_plain
+from pipeline.config.schema import Backend, Config, ExecutionConfig
+from pipeline.datasets.registry import load_dataset
+from pipeline.devices.inventory import Device
+from pipeline.devices.select import choose_devices
+from pipeline.errors import WorkerError
+from pipeline.plan.build import build_plan, duration_name
+from pipeline.plan.graph import Plan
+from pipeline.plan.pending import missing_jobs
+from pipeline.plan.summary import estimated_makespan, summarize
+from pipeline.report.live import make_reporter
+from pipeline.report.plan import plan_table
+from pipeline.report.tables import result_tables
+from pipeline.report.words import duration, jobs
+from pipeline.results.durations import read_durations, update_durations
+from pipeline.results.journal import Journal
+from pipeline.results.paths import RunFolder, create_run_folder, write_whole
+from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
+from pipeline.results.status import RunStatus
+from pipeline.results.store import Store
+from pipeline.scheduler.loop import Outcome, run_plan
+from pipeline.workers.backends import make_pool
+
+log = logging.getLogger("pipeline")
+
+SOME_FAILED = 1
+INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A checked request, planned against what is stored."""
+
+    config: Config
+    plan: Plan
+    store: Store
+    devices: list[Device]
+    missing: list[str]
+    """Ids of the jobs that must run."""
+    damaged: dict[str, str]
+    """Key -> what is wrong, of stored outputs that cannot be used."""
+
+
+def run_experiment(config: Config, console: Console) -> int:
+    """Carry out a request, or print its plan where it says `dry_run`.
+
+    Returns:
+        The exit code: 0 every job done, 1 some failed, 130 or 143 interrupted.
+
+    Raises:
+        PipelineError: The request is wrong. Nothing was started.
+    """
+    request = prepare(config)
+    if config.dry_run:
+        print_plan(request, console)
+        return 0
+    return carry_out(request, console)
+
+
+def prepare(config: Config) -> Request:
+    """Check a request, plan it, and see what of it is stored; reads files, writes none.
+
+    Raises:
+        PipelineError: The request is wrong.
+    """
+    check_config(config)
+    devices = choose_devices(config.device, config.execution.workers)
+    store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
+    plan = build_plan(config, read_durations(store.root))
+    damaged: dict[str, str] = {}
+
+    def is_stored(key: str) -> bool:
+        # A dry run only looks; a run trusts nothing whose checksums it has not read.
+        problem = store.problem(key, checksums=not config.dry_run)
+        if problem is not None and store.path(key).exists():
+            damaged[key] = problem
+        return problem is None
+
+    missing = missing_jobs(plan, is_stored)
+    return Request(config=config, plan=plan, store=store, devices=devices, missing=missing, damaged=damaged)
+
+
+def print_plan(request: Request, console: Console) -> None:
+    """Print the plan per round, with what is stored and what the rest would take."""
+    plan, missing = request.plan, request.missing
+    console.print(plan_table(summarize(plan, missing)))
+    workers = len(_used_devices(request))
+    total, stored = len(plan.jobs), len(plan.jobs) - len(missing)
+    estimate = estimated_makespan(plan, missing, workers)
+    console.print(
+        f"{jobs(total)}: {stored} stored, {len(missing)} to run on "
+        f"{workers} {'worker' if workers == 1 else 'workers'}"
+        + (f", about {duration(estimate)}" if missing else "")
+        + ". Nothing was started.",
+        highlight=False,
+    )
+
+
+def carry_out(request: Request, console: Console) -> int:
+    """Run what is missing, then write and print the results."""
+    config, plan, store = request.config, request.plan, request.store
+    run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
+    handler = _log_to(run.log)
+    try:
+        write_whole(run.config, yaml.safe_dump(to_plain(config), sort_keys=False))
+        write_whole(run.plan, json.dumps(plan.to_json(), indent=1) + "\n")
+        for key, problem in request.damaged.items():
+            log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
+        _announce(request, run, console)
+        outcome = _run_missing(request, run, console)
+        rows = collect_rows(store, plan.jobs.values())
+        write_results(run, rows)
+        write_samples(run, store, plan.jobs.values())
+        print_results(console, rows, run, config.evaluation.confidence)
+        return _conclude(outcome, request, run, console)
+    except WorkerError as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return SOME_FAILED
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+def _run_missing(request: Request, run: RunFolder, console: Console) -> Outcome | None:
+    if not request.missing:
+        return None
+    with make_reporter(console) as reporter:
+        outcome = run_jobs(
+            request.plan,
+            request.store,
+            _used_devices(request),
+            run.path,
+            execution=_execution(request.config),
+            threads=request.config.system.cpu_threads,
+            missing=request.missing,
+            on_status=reporter.update,
+        )
+    update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
+    return outcome
+
+
+def run_jobs(
+    plan: Plan,
+    store: Store,
+    devices: Sequence[Device],
+    run_dir: Path,
+    *,
+    execution: ExecutionConfig | None = None,
+    threads: int = 1,
+    missing: Sequence[str] | None = None,
+    on_status: Callable[[RunStatus], None] | None = None,
+) -> Outcome:
+    """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
+    execution = execution or ExecutionConfig()
+    pool = make_pool(execution, devices, threads=threads, log_dir=run_dir / "workers")
+    journal = Journal(run_dir / "journal.jsonl")
+    wanted = set(plan.jobs if missing is None else missing)
+    try:
+        return run_plan(
+            plan,
+            stored=set(plan.jobs) - wanted,
+            store=store,
+            pool=pool,
+            journal=journal,
+            run_dir=run_dir,
+            settings=execution,
+            on_status=on_status or (lambda _: None),
+        )
+    finally:
+        journal.close()
+
+
+def print_results(console: Console, rows: Sequence[ResultRow], run: RunFolder, confidence: float = 0.95) -> None:
+    """Print the table of results and where the rest of them is."""
+    for table in result_tables(rows, confidence):
+        console.print()
+        console.print(table)
+    if not rows:
+        console.print("no results: no evaluation was finished", highlight=False)
+    console.print(f"results: {_short(run.path)}/results.json, samples.jsonl", highlight=False, soft_wrap=True)
+
+
+def _announce(request: Request, run: RunFolder, console: Console) -> None:
+    missing, total = request.missing, len(request.plan.jobs)
+    name = request.config.experiment.name
+    if not missing:
+        console.print(f"{name}: all {jobs(total)} are stored; nothing to run.", highlight=False)
+        return
+    devices = _used_devices(request)
+    names = ", ".join(device.label for device in devices)
+    log.info("%s: %d jobs, %d stored, on %s", name, total, total - len(missing), names)
+    console.print(
+        f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. "
+        f"Log: {_short(run.log)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _conclude(outcome: Outcome | None, request: Request, run: RunFolder, console: Console) -> int:
+    for note in _notes(request.config):
+        console.print(note, style="dim", markup=False, highlight=False)
+    if outcome is None:
+        return 0
+    if outcome.makespan is not None:
+        log.info("%s", outcome.makespan)
+        console.print(str(outcome.makespan), highlight=False, soft_wrap=True)
+    for job_id, reason in outcome.failures():
+        console.print(f"failed: {job_id}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if outcome.interrupted:
+        console.print(f"interrupted by {outcome.interrupted}; the same command goes on from here", style="yellow")
+        return INTERRUPTED[outcome.interrupted]
+    if outcome.failures():
+        console.print(f"logs: {_short(run.path)}/jobs/", highlight=False, soft_wrap=True)
+        return SOME_FAILED
+    return 0
+
+
+def _notes(config: Config) -> list[str]:
+    """What a reader must know about a dataset before reading its numbers."""
+    notes = (load_dataset(section).note for section in config.datasets.values())
+    return [note for note in notes if note]
+
+
+def _execution(config: Config) -> ExecutionConfig:
+    if config.system.use_parallel_execution:
+        return config.execution
+    return replace(config.execution, backend=Backend.inline)
+
+
+def _used_devices(request: Request) -> list[Device]:
+    inline = _execution(request.config).backend is Backend.inline
+    return request.devices[:1] if inline else request.devices
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _log_to(path: Path) -> logging.Handler:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(handler)
+    return handler

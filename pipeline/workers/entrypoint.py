@@ -1,0 +1,164 @@
+"""Main function of a worker process. Free of torch until a job imports it.
+
+    main thread       runs jobs, one at a time, in the order in which they arrive
+    reader thread     reads the pipe; the engine hanging up means the end of this process and its children
+    heartbeat thread  says on a timer that the process is alive, and how much memory it holds
+
+The environment (visible device, thread counts) was set by the engine before this process started.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.devices.inventory import Device
+from pipeline.devices.visibility import describe_device
+from pipeline.errors import WorkerError
+from pipeline.workers.channel import Channel
+from pipeline.workers.messages import Heartbeat, RunJob, Shutdown, WorkerReady, decode
+from pipeline.workers.runner import JobRunner
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a worker is told on its command line."""
+
+    fd: int
+    parent_pid: int
+    device: Device
+    heartbeat_s: float
+    sys_path: list[str]
+    python_path: str | None
+    """PYTHONPATH as the engine has it; what this process was started with serves only to find this package."""
+
+    def to_json(self) -> str:
+        """As one argument."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Settings:
+        """Read what `to_json` wrote."""
+        fields = json.loads(text)
+        return Settings(**{**fields, "device": Device(**fields["device"])})
+
+
+def main() -> None:
+    """Run jobs until the engine says stop or hangs up."""
+    settings = Settings.from_json(sys.argv[1])
+    _die_with_parent(settings.parent_pid)
+    # Descriptor 2 is the log of whichever job runs, so the stack of a crash ends up there.
+    faulthandler.enable(file=2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    _restore_imports(settings)
+    os.set_inheritable(settings.fd, False)
+    channel = Channel(socket.socket(fileno=settings.fd))
+    with suppress(KeyboardInterrupt, OSError):
+        _Main(channel, settings).serve()
+
+
+class _Main:
+    """The three threads of a worker and what they share."""
+
+    def __init__(self, channel: Channel, settings: Settings) -> None:
+        self.channel = channel
+        self.settings = settings
+        self.inbox: queue.SimpleQueue[RunJob | Shutdown] = queue.SimpleQueue()
+        self.stopping = False
+        self.busy = False
+
+    def serve(self) -> None:
+        """Run jobs as they arrive."""
+        device = self.settings.device
+        runner = JobRunner(self.channel.send, device.kind)
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        self.channel.send(WorkerReady(pid=os.getpid(), device=describe_device(device, os.environ)))
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        while isinstance(order := self.inbox.get(), RunJob):
+            # `busy` first, then `stopping`; the reader does the opposite. So either it sees a job to interrupt,
+            # or the request to stop is seen here.
+            self.busy = True
+            if self.stopping:
+                return
+            answer = runner.run(order)
+            self.busy = False
+            self.channel.send(answer)
+
+    def _read(self) -> None:
+        try:
+            while not self.channel.closed:
+                self.channel.wait()
+                for line in self.channel.receive():
+                    self._take(decode(line))
+        except (OSError, WorkerError):
+            pass
+        finally:
+            _kill_own_group()
+
+    def _take(self, message: RunJob | Shutdown) -> None:
+        if isinstance(message, Shutdown):
+            self.stopping = True
+            if self.busy:
+                # A real signal, aimed at the thread: it also ends a blocking system call.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self.inbox.put(message)
+
+    def _beat(self) -> None:
+        never = threading.Event()
+        with suppress(OSError):
+            while not never.wait(self.settings.heartbeat_s):
+                self.channel.send(Heartbeat(rss_bytes=resident_bytes()))
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Have the kernel end this process when the engine ends, however that happens. Linux only.
+
+    The signal is in fact tied to the *thread* that started this process; the engine starts workers from the
+    thread that runs the plan, which lives as long.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+
+
+def _kill_own_group() -> None:
+    """End this process and the children it started, which share its process group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _restore_imports(settings: Settings) -> None:
+    """Find modules where the engine finds them, and leave no trace of how this process was started."""
+    sys.path[:] = settings.sys_path
+    if settings.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = settings.python_path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""A worker that is this very process: for debugging, for tests and for machines without room for another.
+
+It follows the protocol of the others, with one difference that follows from its nature: `receive` runs the job
+that was sent, and messages are delivered while it does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from pipeline.devices.inventory import Device
+from pipeline.devices.visibility import describe_device, worker_environment
+from pipeline.workers.messages import FromWorker, RunJob, WorkerExited, WorkerReady
+from pipeline.workers.protocol import Deliver
+from pipeline.workers.runner import JobRunner
+
+
+class InlineWorker:
+    """Runs jobs in the calling thread."""
+
+    def __init__(self, index: int, device: Device, threads: int) -> None:
+        self._index = index
+        self._device = device
+        self._threads = threads
+        self._runner = JobRunner(self._report, device.kind, own_process=False)
+        self._state = "new"
+        self._job: RunJob | None = None
+        self._deliver: Deliver | None = None
+        self._in_job = False
+        self._interrupted = False
+        self._saved_env: dict[str, str] | None = None
+
+    @property
+    def index(self) -> int:
+        """Number of the worker in the pool."""
+        return self._index
+
+    def start(self) -> None:
+        """Give this process the environment that a worker process would have; taken back at the end."""
+        self._saved_env = dict(os.environ)
+        _replace_environment(worker_environment(self._device, self._threads, os.environ))
+        torch = sys.modules.get("torch")
+        if torch is not None:  # imported earlier, so the variables came too late for it
+            torch.set_num_threads(self._threads)
+        self._state = "starting"
+
+    def send(self, job: RunJob) -> None:
+        """Keep the job for `receive`."""
+        self._job = job
+
+    def sources(self) -> Sequence[int]:
+        """None."""
+        return []
+
+    def pending(self) -> bool:
+        """Whether there is a job to run or something to say."""
+        return self._job is not None or self._state in ("starting", "stopping")
+
+    def receive(self, deliver: Deliver) -> None:
+        """Say what is due, and run the job that was sent."""
+        if self._state == "starting":
+            self._state = "ready"
+            deliver(WorkerReady(pid=os.getpid(), device=describe_device(self._device, os.environ)))
+        if self._job is not None and self._state == "ready":
+            job, self._job = self._job, None
+            self._run(job, deliver)
+        if self._state == "stopping":
+            self._end()
+            deliver(WorkerExited(exit_code=0))
+
+    def _run(self, job: RunJob, deliver: Deliver) -> None:
+        self._deliver = deliver
+        try:
+            self._in_job = True
+            answer = self._runner.run(job)
+            self._in_job = False
+            deliver(answer)
+        except KeyboardInterrupt:
+            self._state = "stopping"
+        finally:
+            self._in_job = False
+            self._deliver = None
+
+    def _report(self, message: FromWorker) -> None:
+        assert self._deliver is not None
+        # What the engine does with the message must not be cut in half by `interrupt`.
+        self._in_job = False
+        self._deliver(message)
+        self._in_job = True
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def interrupt(self) -> None:
+        """Break off the job that runs, if one does.
+
+        Raises:
+            KeyboardInterrupt: In the middle of the job, which this worker takes for a request to stop.
+        """
+        self._interrupted = True
+        if self._in_job:
+            raise KeyboardInterrupt
+
+    def ask_to_stop(self) -> None:
+        """End at the next `receive`."""
+        if self._state != "over":
+            self._job = None
+            self._state = "stopping"
+
+    def terminate(self) -> None:
+        """As `ask_to_stop`: when this is called no job runs."""
+        self.ask_to_stop()
+
+    def kill(self) -> None:
+        """As `ask_to_stop`."""
+        self.ask_to_stop()
+
+    def last_words(self) -> str:
+        """Nothing: what it writes outside of jobs is the engine's own output."""
+        return ""
+
+    def _end(self) -> None:
+        self._state = "over"
+        if self._saved_env is not None:
+            _replace_environment(self._saved_env)
+            self._saved_env = None
+
+
+def _replace_environment(env: dict[str, str]) -> None:
+    for name in set(os.environ) - set(env):
+        del os.environ[name]
+    os.environ.update(env)

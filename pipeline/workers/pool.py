@@ -1,0 +1,225 @@
+"""Owns the workers: starts them, waits on all of them at once, replaces the dead, and leaves none behind.
+
+    engine thread --- Pool.send ---> worker 0 .. n-1        one pipe each, one job in flight each
+                  <-- Pool.wait ---  pipes and sentinels    one wait on all of them
+
+Nothing is shared between workers, so no death can block another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from pipeline.errors import WorkerError, describe_exit
+from pipeline.workers.messages import FromWorker, JobStarted, RunJob, WorkerExited, WorkerReady
+from pipeline.workers.protocol import Worker
+from pipeline.workers.reaper import Reaper
+
+MAX_FAILED_STARTS = 3
+_KILL_TIMEOUT_S = 30.0
+
+Deliver = Callable[[int, FromWorker], None]
+MakeWorker = Callable[[int, Reaper], Worker]
+
+log = logging.getLogger("pipeline")
+
+
+@dataclass
+class _Slot:
+    """A place for a worker, and the worker in it."""
+
+    worker: Worker
+    start_deadline: float | None = None
+    failed_starts: int = 0
+    """How many workers in a row ended in this place before their first job."""
+    used: bool = False
+    """Whether the worker has begun a job."""
+    alive: bool = False
+
+
+class Pool:
+    """A fixed number of workers.
+
+    Attributes:
+        size: How many.
+    """
+
+    def __init__(
+        self,
+        make: MakeWorker,
+        size: int,
+        *,
+        start_timeout_s: float = 60.0,
+        stop_grace_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Describe a pool; nothing starts yet.
+
+        Args:
+            make: Makes the worker of an index.
+            size: How many workers.
+            start_timeout_s: Seconds until a new worker must have reported that it is ready.
+            stop_grace_s: Seconds that each of the gentler steps of stopping is given.
+            clock: Monotonic seconds.
+        """
+        self.size = size
+        self._make = make
+        self._start_timeout_s = start_timeout_s
+        self._stop_grace_s = stop_grace_s
+        self._clock = clock
+        self._slots: list[_Slot] = []
+        self._reaper: Reaper | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        """Start all workers, without waiting for them.
+
+        Raises:
+            WorkerError: A process cannot be started at all.
+        """
+        self._reaper = Reaper()
+        self._stopping = False
+        for index in range(self.size):
+            self._slots.append(_Slot(self._make(index, self._reaper)))
+            self._start(self._slots[index])
+
+    def watch_folder(self, path: Path) -> None:
+        """Have a folder removed even if this process is killed."""
+        if self._reaper:
+            self._reaper.watch_folder(path)
+
+    def forget_folder(self, path: Path) -> None:
+        """Undo `watch_folder`."""
+        if self._reaper:
+            self._reaper.forget_folder(path)
+
+    def send(self, index: int, job: RunJob) -> None:
+        """Give a job to a worker that is ready and has none."""
+        self._slots[index].worker.send(job)
+
+    def interrupt(self) -> None:
+        """For signal handlers: break off a job that runs in this thread."""
+        for slot in self._slots:
+            slot.worker.interrupt()
+
+    def wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int] = ()) -> None:
+        """Wait until some worker has something to say, and deliver it.
+
+        A worker that ended is replaced after its end was delivered.
+
+        Args:
+            timeout_s: Longest wait; None for as long as it takes.
+            deliver: Called with the worker's index and its message, in the order in which the worker sent them.
+            also: Other file descriptors that end the wait when they become readable.
+
+        Raises:
+            WorkerError: Workers end again and again before they begin a job.
+        """
+        self._wait(timeout_s, deliver, also)
+        self._check_starts()
+
+    def stop(self, deliver: Deliver, hurry: Sequence[int] = ()) -> None:
+        """End all workers: ask, terminate, kill, each with a deadline. Returns when none is left.
+
+        Args:
+            deliver: As in `wait`; what was finished meanwhile still counts.
+            hurry: File descriptors; one that becomes readable ends the patience.
+        """
+        self._stopping = True
+        try:
+            for step, patience_s in (
+                (lambda worker: worker.ask_to_stop(), self._stop_grace_s),
+                (lambda worker: worker.terminate(), self._stop_grace_s),
+                (lambda worker: worker.kill(), _KILL_TIMEOUT_S),
+            ):
+                for slot in self._living():
+                    step(slot.worker)
+                # Once they are being killed there is nothing to hurry up.
+                self._wait_for_end(patience_s, deliver, hurry if patience_s != _KILL_TIMEOUT_S else ())
+        finally:
+            if self._reaper:
+                self._reaper.close()
+            left = [slot.worker.index for slot in self._living()]
+            self._slots, self._reaper = [], None
+        if left:
+            raise WorkerError(f"workers {left} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
+
+    def _wait_for_end(self, patience_s: float, deliver: Deliver, hurry: Sequence[int]) -> None:
+        give_up = self._clock() + patience_s
+        while self._living() and (left := give_up - self._clock()) > 0:
+            if hurry and wait(hurry, 0):
+                return
+            self._wait(left, deliver, hurry)
+
+    def _wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int]) -> None:
+        slots = self._living()
+        owners = {source: slot for slot in slots for source in slot.worker.sources()}
+        pending = [slot for slot in slots if slot.worker.pending()]
+        ready = wait([*owners, *also], 0 if pending else self._shorter(timeout_s))
+        speaking = {id(slot): slot for slot in pending}
+        speaking |= {id(owners[source]): owners[source] for source in ready if source in owners}  # type: ignore[index]
+        for slot in speaking.values():
+            slot.worker.receive(lambda message, slot=slot: self._deliver(slot, message, deliver))  # type: ignore[misc]
+
+    def _deliver(self, slot: _Slot, message: FromWorker, deliver: Deliver) -> None:
+        match message:
+            case WorkerReady():
+                slot.start_deadline = None
+            case JobStarted():
+                slot.used, slot.failed_starts = True, 0
+            case WorkerExited():
+                slot.alive, slot.start_deadline = False, None
+        deliver(slot.worker.index, message)
+        if isinstance(message, WorkerExited) and not self._stopping:
+            self._replace(slot, message)
+
+    def _replace(self, slot: _Slot, ended: WorkerExited) -> None:
+        if not slot.used:
+            slot.failed_starts += 1
+            if slot.failed_starts >= MAX_FAILED_STARTS:
+                raise _cannot_start(slot, ended)
+        assert self._reaper is not None
+        slot.worker = self._make(slot.worker.index, self._reaper)
+        self._start(slot)
+
+    def _start(self, slot: _Slot) -> None:
+        try:
+            slot.worker.start()
+        except OSError as error:
+            raise WorkerError(f"cannot start worker {slot.worker.index}: {error}") from error
+        slot.start_deadline = self._clock() + self._start_timeout_s
+        slot.alive, slot.used = True, False
+
+    def _check_starts(self) -> None:
+        now = self._clock()
+        for slot in self._living():
+            if slot.start_deadline is not None and now >= slot.start_deadline:
+                log.warning(
+                    "worker %d was not ready within %g s; killing it",
+                    slot.worker.index,
+                    self._start_timeout_s,
+                )
+                slot.start_deadline = None
+                slot.worker.kill()
+
+    def _shorter(self, timeout_s: float | None) -> float | None:
+        deadlines = [slot.start_deadline for slot in self._living() if slot.start_deadline is not None]
+        waits = [max(0.0, deadline - self._clock()) for deadline in deadlines]
+        return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
+
+    def _living(self) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.alive]
+
+
+def _cannot_start(slot: _Slot, ended: WorkerExited) -> WorkerError:
+    words = slot.worker.last_words()
+    said = "\n" + "\n".join(f"    {line}" for line in words.splitlines()[-15:]) if words else ""
+    return WorkerError(
+        f"worker {slot.worker.index} ended {slot.failed_starts} times in a row before it began a job, last with "
+        f"{describe_exit(ended.exit_code)}.{said or ' It wrote nothing.'}"
+    )

@@ -1,0 +1,158 @@
+"""Runs one job after the other, in a worker process or in the engine's own: log, entry, commit, answer."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pipeline
+from pipeline.errors import JobError
+from pipeline.results.store import Store
+from pipeline.workers.messages import FromWorker, JobFinished, JobProgress, JobRaised, JobStarted, RunJob
+from pipeline.workers.output import OutputTo
+from pipeline.workers.work import Work
+
+PROGRESS_INTERVAL_S = 0.25
+_MAX_TEXT = 100_000
+
+Entry = Callable[[Work], None]
+
+
+class JobRunner:
+    """Runs jobs one at a time and keeps between them what they load.
+
+    Attributes:
+        memory: Handed to every job as `Work.memory`.
+    """
+
+    def __init__(self, send: Callable[[FromWorker], None], device: str, *, own_process: bool = True) -> None:
+        """Prepare to run jobs.
+
+        Args:
+            send: Takes what happens during a job.
+            device: ``cpu`` or ``cuda``.
+            own_process: Whether the standard streams are this worker's alone. Otherwise they are given back
+                while `send` runs.
+        """
+        self.memory: dict[str, Any] = {}
+        self._send = send
+        self._device = device
+        self._own_process = own_process
+
+    def run(self, order: RunJob) -> JobFinished | JobRaised:
+        """Run a job to its end. Only `KeyboardInterrupt` gets out: the worker is told to stop."""
+        start = time.monotonic()
+        try:
+            with OutputTo(Path(order.log_path)) as output:
+                return self._run_logged(order, output, start)
+        except OSError as error:  # the log itself cannot be written
+            return _raised(order, error, start)
+
+    def _run_logged(self, order: RunJob, output: OutputTo, start: float) -> JobFinished | JobRaised:
+        def send(message: FromWorker) -> None:
+            with self._streams(output):
+                self._send(message)
+
+        try:
+            send(JobStarted(job_id=order.job_id, attempt=order.attempt))
+            work = self._execute(order, send)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: a job may end itself, not its worker
+            traceback.print_exc()
+            return _raised(order, error, start)
+        return JobFinished(
+            job_id=order.job_id,
+            attempt=order.attempt,
+            load_s=round(work.load_s, 6),
+            run_s=round(time.monotonic() - start, 6),
+            samples=work.samples,
+            tokens=work.tokens,
+        )
+
+    def _streams(self, output: OutputTo) -> AbstractContextManager[None]:
+        return nullcontext() if self._own_process else output.paused()
+
+    def _execute(self, order: RunJob, send: Callable[[FromWorker], None]) -> Work:
+        store, scratch = Store(Path(order.store)), Path(order.scratch)
+        out = store.begin(scratch, order.key, order.attempt) if order.key else scratch
+        work = Work(
+            job_id=order.job_id,
+            attempt=order.attempt,
+            payload=order.payload,
+            inputs={name: tuple(map(store.path, keys)) for name, keys in order.inputs.items()},
+            out=out,
+            device=self._device,
+            memory=self.memory,
+            report=_Progress(order, send),
+        )
+        try:
+            with work.loading():
+                entry = load_entry(order.entry)
+            entry(work)
+            if order.key:
+                store.commit(order.key, out, _about(order))
+        except BaseException:
+            if order.key:
+                shutil.rmtree(out, ignore_errors=True)
+            raise
+        return work
+
+
+class _Progress:
+    """Sends progress, but no more often than anyone can read it."""
+
+    def __init__(self, order: RunJob, send: Callable[[FromWorker], None]) -> None:
+        self._order = order
+        self._send = send
+        self._next = 0.0
+
+    def __call__(self, done: int, total: int, tokens: int) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + PROGRESS_INTERVAL_S
+        job_id, attempt = self._order.job_id, self._order.attempt
+        self._send(JobProgress(job_id=job_id, attempt=attempt, done=done, total=total, tokens=tokens))
+
+
+def load_entry(path: str) -> Entry:
+    """Import ``module:function``.
+
+    Raises:
+        JobError: The path does not name a function.
+    """
+    module, _, name = path.partition(":")
+    entry: Any = getattr(importlib.import_module(module), name, None)
+    if not callable(entry):
+        raise JobError(f"'{path}' does not name a function; an entry is written module:function")
+    checked: Entry = entry
+    return checked
+
+
+def _about(order: RunJob) -> dict[str, str]:
+    about = {"job": order.job_id, "pipeline": pipeline.__version__, "python": platform.python_version()}
+    torch = sys.modules.get("torch")
+    return about if torch is None else {**about, "torch": str(torch.__version__)}
+
+
+def _raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
+    kind = type(error)
+    return JobRaised(
+        job_id=order.job_id,
+        attempt=order.attempt,
+        error_type=kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}",
+        message=str(error)[:_MAX_TEXT],
+        traceback="".join(traceback.format_exception(error))[-_MAX_TEXT:],
+        run_s=round(time.monotonic() - start, 6),
+    )

@@ -1,0 +1,11 @@
+"""Train and compare: ``python run_parallel.py experiment.name=NAME [key=value ...]``.
+
+Kept thin and guarded: nothing here may import torch, and nothing runs when the module is only imported.
+"""
+
+import sys
+
+from pipeline.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
