@@ -6,12 +6,13 @@ methods.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from pipeline.config.schema import AlgoConfig, StageConfig, ValueAlgoConfig
+from pipeline.config.schema import AlgoConfig, StageConfig
 from pipeline.errors import JobError
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class JobContext:
         out: Folder to write to; committed whole when the method returns.
         device: ``cpu`` or ``cuda``, for `torch.device`.
         models: Models that stay loaded between jobs of this worker.
+        loading: Context in which time counts as loading rather than as work.
         progress: Reports how far the job is.
     """
 
@@ -104,6 +106,7 @@ class JobContext:
     out: Path
     device: str
     models: ModelCache
+    loading: Callable[[], AbstractContextManager[None]] = field(repr=False)
     progress: Progress = field(repr=False)
 
     def input(self, name: str) -> Path:
@@ -141,12 +144,6 @@ REFERENCE_TRAIN = Read("train", algo="reference")
 
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 """What any stage that decodes text depends on."""
-
-
-class ValueGuidedAlgorithms(Algorithm):
-    """Methods that leave the reference as it is and steer its decoding by a learned value (PITA, QSharp)."""
-
-    config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
 
 
 class PostTrainingAlgorithms(Algorithm):

@@ -171,6 +171,7 @@ class _Builder:
                 **payload,
                 "config": {name: _with_schema(section) for name, section in sections.items()},
                 "models_in_memory": self.config.execution.models_in_memory,
+                "samples": self._samples(stage, rows),
             },
             inputs=inputs,
             algo=chain.algo,

@@ -1,1 +1,1 @@
-"""Decides what runs where (pure policy over state) and carries it out (the loop)."""
+"""Carries out a plan: pure state, policy and retry rules, and one loop that has the clocks and side effects."""

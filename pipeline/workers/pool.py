@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -27,6 +28,21 @@ Deliver = Callable[[int, FromWorker], None]
 MakeWorker = Callable[[int, Reaper], Worker]
 
 log = logging.getLogger("pipeline")
+
+
+def _ask_to_stop(worker: Worker) -> None:
+    worker.ask_to_stop()
+
+
+def _terminate(worker: Worker) -> None:
+    worker.terminate()
+
+
+def _kill(worker: Worker) -> None:
+    worker.kill()
+
+
+_STEPS = (_ask_to_stop, _terminate, _kill)
 
 
 @dataclass
@@ -132,15 +148,13 @@ class Pool:
         """
         self._stopping = True
         try:
-            for step, patience_s in (
-                (lambda worker: worker.ask_to_stop(), self._stop_grace_s),
-                (lambda worker: worker.terminate(), self._stop_grace_s),
-                (lambda worker: worker.kill(), _KILL_TIMEOUT_S),
+            for step, patience_s in zip(
+                _STEPS, (self._stop_grace_s, self._stop_grace_s, _KILL_TIMEOUT_S), strict=True
             ):
                 for slot in self._living():
                     step(slot.worker)
                 # Once they are being killed there is nothing to hurry up.
-                self._wait_for_end(patience_s, deliver, hurry if patience_s != _KILL_TIMEOUT_S else ())
+                self._wait_for_end(patience_s, deliver, () if step is _kill else hurry)
         finally:
             if self._reaper:
                 self._reaper.close()
@@ -161,12 +175,16 @@ class Pool:
         owners = {source: slot for slot in slots for source in slot.worker.sources()}
         pending = [slot for slot in slots if slot.worker.pending()]
         ready = wait([*owners, *also], 0 if pending else self._shorter(timeout_s))
-        speaking = {id(slot): slot for slot in pending}
-        speaking |= {id(owners[source]): owners[source] for source in ready if source in owners}  # type: ignore[index]
+        speaking = {slot.worker.index: slot for slot in pending}
+        speaking |= {
+            owners[source].worker.index: owners[source]
+            for source in ready
+            if isinstance(source, int) and source in owners
+        }
         for slot in speaking.values():
-            slot.worker.receive(lambda message, slot=slot: self._deliver(slot, message, deliver))  # type: ignore[misc]
+            slot.worker.receive(partial(self._deliver, slot, deliver))
 
-    def _deliver(self, slot: _Slot, message: FromWorker, deliver: Deliver) -> None:
+    def _deliver(self, slot: _Slot, deliver: Deliver, message: FromWorker) -> None:
         match message:
             case WorkerReady():
                 slot.start_deadline = None

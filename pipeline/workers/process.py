@@ -138,19 +138,18 @@ class LocalWorker:
 
     def receive(self, deliver: Deliver) -> None:
         """Deliver what the process sent and, if it is over, how it ended."""
-        if self._channel is None:
+        channel = self._channel
+        if channel is None:
             return
         # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
         ended = self._has_ended()
         try:
-            for line in self._channel.receive():
+            for line in channel.receive():
                 deliver(decode(line))
         except WorkerError as error:
             log.warning("worker %d: %s; killing it", self._index, error)
             self.kill()
-        if self._channel is None:
-            return  # it was ended while messages were delivered
-        if self._channel.closed and not ended:
+        if channel.closed and not ended:
             ended = self._see_off()
         if ended:
             deliver(WorkerExited(exit_code=self._bury()))
@@ -178,6 +177,10 @@ class LocalWorker:
         if self._pidfd >= 0:
             os.close(self._pidfd)
         self._channel, self._pidfd = None, -1
+        with suppress(OSError):
+            if not self._log_path.stat().st_size:
+                self._log_path.unlink()
+                self._log_path.parent.rmdir()
         return code
 
     def ask_to_stop(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import platform
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,17 @@ def load_entry(path: str) -> Entry:
 
 
 def _about(order: RunJob) -> dict[str, str]:
-    about = {"job": order.job_id, "pipeline": pipeline.__version__, "python": platform.python_version()}
-    torch = sys.modules.get("torch")
-    return about if torch is None else {**about, "torch": str(torch.__version__)}
+    return {"job": order.job_id, **_versions()}
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Of what results may depend on; not whether it was imported, which differs between workers."""
+    versions = {"pipeline": pipeline.__version__, "python": platform.python_version()}
+    for package in ("torch", "transformers"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
 
 
 def _raised(order: RunJob, error: BaseException, start: float) -> JobRaised:

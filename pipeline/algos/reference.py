@@ -1,0 +1,53 @@
+"""The reference policy as an algorithm of round 0: trained or named once, evaluated like every other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.config.schema import TinyModelConfig
+
+
+class Reference(Algorithm):
+    """What every chain starts from and is compared with."""
+
+    name: ClassVar[str] = "reference"
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage("train", config=("system", "dataset", "model"), seeded=False, loads_models=False, seconds=30.0),
+        Stage("evaluate", shards="eval", reads=(REFERENCE_TRAIN,), config=(*TEXT, "evaluation"), seconds=0.5),
+        Stage("metrics", reads=(Read("evaluate"),), config=("evaluation",), loads_models=False, seconds=0.3),
+    )
+
+    def train(self, ctx: JobContext) -> None:
+        """Train a tiny model, or note where the model is that the configuration names."""
+        model = ctx.config.model
+        if not isinstance(model, TinyModelConfig):
+            path = Path(str(model.path))
+            source = str(path.absolute()) if path.is_dir() else model.path
+            (ctx.out / "model.json").write_text(json.dumps({"path": source}) + "\n")
+            return
+        with ctx.loading():
+            from pipeline.algos.text import open_dataset
+            from pipeline.models.tiny import make_tokenizer, train_reference
+        dataset = open_dataset(ctx)
+        trained, losses = train_reference(
+            model, dataset, ctx.device, lambda step, tokens: ctx.progress(step, tokens=tokens)
+        )
+        trained.cpu().save_pretrained(ctx.out)
+        make_tokenizer(dataset).save_pretrained(ctx.out)
+        (ctx.out / "training.json").write_text(json.dumps({"loss": losses}) + "\n")
+
+    def evaluate(self, ctx: JobContext) -> None:
+        """Sample from the reference as it is."""
+        with ctx.loading():
+            from pipeline.algos import text
+        dataset = text.open_dataset(ctx)
+        text.evaluate(ctx, text.reference_policy(ctx, dataset), dataset)
+
+    def metrics(self, ctx: JobContext) -> None:
+        """Metrics of all evaluated samples."""
+        with ctx.loading():
+            from pipeline.algos import text
+        text.write_metrics(ctx)

@@ -1,0 +1,83 @@
+"""Roll-ins, cuts and roll-outs: how both value-guided methods collect data. Worker side only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.algos.base import JobContext
+from pipeline.algos.text import round_rows, row_ids
+from pipeline.datasets.base import Dataset
+from pipeline.generation.policy import TextPolicy
+from pipeline.generation.sampling import Keys, sample_keys, uniforms
+
+
+class Rollouts:
+    """The roll-ins of one shard: `samples_per_example` for each prompt.
+
+    Attributes:
+        rows: The row of each roll-in.
+        prompts: Its prompt's token ids.
+        tokens: The roll-in's token ids.
+    """
+
+    def __init__(self, ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> None:
+        """Sample the roll-ins by the current policy."""
+        self._ctx = ctx
+        self._samples = ctx.config.data_collection.samples_per_example
+        rows = round_rows(ctx, dataset)
+        self._ids = row_ids(rows)
+        self._generated = 0
+        encoded = policy.encode([row.prompt for row in rows])
+        decoded = policy.complete(encoded, self.keys("roll_in"), samples=self._samples, on_batch=self._report)
+        self._generated = sum(map(len, decoded.tokens))
+        self.tokens = decoded.tokens
+        self.rows = [row for row in rows for _ in range(self._samples)]
+        self.prompts = [prompt for prompt in encoded for _ in range(self._samples)]
+
+    def keys(self, stream: str) -> Keys:
+        """Streams of draws for a purpose, shape [prompts, samples]; every round has its own."""
+        name = f"{self._ctx.algo}/{self._ctx.round}/{stream}"
+        return sample_keys(self._ctx.seed, name, self._ids, self._samples)
+
+    def draws(self, stream: str) -> NDArray[np.float64]:
+        """One draw per roll-in, shape [roll-ins]."""
+        return uniforms(self.keys(stream), 1).reshape(-1)
+
+    def cut(self) -> NDArray[np.int64]:
+        """A token of each roll-in, drawn uniformly: its index, shape [roll-ins]."""
+        lengths = np.array([len(tokens) for tokens in self.tokens])
+        return np.minimum((self.draws("cut") * lengths).astype(np.int64), lengths - 1)
+
+    def finish(
+        self, policy: TextPolicy, prefixes: Sequence[Sequence[int]], stream: str | None
+    ) -> list[list[int]]:
+        """Complete prefixes of the roll-ins.
+
+        Args:
+            policy: Writes the rest.
+            prefixes: Tokens that are kept of each roll-in; one that is complete already stays as it is.
+            stream: Name of the draws; None takes the likeliest tokens.
+
+        Returns:
+            Whole completions: prefix and rest.
+        """
+        limits = [0 if self._over(policy, prefix) else policy.limit - len(prefix) for prefix in prefixes]
+        open_ones = [index for index, limit in enumerate(limits) if limit > 0]
+        keys = None if stream is None else self.keys(stream).reshape(-1, 1)[open_ones]
+        starts = [self.prompts[index] + list(prefixes[index]) for index in open_ones]
+        budgets = np.array([limits[index] for index in open_ones], np.int64)
+        decoded = policy.complete(starts, keys, budgets=budgets, on_batch=self._report)
+        self._generated += sum(map(len, decoded.tokens))
+        finished = [list(prefix) for prefix in prefixes]
+        for index, rest in zip(open_ones, decoded.tokens, strict=True):
+            finished[index] += rest
+        return finished
+
+    def _over(self, policy: TextPolicy, prefix: Sequence[int]) -> bool:
+        return policy.eos_id is not None and bool(prefix) and prefix[-1] == policy.eos_id
+
+    def _report(self, done: int, tokens: int) -> None:
+        self._ctx.progress(min(done, len(self._ids) * self._samples), tokens=self._generated + tokens)

@@ -1,0 +1,127 @@
+"""What stages that work with text share: opening policies, choosing rows, evaluating. Worker side only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.algos.base import JobContext
+from pipeline.datasets.base import Dataset, Row
+from pipeline.datasets.registry import load_dataset
+from pipeline.evaluation.metrics import FILE, Sample, metric_rows, read_samples, shown_samples, write_samples
+from pipeline.generation.decode import Guidance
+from pipeline.generation.guide import value_reader
+from pipeline.generation.policy import TextPolicy
+from pipeline.generation.sampling import sample_keys
+from pipeline.generation.tilt import Tilt
+from pipeline.models.load import load_policy, load_tokenizer, load_value
+from pipeline.rewards.base import CORRECT, score
+from pipeline.rewards.registry import load_reward
+
+POINTER = "model.json"
+"""In the output of a reference that was not trained in the run: where its model is."""
+
+
+def reference_source(folder: Path) -> str:
+    """Folder or hub id of the reference's model."""
+    pointer = folder / POINTER
+    return str(json.loads(pointer.read_bytes())["path"]) if pointer.is_file() else str(folder)
+
+
+def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The reference and its tokenizer, kept loaded between jobs."""
+    source = reference_source(ctx.input("reference.train"))
+    system = ctx.config.system
+    model = ctx.models.get(("policy", source), lambda: load_policy(source, system, ctx.device), ctx.loading)
+    tokenizer = ctx.models.get(("tokenizer", source), lambda: load_tokenizer(source), ctx.loading)
+    return model, tokenizer
+
+
+def reference_policy(ctx: JobContext, dataset: Dataset) -> TextPolicy:
+    """The reference as it is."""
+    model, tokenizer = reference_model(ctx)
+    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device)
+
+
+def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) -> TextPolicy:
+    """The reference guided by the value model of a folder."""
+    model, tokenizer = reference_model(ctx)
+    system = ctx.config.system
+    guide = ctx.models.get(("value", str(value)), lambda: load_value(value, system, ctx.device), ctx.loading)
+    guidance = Guidance(value_reader(guide), tilt)
+    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, guidance)
+
+
+def open_dataset(ctx: JobContext) -> Dataset:
+    """The dataset of the chain."""
+    return load_dataset(ctx.config.dataset)
+
+
+def round_rows(ctx: JobContext, dataset: Dataset) -> list[Row]:
+    """The training rows of this shard."""
+    ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
+    return [dataset.row(int(row)) for row in ids[ctx.rows[0] : ctx.rows[1]]]
+
+
+def row_ids(rows: Sequence[Row]) -> NDArray[np.int64]:
+    """Ids of rows, shape [R]."""
+    return np.array([row.id for row in rows], np.int64)
+
+
+def score_completions(
+    ctx: JobContext, policy: TextPolicy, rows: Sequence[Row], completions: Sequence[Sequence[int]], batch_size: int
+) -> NDArray[np.float64]:
+    """Rewards of completions, one row each; NaN where the reward does not apply."""
+    reward = load_reward(ctx.config.dataset.reward)
+    return score(reward, rows, policy.text(completions), completions, batch_size)
+
+
+def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
+    """Sample completions of held-out prompts, score them and write them down."""
+    settings = ctx.config.evaluation
+    ids = dataset.ids(settings.split)[ctx.rows[0] : ctx.rows[1]]
+    rows = [dataset.row(int(row)) for row in ids]
+    # The stream has no name of an algorithm or round in it: all are compared on the same draws.
+    keys = sample_keys(ctx.seed, "evaluate", row_ids(rows), settings.num_samples)
+    prompts = policy.encode([row.prompt for row in rows])
+    decoded = policy.complete(
+        prompts,
+        keys,
+        samples=settings.num_samples,
+        on_batch=lambda done, tokens: ctx.progress(done, tokens=tokens),
+    )
+    repeated = [row for row in rows for _ in range(settings.num_samples)]
+    texts = policy.text(decoded.tokens)
+    scores = score(load_reward(ctx.config.dataset.reward), repeated, texts, decoded.tokens)
+    write_samples(
+        ctx.out / FILE,
+        (
+            Sample(
+                row=row.id,
+                sample=index % settings.num_samples,
+                prompt=row.prompt,
+                completion=texts[index],
+                tokens=len(decoded.tokens[index]),
+                reward=None if np.isnan(scores[index]) else float(scores[index]),
+                correct=bool(scores[index] >= CORRECT),
+                kl=float(f"{decoded.kl[index]:.9g}"),
+                truncated=policy.truncated(decoded.tokens[index]),
+            )
+            for index, row in enumerate(repeated)
+        ),
+    )
+
+
+def write_metrics(ctx: JobContext) -> None:
+    """Turn the evaluated samples of all shards into metrics, and pick some samples to show."""
+    samples = read_samples(ctx.inputs["evaluate"])
+    rows = metric_rows(samples, ctx.config.evaluation)
+    (ctx.out / "metrics.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    shown = shown_samples(samples, ctx.config.evaluation.sample_prompts)
+    lines = (json.dumps(entry, ensure_ascii=False) + "\n" for entry in shown)
+    (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")

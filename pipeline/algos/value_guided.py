@@ -1,0 +1,153 @@
+"""The stages that value-guided methods share. A method adds how data is collected and how values tilt.
+
+    generate    roll in by the current guided policy, cut, roll out by the reference, label     (per shard)
+    train       fit the value model to the labelled tokens
+    evaluate    sample from the guided policy                                                  (per shard)
+    metrics     numbers with intervals
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.config.schema import AlgoConfig, ValueAlgoConfig
+from pipeline.errors import JobError
+
+if TYPE_CHECKING:
+    from pipeline.datasets.base import Dataset
+    from pipeline.generation.policy import TextPolicy
+    from pipeline.generation.tilt import Offset, Tilt
+    from pipeline.models.value import ValueModel
+    from pipeline.training.sequences import Sequences
+
+
+class ValueGuidedAlgorithms(Algorithm):
+    """Methods that leave the reference as it is and steer its decoding by a learned value (PITA, QSharp)."""
+
+    config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            "generate",
+            shards="train",
+            reads=(REFERENCE_TRAIN, Read("train", "previous")),
+            config=(*TEXT, "data_collection", "algo"),
+            seconds=1.0,
+        ),
+        Stage(
+            "train",
+            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
+            config=("system", "training", "algo", "model"),
+            seconds=15.0,
+        ),
+        Stage(
+            "evaluate",
+            shards="eval",
+            reads=(REFERENCE_TRAIN, Read("train")),
+            config=(*TEXT, "evaluation", "algo"),
+            seconds=1.0,
+        ),
+        Stage("metrics", reads=(Read("evaluate"),), config=("evaluation",), loads_models=False, seconds=0.3),
+    )
+
+    def offset(self, algo: ValueAlgoConfig) -> Offset:
+        """How value logits become offsets of the reference's log-probabilities."""
+        raise NotImplementedError(f"{type(self).__name__} must define offset()")
+
+    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
+        """Collect the labelled sequences of one shard."""
+        raise NotImplementedError(f"{type(self).__name__} must define collect()")
+
+    def generate(self, ctx: JobContext) -> None:
+        """Collect data; in the first round the current policy is the reference itself."""
+        with ctx.loading():
+            from pipeline.algos import text
+        dataset = text.open_dataset(ctx)
+        reference = text.reference_policy(ctx, dataset)
+        previous = ctx.optional_input("train@previous")
+        roll_in = reference
+        if previous is not None and not math.isinf(_settings(ctx).eta):
+            roll_in = text.guided_policy(ctx, dataset, previous, self.tilt(_settings(ctx)))
+        self.collect(ctx, dataset, roll_in, reference).save(ctx.out)
+
+    def train(self, ctx: JobContext) -> None:
+        """Fit the value model and save it with the reference's tokenizer."""
+        with ctx.loading():
+            from pipeline.algos.text import reference_source
+            from pipeline.models.load import load_tokenizer
+            from pipeline.training.sequences import Sequences
+            from pipeline.training.value import fit_value
+        algo = _settings(ctx)
+        generated = ctx.inputs["generate@so_far"]
+        data = Sequences.load(generated if algo.aggregate else _last_round(generated, ctx.round))
+        model = self._start(ctx)
+        losses = fit_value(
+            model,
+            data,
+            algo,
+            ctx.config.training,
+            seed=ctx.seed * 1000 + ctx.round,
+            device=ctx.device,
+            clear_cache_interval=ctx.config.system.clear_cache_interval,
+            on_step=lambda done, tokens: ctx.progress(done, tokens=tokens),
+        )
+        model.cpu().save_pretrained(ctx.out)
+        load_tokenizer(reference_source(ctx.input("reference.train"))).save_pretrained(ctx.out)
+        about = {"sequences": len(data), "mean_label": float(data.labels.mean()) if len(data) else None}
+        (ctx.out / "training.json").write_text(json.dumps({**about, "loss": losses}) + "\n")
+
+    def evaluate(self, ctx: JobContext) -> None:
+        """Sample from the guided policy; with eta=inf that is the reference, and no guide is loaded."""
+        with ctx.loading():
+            from pipeline.algos import text
+        dataset = text.open_dataset(ctx)
+        if math.isinf(_settings(ctx).eta):
+            policy = text.reference_policy(ctx, dataset)
+        else:
+            policy = text.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(_settings(ctx)))
+        text.evaluate(ctx, policy, dataset)
+
+    def metrics(self, ctx: JobContext) -> None:
+        """Metrics of all evaluated samples."""
+        with ctx.loading():
+            from pipeline.algos import text
+        text.write_metrics(ctx)
+
+    def tilt(self, algo: ValueAlgoConfig) -> Tilt:
+        """The settings of guidance."""
+        from pipeline.generation.tilt import Tilt
+
+        return Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, truncate=algo.truncate)
+
+    def _start(self, ctx: JobContext) -> ValueModel:
+        """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
+        with ctx.loading():
+            from pipeline.algos.text import reference_source
+            from pipeline.models.load import load_policy, load_value
+            from pipeline.models.value import value_model_from
+        algo, system = _settings(ctx), ctx.config.system
+        previous = ctx.optional_input("train@previous")
+        with ctx.loading():
+            if previous is not None and algo.warm_start:
+                model = load_value(previous, system, ctx.device)
+            else:
+                source = ctx.config.model.value_path or reference_source(ctx.input("reference.train"))
+                model = value_model_from(load_policy(source, system, ctx.device), algo.head)
+        model.to(ctx.device)
+        model.requires_grad_(True)
+        return model
+
+
+def _settings(ctx: JobContext) -> ValueAlgoConfig:
+    algo = ctx.config.algo
+    if not isinstance(algo, ValueAlgoConfig):
+        raise JobError(f"{ctx.job_id}: its settings are {type(algo).__name__}, not ValueAlgoConfig")
+    return algo
+
+
+def _last_round(items: tuple[Path, ...], rounds: int) -> tuple[Path, ...]:
+    """The shards of the last round: every round has equally many."""
+    return items[len(items) // rounds * (rounds - 1) :]

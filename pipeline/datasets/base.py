@@ -1,0 +1,115 @@
+"""What a dataset is: rows with stable ids in three disjoint splits, and demonstrations for a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.schema import DatasetConfig
+from pipeline.errors import ConfigError, unknown_name
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row, in TRL's terms: a prompt and further columns that rewards are given by name.
+
+    Attributes:
+        id: Stable id. Draws of its samples are keyed by it, whatever the position or the split.
+        prompt: Text of the prompt.
+        columns: Further columns, for example ``solution``.
+    """
+
+    id: int
+    prompt: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Dataset:
+    """Base of every dataset. A subclass calls `split_ids` with its number of rows and implements `row`.
+
+    Attributes:
+        vocabulary: Tokens of a model made for this dataset, by id; empty where models bring their own. All but
+            `bos_token` are single characters.
+        bos_token: The token that begins every prompt of such a model.
+        completion_length: Upper bound on the tokens of a completion, or None.
+        fixed_length: Completions have exactly `completion_length` tokens, so one that is cut there is whole.
+        note: What a reader of results must know, or an empty string.
+    """
+
+    vocabulary: ClassVar[Sequence[str]] = ()
+    bos_token: ClassVar[str] = ""
+    completion_length: int | None = None
+    fixed_length: bool = False
+    note: ClassVar[str] = ""
+
+    def __init__(self, config: DatasetConfig) -> None:
+        self.config = config
+        self._splits: dict[str, NDArray[np.int64]] = {}
+
+    def split_ids(self, name: str, total: int) -> None:
+        """Deal the ids 0 .. total-1 into disjoint splits: one permutation by `config.seed`, cut into slices.
+
+        Raises:
+            ConfigError: Nothing is left to train on.
+        """
+        held_out = self.config.test_size + self.config.validation_size
+        if held_out >= total:
+            raise ConfigError(
+                f"{name}: test_size={self.config.test_size} and validation_size={self.config.validation_size} "
+                f"leave nothing of its {total} rows to train on; ask for fewer"
+            )
+        order = _permutation(self.config.seed, 0, total)
+        first, second = self.config.test_size, held_out
+        self._splits = {"test": order[:first], "validation": order[first:second], "train": order[second:]}
+
+    def ids(self, split: str) -> NDArray[np.int64]:
+        """Ids of a split, in its order.
+
+        Raises:
+            ConfigError: There is no such split.
+        """
+        if split not in self._splits:
+            raise ConfigError(unknown_name("split", split, SPLITS))
+        return self._splits[split]
+
+    def round_ids(self, seed: int, number: int, count: int) -> NDArray[np.int64]:
+        """Ids of the training rows of one round of a chain.
+
+        Rounds walk through one permutation of the training split, so they meet different rows until all have
+        been used, and then start again.
+
+        Args:
+            seed: Seed of the chain.
+            number: Round, from 1.
+            count: Rows of a round.
+
+        Returns:
+            Shape [count].
+        """
+        train = self.ids("train")
+        order = _permutation(seed, 1, len(train))
+        places = np.arange((number - 1) * count, number * count) % len(train)
+        return train[order[places]]
+
+    def row(self, row_id: int) -> Row:
+        """The row of an id."""
+        raise NotImplementedError
+
+    def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
+        """A prompt and a completion for the reference to imitate.
+
+        Args:
+            row_id: A training row.
+            draw: Uniform in (0, 1): which of several ways to complete it is shown.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no demonstrations, so it needs a model of its own")
+
+
+def _permutation(seed: int, purpose: int, size: int) -> NDArray[np.int64]:
+    return np.random.Generator(np.random.Philox(key=[seed, purpose])).permutation(size)

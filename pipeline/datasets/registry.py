@@ -1,0 +1,31 @@
+"""Datasets by name; a module is imported when its dataset is used."""
+
+from __future__ import annotations
+
+from pipeline.config.load import import_object
+from pipeline.config.schema import DatasetConfig
+from pipeline.datasets.base import Dataset
+from pipeline.errors import ConfigError, unknown_name
+
+DATASETS = {"addition": "pipeline.datasets.addition:Addition"}
+"""Kind -> dotted path of the class."""
+
+
+def known_datasets() -> list[str]:
+    """Kinds of the datasets that ship, sorted."""
+    return sorted(DATASETS)
+
+
+def load_dataset(config: DatasetConfig) -> Dataset:
+    """Make the dataset of a configuration.
+
+    Raises:
+        ConfigError: The kind is unknown, or `class_path` does not name a `Dataset`.
+    """
+    if config.class_path is None and config.kind not in DATASETS:
+        raise ConfigError(unknown_name("dataset", config.kind, DATASETS))
+    path = config.class_path or DATASETS[config.kind]
+    kind = import_object(path)
+    if not (isinstance(kind, type) and issubclass(kind, Dataset)):
+        raise ConfigError(f"'{path}' is no dataset: it must be a subclass of pipeline.datasets.base.Dataset")
+    return kind(config)

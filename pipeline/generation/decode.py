@@ -1,0 +1,240 @@
+"""Batched decoding with KV caches, plain or guided by a value model.
+
+Rows that are finished leave the batch. Samples of one prompt share its prefill. A draw belongs to its sample
+(`sampling`), so what is drawn does not depend on the batch that a sample is in.
+
+Shapes: N samples in all, B rows of a batch, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from pipeline.generation.batching import PromptBatch, batches_by_length, pad_left
+from pipeline.generation.guide import ValueReader
+from pipeline.generation.sampling import Keys, draw_tokens, policy_logprobs, uniforms
+from pipeline.generation.tilt import Tilt, draw_columns, find_candidates, guided_logprobs, split_draw, step_kl
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeSettings:
+    """How to decode.
+
+    Attributes:
+        batch_size: Rows at once.
+        temperature: Of the reference's distribution, before guidance.
+        top_p: Nucleus of it that is kept.
+        eos_id: Token that ends a completion, which includes it; None where nothing does.
+        pad_id: Token that fills up short prompts.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    batch_size: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    eos_id: int | None = None
+    pad_id: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """A value model's reader and how its values tilt the reference."""
+
+    reader: ValueReader
+    tilt: Tilt
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Completions.
+
+    Attributes:
+        tokens: Token ids of each sample, an end-of-text token included; N lists.
+        kl: KL divergence of the policy from the reference, summed over the steps of each sample, in nats,
+            shape [N]; 0 without guidance.
+    """
+
+    tokens: list[list[int]]
+    kl: NDArray[np.float64]
+
+
+@torch.inference_mode()
+def decode(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    budgets: Sequence[int] | NDArray[np.int64],
+    settings: DecodeSettings,
+    *,
+    keys: Keys | None,
+    samples: int = 1,
+    guidance: Guidance | None = None,
+    on_batch: Callable[[int, int], None] = lambda done, tokens: None,
+) -> Decoded:
+    """Complete prompts.
+
+    Args:
+        model: The reference policy, in evaluation mode.
+        prompts: Token ids.
+        budgets: New tokens at most, for each prompt.
+        settings: How to decode.
+        keys: Streams of draws, shape [prompts, samples]; None takes the likeliest token instead of drawing.
+        samples: Completions of each prompt.
+        guidance: Tilts the reference; None decodes from it as it is.
+        on_batch: Called after each batch with samples done and tokens generated so far.
+
+    Returns:
+        Completions in the order of the prompts, those of one prompt adjacent.
+    """
+    tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
+    kl = np.zeros(len(tokens))
+    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+    limits = np.asarray(budgets, np.int64)
+    done = generated = 0
+    for chosen in batches_by_length(lengths, max(1, settings.batch_size // samples)):
+        batch = pad_left([prompts[index] for index in chosen], settings.pad_id, settings.device)
+        steps = int(limits[chosen].max(initial=0))
+        draws = None if keys is None else uniforms(keys[chosen], steps).reshape(-1, steps)
+        rows = _Rows(model, settings, batch, samples, limits[chosen].repeat(samples), draws, guidance)
+        written, divergence = rows.run(steps)
+        places = (chosen[:, None] * samples + np.arange(samples)).reshape(-1)
+        for place, row in zip(places, written, strict=True):
+            tokens[place] = row
+        kl[places] = divergence
+        done += len(places)
+        generated += sum(map(len, written))
+        on_batch(done, generated)
+    return Decoded(tokens, kl)
+
+
+class _Rows:
+    """One batch while it is decoded. `live` holds the original row of every row that is left."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: DecodeSettings,
+        batch: PromptBatch,
+        samples: int,
+        budgets: NDArray[np.int64],
+        draws: NDArray[np.float64] | None,
+        guidance: Guidance | None,
+    ) -> None:
+        self.model, self.settings, self.guidance = model, settings, guidance
+        self.cache = DynamicCache(config=model.config)
+        self.budgets = budgets
+        self.live = np.flatnonzero(budgets > 0)
+        self.draws = None if draws is None else torch.from_numpy(draws).to(settings.device)
+        self.mask = None if batch.mask is None else batch.mask.repeat_interleave(samples, 0)
+        self.lengths = batch.lengths.repeat_interleave(samples, 0)
+        self.logits = self._forward(batch.ids, batch.mask, batch.positions).repeat_interleave(samples, 0)
+        self.cache.batch_repeat_interleave(samples)
+        if guidance is not None:
+            guidance.reader.begin(batch, samples)
+        if len(self.live) < len(budgets):
+            self._keep(torch.from_numpy(self.live).to(settings.device))
+
+    def run(self, steps: int) -> tuple[list[list[int]], NDArray[np.float64]]:
+        """Decode until every row is finished."""
+        count = len(self.budgets)
+        written = torch.zeros(count, max(1, steps), dtype=torch.long, device=self.settings.device)
+        kl = torch.zeros(count, dtype=torch.float64, device=self.settings.device)
+        ends = self.budgets.copy()
+        for step in range(steps):
+            if len(self.live) == 0:
+                break
+            live = torch.from_numpy(self.live).to(self.settings.device)
+            tokens = self._take(step, live, kl)
+            written[live, step] = tokens
+            if self._drop_finished(step, tokens, ends) and step + 1 < steps:
+                tokens = tokens[self._kept]
+            if len(self.live) and step + 1 < steps:
+                self._append(tokens)
+        rows = written.cpu().numpy()
+        return [rows[row, : ends[row]].tolist() for row in range(count)], kl.cpu().numpy()
+
+    def _take(self, step: int, live: Tensor, kl: Tensor) -> Tensor:
+        """The next token of every row that is left."""
+        logprobs = policy_logprobs(self.logits, self.settings.temperature, self.settings.top_p)
+        uniform = None if self.draws is None else self.draws[live, step]
+        if self.guidance is None:
+            return logprobs.argmax(-1) if uniform is None else draw_tokens(logprobs, uniform)
+        tokens, divergence = guided_step(self.guidance, logprobs, uniform)
+        kl[live] += divergence
+        return tokens
+
+    def _drop_finished(self, step: int, tokens: Tensor, ends: NDArray[np.int64]) -> bool:
+        finished = self.budgets[self.live] <= step + 1
+        if self.settings.eos_id is not None:
+            finished |= (tokens == self.settings.eos_id).cpu().numpy()
+        if not finished.any():
+            return False
+        ends[self.live[finished]] = step + 1
+        self.live = self.live[~finished]
+        self._kept = torch.from_numpy(np.flatnonzero(~finished)).to(self.settings.device)
+        if len(self.live):
+            self._keep(self._kept)
+        return True
+
+    def _keep(self, rows: Tensor) -> None:
+        self.cache.batch_select_indices(rows)
+        self.lengths = self.lengths[rows]
+        self.logits = self.logits[rows]
+        self.mask = None if self.mask is None else self.mask[rows]
+        if self.guidance is not None:
+            self.guidance.reader.keep(rows)
+
+    def _append(self, tokens: Tensor) -> None:
+        positions = self.lengths[:, None]
+        self.lengths = self.lengths + 1
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], -1)
+        self.logits = self._forward(tokens[:, None], self.mask, positions)
+
+    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+        output = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+
+def guided_step(guidance: Guidance, logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Take one guided step.
+
+    Args:
+        guidance: The value model's reader and the tilt.
+        logprobs: The reference's, shape [B, V].
+        uniform: Draws, shape [B], float64; None takes the likeliest candidate.
+
+    Returns:
+        Tokens, shape [B], and the KL divergence of the step in nats, shape [B].
+    """
+    candidates = find_candidates(logprobs, guidance.tilt)
+    asked = candidates.ids
+    draw = None if uniform is None else split_draw(logprobs, candidates, uniform, guidance.tilt)
+    outside = draw is not None and not guidance.tilt.truncate and bool(draw.outside.any())
+    if draw is not None and outside:
+        # A row whose draw falls outside still has to feed that token to the value model: in a column of its own.
+        asked = torch.cat([asked, draw.tokens[:, None]], -1)
+    values = guidance.reader.values(asked)
+    width = candidates.ids.shape[1]
+    guided = guided_logprobs(candidates, values[:, :width], guidance.tilt)
+    columns = guided.argmax(-1) if draw is None else draw_columns(guided, draw)
+    if draw is not None and outside:
+        columns = torch.where(draw.outside, width, columns)
+    tokens = asked.gather(-1, columns[:, None]).squeeze(-1)
+    guidance.reader.advance(tokens, columns)
+    return tokens, step_kl(candidates, guided)

@@ -1,0 +1,89 @@
+"""A policy that completes prompts: a reference model with its tokenizer, plain or guided by a value model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.config.schema import GenerationConfig
+from pipeline.datasets.base import Dataset
+from pipeline.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.generation.sampling import Keys
+
+
+class TextPolicy:
+    """Completes prompts given as token ids.
+
+    Attributes:
+        limit: New tokens per completion at most.
+        eos_id: Token that ends a completion, or None.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        generation: GenerationConfig,
+        dataset: Dataset,
+        device: str,
+        guidance: Guidance | None = None,
+    ) -> None:
+        self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
+        self.eos_id = tokenizer.eos_token_id
+        self._fixed_length = dataset.fixed_length
+        self._model = model
+        self._tokenizer = tokenizer
+        self._guidance = guidance
+        self._settings = DecodeSettings(
+            batch_size=generation.batch_size,
+            temperature=generation.temperature,
+            top_p=generation.top_p,
+            eos_id=self.eos_id,
+            pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+            device=device,
+        )
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of prompts, with whatever the tokenizer puts before a text."""
+        return [list(ids) for ids in self._tokenizer(list(prompts))["input_ids"]]
+
+    def text(self, completions: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of completions, without special tokens."""
+        return [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in completions]
+
+    def truncated(self, completion: Sequence[int]) -> bool:
+        """Whether a completion was cut off at the limit rather than ended by the policy."""
+        ended = bool(completion) and completion[-1] == self.eos_id and self.eos_id is not None
+        return not self._fixed_length and len(completion) >= self.limit and not ended
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int = 1,
+        budgets: NDArray[np.int64] | None = None,
+        on_batch: Callable[[int, int], None] = lambda done, tokens: None,
+    ) -> Decoded:
+        """Complete prompts; see `decode`.
+
+        Args:
+            prompts: Token ids.
+            keys: Streams of draws, shape [prompts, samples]; None takes the likeliest tokens.
+            samples: Completions of each prompt.
+            budgets: New tokens at most for each prompt; None allows `limit`.
+            on_batch: Called after each batch with samples done and tokens generated so far.
+        """
+        return decode(
+            self._model,
+            prompts,
+            np.full(len(prompts), self.limit) if budgets is None else budgets,
+            self._settings,
+            keys=keys,
+            samples=samples,
+            guidance=self._guidance,
+            on_batch=on_batch,
+        )

@@ -1,0 +1,129 @@
+"""Random draws that belong to a sample, and the policy's distribution they are drawn from.
+
+A draw is a hash of (seed, stream, row, sample, step), never the next number of a shared generator. Text therefore
+does not depend on the order of samples, on batches, on shards or on the number of workers.
+
+Shapes: B rows being decoded, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Keys = NDArray[np.uint64]
+"""One key per sample: the name of its own stream of draws."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_DRAW_BITS = 48
+"""Few enough that a draw times a total never rounds up to the total, in float64."""
+
+
+def _mix(x: Keys) -> Keys:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that scrambles 64 bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _absorb(key: Keys, value: Keys) -> Keys:
+    return _mix((key ^ value) * _GOLDEN + _GOLDEN)
+
+
+def stream_key(seed: int, stream: str) -> Keys:
+    """The key of a named stream of a chain, from which the keys of samples are made.
+
+    Args:
+        seed: Seed of the chain, 0 or more.
+        stream: What the draws are for. Streams of different names are independent.
+
+    Returns:
+        Shape [1].
+    """
+    name = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "little")
+    start = _absorb(np.array([seed], np.uint64), np.array([name], np.uint64))
+    return _absorb(start, np.array([name], np.uint64))
+
+
+def sample_keys(seed: int, stream: str, rows: NDArray[np.int64], samples: int) -> Keys:
+    """Keys of `samples` samples for each row.
+
+    Args:
+        seed: Seed of the chain, 0 or more.
+        stream: What the draws are for.
+        rows: Stable ids of rows of a dataset, shape [R].
+        samples: Samples of each row.
+
+    Returns:
+        Shape [R, samples].
+    """
+    per_row = _absorb(stream_key(seed, stream), rows.astype(np.uint64))
+    return _absorb(per_row[:, None], np.arange(samples, dtype=np.uint64)[None, :])
+
+
+def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
+    """Draws in the open interval (0, 1), one per step of each key; step t of a key is always the same number.
+
+    Args:
+        keys: Any shape.
+        steps: Number of steps.
+
+    Returns:
+        Shape [*keys.shape, steps].
+    """
+    counters = (np.arange(1, steps + 1, dtype=np.uint64)) * _GOLDEN
+    bits = _mix(keys[..., None] + counters) >> np.uint64(64 - _DRAW_BITS)
+    drawn: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-_DRAW_BITS
+    return drawn
+
+
+def policy_logprobs(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
+    """Log-probabilities of the policy that is sampled from: the model's, at a temperature, cut to a nucleus.
+
+    Guidance tilts this distribution and KL is measured against it, so `eta` means the same at every temperature.
+
+    Args:
+        logits: Shape [B, V], any floating type.
+        temperature: Above 0.
+        top_p: Smallest set of likeliest tokens with at least this probability is kept; 1 keeps everything.
+
+    Returns:
+        Shape [B, V], float32; -inf for tokens outside the nucleus.
+    """
+    logits = logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    logprobs = logits.log_softmax(-1)
+    if top_p >= 1.0:
+        return logprobs
+    # Ties go to the lower token id, whatever kernel sorts.
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    probabilities = ordered.double().exp()
+    outside = (probabilities.cumsum(-1) - probabilities) >= top_p
+    ordered = ordered.masked_fill(outside, -math.inf)
+    return logprobs.scatter(-1, order, ordered).log_softmax(-1)
+
+
+def draw_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """Draw by inversion of the distribution function, in the order of token ids.
+
+    Args:
+        logprobs: Shape [B, V]; need not be normalised, -inf is never drawn.
+        uniform: Shape [B], float64, in (0, 1).
+
+    Returns:
+        Token ids, shape [B], int64.
+    """
+    import torch
+
+    # float64, so that the sum over a large vocabulary still resolves the draw.
+    cumulative = logprobs.double().exp().cumsum(-1)
+    target = uniform.unsqueeze(-1) * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)

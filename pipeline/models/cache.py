@@ -1,0 +1,46 @@
+"""Models that stay in a worker's memory between jobs, least recently used first out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+
+class ModelCache:
+    """Keeps up to `capacity` loaded objects by key. They are shared between jobs, so nobody may change them.
+
+    Attributes:
+        hits: How often an object was found loaded.
+        loads: How often one had to be loaded.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """Make an empty cache for `capacity` objects, at least 1."""
+        self.capacity = capacity
+        self.hits = 0
+        self.loads = 0
+        self._kept: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+
+    def get(
+        self, key: tuple[str, ...], load: Callable[[], Any], loading: Callable[[], AbstractContextManager[None]]
+    ) -> Any:
+        """The object of a key, loaded if it is not kept.
+
+        Args:
+            key: Names it.
+            load: Loads it.
+            loading: Context in which that is timed.
+        """
+        if key in self._kept:
+            self.hits += 1
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        self.loads += 1
+        while len(self._kept) >= self.capacity:
+            # Before loading, so that the memory of both is never needed at once.
+            self._kept.popitem(last=False)
+        with loading():
+            self._kept[key] = load()
+        return self._kept[key]

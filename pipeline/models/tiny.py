@@ -1,0 +1,90 @@
+"""The embedded reference: a GPT-2 of some 76,000 parameters, trained in the run on a dataset's demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from pipeline.config.schema import TinyModelConfig, Warmup
+from pipeline.datasets.base import Dataset
+from pipeline.training.loop import TrainSettings, train
+
+
+def make_tokenizer(dataset: Dataset) -> PreTrainedTokenizerFast:
+    """One token per character of the dataset's vocabulary; every text begins with its BOS token."""
+    vocabulary = {token: index for index, token in enumerate(dataset.vocabulary)}
+    bos = dataset.bos_token
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=bos))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, pad_token=bos)
+
+
+def make_model(config: TinyModelConfig, dataset: Dataset) -> GPT2LMHeadModel:
+    """An untrained model, initialised from the model's own seed."""
+    shape = GPT2Config(
+        vocab_size=len(dataset.vocabulary),
+        n_embd=config.n_embd,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_inner=config.n_inner,
+        n_positions=config.n_positions,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        bos_token_id=dataset.vocabulary.index(dataset.bos_token),
+        eos_token_id=None,
+        pad_token_id=dataset.vocabulary.index(dataset.bos_token),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return GPT2LMHeadModel(shape)
+
+
+def train_reference(
+    config: TinyModelConfig, dataset: Dataset, device: str, on_step: Callable[[int, int], None]
+) -> tuple[GPT2LMHeadModel, list[float]]:
+    """Train on fresh demonstrations of training rows by next-token prediction.
+
+    Args:
+        config: Sizes and training settings.
+        dataset: Has demonstrations and a vocabulary.
+        device: ``cpu`` or ``cuda``.
+        on_step: Called after each step with the number of steps done and the tokens seen.
+
+    Returns:
+        The model, and the loss of every step in nats per token of the completion.
+    """
+    tokenizer = make_tokenizer(dataset)
+    model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
+    generator = np.random.Generator(np.random.Philox(key=[config.seed, 2]))
+    rows = dataset.ids("train")
+
+    def losses_of(step: int) -> Iterator[torch.Tensor]:
+        picked = rows[generator.integers(0, len(rows), config.batch_size)]
+        draws = generator.random(config.batch_size)
+        shown = [dataset.demonstration(int(row), float(draw)) for row, draw in zip(picked, draws, strict=True)]
+        ids = torch.tensor(tokenizer([p + c for p, c in shown])["input_ids"], device=device)
+        prompt = ids.shape[1] - len(shown[0][1])
+        logits = model(ids, use_cache=False).logits[:, prompt - 1 : -1]
+        yield F.cross_entropy(logits.flatten(0, 1), ids[:, prompt:].flatten())
+        on_step(step + 1, (step + 1) * ids.numel())
+
+    settings = TrainSettings(
+        steps=config.steps,
+        learning_rate=config.learning_rate,
+        weight_decay=0.01,
+        betas=(0.9, 0.98),
+        grad_clip=1.0,
+        warmup_steps=config.warmup_steps,
+        schedule=Warmup.cosine,
+    )
+    return model, train(model, settings, losses_of)

@@ -1,0 +1,104 @@
+"""Value models: a language-model backbone with a scalar head per candidate token.
+
+Shapes: B sequences, T positions, V tokens of the vocabulary.
+
+    head "v"    one output per position: the value of the token that stands there, given what precedes it
+    head "q"    V outputs per position: the value of each token that could come next
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+
+from pipeline.config.schema import HeadType
+
+
+class ValueConfig(PreTrainedConfig):
+    """Configuration of a `ValueModel`: its backbone's own configuration and the type of its head."""
+
+    model_type = "pipeline_value"
+    sub_configs = {"backbone": AutoConfig}  # noqa: RUF012 - the name and type that transformers looks for
+
+    def __init__(self, backbone: dict[str, Any] | PreTrainedConfig | None = None, head: str = "v", **rest: Any) -> None:
+        if isinstance(backbone, dict):
+            kind = AutoConfig.for_model(backbone["model_type"])
+            backbone = type(kind).from_dict(backbone)
+        self.backbone = backbone
+        self.head = head
+        super().__init__(**rest)
+
+
+class ValueModel(PreTrainedModel):
+    """Scores candidate tokens. Saved and loaded as any model of transformers."""
+
+    config_class = ValueConfig
+    config: ValueConfig
+    base_model_prefix = "backbone"
+    _supports_sdpa = True
+    _supports_flash_attn = True
+
+    def __init__(self, config: ValueConfig) -> None:
+        super().__init__(config)
+        backbone = config.backbone
+        assert isinstance(backbone, PreTrainedConfig)
+        self.backbone = AutoModel.from_config(backbone)
+        outputs = 1 if config.head == HeadType.v.name else backbone.get_text_config().vocab_size
+        self.head = nn.Linear(backbone.get_text_config().hidden_size, outputs)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool = False,
+    ) -> Tensor:
+        """Compute values.
+
+        Args:
+            input_ids: Shape [B, T].
+            attention_mask: As the backbone takes it; 4-D additive masks included.
+            position_ids: Shape [B, T].
+            past_key_values: Extended in place.
+            use_cache: Whether to extend it.
+
+        Returns:
+            Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
+        """
+        hidden = self.backbone(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        ).last_hidden_state
+        values: Tensor = self.head(hidden).float()
+        return values.squeeze(-1) if self.config.head == HeadType.v.name else values
+
+
+def value_model_from(backbone: PreTrainedModel, head: HeadType) -> ValueModel:
+    """A value model that starts as a copy of a language model's backbone.
+
+    The head starts at zero, so that before training every candidate has the same value and guidance changes
+    nothing.
+
+    Args:
+        backbone: A causal language model, or the model inside it.
+        head: Type of the head.
+    """
+    inner = backbone.base_model
+    model = ValueModel(ValueConfig(backbone=copy.deepcopy(inner.config), head=head.name))
+    model.backbone.load_state_dict(inner.state_dict())
+    nn.init.zeros_(model.head.weight)
+    nn.init.zeros_(model.head.bias)
+    return model.to(dtype=torch.float32)  # type: ignore[arg-type]
+
+
+AutoConfig.register(ValueConfig.model_type, ValueConfig)
+AutoModel.register(ValueConfig, ValueModel)

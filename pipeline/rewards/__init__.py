@@ -1,0 +1,1 @@
+"""Rewards in TRL's signature."""

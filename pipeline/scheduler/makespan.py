@@ -1,0 +1,169 @@
+"""Where the device time of a run went, against the least that any schedule could have taken. Pure.
+
+    devices x makespan = work + load + dependency + retry + tail
+
+Work is what successful attempts took without loading. A device that is neither working, loading nor wasting
+time on an attempt that gives nothing is idle: for want of a ready job (dependency) or, once the last job has been
+started, of any job at all (tail).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipeline.plan.graph import Plan, longest_paths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One try at a job, with times on the engine's monotonic clock.
+
+    Attributes:
+        job_id: The job.
+        attempt: From 1.
+        worker: Index of the worker.
+        sent_s: When it was handed to the worker.
+        ended_s: When its end was known.
+        load_s: Seconds of it spent loading.
+        outcome: ``done``, ``raised``, ``lost`` or ``stopped``.
+    """
+
+    job_id: str
+    attempt: int
+    worker: int
+    sent_s: float
+    ended_s: float
+    load_s: float = 0.0
+    outcome: str = "done"
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it gave a result."""
+        return self.outcome == "done"
+
+    @property
+    def total_s(self) -> float:
+        """All its device time."""
+        return self.ended_s - self.sent_s
+
+    @property
+    def work_s(self) -> float:
+        """Its device time without loading."""
+        return max(0.0, self.total_s - self.load_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpan:
+    """The life of one worker.
+
+    Attributes:
+        worker: Its index; a replacement has the same.
+        started_s: When it was started.
+        ready_s: When it could take jobs, or None if it never could.
+        ended_s: When its end was known, or None if it lived to the end of the run.
+    """
+
+    worker: int
+    started_s: float
+    ready_s: float | None = None
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Makespan:
+    """The account of a run; all in seconds, the last four in device-seconds.
+
+    Attributes:
+        actual_s: From the start of the run to the end of the last job.
+        lower_bound_s: No schedule of the same work on the same devices is shorter.
+        critical_path_s: Longest chain of jobs that read each other, at measured durations.
+        work_s: Sum of measured durations.
+        devices: How many.
+        load_s: Starting workers and loading models.
+        dependency_s: Idle while other jobs were still to come.
+        retry_s: Attempts that gave nothing, and starting workers anew.
+        tail_s: Idle after the last job was started.
+    """
+
+    actual_s: float
+    lower_bound_s: float
+    critical_path_s: float
+    work_s: float
+    devices: int
+    load_s: float
+    dependency_s: float
+    retry_s: float
+    tail_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Actual over lower bound."""
+        return self.actual_s / self.lower_bound_s if self.lower_bound_s else 1.0
+
+    def __str__(self) -> str:
+        plural = "s" if self.devices != 1 else ""
+        return (
+            f"makespan {self.actual_s:.1f} s = {self.ratio:.2f} x the lower bound {self.lower_bound_s:.1f} s "
+            f"(critical path {self.critical_path_s:.1f} s, work {self.work_s:.1f} s on {self.devices} "
+            f"device{plural}); lost device-seconds: load {self.load_s:.1f}, dependency {self.dependency_s:.1f}, "
+            f"retry {self.retry_s:.1f}, tail {self.tail_s:.1f}"
+        )
+
+
+def account(
+    plan: Plan, attempts: Sequence[Attempt], spans: Iterable[WorkerSpan], devices: int, start_s: float
+) -> Makespan | None:
+    """Account for a run.
+
+    Args:
+        plan: What was carried out, wholly or in part.
+        attempts: Every attempt.
+        spans: Every worker.
+        devices: Size of the pool.
+        start_s: When the run began.
+
+    Returns:
+        The account, or None if no attempt succeeded.
+    """
+    succeeded = [attempt for attempt in attempts if attempt.succeeded]
+    if not succeeded:
+        return None
+    end_s = max(attempt.ended_s for attempt in attempts)
+    durations = dict.fromkeys(plan.jobs, 0.0) | {attempt.job_id: attempt.work_s for attempt in succeeded}
+    critical_path_s = max(longest_paths(plan.graph, durations).values())
+    work_s = sum(attempt.work_s for attempt in succeeded)
+    wasted_s = sum(attempt.total_s for attempt in attempts if not attempt.succeeded)
+    starts = _starts(spans, end_s)
+    first_starts_s = sum(until - since for since, until, first in starts if first)
+    restarts_s = sum(until - since for since, until, first in starts if not first)
+    load_s = sum(attempt.total_s - attempt.work_s for attempt in succeeded) + first_starts_s
+    retry_s = wasted_s + restarts_s
+    idle_s = devices * (end_s - start_s) - work_s - load_s - retry_s
+    last_start_s = max(attempt.sent_s for attempt in attempts)
+    taken = [(attempt.sent_s, attempt.ended_s) for attempt in attempts] + [start[:2] for start in starts]
+    taken_late_s = sum(max(0.0, until - max(since, last_start_s)) for since, until in taken)
+    tail_s = max(0.0, devices * (end_s - last_start_s) - taken_late_s)
+    return Makespan(
+        actual_s=end_s - start_s,
+        lower_bound_s=max(critical_path_s, work_s / devices),
+        critical_path_s=critical_path_s,
+        work_s=work_s,
+        devices=devices,
+        load_s=load_s,
+        dependency_s=max(0.0, idle_s - tail_s),
+        retry_s=retry_s,
+        tail_s=tail_s,
+    )
+
+
+def _starts(spans: Iterable[WorkerSpan], end_s: float) -> list[tuple[float, float, bool]]:
+    """When workers were being started, up to the end, and whether each was the first in its place."""
+    seen: set[int] = set()
+    starts = []
+    for span in sorted(spans, key=lambda span: span.started_s):
+        over = next((at for at in (span.ready_s, span.ended_s) if at is not None), end_s)
+        since = min(span.started_s, end_s)
+        starts.append((since, max(since, min(over, end_s)), span.worker not in seen))
+        seen.add(span.worker)
+    return starts

@@ -1,0 +1,56 @@
+"""What came of a run: the end of every job, every attempt with its times, and the account of device time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.scheduler.makespan import Attempt, Makespan, WorkerSpan
+from pipeline.scheduler.state import JobStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of a run.
+
+    Attributes:
+        jobs: Job id -> where it stands; after an interruption some are still pending or ready.
+        reasons: Why jobs failed or are blocked.
+        root_causes: Blocked job -> the failed job behind it.
+        attempts: Every attempt, in the order in which they ended.
+        workers: Every worker that was started.
+        interrupted: ``SIGINT`` or ``SIGTERM`` if that ended the run.
+        makespan: The account of device time, or None where nothing was finished.
+    """
+
+    jobs: Mapping[str, JobStatus]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    root_causes: Mapping[str, str] = field(default_factory=dict)
+    attempts: Sequence[Attempt] = ()
+    workers: Sequence[WorkerSpan] = ()
+    interrupted: str | None = None
+    makespan: Makespan | None = None
+
+    def failures(self) -> list[tuple[str, str]]:
+        """Failed jobs with their reasons; those that they block are in `root_causes`."""
+        return [
+            (job_id, self.reasons[job_id]) for job_id, status in self.jobs.items() if status is JobStatus.failed
+        ]
+
+    def reason(self, job_id: str) -> str:
+        """Why a job has no result, or "" where nothing is wrong with it."""
+        return self.reasons.get(job_id, "")
+
+    def seconds_per_unit(self, plan: Plan, name_of: Callable[[Job], str]) -> dict[str, float]:
+        """Measured seconds per sample, loading left out, by name; per job where it has no samples."""
+        seconds: dict[str, float] = {}
+        units: dict[str, int] = {}
+        for attempt in self.attempts:
+            if attempt.succeeded:
+                job = plan.jobs[attempt.job_id]
+                name = name_of(job)
+                seconds[name] = seconds.get(name, 0.0) + attempt.work_s
+                units[name] = units.get(name, 0) + max(1, job.samples)
+        return {name: seconds[name] / units[name] for name in seconds}

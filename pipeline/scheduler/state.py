@@ -1,0 +1,297 @@
+"""The state of a run as plain data, and how each event changes it. No clock, no process, no file.
+
+pending -> ready -> running -> done
+   |         ^         |-----> failed
+   |         '---------'       (a lost attempt that is retried)
+   '-> blocked                 (something it reads has failed)
+stored                          (was there before the run)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pipeline.config.schema import Barrier
+from pipeline.errors import PlanError
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.scheduler.ready import ReadyQueue
+
+
+class JobStatus(Enum):
+    """Where a job stands."""
+
+    pending = "pending"
+    ready = "ready"
+    running = "running"
+    done = "done"
+    stored = "stored"
+    failed = "failed"
+    blocked = "blocked"
+
+
+SETTLED = frozenset({JobStatus.done, JobStatus.stored, JobStatus.failed, JobStatus.blocked})
+
+
+@dataclass
+class JobState:
+    """One job of the run.
+
+    Attributes:
+        job: The job.
+        status: Where it stands.
+        waits_for: Inputs that are not there yet.
+        attempts: How many were begun.
+        reason: Why it failed, or is blocked.
+        root_cause: The failed job that blocks it, or "".
+    """
+
+    job: Job
+    status: JobStatus = JobStatus.pending
+    waits_for: int = 0
+    attempts: int = 0
+    reason: str = ""
+    root_cause: str = ""
+
+
+@dataclass
+class WorkerState:
+    """One place in the pool and what it does.
+
+    Attributes:
+        index: Number of the worker.
+        device: Its device in words.
+        status: ``starting``, ``idle``, ``running`` or ``gone``.
+        job_id: The job that it runs, or "".
+        holds: Affinity keys whose models it has in memory, the one used last at the end.
+        done: Samples of its job that are finished.
+        total: Samples that its job has.
+        tokens: Tokens of its job so far.
+        rss_bytes: Resident memory at the last heartbeat.
+    """
+
+    index: int
+    device: str = ""
+    status: str = "starting"
+    job_id: str = ""
+    holds: list[str] = field(default_factory=list)
+    done: int = 0
+    total: int = 0
+    tokens: int = 0
+    rss_bytes: int = 0
+
+
+Cell = tuple[str, int]
+"""A chain and a round."""
+
+
+class RunState:
+    """Every job and worker of a run.
+
+    Attributes:
+        plan: What is carried out.
+        jobs: Job id -> its state.
+        workers: By index.
+        ready: Jobs that could start now.
+        cells: Chain and round -> number of jobs by status.
+        unsettled: Jobs that are neither there nor given up.
+        running: Jobs that run.
+        seconds_left: Sum of the estimated seconds of unsettled jobs.
+        samples: Of jobs that finished in this run.
+        tokens: Of jobs that finished in this run.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        stored: Collection[str],
+        num_workers: int,
+        *,
+        barrier: Barrier = Barrier.none,
+        models_in_memory: int = 1,
+    ) -> None:
+        """Set up the state before the first event.
+
+        Args:
+            plan: The plan.
+            stored: Ids of the jobs that need not run.
+            num_workers: Size of the pool.
+            barrier: Whether a round waits for all earlier ones.
+            models_in_memory: How many models a worker keeps.
+        """
+        self.plan = plan
+        self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
+        self.workers = [WorkerState(index) for index in range(num_workers)]
+        self.ready = ReadyQueue(plan.path_s)
+        self.cells: dict[Cell, Counter[JobStatus]] = {}
+        self.unsettled = len(self.jobs)
+        self.running = 0
+        self.seconds_left = sum(job.seconds for job in plan.jobs.values())
+        self.samples = 0
+        self.tokens = 0
+        self._models_in_memory = models_in_memory
+        self._barrier = barrier
+        self._unsettled_in_round = Counter(job.round for job in plan.jobs.values())
+        self._held_back: dict[int, list[str]] = {}
+        self._enter(set(stored))
+
+    def _enter(self, stored: set[str]) -> None:
+        for state in self.jobs.values():
+            self.cells.setdefault(cell_of(state.job), Counter())[JobStatus.pending] += 1
+            state.waits_for = sum(upstream not in stored for upstream in self.plan.inputs(state.job.id))
+        for job_id in sorted(stored & set(self.jobs)):
+            self._set(self.jobs[job_id], JobStatus.stored)
+        self._release([state.job.id for state in self.jobs.values() if state.waits_for == 0])
+
+    # -- workers -----------------------------------------------------------------------------------------------
+
+    def worker_ready(self, index: int, device: str) -> None:
+        """A worker reported that it is up; whatever it held before is not in this process."""
+        self.workers[index] = WorkerState(index, device=device, status="idle")
+
+    def worker_lost(self, index: int) -> str:
+        """A worker ended.
+
+        Returns:
+            The job that it ran, or "".
+        """
+        worker = self.workers[index]
+        self.workers[index] = WorkerState(index, device=worker.device, status="gone")
+        return worker.job_id
+
+    def idle_workers(self) -> list[WorkerState]:
+        """Workers that could take a job."""
+        return [worker for worker in self.workers if worker.status == "idle"]
+
+    # -- jobs --------------------------------------------------------------------------------------------------
+
+    def start(self, job_id: str, index: int) -> int:
+        """A ready job goes to an idle worker.
+
+        Returns:
+            The number of the attempt.
+        """
+        state, worker = self.jobs[job_id], self.workers[index]
+        assert state.status is JobStatus.ready
+        assert worker.status == "idle"
+        self.ready.remove(state.job)
+        self._set(state, JobStatus.running)
+        state.attempts += 1
+        worker.status, worker.job_id = "running", job_id
+        worker.done, worker.total, worker.tokens = 0, state.job.samples, 0
+        self._remember(worker, state.job.affinity)
+        return state.attempts
+
+    def is_current(self, index: int, job_id: str, attempt: int) -> bool:
+        """Whether a worker's message is about the attempt that it was given last."""
+        return self.workers[index].job_id == job_id and self.jobs[job_id].attempts == attempt
+
+    def finished(self, index: int, samples: int, tokens: int) -> None:
+        """A worker has finished its job."""
+        job_id = self._free(index)
+        self.samples += samples
+        self.tokens += tokens
+        self._set(self.jobs[job_id], JobStatus.done)
+        arrived = []
+        for reader in self.plan.readers(job_id):
+            self.jobs[reader].waits_for -= 1
+            if self.jobs[reader].waits_for == 0:
+                arrived.append(reader)
+        self._release(arrived)
+
+    def raised(self, index: int) -> str:
+        """A worker's job raised; the worker is free again.
+
+        Returns:
+            The job, still to be failed or retried.
+        """
+        return self._free(index)
+
+    def retry(self, job_id: str) -> None:
+        """A job whose attempt gave nothing may be tried again."""
+        self._set(self.jobs[job_id], JobStatus.pending)
+        self._release([job_id])
+
+    def fail(self, job_id: str, reason: str) -> list[str]:
+        """Give a job up, and with it all that depends on it.
+
+        Returns:
+            Ids of the jobs that are blocked by it.
+        """
+        state = self.jobs[job_id]
+        state.reason = reason
+        self._set(state, JobStatus.failed)
+        blocked = []
+        frontier = self.plan.readers(job_id)
+        while frontier:
+            below = self.jobs[frontier.pop()]
+            if below.status is JobStatus.pending:
+                below.reason, below.root_cause = f"needs {job_id}, which failed", job_id
+                self._set(below, JobStatus.blocked)
+                blocked.append(below.job.id)
+                frontier += self.plan.readers(below.job.id)
+        self._open_rounds()
+        return blocked
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _free(self, index: int) -> str:
+        worker = self.workers[index]
+        job_id, worker.job_id, worker.status = worker.job_id, "", "idle"
+        return job_id
+
+    def _remember(self, worker: WorkerState, affinity: str) -> None:
+        if affinity:
+            others = [held for held in worker.holds if held != affinity]
+            worker.holds = [*others, affinity][-self._models_in_memory :]
+
+    def _set(self, state: JobState, status: JobStatus) -> None:
+        counts = self.cells[cell_of(state.job)]
+        counts[state.status] -= 1
+        counts[status] += 1
+        self.running += (status is JobStatus.running) - (state.status is JobStatus.running)
+        state.status = status
+        if status in SETTLED:
+            self.unsettled -= 1
+            self.seconds_left -= state.job.seconds
+            self._unsettled_in_round[state.job.round] -= 1
+
+    def _release(self, job_ids: Iterable[str]) -> None:
+        """Make jobs ready whose inputs are there, or keep them until their round is open."""
+        for job_id in job_ids:
+            state = self.jobs[job_id]
+            if state.status is JobStatus.pending:
+                self._held_back.setdefault(state.job.round, []).append(job_id)
+        self._open_rounds()
+
+    def _open_rounds(self) -> None:
+        open_rounds = self._held_back
+        if self._barrier is Barrier.round:
+            first = min((number for number, left in self._unsettled_in_round.items() if left), default=0)
+            open_rounds = {number: ids for number, ids in self._held_back.items() if number <= first}
+        for number in sorted(open_rounds):
+            for job_id in self._held_back.pop(number):
+                state = self.jobs[job_id]
+                self._set(state, JobStatus.ready)
+                self.ready.push(state.job)
+
+
+def cell_of(job: Job) -> Cell:
+    """Where a job is counted."""
+    return job.chain, job.round
+
+
+def check_runnable(plan: Plan) -> None:
+    """Refuse what this engine cannot carry out.
+
+    Raises:
+        PlanError: A job needs several devices, or its id cannot name a folder.
+    """
+    for job in plan.jobs.values():
+        if job.devices != 1:
+            raise PlanError(f"{job.id} needs {job.devices} devices at once; a worker has one")
+        if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
+            raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")

@@ -1,0 +1,1 @@
+"""Training: one deterministic loop, batches of labelled sequences, losses. Worker side."""

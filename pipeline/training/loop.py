@@ -1,0 +1,105 @@
+"""One training loop for every method: AdamW, warm-up, schedule, clipping, accumulated micro-batches.
+
+Deterministic: the order of the data comes from a seed, nothing is drawn while training, and a step is a function
+of the weights, the optimizer's state and the number of the step, all of which `TrainState` holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.config.schema import Warmup
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """How to train.
+
+    Attributes:
+        steps: Optimizer steps.
+        learning_rate: At its highest.
+        weight_decay: Of AdamW, on every parameter.
+        betas: Of AdamW.
+        grad_clip: Largest norm of the gradient; 0 does not clip.
+        warmup_steps: Steps over which the rate rises from 0.
+        schedule: What follows the warm-up.
+        clear_cache_interval: Steps between calls of `torch.cuda.empty_cache`; 0 never.
+    """
+
+    steps: int
+    learning_rate: float
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    grad_clip: float = 1.0
+    warmup_steps: int = 0
+    schedule: Warmup = Warmup.constant
+    clear_cache_interval: int = 0
+
+
+@dataclass
+class TrainState:
+    """Everything a training needs to go on: what a checkpoint would hold."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+
+
+def rate_at(step: int, settings: TrainSettings) -> float:
+    """Learning rate of a step, counted from 0: linear warm-up, then constant or a cosine to 0."""
+    warmup = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    if settings.schedule is Warmup.constant:
+        return settings.learning_rate * warmup
+    return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * step / max(1, settings.steps)))
+
+
+def train(
+    model: nn.Module, settings: TrainSettings, losses_of: Callable[[int], Iterator[Tensor]]
+) -> list[float]:
+    """Train a model in place.
+
+    Args:
+        model: Its parameters that require gradients are trained.
+        settings: How.
+        losses_of: Step -> the losses of its micro-batches, weighted so that they add up to the loss of the batch.
+            Each is back-propagated before the next is asked for, so that only one is in memory.
+
+    Returns:
+        The loss of every step.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
+    )
+    state = TrainState(model, optimizer)
+    model.train()
+    history = [_step(state, settings, trained, losses_of) for _ in range(settings.steps)]
+    model.eval()
+    return history
+
+
+def _step(
+    state: TrainState,
+    settings: TrainSettings,
+    trained: list[nn.Parameter],
+    losses_of: Callable[[int], Iterator[Tensor]],
+) -> float:
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate_at(state.step, settings)
+    total = 0.0
+    for loss in losses_of(state.step):
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    if settings.grad_clip:
+        nn.utils.clip_grad_norm_(trained, settings.grad_clip)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    if settings.clear_cache_interval and state.step % settings.clear_cache_interval == 0 and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return total

@@ -1,0 +1,75 @@
+"""Fitting a value model to labelled sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig
+from pipeline.models.value import ValueModel
+from pipeline.training.loop import TrainSettings, train
+from pipeline.training.losses import chosen_values, token_bce
+from pipeline.training.sequences import Sequences, epoch_order, micro_batches
+
+
+def fit_value(
+    model: ValueModel,
+    data: Sequences,
+    algo: ValueAlgoConfig,
+    training: TrainingConfig,
+    *,
+    seed: int,
+    device: str,
+    clear_cache_interval: int = 0,
+    on_step: Callable[[int, int], None],
+) -> list[float]:
+    """Train a value model in place; a batch's loss is the mean over its supervised tokens.
+
+    Args:
+        model: On its device.
+        data: Labelled sequences.
+        algo: Batch size, epochs, learning rate.
+        training: Micro-batch size, decay, clipping, schedule.
+        seed: Of the order of the data.
+        device: ``cpu`` or ``cuda``.
+        clear_cache_interval: As `TrainSettings` has it.
+        on_step: Called after each step with sequences and tokens seen so far.
+
+    Returns:
+        The loss of every step, in nats per token.
+    """
+    if len(data) == 0:
+        return []
+    order = epoch_order(len(data), algo.epochs, seed)
+    tokens = 0
+
+    def losses_of(step: int) -> Iterator[Tensor]:
+        nonlocal tokens
+        rows = order[step * algo.batch_size : (step + 1) * algo.batch_size]
+        supervised = int((data.lengths[rows] - data.starts[rows]).sum())
+        for batch in micro_batches(data, rows, training.micro_batch_size, device):
+            tokens += batch.ids.numel()
+            yield token_bce(token_values(model, batch.ids), batch.mask, batch.labels) / max(1, supervised)
+        on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
+
+    settings = TrainSettings(
+        steps=math.ceil(len(order) / algo.batch_size),
+        learning_rate=algo.learning_rate,
+        weight_decay=training.weight_decay,
+        grad_clip=training.grad_clip,
+        warmup_steps=training.warmup_steps,
+        schedule=training.schedule,
+        clear_cache_interval=clear_cache_interval,
+    )
+    if training.gradient_checkpointing:
+        model.backbone.gradient_checkpointing_enable()
+    return train(model, settings, losses_of)
+
+
+def token_values(model: ValueModel, ids: Tensor) -> Tensor:
+    """Value logit of every token of whole sequences, padded on the right; shape [B, T]."""
+    # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
+    values: Tensor = model(ids)
+    return values if model.config.head == HeadType.v.name else chosen_values(values, ids)

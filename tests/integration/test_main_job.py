@@ -1,0 +1,234 @@
+"""The main job end to end, small: what a user sees, and that the results are the same bytes however it ran."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.results.journal import read_journal
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "models.tiny.steps=40",
+    "models.tiny.batch_size=32",
+    "data_collection.prompts_per_round=60",
+    "execution.shard_size=20",
+    "evaluation.num_prompts=40",
+    "evaluation.bootstrap_samples=50",
+    "algos.PITA.epochs=1",
+    "algos.QSharp.epochs=1",
+]
+
+
+def command(output_dir: Path, *overrides: str, name: str = "t") -> list[str]:
+    main = str(ROOT / "run_parallel.py")
+    return [sys.executable, main, f"experiment.name={name}", f"output_dir={output_dir}", *SMALL, *overrides]
+
+
+def run(output_dir: Path, *overrides: str, name: str = "t", code: int = 0) -> str:
+    done = subprocess.run(
+        command(output_dir, *overrides, name=name),
+        capture_output=True,
+        text=True,
+        cwd=output_dir.parent,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def results(output_dir: Path, name: str = "t") -> tuple[bytes, bytes, bytes]:
+    run_dir = output_dir / name / "latest"
+    read = [(run_dir / file).read_bytes() for file in ("results.json", "results.csv", "samples.jsonl")]
+    return read[0], read[1], read[2]
+
+
+def events(output_dir: Path, event: str, name: str = "t") -> list[str]:
+    journal = read_journal(output_dir / name / "latest" / "journal.jsonl")
+    return [str(entry["job"]) for entry in journal if entry["event"] == event]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on two workers."""
+    output_dir = tmp_path_factory.mktemp("calm") / "outputs"
+    run(output_dir, "execution.workers=2")
+    return output_dir
+
+
+def test_a_run_leaves_every_file_it_promises(calm: Path) -> None:
+    latest = calm / "t" / "latest"
+    for name in ("config.yaml", "plan.json", "journal.jsonl", "run.log", "results.json", "results.csv", "samples.jsonl"):
+        assert (latest / name).stat().st_size > 0, name
+    rows = json.loads((latest / "results.json").read_bytes())["rows"]
+    found = {(row["algo"], row["round"], row["metric"]) for row in rows}
+    for chain in [("reference", 0), ("PITA", 1), ("PITA", 2), ("QSharp", 1), ("QSharp", 2)]:
+        assert {(*chain, metric) for metric in ("pass@1", "reward", "kl_per_sequence", "length")} <= found
+    assert all(row["value"] == 0 for row in rows if row["algo"] == "reference" and row["metric"].startswith("kl"))
+    log = (latest / "run.log").read_text()
+    assert "worker 0: cpu slot 0, 1 thread" in log
+    assert "worker 1: cpu slot 1, 1 thread" in log
+    assert not list(calm.glob(".store/.tmp/*"))
+
+
+def test_every_job_has_a_log_and_a_link_to_its_output(calm: Path) -> None:
+    latest = calm / "t" / "latest"
+    for job in json.loads((latest / "plan.json").read_bytes())["jobs"]:
+        assert (latest / "jobs" / job["id"] / "log.txt").is_file()
+        assert (latest / "jobs" / job["id"] / "output" / "manifest.json").is_file()
+
+
+def test_the_chains_share_the_reference(calm: Path) -> None:
+    finished = events(calm, "JobFinished")
+    assert len([job for job in finished if "reference/train" in job]) == 1
+    assert len(finished) == len(set(finished))
+
+
+def test_the_same_command_again_runs_nothing_and_prints_the_table(calm: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "outputs"
+    shutil.copytree(calm, copy, symlinks=True)
+    printed = run(copy)
+    assert "nothing to run" in printed
+    assert "reference" in printed
+    assert events(copy, "JobStarted") == [] if (copy / "t/latest/journal.jsonl").exists() else True
+    assert results(copy) == results(calm)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["execution.workers=1", "system.use_parallel_execution=false", "execution.barrier=round"],
+)
+def test_results_are_the_same_bytes(calm: Path, tmp_path: Path, how: str) -> None:
+    output_dir = tmp_path / "outputs"
+    run(output_dir, how)
+    assert results(output_dir) == results(calm)
+
+
+def test_a_killed_engine_leaves_nothing_behind_and_the_same_command_goes_on(calm: Path, tmp_path: Path) -> None:
+    output_dir = tmp_path / "outputs"
+    output_dir.mkdir()
+    engine = subprocess.Popen(
+        command(output_dir, "execution.workers=2"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    journal = output_dir / "t" / "latest" / "journal.jsonl"
+    wait_for(lambda: journal.exists() and sum(e["event"] == "JobFinished" for e in read_journal(journal)) >= 5)
+    family = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
+    assert len(family) >= 3
+    os.kill(engine.pid, signal.SIGKILL)
+    engine.wait()
+    _, alive = psutil.wait_procs(family[1:], timeout=5)
+    assert not alive
+    wait_for(lambda: not list(output_dir.glob(".store/.tmp/*")))
+    before = set(events(output_dir, "JobFinished"))
+    run(output_dir, "execution.workers=2")
+    assert not before & set(events(output_dir, "JobFinished"))
+    assert results(output_dir) == results(calm)
+
+
+def test_ctrl_c_stops_everything_with_130(tmp_path: Path) -> None:
+    output_dir = tmp_path / "outputs"
+    output_dir.mkdir()
+    engine = subprocess.Popen(
+        command(output_dir, "execution.workers=2"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
+    journal = output_dir / "t" / "latest" / "journal.jsonl"
+    wait_for(lambda: journal.exists() and any(e["event"] == "JobStarted" for e in read_journal(journal)))
+    family = psutil.Process(engine.pid).children(recursive=True)
+    os.killpg(engine.pid, signal.SIGINT)
+    printed, _ = engine.communicate(timeout=60)
+    assert engine.returncode == 130, printed
+    assert "Traceback" not in printed
+    assert "interrupted" in printed
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
+    output_dir = tmp_path / "outputs"
+    printed = run(output_dir, "dry_run=true")
+    assert "generate" in printed
+    assert "Nothing was started" in printed
+    assert not output_dir.exists()
+
+
+def test_dry_run_says_what_is_stored(calm: Path) -> None:
+    assert "0 to run" in run(calm, "dry_run=true")
+    assert "0 to run" not in run(calm, "dry_run=true", "rounds_of_training=3")
+
+
+def test_dry_run_imports_no_torch(tmp_path: Path) -> None:
+    arguments = ["experiment.name=t", "dry_run=true", f"output_dir={tmp_path}"]
+    code = (
+        "import sys; from pipeline.cli import main; "
+        f"code = main({arguments!r}); assert code == 0; assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["trainin.micro_batch_size=3"], "Did you mean 'training.micro_batch_size'"),
+        (["algos.DPOO.enabled=true"], "unknown algorithm 'DPOO'"),
+        (["execution.workers=0"], "execution.workers=0: must be at least 1"),
+        (["algos.PITA.eta=0"], "algos.PITA.eta=0.0: must be above 0"),
+        (["models.tiny.value_path=no/such/folder"], "cannot read no/such/folder/tokenizer.json"),
+        (["device=cuda"], "no usable GPU"),
+    ],
+    ids=["key", "algorithm", "workers", "eta", "value model", "device"],
+)
+def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path: Path, overrides: list[str], said: str) -> None:
+    output_dir = tmp_path / "outputs"
+    printed = run(output_dir, *overrides, code=2)
+    assert said in printed
+    assert printed.startswith("error: ")
+    assert not output_dir.exists()
+
+
+def test_a_name_with_a_path_in_it_is_refused(tmp_path: Path) -> None:
+    assert "not a plain name" in run(tmp_path / "outputs", name="../x", code=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_that_share_no_tokenizer_are_refused(calm: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    vocabulary = {"vocab": {"a": 0, "b": 1}}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": vocabulary, "added_tokens": []}))
+    printed = run(tmp_path / "outputs", f"models.tiny.value_path={folder}", code=2)
+    assert "no tokenizer" in printed
+    assert "2 tokens" in printed
+
+
+def test_a_corrupt_config_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "mine.yaml").write_text("training: [unclosed\n")
+    printed = run(tmp_path / "outputs", f"hydra.searchpath=[file://{tmp_path}]", "profile=mine", code=2)
+    assert "not valid YAML" in printed
+    assert "mine.yaml" in printed
+
+
+def test_hydra_prints_the_configuration(tmp_path: Path) -> None:
+    printed = run(tmp_path / "outputs", "--cfg", "job")
+    assert "rounds_of_training: 2" in printed
+
+
+def wait_for(condition, timeout_s: float = 120) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
