@@ -51,9 +51,7 @@ class Rollouts:
         lengths = np.array([len(tokens) for tokens in self.tokens])
         return np.minimum((self.draws("cut") * lengths).astype(np.int64), lengths - 1)
 
-    def finish(
-        self, policy: TextPolicy, prefixes: Sequence[Sequence[int]], stream: str | None
-    ) -> list[list[int]]:
+    def finish(self, policy: TextPolicy, prefixes: Sequence[Sequence[int]], stream: str | None) -> list[list[int]]:
         """Complete prefixes of the roll-ins.
 
         Args:

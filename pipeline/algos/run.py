@@ -55,7 +55,9 @@ def run_stage(work: Work) -> None:
 def _prepare_torch(threads: int) -> None:
     """Make what torch computes depend on nothing but the job."""
     import torch
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.set_num_threads(threads)
     # Warn only: a few backward kernels on GPUs have no deterministic version.
     torch.use_deterministic_algorithms(True, warn_only=True)

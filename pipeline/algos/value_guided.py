@@ -1,9 +1,9 @@
 """The stages that value-guided methods share. A method adds how data is collected and how values tilt.
 
-    generate    roll in by the current guided policy, cut, roll out by the reference, label     (per shard)
-    train       fit the value model to the labelled tokens
-    evaluate    sample from the guided policy                                                  (per shard)
-    metrics     numbers with intervals
+generate    roll in by the current guided policy, cut, roll out by the reference, label     (per shard)
+train       fit the value model to the labelled tokens
+evaluate    sample from the guided policy                                                  (per shard)
+metrics     numbers with intervals
 """
 
 from __future__ import annotations

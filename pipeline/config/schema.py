@@ -201,11 +201,11 @@ class AlgoConfig:
     class_path: str | None = None
     """Dotted path of a class of your own; null for the algorithms that ship."""
     batch_size: int = 128
-    """Sequences per optimizer step."""
+    """Sequences per optimizer step; with PITA both completions of a pair count."""
     num_workers: int = _hint(0)
     """Processes that prepare batches; 0 prepares them in the worker."""
-    learning_rate: float = 1e-3
-    epochs: int = 3
+    learning_rate: float = 2e-3
+    epochs: int = 4
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of an algorithm of your own."""
 
@@ -216,12 +216,12 @@ class ValueAlgoConfig(AlgoConfig):
 
     eta: float = 0.1
     """Guidance strength: the tilt is exp(value / eta). Smaller is stronger; inf is the reference policy."""
-    head: HeadType = HeadType.v
+    head: HeadType = HeadType.q
     top_k: int = 6
     """Candidates that guidance looks at: the most likely tokens of the reference."""
-    min_p: float = 0.0
-    """Candidates that the reference gives less than this probability are not guided."""
-    truncate: bool = False
+    min_p: float = 0.02
+    """Tokens that the reference gives less than this probability are no candidates."""
+    truncate: bool = True
     """Drop every token that is no candidate instead of leaving it its reference probability."""
     aggregate: bool = True
     """Train on the data of all rounds so far rather than of this round alone."""
@@ -233,11 +233,15 @@ class ValueAlgoConfig(AlgoConfig):
 class QSharpConfig(ValueAlgoConfig):
     """Q# (arXiv 2502.20548)."""
 
+    learning_rate: float = 3e-3
+
 
 @dataclass(kw_only=True)
 class PITAConfig(ValueAlgoConfig):
     """PITA (arXiv 2507.20067)."""
 
+    eta: float = 1.0
+    batch_size: int = 64
     pairing: Pairing = Pairing.greedy
     preference: Preference = Preference.hard
     """Used where correctness does not decide."""

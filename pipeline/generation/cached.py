@@ -253,7 +253,9 @@ class CachedModel:
         if count == 1:
             return self._step_mask(self.used + 1)
         if not self._masks_are_4d:
-            raise JobError("flash_attention_2 takes no mask for several candidates at once: use system.attn_impl=sdpa")
+            raise JobError(
+                "flash_attention_2 takes no mask for several candidates at once: use system.attn_impl=sdpa"
+            )
         dtype, device = self.model.dtype, self.model.device
         apart = torch.full((count, count), torch.finfo(dtype).min, dtype=dtype, device=device)
         apart.fill_diagonal_(0.0)

@@ -20,7 +20,12 @@ class GuidedLogitsProcessor(LogitsProcessor):
     """Replaces the reference's logits by the log-probabilities of the guided policy."""
 
     def __init__(
-        self, model: ValueModel, tilt: Tilt, pad_id: int | None = None, temperature: float = 1.0, top_p: float = 1.0
+        self,
+        model: ValueModel,
+        tilt: Tilt,
+        pad_id: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
     ) -> None:
         """Guide by a value model.
 

@@ -149,7 +149,9 @@ def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: 
     )
     mass = rest.double().exp().sum(-1)
     outside = uniform < mass
-    within = torch.where(outside, uniform / mass.clamp_min(1e-300), (uniform - mass) / (1 - mass).clamp_min(1e-300))
+    within = torch.where(
+        outside, uniform / mass.clamp_min(1e-300), (uniform - mass) / (1 - mass).clamp_min(1e-300)
+    )
     within = within.clamp(2.0**-53, 1 - 2.0**-53)
     tokens = draw_tokens(rest, within) if bool(outside.any()) else torch.zeros_like(uniform, dtype=torch.long)
     return Draw(within, outside, tokens.clamp_max(logprobs.shape[-1] - 1))

@@ -24,7 +24,9 @@ class ValueConfig(PreTrainedConfig):
     model_type = "pipeline_value"
     sub_configs = {"backbone": AutoConfig}  # noqa: RUF012 - the name and type that transformers looks for
 
-    def __init__(self, backbone: dict[str, Any] | PreTrainedConfig | None = None, head: str = "v", **rest: Any) -> None:
+    def __init__(
+        self, backbone: dict[str, Any] | PreTrainedConfig | None = None, head: str = "v", **rest: Any
+    ) -> None:
         if isinstance(backbone, dict):
             kind = AutoConfig.for_model(backbone["model_type"])
             backbone = type(kind).from_dict(backbone)

@@ -129,19 +129,20 @@ class _Run:
         self.spans: list[WorkerSpan] = []
         self.sent_s: dict[int, float] = {}
         self.start_s = self.next_status_s = clock()
+        self.signals = StopSignals(pool.interrupt)
         self.stopping = False
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         self.journal.write("RunStarted", jobs=len(self.plan.jobs), unsettled=self.state.unsettled)
-        with StopSignals(self.pool.interrupt) as signals:
+        with self.signals:
             try:
                 self._start()
-                self._carry_out(signals)
+                self._carry_out()
             finally:
-                self._stop(signals)
-        outcome = self._outcome(signals.received)
+                self._stop()
+        outcome = self._outcome()
         counts = {status.value: 0 for status in JobStatus}
         for status in outcome.jobs.values():
             counts[status.value] += 1
@@ -154,22 +155,22 @@ class _Run:
         self.pool.start()
         self.pool.watch_folder(self.scratch)
 
-    def _carry_out(self, signals: StopSignals) -> None:
-        while self.state.unsettled and not signals.received:
+    def _carry_out(self) -> None:
+        while self.state.unsettled and not self.signals.received:
             self._dispatch()
             self._check_progress_possible()
             self._show(self.next_status_s)
-            self.pool.wait(self._patience(), self._take, [signals.fileno()])
+            self.pool.wait(self._patience(), self._take, [self.signals.fileno()])
         self._show(0.0)
 
-    def _stop(self, signals: StopSignals) -> None:
+    def _stop(self) -> None:
         self.stopping = True
-        if signals.received:
-            log.warning("%s: stopping the workers", signals.received)
-        signals.drain()
+        if self.signals.received:
+            log.warning("%s: stopping the workers", self.signals.received)
+        self.signals.drain()
         try:
             # A second Ctrl-C skips the gentle steps.
-            self.pool.stop(self._take, hurry=[signals.fileno()])
+            self.pool.stop(self._take, hurry=[self.signals.fileno()])
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -330,8 +331,10 @@ class _Run:
             with suppress(OSError):
                 (folder / "output").symlink_to(target)
 
-    def _outcome(self, interrupted: str | None) -> Outcome:
+    def _outcome(self) -> Outcome:
         states = self.state.jobs
+        # A signal that came when nothing was left to do has interrupted nothing.
+        interrupted = self.signals.received if self.state.unsettled else None
         return Outcome(
             jobs={job_id: state.status for job_id, state in states.items()},
             reasons={job_id: state.reason for job_id, state in states.items() if state.reason},

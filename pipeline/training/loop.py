@@ -58,9 +58,7 @@ def rate_at(step: int, settings: TrainSettings) -> float:
     return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * step / max(1, settings.steps)))
 
 
-def train(
-    model: nn.Module, settings: TrainSettings, losses_of: Callable[[int], Iterator[Tensor]]
-) -> list[float]:
+def train(model: nn.Module, settings: TrainSettings, losses_of: Callable[[int], Iterator[Tensor]]) -> list[float]:
     """Train a model in place.
 
     Args:
@@ -100,6 +98,10 @@ def _step(
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
-    if settings.clear_cache_interval and state.step % settings.clear_cache_interval == 0 and torch.cuda.is_available():
+    if (
+        settings.clear_cache_interval
+        and state.step % settings.clear_cache_interval == 0
+        and torch.cuda.is_available()
+    ):
         torch.cuda.empty_cache()
     return total

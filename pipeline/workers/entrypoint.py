@@ -76,23 +76,22 @@ class _Main:
         self.channel = channel
         self.settings = settings
         self.inbox: queue.SimpleQueue[RunJob | Shutdown] = queue.SimpleQueue()
-        self.stopping = False
+        self.runner = JobRunner(channel.send, settings.device.kind)
         self.busy = False
 
     def serve(self) -> None:
         """Run jobs as they arrive."""
         device = self.settings.device
-        runner = JobRunner(self.channel.send, device.kind)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         self.channel.send(WorkerReady(pid=os.getpid(), device=describe_device(device, os.environ)))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while isinstance(order := self.inbox.get(), RunJob):
-            # `busy` first, then `stopping`; the reader does the opposite. So either it sees a job to interrupt,
-            # or the request to stop is seen here.
+            # `busy` first, then `stop_requested`; the reader does the opposite. So either it sees a job to
+            # interrupt, or the request to stop is seen here.
             self.busy = True
-            if self.stopping:
+            if self.runner.stop_requested:
                 return
-            answer = runner.run(order)
+            answer = self.runner.run(order)
             self.busy = False
             self.channel.send(answer)
 
@@ -109,7 +108,7 @@ class _Main:
 
     def _take(self, message: RunJob | Shutdown) -> None:
         if isinstance(message, Shutdown):
-            self.stopping = True
+            self.runner.stop_requested = True
             if self.busy:
                 # A real signal, aimed at the thread: it also ends a blocking system call.
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -117,9 +116,13 @@ class _Main:
 
     def _beat(self) -> None:
         never = threading.Event()
-        with suppress(OSError):
+        try:
             while not never.wait(self.settings.heartbeat_s):
                 self.channel.send(Heartbeat(rss_bytes=resident_bytes()))
+        except OSError:
+            # The pipe is broken. Where a job has closed it under the reader, which waits on it, the system tells
+            # neither the reader nor the engine; so this is the only one to notice.
+            _kill_own_group()
 
 
 def resident_bytes() -> int:

@@ -28,8 +28,6 @@ class InlineWorker:
         self._state = "new"
         self._job: RunJob | None = None
         self._deliver: Deliver | None = None
-        self._in_job = False
-        self._interrupted = False
         self._saved_env: dict[str, str] | None = None
 
     @property
@@ -73,34 +71,24 @@ class InlineWorker:
     def _run(self, job: RunJob, deliver: Deliver) -> None:
         self._deliver = deliver
         try:
-            self._in_job = True
-            answer = self._runner.run(job)
-            self._in_job = False
-            deliver(answer)
+            deliver(self._runner.run(job))
         except KeyboardInterrupt:
-            self._state = "stopping"
+            # The engine has seen the same signal and is about to stop the pool.
+            self._state = "interrupted"
         finally:
-            self._in_job = False
             self._deliver = None
 
     def _report(self, message: FromWorker) -> None:
         assert self._deliver is not None
-        # What the engine does with the message must not be cut in half by `interrupt`.
-        self._in_job = False
         self._deliver(message)
-        self._in_job = True
-        if self._interrupted:
-            raise KeyboardInterrupt
 
     def interrupt(self) -> None:
         """Break off the job that runs, if one does.
 
         Raises:
-            KeyboardInterrupt: In the middle of the job, which this worker takes for a request to stop.
+            KeyboardInterrupt: In the middle of the job.
         """
-        self._interrupted = True
-        if self._in_job:
-            raise KeyboardInterrupt
+        self._runner.interrupt()
 
     def ask_to_stop(self) -> None:
         """End at the next `receive`."""

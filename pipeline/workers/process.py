@@ -25,6 +25,8 @@ from pipeline.workers.reaper import Reaper
 
 SEND_TIMEOUT_S = 5.0
 """A worker's reader takes messages at once, so one that takes none for so long is stuck."""
+PACKAGE_PARENT = Path(__file__).parents[2]
+"""Where a worker finds this package before it knows the search path of the engine."""
 _EXIT_AFTER_HANGUP_S = 0.2
 _LAST_WORDS_BYTES = 4000
 
@@ -97,7 +99,7 @@ class LocalWorker:
             sys_path=[entry or str(Path.cwd()) for entry in sys.path],
             python_path=env.get("PYTHONPATH"),
         )
-        env["PYTHONPATH"] = str(Path(__file__).parents[2])
+        env["PYTHONPATH"] = str(PACKAGE_PARENT)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as output:
             # -P: a file in the current folder must not take the place of a module of the standard library.

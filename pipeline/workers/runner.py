@@ -7,8 +7,8 @@ import platform
 import shutil
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,6 +32,7 @@ class JobRunner:
 
     Attributes:
         memory: Handed to every job as `Work.memory`.
+        stop_requested: The worker is to stop, so a `KeyboardInterrupt` is not the job's own.
     """
 
     def __init__(self, send: Callable[[FromWorker], None], device: str, *, own_process: bool = True) -> None:
@@ -44,12 +45,29 @@ class JobRunner:
                 while `send` runs.
         """
         self.memory: dict[str, Any] = {}
+        self.stop_requested = False
+        self._in_body = False
         self._send = send
         self._device = device
         self._own_process = own_process
 
+    def interrupt(self) -> None:
+        """Called in a signal handler: leave the job that runs in this thread, now or at its next step.
+
+        Raises:
+            KeyboardInterrupt: In the middle of the job's own code, but never between the steps around it, which
+                would be left half done.
+        """
+        self.stop_requested = True
+        if self._in_body:
+            raise KeyboardInterrupt
+
     def run(self, order: RunJob) -> JobFinished | JobRaised:
-        """Run a job to its end. Only `KeyboardInterrupt` gets out: the worker is told to stop."""
+        """Run a job to its end.
+
+        Raises:
+            KeyboardInterrupt: The worker was told to stop.
+        """
         start = time.monotonic()
         try:
             with OutputTo(Path(order.log_path)) as output:
@@ -62,12 +80,16 @@ class JobRunner:
             with self._streams(output):
                 self._send(message)
 
+        def report(message: FromWorker) -> None:
+            with self._outside_body():
+                send(message)
+
         try:
             send(JobStarted(job_id=order.job_id, attempt=order.attempt))
-            work = self._execute(order, send)
-        except KeyboardInterrupt:
-            raise
+            work = self._execute(order, report)
         except BaseException as error:  # SystemExit too: a job may end itself, not its worker
+            if isinstance(error, KeyboardInterrupt) and self.stop_requested:
+                raise
             traceback.print_exc()
             return _raised(order, error, start)
         return JobFinished(
@@ -82,7 +104,26 @@ class JobRunner:
     def _streams(self, output: OutputTo) -> AbstractContextManager[None]:
         return nullcontext() if self._own_process else output.paused()
 
-    def _execute(self, order: RunJob, send: Callable[[FromWorker], None]) -> Work:
+    @contextmanager
+    def _body(self) -> Iterator[None]:
+        """The job's own code, where `interrupt` may strike."""
+        self._in_body = True
+        try:
+            if self.stop_requested:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._in_body = False
+
+    @contextmanager
+    def _outside_body(self) -> Iterator[None]:
+        self._in_body = False
+        yield
+        self._in_body = True
+        if self.stop_requested:
+            raise KeyboardInterrupt
+
+    def _execute(self, order: RunJob, report: Callable[[FromWorker], None]) -> Work:
         store, scratch = Store(Path(order.store)), Path(order.scratch)
         out = store.begin(scratch, order.key, order.attempt) if order.key else scratch
         work = Work(
@@ -93,12 +134,13 @@ class JobRunner:
             out=out,
             device=self._device,
             memory=self.memory,
-            report=_Progress(order, send),
+            report=_Progress(order, report),
         )
         try:
-            with work.loading():
-                entry = load_entry(order.entry)
-            entry(work)
+            with self._body():
+                with work.loading():
+                    entry = load_entry(order.entry)
+                entry(work)
             if order.key:
                 store.commit(order.key, out, _about(order))
         except BaseException:

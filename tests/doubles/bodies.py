@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.workers.work import Work
@@ -27,7 +28,9 @@ def write(work: Work) -> None:
         name: [json.loads((folder / "value.json").read_text()) for folder in folders]
         for name, folders in work.inputs.items()
     }
-    (work.out / "value.json").write_text(json.dumps({"payload": dict(work.payload), "inputs": found}, sort_keys=True))
+    (work.out / "value.json").write_text(
+        json.dumps({"payload": dict(work.payload), "inputs": found}, sort_keys=True)
+    )
     work.progress(1, 1, tokens=3)
 
 
@@ -71,10 +74,8 @@ def ignore_requests_to_stop(work: Work) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(work.payload["flag"]).write_text(str(os.getpid()))
     while True:
-        try:
+        with suppress(KeyboardInterrupt):
             time.sleep(3600)
-        except KeyboardInterrupt:
-            pass
 
 
 def unwind_when_stopped(work: Work) -> None:
@@ -95,11 +96,9 @@ def hang_up(work: Work) -> None:
 def write_garbage(work: Work) -> None:
     """Write bytes that are no message to whatever the process has open: one of them is its pipe."""
     for descriptor in range(3, 64):
-        try:
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+        with suppress(OSError):
+            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
                 os.write(descriptor, b"\xff\x00 no message\n")
-        except OSError:
-            continue
     time.sleep(3600)
 
 
@@ -148,3 +147,17 @@ def load_slowly(work: Work) -> None:
 
 
 no_function = "not callable"
+
+
+def report_slowly(work: Work) -> None:
+    for step in range(5):
+        work.progress(step + 1, 5)
+        time.sleep(0.3)
+
+
+def raise_keyboard_interrupt(work: Work) -> None:
+    raise KeyboardInterrupt
+
+
+def write_over_a_folder(work: Work) -> None:
+    work.out.write_text("this is a folder")

@@ -67,7 +67,15 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_leaves_every_file_it_promises(calm: Path) -> None:
     latest = calm / "t" / "latest"
-    for name in ("config.yaml", "plan.json", "journal.jsonl", "run.log", "results.json", "results.csv", "samples.jsonl"):
+    for name in (
+        "config.yaml",
+        "plan.json",
+        "journal.jsonl",
+        "run.log",
+        "results.json",
+        "results.csv",
+        "samples.jsonl",
+    ):
         assert (latest / name).stat().st_size > 0, name
     rows = json.loads((latest / "results.json").read_bytes())["rows"]
     found = {(row["algo"], row["round"], row["metric"]) for row in rows}
@@ -117,7 +125,10 @@ def test_a_killed_engine_leaves_nothing_behind_and_the_same_command_goes_on(calm
     output_dir = tmp_path / "outputs"
     output_dir.mkdir()
     engine = subprocess.Popen(
-        command(output_dir, "execution.workers=2"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(output_dir, "execution.workers=2"),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     journal = output_dir / "t" / "latest" / "journal.jsonl"
     wait_for(lambda: journal.exists() and sum(e["event"] == "JobFinished" for e in read_journal(journal)) >= 5)

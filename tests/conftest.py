@@ -1,0 +1,18 @@
+"""Fixtures for all tests. Being in a package, this file also makes `tests.doubles` importable."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.engine import Engine, descriptors
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """The real engine on a folder of its own; nothing may be left behind by a test that uses it."""
+    before = descriptors()
+    engine = Engine(tmp_path / "an odd näme")
+    yield engine
+    assert engine.leftovers() == []
+    assert descriptors() == before

@@ -1,0 +1,139 @@
+"""Runs small plans of job bodies through the real engine, and looks at what is left afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfig
+from pipeline.devices.inventory import cpu_slots
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.results.journal import Journal, read_journal
+from pipeline.results.status import RunStatus
+from pipeline.results.store import Store
+from pipeline.scheduler.loop import Outcome, run_plan
+from pipeline.workers.backends import make_pool
+
+
+def key(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def job(name: str, body: str = "write", needs: Sequence[str] = (), **fields: Any) -> Job:
+    """A job whose entry is one of the bodies, reading the outputs of `needs`."""
+    payload = fields.pop("payload", {})
+    inputs = {"needs": tuple(key(need) for need in needs)} if needs else {}
+    entry = body if ":" in body else f"tests.doubles.bodies:{body}"
+    return Job(id=name, key=key(name), entry=entry, payload=payload, inputs=inputs, **fields)
+
+
+def plan_of(*jobs: Job) -> Plan:
+    """A plan whose edges follow from the inputs."""
+    by_key = {job.key: job.id for job in jobs}
+    edges = [(by_key[need], job.id) for job in jobs for keys in job.inputs.values() for need in keys]
+    return Plan(jobs, edges)
+
+
+@dataclass
+class Engine:
+    """Runs plans below one folder, all with the same store."""
+
+    root: Path
+    runs: int = 0
+    journal: list[dict[str, Any]] = field(default_factory=list)
+    statuses: list[RunStatus] = field(default_factory=list)
+
+    @property
+    def store(self) -> Store:
+        return Store(self.root / "store")
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / f"run{self.runs}"
+
+    def run(
+        self,
+        *jobs: Job,
+        workers: int = 2,
+        backend: Backend = Backend.local,
+        barrier: Barrier = Barrier.none,
+        max_attempts: int = 3,
+        stored: Iterable[str] = (),
+        stop_grace_s: float = 2.0,
+        start_timeout_s: float = 60.0,
+        heartbeat_s: float = 5.0,
+        watcher: Callable[[RunStatus], None] | None = None,
+    ) -> Outcome:
+        """Run jobs to the end and keep the journal."""
+        self.runs += 1
+        self.run_dir.mkdir(parents=True)
+        self.statuses = []
+        settings = ExecutionConfig(
+            backend=backend,
+            barrier=barrier,
+            retry=RetryConfig(max_attempts=max_attempts),
+            stop_grace_s=stop_grace_s,
+            start_timeout_s=start_timeout_s,
+            heartbeat_s=heartbeat_s,
+        )
+        path = self.run_dir / "journal.jsonl"
+        journal = Journal(path)
+        pool = make_pool(settings, cpu_slots(workers), threads=1, log_dir=self.run_dir / "workers")
+        try:
+            return run_plan(
+                plan_of(*jobs),
+                stored=set(stored),
+                store=self.store,
+                pool=pool,
+                journal=journal,
+                run_dir=self.run_dir,
+                settings=settings,
+                on_status=watcher or self.statuses.append,
+            )
+        finally:
+            journal.close()
+            self.journal = list(read_journal(path))
+
+    def events(self, name: str, job_id: str | None = None) -> list[dict[str, Any]]:
+        """Events of the last run."""
+        return [
+            event
+            for event in self.journal
+            if event["event"] == name and (job_id is None or event.get("job") == job_id)
+        ]
+
+    def log(self, job_id: str, attempt: int = 1) -> str:
+        """What a job of the last run wrote."""
+        name = "log.txt" if attempt == 1 else f"log.{attempt}.txt"
+        return (self.run_dir / "jobs" / job_id / name).read_text()
+
+    def files(self) -> dict[str, bytes]:
+        """Everything that is stored."""
+        root = self.store.root
+        return {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in sorted(root.rglob("*"))
+            if path.is_file() and ".aside" not in path.parts
+        }
+
+    def leftovers(self) -> list[str]:
+        """What should be gone after a run: children, open descriptors to them, unfinished outputs."""
+        children = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+        scratch = self.store.root / ".tmp"
+        return children + [str(path) for path in scratch.rglob("*")]
+
+
+def descriptors() -> set[str]:
+    """Open file descriptors of this process with what they point to."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that lists the folder is gone by now
+            found.add(f"{descriptor.name} {descriptor.readlink()}")
+    return found

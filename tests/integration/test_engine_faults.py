@@ -1,0 +1,187 @@
+"""Jobs and workers that go wrong: what it costs, what is said, and that nothing is left behind."""
+
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.config.schema import Backend
+from pipeline.devices import visibility
+from pipeline.errors import WorkerError
+from pipeline.scheduler.state import JobStatus
+from pipeline.workers import process
+from tests.doubles.engine import Engine, job
+
+pytestmark = pytest.mark.timeout(60)
+
+GOOD = (job("good/0"), job("good/1"), job("good/2", needs=["good/0", "good/1"]))
+
+
+def statuses(engine_outcome: object) -> dict[str, str]:
+    return {name: status.value for name, status in engine_outcome.jobs.items()}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("body", "exit_code", "said"),
+    [
+        ("exit_at_once", 7, "exit code 7"),
+        ("segfault", -signal.SIGSEGV, "SIGSEGV"),
+        ("kill_self", -signal.SIGKILL, "SIGKILL"),
+        ("hang_up", -signal.SIGKILL, "SIGKILL"),
+        ("write_garbage", -signal.SIGKILL, "SIGKILL"),
+    ],
+)
+def test_a_lost_worker_costs_attempts_of_its_job_alone(
+    engine: Engine, body: str, exit_code: int, said: str
+) -> None:
+    outcome = engine.run(job("bad", body), job("below", needs=["bad"]), *GOOD, max_attempts=2, heartbeat_s=0.1)
+    assert statuses(outcome) == {"bad": "failed", "below": "blocked", **{one.id: "done" for one in GOOD}}
+    assert said in outcome.reason("bad")
+    assert "2 attempts" in outcome.reason("bad")
+    assert outcome.root_causes == {"below": "bad"}
+    assert len(engine.events("JobStarted", "bad")) == 2
+    assert len(engine.events("JobRetried", "bad")) == 1
+    assert len(engine.events("JobFailed", "bad")) == 1
+    assert [event["exit_code"] for event in engine.events("WorkerExited")].count(exit_code) == 2
+    assert all(len(engine.events("JobStarted", one.id)) == 1 for one in GOOD)
+
+
+def test_a_job_whose_worker_was_lost_is_tried_again(engine: Engine) -> None:
+    outcome = engine.run(job("once", "kill_self_once"), job("below", needs=["once"]), *GOOD)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert [attempt.outcome for attempt in outcome.attempts if attempt.job_id == "once"] == ["lost", "done"]
+    assert (engine.run_dir / "jobs" / "once" / "log.2.txt").exists()
+    assert outcome.makespan is not None
+    assert outcome.makespan.retry_s > 0
+
+
+def test_the_stack_of_a_crash_is_in_the_jobs_log(engine: Engine) -> None:
+    engine.run(job("bad", "segfault"), max_attempts=1)
+    assert "Segmentation fault" in engine.log("bad")
+    assert "in segfault" in engine.log("bad")
+
+
+@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("raise_error", "ValueError: this body raises"),
+        ("raise_system_exit", "SystemExit: 3"),
+        ("raise_keyboard_interrupt", "KeyboardInterrupt"),
+        ("no_function", "does not name a function"),
+        ("tests.doubles.no_such_module:body", "ModuleNotFoundError"),
+        ("write_over_a_folder", "IsADirectoryError"),
+    ],
+)
+def test_an_error_in_a_jobs_own_code_fails_it_at_once(
+    engine: Engine, backend: Backend, body: str, reason: str
+) -> None:
+    outcome = engine.run(job("bad", body), job("below", needs=["bad"]), *GOOD, backend=backend, workers=1)
+    assert statuses(outcome) == {"bad": "failed", "below": "blocked", **{one.id: "done" for one in GOOD}}
+    assert reason in outcome.reason("bad")
+    assert len(engine.events("JobStarted", "bad")) == 1
+    assert "Traceback" in engine.log("bad")
+    assert "Traceback" in engine.events("JobFailed", "bad")[0]["traceback"]
+    # The worker itself is as good as before.
+    assert len(engine.events("WorkerStarted")) == 1
+
+
+def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "die": True}), max_attempts=1)
+    worker, grandchild = eval(flag.read_text())
+    assert gone(worker)
+    assert gone(grandchild)
+
+
+def test_children_of_a_finished_job_do_not_outlive_the_run(engine: Engine, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "seconds": 0}))
+    assert all(map(gone, eval(flag.read_text())))
+
+
+def test_workers_that_cannot_start_end_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(visibility.FIXED, "PYTHONHOME", "/nowhere")
+    with pytest.raises(WorkerError, match=r"3 times in a row before it began a job.*exit code 1") as error:
+        engine.run(*GOOD)
+    assert "encodings" in str(error.value)
+
+
+def test_workers_that_never_report_end_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python runs this before anything else, from the folder that the environment names.
+    (engine.root / "sitecustomize").mkdir(parents=True)
+    (engine.root / "sitecustomize" / "sitecustomize.py").write_text("import time; time.sleep(3600)")
+    monkeypatch.setattr(process, "PACKAGE_PARENT", engine.root / "sitecustomize")
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        engine.run(*GOOD, start_timeout_s=0.2)
+
+
+def test_a_worker_that_ignores_requests_to_stop_is_killed(engine: Engine, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    stop_when(flag)
+    outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload={"flag": str(flag)}), stop_grace_s=0.2)
+    assert outcome.interrupted == "SIGINT"
+    assert gone(int(flag.read_text()))
+    assert -signal.SIGKILL in [event["exit_code"] for event in engine.events("WorkerExited")]
+
+
+@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGTERM")]
+)
+def test_an_interrupted_run_stops_its_workers(
+    engine: Engine, tmp_path: Path, backend: Backend, number: signal.Signals, name: str
+) -> None:
+    flag, unwound = tmp_path / "flag", tmp_path / "unwound"
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    stop_when(flag, number)
+    payload = {"flag": str(flag), "unwound": str(unwound)}
+    outcome = engine.run(
+        job("slow", "unwind_when_stopped", payload=payload),
+        job("below", needs=["slow"]),
+        backend=backend,
+        stop_grace_s=20,
+    )
+    assert outcome.interrupted == name
+    assert statuses(outcome) == {"slow": "ready", "below": "pending"}
+    assert unwound.exists()
+    assert engine.journal[-1]["interrupted"] == name
+    assert engine.events("JobRetried") == []
+    assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_a_second_signal_skips_the_gentle_steps(engine: Engine, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    stop_when(flag, signal.SIGINT, times=2)
+    payload = {"flag": str(flag)}
+    outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload=payload), stop_grace_s=600)
+    assert outcome.interrupted == "SIGINT"
+
+
+def test_an_error_of_whoever_watches_leaves_nothing_behind(engine: Engine) -> None:
+    def fail(_status: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        engine.run(*GOOD, watcher=fail)
+
+
+def stop_when(flag: Path, number: signal.Signals = signal.SIGINT, times: int = 1) -> None:
+    """Send this process a signal once a job has made the file."""
+
+    def wait_and_signal() -> None:
+        pause = threading.Event()
+        while not flag.exists() or not flag.read_text():
+            pause.wait(0.02)
+        for _ in range(times):
+            pause.wait(0.1)
+            psutil.Process().send_signal(number)
+
+    threading.Thread(target=wait_and_signal, daemon=True).start()
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,145 @@
+"""The engine itself is killed: nothing it started and nothing unfinished may stay behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.doubles.engine import Engine, job
+
+pytestmark = pytest.mark.timeout(60)
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import sys
+from pathlib import Path
+from pipeline.config.schema import Backend
+from tests.doubles.engine import Engine, job
+root, flag, backend = sys.argv[1:]
+payload = {"flag": flag}
+Engine(Path(root)).run(job("quick"), job("slow", "leave_grandchild", payload=payload), backend=Backend[backend])
+"""
+
+
+@pytest.fixture
+def killed_at(tmp_path: Path) -> Iterator[list[int]]:
+    """Pids that a failing test would leave behind."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def start_engine(root: Path, flag: Path, backend: str = "local") -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(root), str(flag), backend],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+
+
+def until(condition: object, timeout_s: float = 30.0) -> bool:
+    give_up, pause = time.monotonic() + timeout_s, threading.Event()
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > give_up:
+            return False
+        pause.wait(0.02)
+    return True
+
+
+def lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=str)
+def test_nothing_outlives_an_engine_that_is_killed(
+    tmp_path: Path, killed_at: list[int], number: signal.Signals
+) -> None:
+    flag = tmp_path / "flag"
+    engine = start_engine(tmp_path / "run", flag)
+    try:
+        assert until(lambda: flag.exists() and flag.read_text())
+        family = [child.pid for child in psutil.Process(engine.pid).children(recursive=True)]
+        worker, grandchild = json.loads(flag.read_text())
+        assert {worker, grandchild} <= set(family)
+        assert len(family) == 4  # two workers, the reaper, the grandchild
+        killed_at += family
+        scratch = tmp_path / "run" / "store" / ".tmp"
+        assert list(scratch.iterdir())
+    finally:
+        engine.send_signal(number)
+        engine.wait()
+    assert until(lambda: not any(map(lives, family)), 5.0)
+    assert until(lambda: not list(scratch.iterdir()), 5.0)
+    killed_at.clear()
+
+
+def test_a_ctrl_c_at_the_terminal_reaches_neither_workers_nor_reaper(tmp_path: Path, killed_at: list[int]) -> None:
+    # The terminal signals the whole foreground group, which is that of the engine.
+    flag = tmp_path / "flag"
+    engine = start_engine(tmp_path / "run", flag)
+    try:
+        assert until(lambda: flag.exists() and flag.read_text())
+        family = psutil.Process(engine.pid).children(recursive=True)
+        killed_at += [child.pid for child in family]
+        assert all(os.getpgid(child.pid) != engine.pid for child in family)
+    finally:
+        os.killpg(engine.pid, signal.SIGINT)
+        engine.wait()
+    assert until(lambda: not any(lives(child.pid) for child in family), 5.0)
+    killed_at.clear()
+
+
+def test_workers_end_by_themselves_where_the_reaper_is_gone_too(tmp_path: Path, killed_at: list[int]) -> None:
+    flag = tmp_path / "flag"
+    engine = start_engine(tmp_path / "run", flag)
+    try:
+        assert until(lambda: flag.exists() and flag.read_text())
+        children = psutil.Process(engine.pid).children()
+        killed_at += [child.pid for child in psutil.Process(engine.pid).children(recursive=True)]
+        reaper = next(child for child in children if any(part.endswith("reaper.py") for part in child.cmdline()))
+        reaper.kill()
+    finally:
+        engine.kill()
+        engine.wait()
+    assert until(lambda: not any(lives(child.pid) for child in children), 5.0)
+
+
+def test_an_inline_run_that_is_killed_leaves_no_unfinished_output(tmp_path: Path, killed_at: list[int]) -> None:
+    flag = tmp_path / "flag"
+    engine = start_engine(tmp_path / "run", flag, "inline")
+    try:
+        assert until(lambda: flag.exists() and flag.read_text())
+        killed_at += [child.pid for child in psutil.Process(engine.pid).children(recursive=True)]
+    finally:
+        engine.kill()
+        engine.wait()
+    assert until(lambda: not list((tmp_path / "run" / "store" / ".tmp").iterdir()), 5.0)
+
+
+def test_the_same_run_goes_on_where_it_was_killed(tmp_path: Path, killed_at: list[int]) -> None:
+    root, flag = tmp_path / "run", tmp_path / "flag"
+    killed = start_engine(root, flag)
+    try:
+        assert until(lambda: flag.exists() and flag.read_text())
+        killed_at += [child.pid for child in psutil.Process(killed.pid).children(recursive=True)]
+        store = Engine(root).store
+        assert until(lambda: store.has(job("quick").key))
+    finally:
+        killed.kill()
+        killed.wait()
+    engine = Engine(root, runs=1)
+    outcome = engine.run(job("quick"), job("slow"), stored=["quick"])
+    assert [event["job"] for event in engine.events("JobStarted")] == ["slow"]
+    assert outcome.failures() == []

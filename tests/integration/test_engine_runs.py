@@ -1,0 +1,166 @@
+"""Whole plans through the real engine: results, logs, journal, order, both kinds of worker."""
+
+import json
+import os
+
+import pytest
+
+from pipeline.config.schema import Backend, Barrier
+from pipeline.errors import PlanError
+from pipeline.scheduler.state import JobStatus
+from tests.doubles.engine import Engine, job, key
+
+pytestmark = pytest.mark.timeout(60)
+
+DIAMOND = (
+    job("make/000", payload={"value": 1}, round=1, samples=1),
+    job("make/001", payload={"value": 2}, round=1, samples=1),
+    job("join", needs=["make/000", "make/001"], round=2, samples=1),
+    job("measure", needs=["join", "make/000"], round=2),
+)
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_a_plan_runs_to_its_end(engine: Engine, backend: Backend) -> None:
+    outcome = engine.run(*DIAMOND, backend=backend)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert outcome.interrupted is None
+    assert outcome.failures() == []
+    assert all(engine.store.has(job.key) for job in DIAMOND)
+    stored = json.loads((engine.store.path(key("join")) / "value.json").read_text())
+    assert [found["payload"]["value"] for found in stored["inputs"]["needs"]] == [1, 2]
+
+
+def test_both_kinds_of_worker_store_the_same_bytes(engine: Engine) -> None:
+    inline = Engine(engine.root / "other")
+    engine.run(*DIAMOND, workers=2)
+    inline.run(*DIAMOND, backend=Backend.inline)
+    assert engine.files()
+    assert engine.files() == inline.files()
+
+
+def test_stored_jobs_do_not_run_again(engine: Engine) -> None:
+    engine.run(*DIAMOND)
+    outcome = engine.run(*DIAMOND, stored=["make/000", "make/001"])
+    assert outcome.jobs["make/000"] is JobStatus.stored
+    assert [event["job"] for event in engine.events("JobStarted")] == ["join", "measure"]
+
+
+def test_nothing_to_do_starts_and_ends(engine: Engine) -> None:
+    outcome = engine.run(*DIAMOND, stored=[job.id for job in DIAMOND])
+    assert outcome.makespan is None
+    assert set(outcome.jobs.values()) == {JobStatus.stored}
+
+
+def test_the_journal_tells_every_change(engine: Engine) -> None:
+    engine.run(*DIAMOND, workers=1)
+    order = [(event["event"], event.get("job")) for event in engine.journal]
+    assert order[:3] == [("RunStarted", None), ("WorkerStarted", None), ("JobStarted", "make/000")]
+    assert order[-2:] == [("WorkerExited", None), ("RunFinished", None)]
+    assert [name for name, job_id in order if job_id == "join"] == ["JobStarted", "JobFinished"]
+    finished = engine.events("JobFinished", "join")[0]
+    assert (finished["samples"], finished["tokens"], finished["attempt"], finished["worker"]) == (1, 3, 1, 0)
+    assert engine.journal[-1]["done"] == 4
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_a_log_has_everything_that_a_job_writes(
+    engine: Engine, backend: Backend, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine.run(job("talk", "print_everywhere"), backend=backend)
+    written = engine.log("talk")
+    ways = ["print", "print to stderr", "descriptor 1", "descriptor 2", "printf", "a child process"]
+    if backend is Backend.local:  # here the test runner takes what goes to `logging`
+        ways.append("logging")
+    assert [way for way in ways if f"by {way}" not in written] == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_jobs_folder_links_to_its_output(engine: Engine) -> None:
+    engine.run(job("a/b", payload={"value": 1}))
+    link = engine.run_dir / "jobs" / "a" / "b" / "output"
+    assert not link.readlink().is_absolute()
+    assert (link / "value.json").is_file()
+
+
+def test_a_worker_keeps_its_memory_between_jobs(engine: Engine) -> None:
+    engine.run(*(job(f"j{index}", "remember") for index in range(3)), workers=1)
+    counts = [(engine.store.path(key(f"j{index}")) / "count.txt").read_text().split() for index in range(3)]
+    assert [count for count, _ in counts] == ["1", "2", "3"]
+    assert {pid for _, pid in counts} != {str(os.getpid())}
+
+
+def test_the_environment_is_pinned_before_anything_is_imported(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    monkeypatch.setenv("PYTHONPATH", "/kept")
+    engine.run(job("look", "show_environment"))
+    seen = json.loads((engine.store.path(key("look")) / "environment.json").read_text())
+    assert seen["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    assert seen["env"]["OMP_NUM_THREADS"] == "1"
+    assert seen["env"]["PYTHONHASHSEED"] == "0"
+    assert seen["env"]["PYTHONPATH"] == "/kept"
+    assert not {"RANK", "MASTER_ADDR"} & set(seen["env"])
+    assert not seen["torch"]
+
+
+def test_progress_reaches_the_snapshots(engine: Engine) -> None:
+    engine.run(job("count", "report_much", samples=20_000), workers=1)
+    assert engine.statuses[0].total.total == 1
+    assert engine.statuses[-1].total.done == 1
+    assert engine.statuses[-1].workers[0].device == "cpu slot 0, 1 thread"
+    assert engine.events("JobFinished")[0]["tokens"] == 40_000
+
+
+def test_an_inline_job_lets_the_engine_show_itself(engine: Engine) -> None:
+    engine.run(job("slow", "report_slowly", samples=5), backend=Backend.inline)
+    assert {status.workers[0].done for status in engine.statuses} >= {2, 3, 4}
+
+
+def test_heartbeats_tell_the_memory_of_a_worker(engine: Engine) -> None:
+    engine.run(job("wait", "sleep", payload={"seconds": 0.8}), heartbeat_s=0.05)
+    assert max(worker.rss_bytes for status in engine.statuses for worker in status.workers) > 1 << 20
+
+
+def test_the_barrier_keeps_rounds_apart(engine: Engine) -> None:
+    jobs = [job(f"r{number}/{index}", round=number) for number in (1, 2) for index in range(3)]
+    engine.run(*jobs, barrier=Barrier.round)
+    order = [event["job"] for event in engine.journal if event["event"] in ("JobStarted", "JobFinished")]
+    assert max(at for at, name in enumerate(order) if name.startswith("r1")) < min(
+        at for at, name in enumerate(order) if name.startswith("r2")
+    )
+
+
+def test_a_plan_that_can_never_go_on_is_an_error_not_a_hang(engine: Engine) -> None:
+    with pytest.raises(PlanError, match="wait for rounds that come later"):
+        engine.run(job("late", round=2), job("early", needs=["late"], round=1), barrier=Barrier.round)
+
+
+def test_a_job_for_several_devices_is_refused(engine: Engine) -> None:
+    with pytest.raises(PlanError, match="2 devices"):
+        engine.run(job("wide", devices=2))
+
+
+@pytest.mark.parametrize("name", ["../x", "a//b", "/a", "a/."])
+def test_a_job_cannot_write_its_log_elsewhere(engine: Engine, name: str) -> None:
+    with pytest.raises(PlanError, match="cannot be the id"):
+        engine.run(job(name))
+
+
+def test_loading_is_accounted_for(engine: Engine) -> None:
+    outcome = engine.run(job("load", "load_slowly"), workers=1)
+    assert outcome.makespan is not None
+    assert outcome.makespan.load_s >= 0.05
+    total = outcome.makespan.devices * outcome.makespan.actual_s
+    parts = outcome.makespan
+    accounted = parts.work_s + parts.load_s + parts.dependency_s + parts.retry_s + parts.tail_s
+    assert accounted == pytest.approx(total, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_two_thousand_jobs_finish(engine: Engine) -> None:
+    outcome = engine.run(*(job(f"n/{index}", "nothing", round=index % 4) for index in range(2_000)))
+    assert set(outcome.jobs.values()) == {JobStatus.done}

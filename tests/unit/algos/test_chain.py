@@ -1,0 +1,206 @@
+"""Whole chains in this process: what stages write, and that it depends on nothing but their inputs."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algos.run import run_stage
+from pipeline.config.load import load_config
+from pipeline.datasets.registry import load_dataset
+from pipeline.plan.build import build_plan
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.training.sequences import Sequences
+from pipeline.workers.work import Work
+
+SMALL = (
+    "experiment.name=t",
+    "models.tiny.steps=40",
+    "models.tiny.batch_size=32",
+    "data_collection.prompts_per_round=60",
+    "execution.shard_size=30",
+    "evaluation.num_prompts=40",
+    "evaluation.bootstrap_samples=50",
+    "algos.PITA.epochs=1",
+    "algos.QSharp.epochs=1",
+)
+
+
+class Chains:
+    """A plan whose jobs have been run one after the other."""
+
+    def __init__(self, root: Path, *overrides: str, order: Callable[[list[Job]], list[Job]] = list) -> None:
+        self.root = root
+        self.config = load_config([*SMALL, *overrides])
+        self.plan = build_plan(self.config)
+        self.memory: dict[str, Any] = {}
+        done: set[str] = set()
+        while len(done) < len(self.plan.jobs):
+            ready = [job for job in self.plan.jobs.values() if job.id not in done and self.sources(job) <= done]
+            job = order(ready)[0]
+            self.run(job)
+            done.add(job.id)
+
+    def sources(self, job: Job) -> set[str]:
+        by_key = {other.key: name for name, other in self.plan.jobs.items()}
+        return {by_key[key] for keys in job.inputs.values() for key in keys}
+
+    def run(self, job: Job) -> None:
+        out = self.root / job.key
+        out.mkdir(parents=True)
+        inputs = {name: tuple(self.root / key for key in keys) for name, keys in job.inputs.items()}
+        work = Work(
+            job_id=job.id,
+            attempt=1,
+            payload=json.loads(json.dumps(job.payload)),
+            inputs=inputs,
+            out=out,
+            device="cpu",
+            memory=self.memory,
+            report=lambda done, total, tokens: None,
+        )
+        run_stage(work)
+
+    def folders(self, algo: str, number: int, stage: str) -> list[Path]:
+        return [
+            self.root / job.key
+            for job in self.plan.jobs.values()
+            if (job.algo, job.round, job.stage) == (algo, number, stage)
+        ]
+
+    def metrics(self, algo: str, number: int) -> dict[str, float]:
+        (folder,) = self.folders(algo, number, "metrics")
+        return {row["metric"]: row["value"] for row in json.loads((folder / "metrics.json").read_bytes())["rows"]}
+
+    def digest(self) -> dict[str, str]:
+        return {
+            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(self.root.rglob("*"))
+            if path.is_file()
+        }
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
+    return Chains(tmp_path_factory.mktemp("chains"))
+
+
+def test_a_chain_ends_in_metrics_of_every_round(chains: Chains) -> None:
+    for algo, number in [("reference", 0), ("PITA", 1), ("PITA", 2), ("QSharp", 1), ("QSharp", 2)]:
+        found = chains.metrics(algo, number)
+        assert set(found) == {"pass@1", "reward", "kl_per_sequence", "kl_per_token", "length", "truncated"}
+        assert found["pass@1"] == found["reward"]
+        assert found["length"] == 4
+        assert found["truncated"] == 0
+    assert chains.metrics("reference", 0)["kl_per_sequence"] == 0
+    assert chains.metrics("QSharp", 1)["kl_per_sequence"] > 0
+
+
+def test_the_same_bytes_in_another_order_and_another_process_history(chains: Chains, tmp_path: Path) -> None:
+    """The last ready job first, with global generators in another state, and nothing kept loaded."""
+    torch.manual_seed(99)
+    np.random.seed(99)  # noqa: NPY002
+    backwards = Chains(tmp_path / "again", "execution.models_in_memory=1", order=lambda ready: ready[::-1])
+    assert backwards.digest() == chains.digest()
+
+
+def test_outputs_name_no_folder_of_this_machine(chains: Chains) -> None:
+    for path in chains.root.rglob("*.json*"):
+        assert str(chains.root) not in path.read_text(), path
+
+
+def test_no_pickle_is_written(chains: Chains) -> None:
+    kinds = {path.suffix for path in chains.root.rglob("*") if path.is_file()}
+    assert kinds <= {".json", ".jsonl", ".safetensors", ".jinja"}
+
+
+@pytest.mark.parametrize("algo", ["PITA", "QSharp"])
+def test_rounds_collect_from_different_training_prompts(chains: Chains, algo: str) -> None:
+    dataset = load_dataset(next(iter(chains.config.datasets.values())))
+    allowed = {dataset.row(int(row)).prompt for row in dataset.ids("train")[:0]}
+    seen = []
+    for number in (1, 2):
+        data = Sequences.load(chains.folders(algo, number, "generate"))
+        assert data.ids[:, 0].tolist() == [10] * len(data)
+        operands = data.ids[:, [3, 2, 1, 7, 6, 5]] @ (10 ** np.arange(5, -1, -1))
+        seen.append(set(operands.tolist()))
+    assert not seen[0] & seen[1]
+    assert seen[0] | seen[1] <= set(dataset.ids("train").tolist())
+    assert not allowed
+
+
+def test_qsharp_labels_the_tail_with_the_reward_of_the_text(chains: Chains) -> None:
+    data = Sequences.load(chains.folders("QSharp", 1, "generate"))
+    dataset = load_dataset(next(iter(chains.config.datasets.values())))
+    assert len(data) == 60
+    assert set(data.lengths.tolist()) == {13}
+    assert set(data.starts.tolist()) == {9, 10, 11, 12}
+    for ids, label in zip(data.ids.tolist(), data.labels, strict=True):
+        row = dataset.row(int("".join(map(str, [*ids[3:0:-1], *ids[7:4:-1]]))))
+        assert label == float("".join(map(str, ids[9:13])) == row.columns["solution"])
+
+
+def test_pita_labels_both_sides_of_a_pair_that_share_their_prefix(chains: Chains) -> None:
+    for number in (1, 2):
+        data = Sequences.load(chains.folders("PITA", number, "generate"))
+        assert len(data) % 2 == 0
+        for first in range(0, len(data), 2):
+            start = data.starts[first]
+            assert data.starts[first + 1] == start
+            assert data.ids[first, :start].tolist() == data.ids[first + 1, :start].tolist()
+            assert data.ids[first].tolist() != data.ids[first + 1].tolist()
+            assert sorted(data.labels[first : first + 2].tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("algo", ["PITA", "QSharp"])
+def test_infinite_eta_is_the_reference_to_the_byte(tmp_path: Path, algo: str) -> None:
+    endless = Chains(
+        tmp_path,
+        f"algos.{algo}.eta=.inf",
+        f"algos.{'PITA' if algo == 'QSharp' else 'QSharp'}.enabled=false",
+        "rounds_of_training=1",
+        "data_collection.prompts_per_round=10",
+    )
+    reference, guided = (endless.folders(name, number, "evaluate") for name, number in (("reference", 0), (algo, 1)))
+    for one, other in zip(reference, guided, strict=True):
+        assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
+    kept = endless.memory["models"]
+    assert not [key for key in kept._kept if key[0] == "value"]
+
+
+@pytest.mark.parametrize("head", ["v", "q"])
+def test_both_heads_run_through(tmp_path: Path, head: str) -> None:
+    overrides = [f"algos.QSharp.head={head}", "algos.PITA.enabled=false", "algos.QSharp.truncate=false"]
+    found = Chains(tmp_path, *overrides, "algos.QSharp.aggregate=false", "algos.QSharp.warm_start=false")
+    assert found.metrics("QSharp", 2)["kl_per_sequence"] > 0
+    (folder,) = found.folders("QSharp", 2, "train")
+    assert json.loads((folder / "config.json").read_bytes())["head"] == head
+    assert json.loads((folder / "training.json").read_bytes())["sequences"] == 60  # one round's, not two
+
+
+def test_a_stage_reads_only_what_its_key_covers(chains: Chains) -> None:
+    """Each stage of the plan was given the sections it declares, and none of them failed for want of another."""
+    plan: Plan = chains.plan
+    for job in plan.jobs.values():
+        assert set(job.payload["config"]) <= {
+            "system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"
+        }  # fmt: skip
+    trains = [job for job in plan.jobs.values() if job.stage == "train" and job.algo != "reference"]
+    assert all("evaluation" not in job.payload["config"] for job in trains)
+
+
+def test_finding_algorithms_imports_no_torch() -> None:
+    code = (
+        "import sys; from pipeline.algos.registry import known_algorithms, load_algorithm; "
+        "[load_algorithm(name).stages for name in [*known_algorithms(), 'reference']]; "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
