@@ -5,7 +5,7 @@
 
 Without `--model` it uses a random GPT-2 of the embedded reference's size, sharpened until about as many tokens per
 step are candidates as with the trained one: what guidance costs depends on that number, so it is printed. Every
-figure is the best of `--repeats`, taken in turns, so that a busy moment of the machine does not hit one side alone.
+figure is the best of `--repeats`, taken in turns, so that a busy moment of the machine hits no side alone.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def _caption(setup: Setup, args: argparse.Namespace) -> str:
     mean, widest = candidates_per_step(setup)
     return (
         f"top_k={args.top_k}, min_p={args.min_p}, other tokens {others}: {mean:.1f} candidates per row and step, "
-        f"{widest:.1f} in the widest of {len(setup.prompts)} rows.\nWithout cache: a LogitsProcessor in `generate`, "
-        "where the reference has its own cache."
+        f"{widest:.1f} in the widest of {len(setup.prompts)} rows.\nWithout cache: a LogitsProcessor in "
+        "`generate`, where the reference has its own cache."
     )
 
 

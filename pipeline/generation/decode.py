@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.generation.batching import PromptBatch, batches_by_length, pad_left
 from pipeline.generation.guide import ValueReader
 from pipeline.generation.sampling import Keys, draw_tokens, policy_logprobs, uniforms
+from pipeline.generation.slots import SlotCache
 from pipeline.generation.tilt import Tilt, draw_columns, find_candidates, guided_logprobs, split_draw, step_kl
 
 
@@ -128,16 +129,19 @@ class _Rows:
         guidance: Guidance | None,
     ) -> None:
         self.model, self.settings, self.guidance = model, settings, guidance
-        self.cache = DynamicCache(config=model.config)
+        steps = int(budgets.max(initial=0))
+        self.cache = SlotCache(model.config, batch.ids.shape[1] + steps)
         self.budgets = budgets
         self.live = np.flatnonzero(budgets > 0)
         self.draws = None if draws is None else torch.from_numpy(draws).to(settings.device)
         self.mask = None if batch.mask is None else batch.mask.repeat_interleave(samples, 0)
         self.lengths = batch.lengths.repeat_interleave(samples, 0)
         self.logits = self._forward(batch.ids, batch.mask, batch.positions).repeat_interleave(samples, 0)
-        self.cache.batch_repeat_interleave(samples)
+        if samples > 1:
+            self.cache.select(torch.arange(len(batch.ids), device=settings.device).repeat_interleave(samples))
         if guidance is not None:
-            guidance.reader.begin(batch, samples)
+            # Beside the tokens themselves: the candidates of one step, and one drawn from outside of them.
+            guidance.reader.begin(batch, samples, room=steps + guidance.tilt.top_k + 1)
         if len(self.live) < len(budgets):
             self._keep(torch.from_numpy(self.live).to(settings.device))
 
@@ -184,7 +188,7 @@ class _Rows:
         return True
 
     def _keep(self, rows: Tensor) -> None:
-        self.cache.batch_select_indices(rows)
+        self.cache.select(rows)
         self.lengths = self.lengths[rows]
         self.logits = self.logits[rows]
         self.mask = None if self.mask is None else self.mask[rows]

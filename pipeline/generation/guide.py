@@ -13,20 +13,18 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from pipeline.config.schema import HeadType
-from pipeline.errors import JobError
 from pipeline.generation.batching import PromptBatch
+from pipeline.generation.slots import SlotCache
 from pipeline.models.value import ValueModel
 
 
 class ValueReader(Protocol):
     """Gives values of candidates while rows of a batch grow token by token."""
 
-    def begin(self, batch: PromptBatch, samples: int) -> None:
-        """Read the prompts; each becomes `samples` rows, adjacent."""
+    def begin(self, batch: PromptBatch, samples: int, room: int) -> None:
+        """Read the prompts; each becomes `samples` rows, adjacent, with room for so many further slots."""
 
     def values(self, candidates: Tensor) -> Tensor:
         """Value logits of tokens that could come next, shape [B, K] as `candidates`."""
@@ -46,13 +44,15 @@ def value_reader(model: ValueModel) -> ValueReader:
 class _Prefix:
     """What rows have in common while they grow: the cache, which positions are padding, how long each row is."""
 
-    def __init__(self, model: ValueModel) -> None:
+    def __init__(self, model: ValueModel, batch: PromptBatch, room: int) -> None:
         self.model = model
-        self.cache = DynamicCache(config=model.config.backbone)  # type: ignore[arg-type]
-        self.mask: Tensor | None = None
-        self.lengths = torch.empty(0)
+        self.cache = SlotCache(model.config.backbone, batch.ids.shape[1] + room)
+        self.mask = batch.mask
+        self.lengths = batch.lengths
+        self._batch = batch
 
-    def read(self, batch: PromptBatch, samples: int) -> Tensor:
+    def read(self, samples: int) -> Tensor:
+        batch = self._batch
         values: Tensor = self.model(
             batch.ids,
             attention_mask=batch.mask,
@@ -60,10 +60,9 @@ class _Prefix:
             past_key_values=self.cache,
             use_cache=True,
         )
-        self.cache.batch_repeat_interleave(samples)
-        self.mask = None if batch.mask is None else batch.mask.repeat_interleave(samples, 0)
-        self.lengths = batch.lengths.repeat_interleave(samples, 0)
-        return values
+        if samples > 1:
+            self.keep(torch.arange(len(batch.ids), device=batch.ids.device).repeat_interleave(samples))
+        return values[:, -1].repeat_interleave(samples, 0)
 
     def grow(self) -> None:
         self.lengths = self.lengths + 1
@@ -71,7 +70,7 @@ class _Prefix:
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], -1)
 
     def keep(self, rows: Tensor) -> None:
-        self.cache.batch_select_indices(rows)
+        self.cache.select(rows)
         self.lengths = self.lengths[rows]
         self.mask = None if self.mask is None else self.mask[rows]
 
@@ -81,27 +80,21 @@ class CandidateReader:
 
     def __init__(self, model: ValueModel) -> None:
         self._model = model
-        self._prefix = _Prefix(model)
+        self._prefix: _Prefix
         self._length = 0
 
-    def begin(self, batch: PromptBatch, samples: int) -> None:
+    def begin(self, batch: PromptBatch, samples: int, room: int) -> None:
         """Read the prompts."""
-        self._prefix = _Prefix(self._model)
-        self._prefix.read(batch, samples)
-        if not all(type(layer) is DynamicLayer for layer in self._prefix.cache.layers):
-            raise JobError(
-                "the value model's backbone has sliding-window or other special attention layers, whose cache "
-                "cannot drop single positions. Use head=q, or another backbone."
-            )
+        self._prefix = _Prefix(self._model, batch, room)
+        self._prefix.read(samples)
 
     def values(self, candidates: Tensor) -> Tensor:
         """Forward all candidates at once; their slots stay in the cache until `advance`."""
         prefix = self._prefix
         self._length = prefix.cache.get_seq_length()
-        mask = candidate_mask(prefix.mask, self._length, candidates.shape, self._model.dtype)
         values: Tensor = self._model(
             candidates,
-            attention_mask=mask.to(candidates.device),
+            attention_mask=candidate_mask(prefix.mask, self._length, candidates, self._model.dtype),
             position_ids=prefix.lengths[:, None].expand_as(candidates),
             past_key_values=prefix.cache,
             use_cache=True,
@@ -111,9 +104,7 @@ class CandidateReader:
     def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - their slots are in the cache
         """Keep the slot of the chosen candidate and drop the others."""
         prefix = self._prefix
-        for layer in prefix.cache.layers:
-            layer.keys = _keep_slot(layer.keys, self._length, columns)
-            layer.values = _keep_slot(layer.values, self._length, columns)
+        prefix.cache.keep_slot(self._length, columns)
         prefix.grow()
 
     def keep(self, rows: Tensor) -> None:
@@ -126,67 +117,66 @@ class VocabularyReader:
 
     def __init__(self, model: ValueModel) -> None:
         self._model = model
-        self._prefix = _Prefix(model)
-        self._next = torch.empty(0)
+        self._prefix: _Prefix
+        self._next: Tensor
+        self._unread: Tensor | None = None
 
-    def begin(self, batch: PromptBatch, samples: int) -> None:
+    def begin(self, batch: PromptBatch, samples: int, room: int) -> None:
         """Read the prompts; the last position's output holds the values of the first token."""
-        self._prefix = _Prefix(self._model)
-        self._next = self._prefix.read(batch, samples)[:, -1].repeat_interleave(samples, 0)
+        self._prefix = _Prefix(self._model, batch, room)
+        self._next = self._prefix.read(samples)
+        self._unread = None
 
     def values(self, candidates: Tensor) -> Tensor:
-        """Look the candidates up."""
+        """Read the token that was taken last, then look the candidates up."""
+        if self._unread is not None:
+            self._next = self._read(self._unread)
         return self._next.gather(-1, candidates)
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - columns matter to head "v" only
-        """Read the token that was taken."""
+        """Remember the token that was taken; it is read when a value is asked for, so the last one never is."""
+        self._unread = tokens
+
+    def _read(self, tokens: Tensor) -> Tensor:
         prefix = self._prefix
         position = prefix.lengths[:, None]
         prefix.grow()
-        self._next = self._model(
+        values: Tensor = self._model(
             tokens[:, None],
             attention_mask=prefix.mask,
             position_ids=position,
             past_key_values=prefix.cache,
             use_cache=True,
-        )[:, -1]
+        )
+        return values[:, -1]
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows only."""
         self._prefix.keep(rows)
         self._next = self._next[rows]
+        self._unread = None if self._unread is None else self._unread[rows]
 
 
-def candidate_mask(padding: Tensor | None, length: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def candidate_mask(padding: Tensor | None, length: int, candidates: Tensor, dtype: torch.dtype) -> Tensor | None:
     """Additive mask by which each candidate sees the prefix and itself, shape [B or 1, 1, K, L + K].
 
     Args:
         padding: 0 where the prefix is padding, shape [B, L]; None where nothing is.
         length: L.
-        shape: Of the candidates, [B, K].
+        candidates: Shape [B, K].
         dtype: Of the model.
+
+    Returns:
+        None where a single candidate sees everything, which needs no mask.
     """
-    count = shape[1]
+    count, device = candidates.shape[1], candidates.device
+    if padding is None and count == 1:
+        return None
     hidden = torch.finfo(dtype).min
-    own = torch.full((count, count), hidden, dtype=dtype).fill_diagonal_(0.0)
+    own = torch.full((count, count), hidden, dtype=dtype, device=device).fill_diagonal_(0.0)
     if padding is None:
-        seen = torch.zeros(1, 1, count, length, dtype=dtype)
-        # SDPA wants a mask of the batch's own size or one that broadcasts; one row serves all.
-        return torch.cat([seen, own[None, None]], -1)
-    seen = torch.zeros(padding.shape, dtype=dtype, device=padding.device).masked_fill_(padding == 0, hidden)
-    block = own.to(padding.device)[None, None].expand(len(padding), 1, count, count)
-    return torch.cat([seen[:, None, None, :].expand(-1, 1, count, -1), block], -1)
-
-
-def _keep_slot(cached: Tensor, length: int, columns: Tensor) -> Tensor:
-    """Move the slot of the chosen column to the end of the prefix and cut the rest off.
-
-    Args:
-        cached: Keys or values, shape [B, H, L + K, D].
-        length: L.
-        columns: Shape [B].
-    """
-    if cached.shape[2] > length + 1:
-        rows = torch.arange(len(columns), device=columns.device)
-        cached[:, :, length] = cached[rows, :, length + columns]
-    return cached[:, :, : length + 1]
+        seen = torch.zeros(count, length, dtype=dtype, device=device)
+        return torch.cat([seen, own], -1)[None, None]
+    prefix = torch.zeros(padding.shape, dtype=dtype, device=device).masked_fill_(padding == 0, hidden)
+    block = own[None, None].expand(len(padding), 1, count, count)
+    return torch.cat([prefix[:, None, None, :].expand(-1, 1, count, -1), block], -1)

@@ -24,7 +24,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,7 +268,6 @@ class _Run:
     def _job_finished(self, index: int, message: JobFinished) -> None:
         attempt = self._end_attempt(message.job_id, index, "done", message.load_s)
         self.observer.measured(self.plan.jobs[message.job_id].seconds, attempt.total_s)
-        self._link(self.plan.jobs[message.job_id])
         self.journal.write(
             "JobFinished",
             job=message.job_id,
@@ -322,14 +320,6 @@ class _Run:
     def _span(self, index: int) -> int:
         """Where in `spans` the worker is that is in this place now."""
         return next(at for at in range(len(self.spans) - 1, -1, -1) if self.spans[at].worker == index)
-
-    def _link(self, job: Job) -> None:
-        """Let the job's folder point to its output; for people only, so a failure costs nothing."""
-        if job.key:
-            folder = self.folder.job(job.id).absolute()
-            target = os.path.relpath(self.store.path(job.key).absolute(), folder)
-            with suppress(OSError):
-                (folder / "output").symlink_to(target)
 
     def _outcome(self) -> Outcome:
         states = self.state.jobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 import shutil
 import time
@@ -10,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ class JobRunner:
                     entry = load_entry(order.entry)
                 entry(work)
             if order.key:
-                store.commit(order.key, out, _about(order))
+                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
         except BaseException:
             if order.key:
                 shutil.rmtree(out, ignore_errors=True)
@@ -181,6 +181,12 @@ def load_entry(path: str) -> Entry:
     return checked
 
 
+def _link(folder: Path, output: Path) -> None:
+    """Let the folder of a job's log point to its output; for people only, so a failure costs nothing."""
+    with suppress(OSError):
+        (folder / "output").symlink_to(os.path.relpath(output, folder))
+
+
 def _about(order: RunJob) -> dict[str, str]:
     return {"job": order.job_id, **_versions()}
 
@@ -188,6 +194,8 @@ def _about(order: RunJob) -> dict[str, str]:
 @cache
 def _versions() -> dict[str, str]:
     """Of what results may depend on; not whether it was imported, which differs between workers."""
+    from importlib.metadata import PackageNotFoundError, version  # 10 ms that the start of a worker does not need
+
     versions = {"pipeline": pipeline.__version__, "python": platform.python_version()}
     for package in ("torch", "transformers"):
         with suppress(PackageNotFoundError):

@@ -60,7 +60,9 @@ def test_names_of_inputs() -> None:
     assert [read.name for read in names] == ["train", "train@previous", "generate@so_far", "reference.train"]
 
 
-def decide(first: list[float], second: list[float], how: Preference, draws: float = 0.5, beta: float = 1.0) -> list[int]:
+def decide(
+    first: list[float], second: list[float], how: Preference, draws: float = 0.5, beta: float = 1.0
+) -> list[int]:
     count = len(first)
     decided = prefer(np.array(first), np.array(second), np.full(count, draws), how, beta)
     return [int(value) for value in decided]

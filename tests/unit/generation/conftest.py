@@ -19,7 +19,9 @@ def language_model(kind: str, seed: int = 0) -> PreTrainedModel:
         torch.manual_seed(seed)
         if kind == "gpt2":
             model: PreTrainedModel = GPT2LMHeadModel(
-                GPT2Config(n_embd=32, n_layer=2, n_head=4, n_inner=48, n_positions=64, initializer_range=0.4, **ids)
+                GPT2Config(
+                    n_embd=32, n_layer=2, n_head=4, n_inner=48, n_positions=64, initializer_range=0.4, **ids
+                )
             )
         else:
             sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

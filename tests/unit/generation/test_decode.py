@@ -64,7 +64,7 @@ class SlowReader:
         self.texts: list[list[int]] = []
         self.seen: list[Tensor] = []
 
-    def begin(self, batch: PromptBatch, samples: int) -> None:
+    def begin(self, batch: PromptBatch, samples: int, **_: int) -> None:
         rows = zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)
         self.texts = [ids[len(ids) - length :] for ids, length in rows for _ in range(samples)]
 

@@ -21,7 +21,11 @@ def test_a_draw_is_a_function_of_seed_stream_row_sample_and_step() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [sample_keys(4, "x", np.array([5]), 1), sample_keys(3, "y", np.array([5]), 1), sample_keys(3, "x", np.array([6]), 1)],
+    [
+        sample_keys(4, "x", np.array([5]), 1),
+        sample_keys(3, "y", np.array([5]), 1),
+        sample_keys(3, "x", np.array([6]), 1),
+    ],
     ids=["seed", "stream", "row"],
 )
 def test_other_names_give_other_draws(other: np.ndarray) -> None:

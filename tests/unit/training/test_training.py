@@ -17,9 +17,10 @@ from pipeline.training.sequences import Sequences, epoch_order, micro_batches
 from pipeline.training.value import fit_value, token_values
 
 
-def value_model(head: HeadType = HeadType.v) -> ValueModel:
+def value_model(head: HeadType = HeadType.v, dropout: float = 0.0) -> ValueModel:
+    rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), dropout)
     config = GPT2Config(
-        vocab_size=13, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None
+        vocab_size=13, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None, **rates
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -35,12 +36,14 @@ def sequences(count: int = 24) -> Sequences:
 
 
 def fit(
-    micro_batch_size: int = 8, epochs: int = 2, seed: int = 0, head: HeadType = HeadType.v
+    micro_batch_size: int = 8, epochs: int = 2, seed: int = 0, head: HeadType = HeadType.v, dropout: float = 0.0
 ) -> tuple[ValueModel, list[float]]:
-    model = value_model(head)
+    model = value_model(head, dropout)
     algo = ValueAlgoConfig(batch_size=8, learning_rate=1e-2, epochs=epochs)
     training = TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=2)
-    losses = fit_value(model, sequences(), algo, training, seed=seed, device="cpu", on_step=lambda done, tokens: None)
+    losses = fit_value(
+        model, sequences(), algo, training, seed=seed, device="cpu", on_step=lambda done, tokens: None
+    )
     return model, losses
 
 
@@ -65,11 +68,21 @@ def test_micro_batches_add_up_to_the_batch(micro_batch_size: int) -> None:
 def test_equal_trainings_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         torch.manual_seed(ord(name))
-        np.random.seed(ord(name))  # noqa: NPY002 - the global generators must not matter
+        np.random.seed(ord(name))
         fit()[0].save_pretrained(tmp_path / name)
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
     fit(seed=1)[0].save_pretrained(tmp_path / "c")
     assert (tmp_path / "a/model.safetensors").read_bytes() != (tmp_path / "c/model.safetensors").read_bytes()
+
+
+@pytest.mark.xfail(reason="the dropout of a backbone is on while training, and reads the global generator")
+def test_a_backbone_with_dropout_is_trained_the_same_way_every_time() -> None:
+    """GPT-2 as published has a dropout of 0.1; a result must not depend on what ran before in the process."""
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        losses.append(fit(dropout=0.1)[1])
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
@@ -83,8 +96,8 @@ def test_both_heads_give_a_value_to_every_token() -> None:
     model = value_model(HeadType.q)
     model.head.weight.data = torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(1))
     ids = torch.tensor([[1, 5, 7], [2, 2, 0]])
-    found = token_values(model, ids)
-    outputs = model(ids)
+    with torch.inference_mode():
+        found, outputs = token_values(model, ids), model(ids)
     expected = [[0.0, *(float(outputs[b, t - 1, ids[b, t]]) for t in (1, 2))] for b in (0, 1)]
     assert torch.allclose(found, torch.tensor(expected))
     assert torch.equal(chosen_values(outputs, ids), found)
@@ -110,7 +123,11 @@ def test_sequences_are_the_same_after_saving_and_loading(tmp_path: Path) -> None
         part.save(folder)
     joined = Sequences.load(folders)
     assert len(joined) == 9
-    rows = list(itertools.chain.from_iterable((part.ids[r, : part.lengths[r]].tolist() for r in range(len(part))) for part in parts))
+    rows = list(
+        itertools.chain.from_iterable(
+            (part.ids[r, : part.lengths[r]].tolist() for r in range(len(part))) for part in parts
+        )
+    )
     assert [joined.ids[r, : joined.lengths[r]].tolist() for r in range(9)] == rows
     assert joined.labels.tolist() == [label for part in parts for label in part.labels.tolist()]
     again = tmp_path / "again"

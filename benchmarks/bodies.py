@@ -1,0 +1,35 @@
+"""What the jobs of the benchmarks do. Apart from them, so that a worker imports next to nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+
+def nothing(_work: Any = None) -> None:
+    """Do nothing."""
+
+
+def sleep(work: Any) -> None:
+    """Stand in for a job that keeps its device busy for so long."""
+    time.sleep(work.payload["seconds"])
+
+
+def nap() -> None:
+    """Be at work while another worker dies."""
+    time.sleep(0.3)
+
+
+def die(where: str) -> None:
+    """Note the time, and die."""
+    Path(where).write_text(repr(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_once(work: Any) -> None:
+    """Die in the first attempt."""
+    if work.attempt == 1:
+        die(work.payload["where"])

@@ -1,0 +1,384 @@
+"""What the engine itself costs: jobs that do nothing, on our pool and on the pools that others use.
+
+    python benchmarks/engine.py
+    python benchmarks/engine.py --jobs 5000 --workers 4
+
+Three rows are ours. `run_plan` is what a user runs: scheduling, journal on disk, a log file and a committed output
+per job. `run_plan, no output` leaves out the commit alone, as a job without a key does. `pool` is worker processes
+and messages without scheduler and journal, which is what the pools of others are; it still opens a log per job.
+
+    first result   from nothing to the result of one job
+    jobs/s         a batch of independent jobs
+    round trip     one job after the other: from handing one over to knowing its result
+    dispatch       from knowing a result to handing over the next job, which waits for it (journal included)
+    death seen     from the SIGKILL of a worker to knowing of it, median; others fail = jobs of other workers lost
+
+Peers that are not installed are left out: `pip install -e .[bench]` brings loky and pebble, `.[ray]` brings Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import logging
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bodies import die, nap, nothing
+from pipeline.config.schema import ExecutionConfig
+from pipeline.devices.inventory import cpu_slots
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.results.journal import Journal
+from pipeline.results.store import Store
+from pipeline.scheduler.loop import Outcome, run_plan
+from pipeline.workers.backends import make_pool
+from pipeline.workers.messages import FromWorker, JobFinished, RunJob, WorkerReady
+from pipeline.workers.pool import Pool
+
+BASE = "concurrent.futures"
+WIDTH = 150
+
+
+# -- what is measured ------------------------------------------------------------
+
+
+@dataclass
+class Measured:
+    """One row; times in seconds."""
+
+    name: str
+    first_s: float = 0.0
+    jobs_per_s: float = 0.0
+    round_trips_s: list[float] = field(default_factory=list)
+    dispatch_s: list[float] = field(default_factory=list)
+    death_s: list[float] = field(default_factory=list)
+    others_fail: str = ""
+
+
+def measure_run_plan(jobs: int, workers: int, folder: Path, *, output: bool) -> Measured:
+    """Our engine as a whole."""
+    row = Measured("pipeline run_plan" + ("" if output else ", no output"))
+    prefix = "o" if output else ""
+    start = time.monotonic()
+    outcome = _carry_out(folder / "first", _jobs(1, prefix), [], workers)
+    row.first_s = outcome.attempts[0].ended_s - start
+    batch = _carry_out(folder / "batch", _jobs(jobs, prefix), [], workers)
+    ready_s = max(span.ready_s or 0.0 for span in batch.workers)
+    late = [attempt for attempt in batch.attempts if attempt.sent_s >= ready_s]
+    row.jobs_per_s = len(late) / (late[-1].ended_s - late[0].sent_s)
+    chain = _jobs(jobs, prefix)
+    edges = [(one.id, other.id) for one, other in itertools.pairwise(chain)]
+    attempts = _carry_out(folder / "chain", chain, edges, workers).attempts[10:]
+    row.round_trips_s = [attempt.total_s for attempt in attempts]
+    row.dispatch_s = [after.sent_s - before.ended_s for before, after in itertools.pairwise(attempts)]
+    row.death_s = _our_deaths(folder / "deaths", workers)
+    row.others_fail = "0"
+    return row
+
+
+def _jobs(count: int, prefix: str) -> list[Job]:
+    # Keys look like those of real jobs; none at all means that nothing is stored.
+    return [
+        Job(
+            id=f"job/{index}",
+            key=f"{index:08x}" * 4 if prefix else "",
+            entry="benchmarks.bodies:nothing",
+            payload={},
+        )
+        for index in range(count)
+    ]
+
+
+def _carry_out(folder: Path, jobs: Sequence[Job], edges: Sequence[tuple[str, str]], workers: int) -> Outcome:
+    folder.mkdir(parents=True)
+    settings = ExecutionConfig()
+    journal = Journal(folder / "journal.jsonl")
+    try:
+        return run_plan(
+            Plan(jobs, edges),
+            stored=(),
+            store=Store(folder / "store"),
+            pool=make_pool(settings, cpu_slots(workers), threads=1, log_dir=folder / "workers"),
+            journal=journal,
+            run_dir=folder,
+            settings=settings,
+            on_status=lambda _status: None,
+        )
+    finally:
+        journal.close()
+
+
+def _our_deaths(folder: Path, workers: int, count: int = 7) -> list[float]:
+    jobs = [
+        Job(
+            id=f"die/{index}",
+            key="",
+            entry="benchmarks.bodies:die_once",
+            payload={"where": str(folder / f"died{index}")},
+        )
+        for index in range(count)
+    ]
+    outcome = _carry_out(folder, jobs, [], workers)
+    lost = [attempt for attempt in outcome.attempts if attempt.outcome == "lost"]
+    return [
+        attempt.ended_s - float((folder / f"died{attempt.job_id.split('/')[1]}").read_text()) for attempt in lost
+    ]
+
+
+def measure_pool(jobs: int, workers: int, folder: Path) -> Measured:
+    """Our worker processes alone."""
+    row = Measured("pipeline pool")
+    bare = _BarePool(workers, folder)
+    start = time.monotonic()
+    try:
+        bare.start(1)
+        bare.run(1)
+        row.first_s = time.monotonic() - start
+        bare.start(workers)
+        bare.run(workers)
+        start = time.monotonic()
+        bare.run(jobs)
+        row.jobs_per_s = jobs / (time.monotonic() - start)
+        for _ in range(jobs):
+            start = time.monotonic()
+            bare.run(1)
+            row.round_trips_s.append(time.monotonic() - start)
+    finally:
+        bare.stop()
+    return row
+
+
+class _BarePool:
+    """Keeps every worker busy; no state, no journal, no store."""
+
+    def __init__(self, workers: int, folder: Path) -> None:
+        self._pool: Pool = make_pool(ExecutionConfig(), cpu_slots(workers), threads=1, log_dir=folder / "workers")
+        self._folder = folder
+        self._idle: set[int] = set()
+        self._left = self._running = 0
+        self._started = False
+
+    def start(self, ready: int) -> None:
+        """Wait until so many workers are ready."""
+        if not self._started:
+            self._pool.start()
+            self._started = True
+        while len(self._idle) < ready:
+            self._pool.wait(None, self._take)
+
+    def run(self, jobs: int) -> None:
+        self._left = jobs
+        for index in sorted(self._idle):
+            self._send(index)
+        while self._running:
+            self._pool.wait(None, self._take)
+
+    def _send(self, index: int) -> None:
+        if self._left:
+            self._left -= 1
+            self._running += 1
+            self._idle.discard(index)
+            self._pool.send(
+                index,
+                RunJob(
+                    job_id="j",
+                    attempt=1,
+                    key="",
+                    entry="benchmarks.bodies:nothing",
+                    payload={},
+                    inputs={},
+                    store=str(self._folder),
+                    scratch=str(self._folder),
+                    log_path=str(self._folder / f"log.{index}.txt"),
+                ),
+            )
+
+    def _take(self, index: int, message: FromWorker) -> None:
+        if isinstance(message, WorkerReady | JobFinished):
+            self._running -= isinstance(message, JobFinished)
+            self._idle.add(index)
+            self._send(index)
+
+    def stop(self) -> None:
+        self._pool.stop(lambda _index, _message: None)
+
+
+# -- the pools of others ------------------------------------------------------------
+
+Submit = Callable[..., Any]
+"""Takes a function and its arguments, returns something with `result()`."""
+
+
+@contextmanager
+def futures_pool(workers: int) -> Iterator[Submit]:
+    """The pool of the standard library, spawned processes."""
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+        yield pool.submit
+
+
+@contextmanager
+def loky_pool(workers: int) -> Iterator[Submit]:
+    """The pool of loky, which starts processes anew as well."""
+    loky = importlib.import_module("loky")
+    with loky.ProcessPoolExecutor(workers) as pool:
+        yield pool.submit
+
+
+@contextmanager
+def pebble_pool(workers: int) -> Iterator[Submit]:
+    """The pool of pebble, spawned processes."""
+    pebble = importlib.import_module("pebble")
+    with pebble.ProcessPool(workers, context=multiprocessing.get_context("spawn")) as pool:
+        yield lambda function, *args: pool.schedule(function, args=args)
+
+
+@contextmanager
+def ray_pool(workers: int) -> Iterator[Submit]:
+    """Ray tasks on this machine."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray = importlib.import_module("ray")
+    ray.init(
+        num_cpus=workers,
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
+    )
+
+    def submit(function: Callable[..., Any], *args: Any) -> Any:
+        return ray.remote(max_retries=0)(function).remote(*args).future()
+
+    try:
+        yield submit
+    finally:
+        ray.shutdown()
+
+
+PEERS = {BASE: futures_pool, "loky": loky_pool, "pebble": pebble_pool, "ray": ray_pool}
+
+
+def measure_peer(name: str, jobs: int, workers: int, folder: Path) -> Measured:
+    """The pool of another."""
+    row = Measured(name)
+    start = time.monotonic()
+    with PEERS[name](workers) as submit:
+        submit(nothing).result()
+        row.first_s = time.monotonic() - start
+        for future in [submit(nothing) for _ in range(20 * workers)]:
+            future.result()
+        start = time.monotonic()
+        for future in [submit(nothing) for _ in range(jobs)]:
+            future.result()
+        row.jobs_per_s = jobs / (time.monotonic() - start)
+        for _ in range(min(jobs, 500)):
+            start = time.monotonic()
+            submit(nothing).result()
+            row.round_trips_s.append(time.monotonic() - start)
+    for index in range(3):
+        _peer_death(row, workers, folder / f"{name}.died{index}")
+    return row
+
+
+def _peer_death(row: Measured, workers: int, where: Path) -> None:
+    failed = 0
+    with contextlib.suppress(Exception), PEERS[row.name](workers) as submit:  # a broken pool may raise on leaving
+        for future in [submit(nothing) for _ in range(4 * workers)]:
+            future.result()
+        others = [submit(nap) for _ in range(workers - 1)]
+        victim = submit(die, str(where))
+        with contextlib.suppress(Exception):
+            victim.result()
+        row.death_s.append(time.monotonic() - float(where.read_text()))
+        for other in others:
+            try:
+                other.result()
+            except Exception:
+                failed += 1
+        row.others_fail = f"{failed} of {len(others)}"
+
+
+# -- the table ------------------------------------------------------------
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description="No-op jobs on our engine and on the pools of others.")
+    parser.add_argument("--jobs", type=int, default=2000)
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    logging.getLogger("pipeline").setLevel(logging.CRITICAL)  # the deaths are meant
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    # Spawned children of the peers would import this script, with all that it imports; the bodies are elsewhere.
+    main_module = sys.modules["__main__"]
+    main_module.__spec__ = None
+    del main_module.__file__
+    with tempfile.TemporaryDirectory(prefix="pipeline-bench-") as name:
+        folder = Path(name)
+        rows = [
+            measure_run_plan(args.jobs, args.workers, folder / "output", output=True),
+            measure_run_plan(args.jobs, args.workers, folder / "no-output", output=False),
+            measure_pool(args.jobs, args.workers, folder),
+        ]
+        rows += [
+            measure_peer(peer, args.jobs, args.workers, folder)
+            for peer in PEERS
+            if peer == BASE or importlib.util.find_spec(peer)
+        ]
+    Console(width=max(WIDTH, Console().width)).print(_table(rows, args.jobs, args.workers))
+
+
+def _table(rows: Sequence[Measured], jobs: int, workers: int) -> Table:
+    base = next(row for row in rows if row.name == BASE)
+    table = Table(title=f"{jobs:,} no-op jobs on {workers} workers; ratios to {BASE}")
+    for name in ("", "first result", "ratio", "jobs/s", "ratio", "round trip p50/p99", "ratio"):
+        table.add_column(name, justify="left" if not name else "right")
+    for name in ("dispatch p50/p99", "death seen", "others fail"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        trip = statistics.median(row.round_trips_s)
+        table.add_row(
+            row.name,
+            f"{row.first_s * 1e3:.0f} ms",
+            f"{row.first_s / base.first_s:.2f}",
+            f"{row.jobs_per_s:,.0f}",
+            f"{row.jobs_per_s / base.jobs_per_s:.2f}",
+            _percentiles(row.round_trips_s),
+            f"{trip / statistics.median(base.round_trips_s):.2f}",
+            _percentiles(row.dispatch_s) if row.dispatch_s else "",
+            f"{statistics.median(row.death_s) * 1e3:.1f} ms" if row.death_s else "",
+            row.others_fail,
+        )
+    return table
+
+
+def _percentiles(seconds: Sequence[float]) -> str:
+    ordered = sorted(seconds)
+    p50, p99 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
+    return f"{p50 * 1e3:.2f} / {p99 * 1e3:.2f} ms"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A KV cache in buffers with room ahead, so that a step copies one slot instead of all.
+
+Shapes: B rows, H heads, S slots in use, C slots in all, D size of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from pipeline.errors import JobError
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one attention layer."""
+
+    is_sliding = False
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.used = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the buffers, shape [B, H, C, D]."""
+        self.keys = _buffer(key_states, len(key_states), self.capacity)
+        self.values = _buffer(value_states, len(value_states), self.capacity)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_args: object, **_options: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append; returns views of all slots in use."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.used + key_states.shape[-2]
+        if end > self.capacity:
+            raise JobError(f"a cache of {self.capacity} slots cannot hold {end}")
+        self.keys[:, :, self.used : end] = key_states
+        self.values[:, :, self.used : end] = value_states
+        self.used = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many slots a query of that length sees, and from which on."""
+        return self.used + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Slots in use."""
+        return self.used
+
+    def get_max_length(self) -> int:
+        """Slots in all."""
+        return self.capacity
+
+    # The name of the same method in earlier releases of transformers 5.
+    get_max_cache_shape = get_max_length
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows, in this order; a row may be taken several times."""
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            fresh = _buffer(old, len(rows), self.capacity)
+            fresh[:, :, : self.used] = old[:, :, : self.used].index_select(0, rows)
+            setattr(self, name, fresh)
+
+    def keep_slot(self, start: int, columns: Tensor) -> None:
+        """Of the slots from `start` on keep one per row, at `start`; shape of `columns`: [B]."""
+        if self.used > start + 1:
+            rows = torch.arange(len(columns), device=columns.device)
+            for buffer in (self.keys, self.values):
+                buffer[:, :, start] = buffer[rows, :, start + columns]
+        self.used = start + 1
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """A cache of `SlotLayer`s for any decoder whose layers all attend to everything before."""
+
+    layers: list[SlotLayer]  # type: ignore[assignment]
+
+    def __init__(self, model_config: Any, capacity: int) -> None:
+        """Make an empty cache.
+
+        Args:
+            model_config: Of the model that will use it.
+            capacity: Slots per row: padded prompt, new tokens, and candidates beside each other.
+
+        Raises:
+            JobError: The model has sliding-window or other special attention layers.
+        """
+        text = model_config.get_text_config()
+        kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"} or (getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")):
+            raise JobError(
+                f"cannot decode with {text.model_type}: its attention layers ({', '.join(sorted(kinds))}) are not "
+                "all full attention. Choose a model of another family."
+            )
+        super().__init__(layer_class_to_replicate=lambda: SlotLayer(capacity))
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows, in this order; a row may be taken several times. Shape [rows]."""
+        for layer in self.layers:
+            layer.select(rows)
+
+    def keep_slot(self, start: int, columns: Tensor) -> None:
+        """Of the slots from `start` on keep one per row, at `start`; shape of `columns`: [B]."""
+        for layer in self.layers:
+            layer.keep_slot(start, columns)
+
+
+def _buffer(like: Tensor, rows: int, capacity: int) -> Tensor:
+    return like.new_empty(rows, like.shape[1], capacity, like.shape[3])

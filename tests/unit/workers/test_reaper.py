@@ -1,0 +1,58 @@
+"""The process that cleans up after an engine that is gone."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.workers.reaper import Reaper
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    """A process with a child, in a group of its own."""
+    return subprocess.Popen(["sh", "-c", "sleep 3600 & sleep 3600"], process_group=0)
+
+
+def test_what_is_registered_goes_and_what_was_forgotten_stays(tmp_path: Path) -> None:
+    gone, kept = sleeper(), sleeper()
+    for name in ("gone", "kept"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    reaper = Reaper()
+    try:
+        for process, name in ((gone, "gone"), (kept, "kept")):
+            reaper.watch_group(process.pid)
+            reaper.watch_folder(tmp_path / name)
+        reaper.forget_group(kept.pid)
+        reaper.forget_folder(tmp_path / "kept")
+        reaper.close()
+        assert gone.wait(10) == -signal.SIGKILL
+        assert kept.poll() is None
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    finally:
+        for process in (gone, kept):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def test_it_is_out_of_reach_of_the_terminal_and_ends_with_the_engine() -> None:
+    reaper = Reaper()
+    assert os.getsid(reaper.pid) != os.getsid(0)
+    reaper.watch_folder(Path("/no/such/folder"))
+    os.kill(reaper.pid, signal.SIGTERM)  # ignored, or not yet set up: then it ends, which is noticed below
+    reaper.close()
+    assert not psutil.pid_exists(reaper.pid)
+
+
+def test_a_reaper_that_was_killed_does_not_stop_the_engine() -> None:
+    reaper = Reaper()
+    os.kill(reaper.pid, signal.SIGKILL)
+    psutil.Process(reaper.pid).wait(10)
+    for group in range(3):
+        reaper.watch_group(10_000_000 + group)
+    reaper.close()
