@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from pipeline import cli, preflight
 from pipeline.errors import PipelineError
@@ -42,7 +41,7 @@ def show(name: str, output_dir: OutputDir = Path("outputs")) -> None:
         folder = find_run(output_dir, name)
         if not folder.results_json.is_file():
             raise PipelineError(f"{folder.path} has no results yet")
-        print_results(Console(), read_results(folder.results_json), folder)
+        print_results(cli.make_console(), read_results(folder.results_json), folder)
     except PipelineError as error:
         raise typer.Exit(cli.refuse(error)) from error
 

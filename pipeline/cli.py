@@ -21,6 +21,7 @@ from pipeline.experiment import run_experiment
 
 WRONG_REQUEST = 2
 INTERRUPTED = 130
+NO_TERMINAL_WIDTH = 120
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     def one_run(composed: DictConfig) -> None:
         nonlocal composing
         composing = False
-        codes.append(run_experiment(typed(composed), Console()))
+        codes.append(run_experiment(typed(composed), make_console()))
         composing = True
 
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
@@ -52,6 +53,11 @@ def main(arguments: Sequence[str]) -> int:
             raise
         return refuse(explain(error))
     return max(codes, default=0)
+
+
+def make_console() -> Console:
+    """Standard output; wide enough for every table where it is no terminal and so has no width of its own."""
+    return Console() if sys.stdout.isatty() else Console(width=NO_TERMINAL_WIDTH)
 
 
 def refuse(error: PipelineError) -> int:

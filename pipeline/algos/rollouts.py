@@ -49,7 +49,8 @@ class Rollouts:
     def cut(self) -> NDArray[np.int64]:
         """A token of each roll-in, drawn uniformly: its index, shape [roll-ins]."""
         lengths = np.array([len(tokens) for tokens in self.tokens])
-        return np.minimum((self.draws("cut") * lengths).astype(np.int64), lengths - 1)
+        cuts: NDArray[np.int64] = np.minimum((self.draws("cut") * lengths).astype(np.int64), lengths - 1)
+        return cuts
 
     def finish(self, policy: TextPolicy, prefixes: Sequence[Sequence[int]], stream: str | None) -> list[list[int]]:
         """Complete prefixes of the roll-ins.

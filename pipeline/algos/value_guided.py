@@ -136,7 +136,7 @@ class ValueGuidedAlgorithms(Algorithm):
             else:
                 source = ctx.config.model.value_path or reference_source(ctx.input("reference.train"))
                 model = value_model_from(load_policy(source, system, ctx.device), algo.head)
-        model.to(ctx.device)
+        model.to(ctx.device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model
 

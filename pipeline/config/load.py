@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -54,9 +54,9 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
             settings of its class.
     """
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config(algos=_own_algorithms(overrides)))
-    for name, algo in ALGO_SCHEMAS.items():
-        store.store(group="algos", name=f"{name}_schema", package=f"algos.{name}", node=algo)
+    # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
+    shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}
+    store.store(name="schema", node=Config(algos={**shipped, **_own_algorithms(overrides)}))
     for name, dataset in DATASET_SCHEMAS.items():
         store.store(group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=dataset)
     for name, model in MODEL_SCHEMAS.items():
@@ -172,7 +172,7 @@ def _own_algorithms(overrides: Sequence[str]) -> dict[str, AlgoConfig]:
 def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
     merged = OmegaConf.structured(schema)
     plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
-    tables = {
+    tables: dict[str, Callable[[str, Mapping[str, Any]], type[Any]]] = {
         "algos": lambda name, node: algo_schema(name, node.get("class_path")),
         "datasets": lambda name, node: _kind(DATASET_SCHEMAS, DatasetConfig, "dataset", name, node),
         "models": lambda name, node: _kind(MODEL_SCHEMAS, ModelConfig, "model", name, node),
@@ -237,7 +237,11 @@ def _unknown_key(key: str) -> str:
 
 def known_keys() -> list[str]:
     """Every key that may be set with what ships, dotted."""
-    tables = {"algos": ALGO_SCHEMAS, "datasets": DATASET_SCHEMAS, "models": MODEL_SCHEMAS}
+    tables: dict[str, Mapping[str, type[Any]]] = {
+        "algos": ALGO_SCHEMAS,
+        "datasets": DATASET_SCHEMAS,
+        "models": MODEL_SCHEMAS,
+    }
     keys = list(_leaves(Config(), ""))
     for table, schemas in tables.items():
         for name, schema in schemas.items():

@@ -90,13 +90,13 @@ def _row(
     denominators: Sequence[float],
     settings: EvaluationConfig,
 ) -> dict[str, Any]:
-    counted = np.bincount(prompts, denominators)
+    counted = np.bincount(prompts, denominators).astype(np.float64)
     used = counted > 0
     row: dict[str, Any] = {"metric": name, "value": None, "ci_low": None, "ci_high": None, "n": int(used.sum())}
     if not used.any():
         return row
     estimate = ratio_estimate(
-        np.bincount(prompts, numerators)[used],
+        np.bincount(prompts, numerators)[used].astype(np.float64),
         counted[used],
         samples=settings.bootstrap_samples,
         confidence=settings.confidence,

@@ -77,7 +77,7 @@ def decode(
     keys: Keys | None,
     samples: int = 1,
     guidance: Guidance | None = None,
-    on_batch: Callable[[int, int], None] = lambda done, tokens: None,
+    on_batch: Callable[[int, int], None] | None = None,
 ) -> Decoded:
     """Complete prompts.
 
@@ -111,7 +111,8 @@ def decode(
         kl[places] = divergence
         done += len(places)
         generated += sum(map(len, written))
-        on_batch(done, generated)
+        if on_batch is not None:
+            on_batch(done, generated)
     return Decoded(tokens, kl)
 
 

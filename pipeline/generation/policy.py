@@ -52,7 +52,7 @@ class TextPolicy:
 
     def text(self, completions: Sequence[Sequence[int]]) -> list[str]:
         """Texts of completions, without special tokens."""
-        return [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in completions]
+        return [str(self._tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in completions]
 
     def truncated(self, completion: Sequence[int]) -> bool:
         """Whether a completion was cut off at the limit rather than ended by the policy."""
@@ -66,7 +66,7 @@ class TextPolicy:
         *,
         samples: int = 1,
         budgets: NDArray[np.int64] | None = None,
-        on_batch: Callable[[int, int], None] = lambda done, tokens: None,
+        on_batch: Callable[[int, int], None] | None = None,
     ) -> Decoded:
         """Complete prompts; see `decode`.
 

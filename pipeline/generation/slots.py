@@ -5,6 +5,7 @@ Shapes: B rows, H heads, S slots in use, C slots in all, D size of a head.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from transformers.cache_utils import CacheLayerMixin
 from pipeline.errors import JobError
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+class SlotLayer(CacheLayerMixin):
     """Keys and values of one attention layer."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -77,7 +80,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.used = start + 1
 
 
-class SlotCache(Cache):  # type: ignore[misc]
+class SlotCache(Cache):
     """A cache of `SlotLayer`s for any decoder whose layers all attend to everything before."""
 
     layers: list[SlotLayer]  # type: ignore[assignment]
@@ -94,12 +97,14 @@ class SlotCache(Cache):  # type: ignore[misc]
         """
         text = model_config.get_text_config()
         kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"} or (getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")):
+        if kinds != {"full_attention"} or (
+            getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")
+        ):
             raise JobError(
                 f"cannot decode with {text.model_type}: its attention layers ({', '.join(sorted(kinds))}) are not "
                 "all full attention. Choose a model of another family."
             )
-        super().__init__(layer_class_to_replicate=lambda: SlotLayer(capacity))
+        super().__init__(layer_class_to_replicate=partial(SlotLayer, capacity))  # type: ignore[arg-type]
 
     def select(self, rows: Tensor) -> None:
         """Go on with these rows, in this order; a row may be taken several times. Shape [rows]."""

@@ -24,10 +24,10 @@ Offset = Callable[[Tensor], Tensor]
 
 
 def bernoulli_offset(eta: float) -> Offset:
-    """Q# for rewards in {0, 1}: ``log(1 - p + p * exp(1/eta))`` with ``p = sigmoid(z)`` (arXiv 2502.20548, section 3).
+    """Q# for rewards in {0, 1}: ``log(1 - p + p * exp(1/eta))``, ``p = sigmoid(z)`` (arXiv 2502.20548, section 3).
 
-    It is eta * log E[exp(R/eta)] / eta for a reward that is 1 with probability p. Written with softplus, it is exact
-    for any z and eta.
+    It is log E[exp(R/eta)] for a reward R that is 1 with probability p. Written with softplus, it is exact for any
+    z and eta.
     """
     return lambda z: F.softplus(z + 1 / eta) - F.softplus(z)
 

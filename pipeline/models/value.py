@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
@@ -95,11 +94,24 @@ def value_model_from(backbone: PreTrainedModel, head: HeadType) -> ValueModel:
         head: Type of the head.
     """
     inner = backbone.base_model
-    model = ValueModel(ValueConfig(backbone=copy.deepcopy(inner.config), head=head.name))
+    assert isinstance(inner, PreTrainedModel)
+    config = copy.deepcopy(inner.config)
+    _without_dropout(config)
+    # Where the backbone was loaded from is no part of the result.
+    config._name_or_path = ""
+    model = ValueModel(ValueConfig(backbone=config, head=head.name))
     model.backbone.load_state_dict(inner.state_dict())
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)
-    return model.to(dtype=torch.float32)  # type: ignore[arg-type]
+    model.float()
+    return model
+
+
+def _without_dropout(config: PreTrainedConfig) -> None:
+    """Set every dropout rate to 0: its noise would come from the global generator, and depend on earlier jobs."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and (name.endswith(("dropout", "pdrop")) or "dropout" in name):
+            setattr(config, name, 0.0)
 
 
 AutoConfig.register(ValueConfig.model_type, ValueConfig)

@@ -32,8 +32,8 @@ def check_tokenizers(config: Config) -> None:
             if difference:
                 raise ConfigError(
                     f"models.{name}: the reference ({reference}) and the value model ({model.value_path}) share "
-                    f"no tokenizer: {difference}. Choose a value model of the same family, or value_path=null for a "
-                    "copy of the reference."
+                    f"no tokenizer: {difference}. Choose a value model of the same family, or value_path=null "
+                    "for a copy of the reference."
                 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from pipeline.plan.summary import PlanRow
@@ -12,10 +13,10 @@ from pipeline.report.words import duration
 
 def plan_table(rows: Iterable[PlanRow]) -> Table:
     """Jobs per round, chain and stage, with what is stored already."""
-    table = Table(title="plan", title_justify="left", title_style="bold", header_style="bold")
+    table = Table(title="plan", title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
     for name in ("round", "chain", "stage"):
         table.add_column(name, no_wrap=True)
-    for name in ("jobs", "stored", "to run", "samples", "estimate"):
+    for name in ("jobs", "stored", "samples", "estimate"):
         table.add_column(name, justify="right", no_wrap=True)
     last: tuple[int, str] | None = None
     for row in rows:
@@ -27,8 +28,7 @@ def plan_table(rows: Iterable[PlanRow]) -> Table:
             *head,
             row.stage,
             str(row.jobs),
-            str(row.jobs - row.missing) if row.missing < row.jobs else "-",
-            str(row.missing) if row.missing else "-",
+            str(row.jobs - row.missing) if row.missing < row.jobs else "",
             f"{row.samples:,}" if row.samples else "",
             duration(row.seconds) if row.missing else "",
         )

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from pipeline.results.record import ResultRow
 
-COLUMNS: Mapping[str, str] = {
+HEADINGS: Mapping[str, str] = {
     "pass@1": "pass@1",
     "reward": "reward",
-    "kl_per_sequence": "KL (nats/seq)",
-    "kl_per_token": "KL (nats/token)",
+    "kl_per_sequence": "KL/seq",
+    "kl_per_token": "KL/token",
     "length": "tokens",
 }
-"""Metrics of the table, in its order, with their headings."""
-_WITH_INTERVAL = ("pass@1",)
+"""Metrics of the table, in its order, with their headings. KL is in nats."""
+_MAIN = "pass@1"
 
 Cell = dict[str, list[ResultRow]]
 
@@ -40,51 +41,52 @@ def result_tables(rows: Iterable[ResultRow], confidence: float) -> list[Table]:
 
 
 def _table(dataset: str, model: str, cells: Mapping[tuple[str, int], Cell], confidence: float) -> Table:
-    metrics = [name for name in COLUMNS if any(name in cell for cell in cells.values())]
-    seeds = sorted({row.seed for cell in cells.values() for found in cell.values() for row in found})
-    prompts = sorted({row.n for cell in cells.values() for found in cell.values() for row in found})
-    title = f"{dataset} · {model} · {_count(len(seeds), 'seed')} · {prompts[-1]:,} prompts"
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
-    table.add_column("algorithm")
+    every = [row for cell in cells.values() for found in cell.values() for row in found]
+    seeds, prompts = len({row.seed for row in every}), max(row.n for row in every)
+    metrics = _worth_showing(cells)
+    title = f"{dataset} · {model} · {seeds} seed{'s' if seeds != 1 else ''} · {prompts:,} prompts"
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
+    table.add_column("algorithm", no_wrap=True)
     table.add_column("round", justify="right")
     for name in metrics:
-        interval = f" [{confidence:.0%} interval]" if name in _WITH_INTERVAL else ""
-        table.add_column(COLUMNS[name] + interval.replace("[", r"\["), justify="right")
-        if name in _WITH_INTERVAL:
-            table.add_column("vs reference", justify="right")
+        table.add_column(HEADINGS[name], justify="right", no_wrap=True)
+        if name == _MAIN:
+            table.add_column(f"{confidence:.0%} interval", justify="right", no_wrap=True)
+            table.add_column("vs ref", justify="right", no_wrap=True)
     reference = cells.get(("reference", 0), {})
     ordered = sorted(cells, key=lambda at: (at[0] != "reference", at))
     for position, (algo, number) in enumerate(ordered):
-        cell = cells[algo, number]
-        table.add_row(algo, str(number), *_numbers(cell, reference, metrics, algo))
         following = ordered[position + 1 : position + 2]
-        if following and following[0][0] != algo:
-            table.add_section()
+        last_of_algo = bool(following) and following[0][0] != algo
+        numbers = _numbers(cells[algo, number], {} if algo == "reference" else reference, metrics)
+        table.add_row(algo, str(number), *numbers, end_section=last_of_algo)
     return table
 
 
-def _numbers(cell: Cell, reference: Cell, metrics: list[str], algo: str) -> Iterable[str]:
+def _worth_showing(cells: Mapping[tuple[str, int], Cell]) -> list[str]:
+    """Metrics that occur, without a reward that is nothing but correctness again."""
+    found = [name for name in HEADINGS if any(name in cell for cell in cells.values())]
+    if all(_mean(cell.get("reward", [])) == _mean(cell.get(_MAIN, [])) for cell in cells.values()):
+        found = [name for name in found if name != "reward" or _MAIN not in found]
+    return found
+
+
+def _numbers(cell: Cell, reference: Cell, metrics: list[str]) -> Iterable[str]:
     for name in metrics:
-        rows = [row for row in cell.get(name, []) if row.value is not None]
-        yield _value(rows, with_interval=name in _WITH_INTERVAL)
-        if name in _WITH_INTERVAL:
-            base = [row.value for row in reference.get(name, []) if row.value is not None]
-            shown = algo != "reference" and rows and base
-            yield (
-                f"{fmean(row.value for row in rows if row.value is not None) - fmean(base):+.3f}" if shown else ""
-            )
+        mean, base = _mean(cell.get(name, [])), _mean(reference.get(name, []))
+        yield "-" if mean is None else f"{mean:.3f}"
+        if name == _MAIN:
+            yield _interval(cell.get(name, []))
+            yield "" if mean is None or base is None else f"{mean - base:+.3f}"
 
 
-def _value(rows: list[ResultRow], *, with_interval: bool) -> str:
-    if not rows:
-        return "-"
-    mean = fmean(row.value for row in rows if row.value is not None)
+def _mean(rows: Iterable[ResultRow]) -> float | None:
+    values = [row.value for row in rows if row.value is not None]
+    return fmean(values) if values else None
+
+
+def _interval(rows: Iterable[ResultRow]) -> str:
     bounds = [(row.ci_low, row.ci_high) for row in rows if row.ci_low is not None and row.ci_high is not None]
-    if not with_interval or not bounds:
-        return f"{mean:.3f}"
-    low, high = fmean(low for low, _ in bounds), fmean(high for _, high in bounds)
-    return rf"{mean:.3f} \[{low:.3f}, {high:.3f}]"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    if not bounds:
+        return ""
+    return rf"\[{fmean(low for low, _ in bounds):.3f}, {fmean(high for _, high in bounds):.3f}]"

@@ -91,7 +91,7 @@ def _step(
         group["lr"] = rate_at(state.step, settings)
     total = 0.0
     for loss in losses_of(state.step):
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total += loss.item()
     if settings.grad_clip:
         nn.utils.clip_grad_norm_(trained, settings.grad_clip)

@@ -27,7 +27,7 @@ def test_table_puts_the_reference_first_and_rounds_in_order() -> None:
     lines = text_of(result_tables(rows, 0.95)[0]).splitlines()
     body = [line for line in lines if "0." in line]
     assert ["reference" in line for line in body] == [True, False, False]
-    assert "0.400 [0.380, 0.420]" in body[0]
+    assert "0.400   [0.380, 0.420]" in body[0]
     assert "+0.400" in body[1]
     assert "+0.500" in body[2]
     assert "500 prompts" in lines[0]
@@ -37,7 +37,7 @@ def test_several_seeds_are_averaged() -> None:
     rows = [row("reference", seed, 0, value) for seed, value in enumerate((0.40, 0.42, 0.44))]
     text = text_of(result_tables(rows, 0.95)[0])
     assert "3 seeds" in text
-    assert "0.420 [0.400, 0.440]" in text
+    assert "0.420   [0.400, 0.440]" in text
 
 
 def test_each_dataset_and_model_has_a_table_of_its_own() -> None:

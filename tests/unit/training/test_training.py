@@ -75,7 +75,6 @@ def test_equal_trainings_give_equal_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a/model.safetensors").read_bytes() != (tmp_path / "c/model.safetensors").read_bytes()
 
 
-@pytest.mark.xfail(reason="the dropout of a backbone is on while training, and reads the global generator")
 def test_a_backbone_with_dropout_is_trained_the_same_way_every_time() -> None:
     """GPT-2 as published has a dropout of 0.1; a result must not depend on what ran before in the process."""
     losses = []
