@@ -36,7 +36,10 @@ def main(arguments: Sequence[str]) -> int:
     def one_run(composed: DictConfig) -> None:
         nonlocal composing
         composing = False
-        codes.append(run_experiment(typed(composed), make_console()))
+        try:
+            codes.append(run_experiment(typed(composed), make_console()))
+        except PipelineError as error:  # here, since Hydra would print a line of its own about it
+            codes.append(refuse(error))
         composing = True
 
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)

@@ -22,6 +22,7 @@ from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.summary import estimated_makespan, summarize
+from pipeline.plan.tokenizers import check_tokenizers
 from pipeline.report.live import make_reporter
 from pipeline.report.plan import plan_table
 from pipeline.report.tables import result_tables
@@ -78,6 +79,7 @@ def prepare(config: Config) -> Request:
         PipelineError: The request is wrong.
     """
     check_config(config)
+    check_tokenizers(config)
     devices = choose_devices(config.device, config.execution.workers)
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     plan = build_plan(config, read_durations(store.root))
