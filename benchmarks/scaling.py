@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,9 @@ def compare_workers(overrides: list[str]) -> Table:
     """Run the default plan on one and on two workers, the reference already stored."""
     table = Table(title=f"run_parallel.py {' '.join(overrides)}, reference stored beforehand")
     table.add_column("workers")
-    for name in ("wall time", "speed-up", "equal results"):
+    for name in ("others' load", "wall time", "speed-up", "equal results"):
         table.add_column(name, justify="right")
+    table.add_column("where the time went")
     with tempfile.TemporaryDirectory(prefix="pipeline-bench-") as name:
         folder = Path(name)
         seed = folder / "reference"
@@ -176,17 +178,38 @@ def compare_workers(overrides: list[str]) -> Table:
         _run_parallel(seed, [*overrides, *LITTLE])
         (seed / ".store" / "durations.json").unlink()  # of so little work it would mislead the order of the rest
         measured = {workers: _timed(seed, folder / str(workers), workers, overrides) for workers in (1, 2)}
-    for workers, (wall_s, results) in measured.items():
-        equal = "" if workers == 1 else ("yes" if results == measured[1][1] else "NO")
-        table.add_row(str(workers), f"{wall_s:.1f} s", f"{measured[1][0] / wall_s:.2f}", equal)
+    for workers, run in measured.items():
+        equal = "" if workers == 1 else ("yes" if run.results == measured[1].results else "NO")
+        speedup = f"{measured[1].wall_s / run.wall_s:.2f}"
+        table.add_row(str(workers), f"{run.load:.1f}", f"{run.wall_s:.1f} s", speedup, equal, run.makespan)
     return table
 
 
-def _timed(seed: Path, output: Path, workers: int, overrides: list[str]) -> tuple[float, bytes]:
+@dataclass(frozen=True)
+class Timed:
+    """One run of the default plan.
+
+    Attributes:
+        load: Load average of the machine before it: what other programs take is missing here.
+        wall_s: Of the whole command.
+        makespan: The engine's own account.
+        results: The bytes of its results.
+    """
+
+    load: float
+    wall_s: float
+    makespan: str
+    results: bytes
+
+
+def _timed(seed: Path, output: Path, workers: int, overrides: list[str]) -> Timed:
     shutil.copytree(seed / ".store", output / ".store")
-    start = time.monotonic()
+    load, start = os.getloadavg()[0], time.monotonic()
     _run_parallel(output, [*overrides, f"execution.workers={workers}"])
-    return time.monotonic() - start, (output / NAME / "latest" / "results.json").read_bytes()
+    wall_s = time.monotonic() - start
+    run = output / NAME / "latest"
+    line = next(line for line in (run / "run.log").read_text().splitlines() if " makespan " in line)
+    return Timed(load, wall_s, line[line.index("makespan ") :], (run / "results.json").read_bytes())
 
 
 def _run_parallel(output: Path, overrides: list[str]) -> None:

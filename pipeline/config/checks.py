@@ -6,7 +6,15 @@ import math
 import re
 from collections.abc import Iterator
 
-from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, ModelConfig, ValueAlgoConfig
+from pipeline.config.schema import (
+    AlgoConfig,
+    Attention,
+    Config,
+    DatasetConfig,
+    HeadType,
+    ModelConfig,
+    ValueAlgoConfig,
+)
 from pipeline.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -107,6 +115,7 @@ def _tables(config: Config) -> Iterator[str]:
     for name, algo in config.algos.items():
         if algo.enabled:
             yield from _algo(f"algos.{name}", algo)
+            yield from _attention(f"algos.{name}", algo, config)
     for name, dataset in config.datasets.items():
         yield from _dataset(f"datasets.{name}", dataset, config)
     for name, model in config.models.items():
@@ -133,6 +142,15 @@ def _algo(key: str, algo: AlgoConfig) -> Iterator[str]:
         yield f"{key}.top_k={algo.top_k}: must be at least 1"
     if not 0 <= algo.min_p < 1:
         yield f"{key}.min_p={algo.min_p}: must be 0 or more and below 1"
+
+
+def _attention(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:
+    flash = config.system.attn_impl is Attention.flash_attention_2
+    if flash and isinstance(algo, ValueAlgoConfig) and algo.head is HeadType.v:
+        yield (
+            f"{key}.head=v with system.attn_impl=flash_attention_2: the candidates of a step are told apart by a mask "
+            f"that FlashAttention-2 does not take. Use system.attn_impl=sdpa, or {key}.head=q"
+        )
 
 
 def _dataset(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:

@@ -67,6 +67,11 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=settings.fd))
     with suppress(KeyboardInterrupt, OSError):
         _Main(channel, settings).serve()
+    # Outputs are committed and children are killed with the group, so nothing is left to tidy up; Python would
+    # take a second to unload torch.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class _Main:

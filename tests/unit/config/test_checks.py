@@ -49,6 +49,10 @@ def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -
     assert said in refuse(override)
 
 
+def test_a_scalar_head_and_flash_attention_do_not_fit() -> None:
+    assert "Use system.attn_impl=sdpa" in refuse("system.attn_impl=flash_attention_2", "algos.PITA.head=v")
+
+
 def test_everything_wrong_is_told_at_once() -> None:
     told = refuse("execution.workers=0", "algos.PITA.eta=0", "rounds_of_training=0")
     assert "3 settings are wrong" in told
