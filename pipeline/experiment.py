@@ -128,7 +128,9 @@ def carry_out(request: Request, console: Console) -> int:
         write_results(run, rows)
         write_samples(run, store, plan.jobs.values())
         print_results(console, rows, run, config.evaluation.confidence)
-        return _conclude(outcome, request, run, console)
+        for note in _notes(config) if rows else []:
+            console.print(note, style="dim", markup=False, highlight=False)
+        return _conclude(outcome, run, console)
     except WorkerError as error:
         console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return SOME_FAILED
@@ -192,7 +194,8 @@ def print_results(console: Console, rows: Sequence[ResultRow], run: RunFolder, c
         console.print()
         console.print(table)
     if not rows:
-        console.print("no results: no evaluation was finished", highlight=False)
+        console.print("no results yet: no evaluation was finished", highlight=False)
+        return
     console.print(f"results: {_short(run.path)}/results.json, samples.jsonl", highlight=False, soft_wrap=True)
 
 
@@ -213,9 +216,7 @@ def _announce(request: Request, run: RunFolder, console: Console) -> None:
     )
 
 
-def _conclude(outcome: Outcome | None, request: Request, run: RunFolder, console: Console) -> int:
-    for note in _notes(request.config):
-        console.print(note, style="dim", markup=False, highlight=False)
+def _conclude(outcome: Outcome | None, run: RunFolder, console: Console) -> int:
     if outcome is None:
         return 0
     if outcome.makespan is not None:

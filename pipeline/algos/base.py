@@ -73,8 +73,14 @@ class Stage:
 class Progress(Protocol):
     """Reports how far a job is; cheap to call at every step, sends a few times a second."""
 
-    def __call__(self, done: int, *, tokens: int = 0) -> None:
-        """Report `done` samples finished so far, and tokens generated or trained on since the job began."""
+    def __call__(self, done: int, *, total: int | None = None, tokens: int = 0) -> None:
+        """Report how far the job is.
+
+        Args:
+            done: Samples or steps finished so far.
+            total: How many there are; None for the samples that the plan counted.
+            tokens: Generated or trained on since the job began.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,10 @@ class Reference(Algorithm):
             from pipeline.models.tiny import make_tokenizer, train_reference
         dataset = open_dataset(ctx)
         trained, losses = train_reference(
-            model, dataset, ctx.device, lambda step, tokens: ctx.progress(step, tokens=tokens)
+            model,
+            dataset,
+            ctx.device,
+            lambda step, tokens: ctx.progress(step, total=model.steps, tokens=tokens),
         )
         trained.cpu().save_pretrained(ctx.out)
         make_tokenizer(dataset).save_pretrained(ctx.out)

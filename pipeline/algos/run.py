@@ -30,10 +30,9 @@ def run_stage(work: Work) -> None:
 
     if _MODELS not in work.memory:
         work.memory[_MODELS] = ModelCache(int(payload["models_in_memory"]))
-    total = int(payload["samples"])
 
-    def progress(done: int, *, tokens: int = 0) -> None:
-        work.progress(done, total or max(done, 1), tokens)
+    def progress(done: int, *, total: int | None = None, tokens: int = 0) -> None:
+        work.progress(done, int(payload["samples"]) if total is None else total, tokens)
 
     context = JobContext(
         job_id=work.job_id,

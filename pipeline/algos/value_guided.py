@@ -92,7 +92,7 @@ class ValueGuidedAlgorithms(Algorithm):
             seed=ctx.seed * 1000 + ctx.round,
             device=ctx.device,
             clear_cache_interval=ctx.config.system.clear_cache_interval,
-            on_step=lambda done, tokens: ctx.progress(done, tokens=tokens),
+            on_step=lambda done, tokens: ctx.progress(done, total=len(data) * algo.epochs, tokens=tokens),
         )
         model.cpu().save_pretrained(ctx.out)
         load_tokenizer(reference_source(ctx.input("reference.train"))).save_pretrained(ctx.out)

@@ -148,8 +148,8 @@ def _attention(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:
     flash = config.system.attn_impl is Attention.flash_attention_2
     if flash and isinstance(algo, ValueAlgoConfig) and algo.head is HeadType.v:
         yield (
-            f"{key}.head=v with system.attn_impl=flash_attention_2: the candidates of a step are told apart by a mask "
-            f"that FlashAttention-2 does not take. Use system.attn_impl=sdpa, or {key}.head=q"
+            f"{key}.head=v with system.attn_impl=flash_attention_2: the candidates of a step are told apart by a "
+            f"mask that FlashAttention-2 does not take. Use system.attn_impl=sdpa, or {key}.head=q"
         )
 
 

@@ -1,0 +1,38 @@
+"""``python test_parallel_setup.py`` proves parallel generation on this machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "test_parallel_setup.py")],
+        cwd=folder,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_it_passes_here_and_says_which_process_used_which_device(tmp_path: Path) -> None:
+    done = run(tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS  parallel generation: pid " in done.stdout
+    assert "on cpu, 1 thread" in done.stdout
+    assert "the same text from every worker" in done.stdout
+    assert "0 failed. This machine is ready." in done.stdout
+
+
+def test_it_exits_with_1_and_a_remedy_when_a_check_fails(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file where a folder should be")
+    done = run(tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert "FAIL  store: " in done.stdout
+    assert "try: set output_dir" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
