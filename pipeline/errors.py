@@ -34,39 +34,8 @@ class WorkerError(PipelineError):
     """Something went wrong with a worker process rather than with a job's own code."""
 
 
-class WorkerLost(WorkerError):
-    """A worker process ended without being asked to.
-
-    Attributes:
-        worker: Index of the worker.
-        exit_code: Exit code; negative is a signal number, as in `subprocess`.
-    """
-
-    def __init__(self, worker: int, exit_code: int | None) -> None:
-        self.worker = worker
-        self.exit_code = exit_code
-        super().__init__(f"worker {worker} was lost ({describe_exit(exit_code)})")
-
-
 class JobError(PipelineError):
     """A job could not be completed."""
-
-
-class JobFailed(JobError):
-    """The code of a job raised.
-
-    Attributes:
-        job_id: The job.
-        attempt: 1 for the first try.
-        log_path: Where the job's output is, or None.
-    """
-
-    def __init__(self, job_id: str, attempt: int, reason: str, log_path: str | None = None) -> None:
-        self.job_id = job_id
-        self.attempt = attempt
-        self.log_path = log_path
-        where = f" (log: {log_path})" if log_path else ""
-        super().__init__(f"{job_id}, attempt {attempt}: {reason}{where}")
 
 
 def describe_exit(exit_code: int | None) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
-from pipeline.config.schema import AlgoConfig, ValueAlgoConfig
+from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
 from pipeline.errors import JobError
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class ValueGuidedAlgorithms(Algorithm):
             from pipeline.algos.text import reference_source
             from pipeline.models.load import load_policy, load_value
             from pipeline.models.value import value_model_from
-        algo, system = _settings(ctx), ctx.config.system
+        # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
+        algo, system = _settings(ctx), replace(ctx.config.system, dtype=DType.float32)
         previous = ctx.optional_input("train@previous")
         with ctx.loading():
             if previous is not None and algo.warm_start:

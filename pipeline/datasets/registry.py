@@ -11,11 +11,6 @@ DATASETS = {"addition": "pipeline.datasets.addition:Addition"}
 """Kind -> dotted path of the class."""
 
 
-def known_datasets() -> list[str]:
-    """Kinds of the datasets that ship, sorted."""
-    return sorted(DATASETS)
-
-
 def load_dataset(config: DatasetConfig) -> Dataset:
     """Make the dataset of a configuration.
 
