@@ -34,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ from pipeline.workers.messages import FromWorker, JobFinished, RunJob, WorkerRea
 from pipeline.workers.pool import Pool
 
 BASE = "concurrent.futures"
+# Kept, since `main` hides `__file__` from processes that would run this script again.
+ROOT = str(Path(__file__).parents[1])
 WIDTH = 150
 
 
@@ -263,11 +266,15 @@ def ray_pool(workers: int) -> Iterator[Submit]:
         object_store_memory=100 << 20,
         logging_level=logging.ERROR,
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
+        runtime_env={"env_vars": {"PYTHONPATH": ROOT}},
     )
 
+    @cache  # a function that is declared again is also sent and stored again
+    def declared(function: Callable[..., Any]) -> Any:
+        return ray.remote(max_retries=0)(function)
+
     def submit(function: Callable[..., Any], *args: Any) -> Any:
-        return ray.remote(max_retries=0)(function).remote(*args).future()
+        return declared(function).remote(*args).future()
 
     try:
         yield submit
@@ -328,9 +335,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     logging.getLogger("pipeline").setLevel(logging.CRITICAL)  # the deaths are meant
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Spawned children of the peers would import this script, with all that it imports; the bodies are elsewhere.
     main_module = sys.modules["__main__"]
     main_module.__spec__ = None
