@@ -141,6 +141,7 @@ def carry_out(request: Request, console: Console) -> int:
 
 def _run_missing(request: Request, run: RunFolder, console: Console) -> Outcome | None:
     if not request.missing:
+        _record_nothing_to_do(request, run)
         return None
     with make_reporter(console) as reporter:
         outcome = run_jobs(
@@ -155,6 +156,16 @@ def _run_missing(request: Request, run: RunFolder, console: Console) -> Outcome 
         )
     update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
     return outcome
+
+
+def _record_nothing_to_do(request: Request, run: RunFolder) -> None:
+    """Leave a journal of a run in which every output was stored: no worker was started for it."""
+    journal = Journal(run.journal)
+    try:
+        journal.write("RunStarted", jobs=len(request.plan.jobs), unsettled=0)
+        journal.write("RunFinished", interrupted=None, stored=len(request.plan.jobs))
+    finally:
+        journal.close()
 
 
 def run_jobs(

@@ -99,7 +99,7 @@ class Dataset:
 
     def row(self, row_id: int) -> Row:
         """The row of an id."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define row()")
 
     def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
         """A prompt and a completion for the reference to imitate.

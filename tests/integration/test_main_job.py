@@ -52,9 +52,9 @@ def results(output_dir: Path, name: str = "t") -> tuple[bytes, bytes, bytes]:
     return read[0], read[1], read[2]
 
 
-def events(output_dir: Path, event: str, name: str = "t") -> list[str]:
+def events(output_dir: Path, event: str, name: str = "t", key: str = "job") -> list[str]:
     journal = read_journal(output_dir / name / "latest" / "journal.jsonl")
-    return [str(entry["job"]) for entry in journal if entry["event"] == event]
+    return [str(entry[key]) for entry in journal if entry["event"] == event]
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,8 @@ def test_the_same_command_again_runs_nothing_and_prints_the_table(calm: Path, tm
     printed = run(copy)
     assert "nothing to run" in printed
     assert "reference" in printed
+    assert events(copy, "JobStarted") == []
+    assert len(events(copy, "RunFinished", key="event")) == 1
     assert not (copy / "t" / "latest" / "jobs").exists()
     assert not (copy / "t" / "latest" / "workers").exists()
     assert results(copy) == results(calm)
