@@ -38,6 +38,10 @@ class JobError(PipelineError):
     """A job could not be completed."""
 
 
+class JobStopped(PipelineError):  # noqa: N818 - it tells of no error
+    """Raised by a job that was asked to stop and has saved what it needs to go on later."""
+
+
 def describe_exit(exit_code: int | None) -> str:
     """Say in words how a process ended: ``signal 9 (SIGKILL)``, ``exit code 3``."""
     if exit_code is None:

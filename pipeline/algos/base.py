@@ -97,6 +97,9 @@ class JobContext:
         inputs: Input name -> folders of the stored outputs, in the order of rounds and shards.
         out: Folder to write to; committed whole when the method returns.
         device: ``cpu`` or ``cuda``, for `torch.device`.
+        checkpoints: Folder that outlives a failed attempt and the run, for what lets the next attempt go on.
+        hints: Folder shared by all jobs of a store, for what makes later jobs faster but changes no result.
+        stopping: Whether the run is about to end: save a checkpoint and raise `JobStopped`.
         models: Models that stay loaded between jobs of this worker.
         loading: Context in which time counts as loading rather than as work.
         progress: Reports how far the job is.
@@ -111,9 +114,12 @@ class JobContext:
     inputs: Mapping[str, tuple[Path, ...]]
     out: Path
     device: str
+    checkpoints: Path
+    hints: Path
     models: ModelCache
     loading: Callable[[], AbstractContextManager[None]] = field(repr=False)
     progress: Progress = field(repr=False)
+    stopping: Callable[[], bool] = field(repr=False)
 
     def input(self, name: str) -> Path:
         """The folder of an input that is a single output.

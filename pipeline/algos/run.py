@@ -44,9 +44,12 @@ def run_stage(work: Work) -> None:
         inputs=work.inputs,
         out=work.out,
         device=work.device,
+        checkpoints=work.checkpoints,
+        hints=work.hints,
         models=work.memory[_MODELS],
         loading=work.loading,
         progress=progress,
+        stopping=work.stopping,
     )
     getattr(algorithm, payload["stage"])(context)
 

@@ -3,6 +3,8 @@
     <root>/ab/abcdef.../manifest.json, files      committed
     <root>/.tmp/<run>/<key>.<attempt>/            being written
     <root>/.aside/<key>.<n>/                      found damaged; kept for a look, never read
+    <root>/.checkpoints/<key>/                    what lets an interrupted job go on; removed by its commit
+    <root>/.hints/                                what makes later jobs faster, and changes no result
 
 A folder counts only with its manifest, which is written last, and with files of the recorded sizes and
 checksums. A name under <root> therefore never shows half a result, however the writer ended.
@@ -38,6 +40,15 @@ class Store:
     def scratch(self, run: str) -> Path:
         """The folder for unfinished outputs of one run; on the same file system as the store."""
         return self.root / ".tmp" / run
+
+    def checkpoints(self, key: str) -> Path:
+        """Where an unfinished job of that key keeps what lets it go on; on the store's file system."""
+        return self.root / ".checkpoints" / key
+
+    @property
+    def hints(self) -> Path:
+        """What makes later jobs faster but changes no result, such as batch sizes that fitted."""
+        return self.root / ".hints"
 
     def problem(self, key: str, *, checksums: bool = True) -> str | None:
         """Say what is wrong with the output of `key`, or None if it can be used.

@@ -133,8 +133,11 @@ class JobRunner:
             inputs={name: tuple(map(store.path, keys)) for name, keys in order.inputs.items()},
             out=out,
             device=self._device,
+            checkpoints=store.checkpoints(order.key),
+            hints=store.hints,
             memory=self.memory,
             report=_Progress(order, report),
+            stopping=lambda: self.stop_requested,
         )
         try:
             with self._body():
@@ -143,6 +146,7 @@ class JobRunner:
                 entry(work)
             if order.key:
                 _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
+                shutil.rmtree(work.checkpoints, ignore_errors=True)
         except BaseException:
             if order.key:
                 shutil.rmtree(out, ignore_errors=True)

@@ -21,8 +21,13 @@ class Work:
         inputs: Input name -> folders of the stored outputs.
         out: Folder to write the output to; committed whole when the entry returns, dropped when it raises.
         device: ``cpu`` or ``cuda``: what `torch.device` takes. A worker sees one GPU, always as ``cuda:0``.
+        checkpoints: Folder that outlives a failed attempt and the run itself, for whatever lets the next attempt go
+            on from where this one was; may not exist yet. Removed when the output is committed.
+        hints: Folder shared by all jobs of the store, for what makes later jobs faster but changes no result.
         memory: Lives as long as the worker: loaded models and the like, by name.
         report: Sends progress: samples done, samples in all, tokens so far. Rate-limited by the worker.
+        stopping: Whether the run is about to end. A job that would take long saves a checkpoint then and raises
+            `JobStopped`; one that does neither is cut off when the grace period is over.
         load_s: Seconds spent in `loading`, for the accounting of device time.
         samples: Samples reported last.
         tokens: Tokens reported last.
@@ -34,8 +39,11 @@ class Work:
     inputs: Mapping[str, tuple[Path, ...]]
     out: Path
     device: str
+    checkpoints: Path
+    hints: Path
     memory: dict[str, Any]
     report: Callable[[int, int, int], None] = field(repr=False)
+    stopping: Callable[[], bool] = field(repr=False, default=lambda: False)
     load_s: float = 0.0
     samples: int = 0
     tokens: int = 0

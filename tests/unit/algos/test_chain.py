@@ -72,6 +72,8 @@ class Chains:
             inputs=inputs,
             out=out,
             device="cpu",
+            checkpoints=self.root / ".checkpoints" / job.key,
+            hints=self.root / ".hints",
             memory=self.memory,
             report=lambda done, total, tokens: None,
         )
