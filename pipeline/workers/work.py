@@ -21,8 +21,8 @@ class Work:
         inputs: Input name -> folders of the stored outputs.
         out: Folder to write the output to; committed whole when the entry returns, dropped when it raises.
         device: ``cpu`` or ``cuda``: what `torch.device` takes. A worker sees one GPU, always as ``cuda:0``.
-        checkpoints: Folder that outlives a failed attempt and the run itself, for whatever lets the next attempt go
-            on from where this one was; may not exist yet. Removed when the output is committed.
+        checkpoints: Folder that outlives a failed attempt and the run itself, for whatever lets the next attempt
+            go on from where this one was; may not exist yet. Removed when the output is committed.
         hints: Folder shared by all jobs of the store, for what makes later jobs faster but changes no result.
         memory: Lives as long as the worker: loaded models and the like, by name.
         report: Sends progress: samples done, samples in all, tokens so far. Rate-limited by the worker.
