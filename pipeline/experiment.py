@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from pipeline.errors import WorkerError
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
 from pipeline.plan.pending import missing_jobs
+from pipeline.plan.recorded import plan_text
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_tokenizers
 from pipeline.report.live import make_reporter
@@ -119,7 +119,8 @@ def carry_out(request: Request, console: Console) -> int:
     handler = _log_to(run.log)
     try:
         write_whole(run.config, yaml.safe_dump(to_plain(config), sort_keys=False))
-        write_whole(run.plan, json.dumps(plan.to_json(), indent=1) + "\n")
+        stored = set(plan.jobs) - set(request.missing)
+        write_whole(run.plan, plan_text(plan, stored))
         for key, problem in request.damaged.items():
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
         _announce(request, run, console)
