@@ -90,7 +90,9 @@ def _plain(job: Job, configs: SharedConfigs) -> dict[str, Any]:
         "inputs": {name: list(keys) for name, keys in job.inputs.items()},
         # Most of a payload is what determines the result; it is written once, under that name.
         "payload": {
-            name: value for name, value in payload.items() if name not in determined_by or determined_by[name] != value
+            name: value
+            for name, value in payload.items()
+            if name not in determined_by or determined_by[name] != value
         },
         "determined_by": determined_by,
     }

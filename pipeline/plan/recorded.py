@@ -20,8 +20,8 @@ class RecordedPlan:
     """Jobs, edges and what was stored when the run began.
 
     Attributes:
-        jobs: Job id -> job, in the order in which they were planned. Under ``config``, `determined_by` and `payload`
-            have a digest, see `config`; a payload lacks what `determined_by` says as well.
+        jobs: Job id -> job, in the order in which they were planned. Their `determined_by` and `payload` have a
+            digest under ``config``, see `config`; a payload lacks what `determined_by` says as well.
         edges: Pairs of job ids: one whose output the other reads.
         stored: Ids of the jobs that need not run.
         sections: Digest -> sections of the configuration.
