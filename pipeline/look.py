@@ -18,7 +18,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.report.logs import follow_job, follow_run, print_log
-from pipeline.report.status import glance_at, overview_table, run_json, run_page
+from pipeline.report.status import glance_at, overview_table, print_run, run_json
 from pipeline.report.why import explain_job, explain_request
 from pipeline.results.paths import RunFolder
 from pipeline.results.runs import RecordedRun, choose_run, experiments, find_job, logs_of, runs_of
@@ -37,7 +37,7 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
         if as_json:
             typer.echo(json.dumps(run_json(run, now), indent=1))
         else:
-            console.print(run_page(run, now, console.width), highlight=False)
+            print_run(run, now, console)
         return
     rows = [
         glance_at(RecordedRun(choose_run(output_dir, known), glance=True), now)

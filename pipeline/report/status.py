@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,9 +18,8 @@ from pipeline.results.replay import AttemptView, JobView, RunView, failures
 from pipeline.results.runs import RecordedRun
 from pipeline.results.status import CellStatus
 
-MAX_LISTED = 20
+MAX_LISTED = 10
 _COLORS: Mapping[str, str] = {"done": "green", "running": "bold yellow", "failed": "red", "killed": "red"}
-_CHAIN_WIDTH, _ROUND_WIDTH = 34, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ def overview_table(rows: Iterable[Glance]) -> Table:
             Text(row.name),
             row.run,
             Text(row.state, style=_COLORS.get(row.state, "")),
-            f"{row.done}/{row.jobs}",
+            f"{row.done:,}/{row.jobs:,}",
             Text(str(row.failed), style="red") if row.failed else "",
             duration(row.elapsed_s) if row.started else "",
         )
@@ -89,7 +88,13 @@ def overview_table(rows: Iterable[Glance]) -> Table:
 # -- one run ---------------------------------------------------------------------------------------------------
 
 
-def run_page(run: RecordedRun, now: float, width: int) -> RenderableType:
+def print_run(run: RecordedRun, now: float, console: Console) -> None:
+    """Print one run. Only tables are fitted to the terminal: ids and paths stay whole, to be copied."""
+    for part in run_page(run, now, console.width):
+        console.print(part, highlight=False, soft_wrap=isinstance(part, Text))
+
+
+def run_page(run: RecordedRun, now: float, width: int) -> list[RenderableType]:
     """One run: a headline, chains x rounds, what runs, and what went wrong.
 
     Args:
@@ -99,20 +104,20 @@ def run_page(run: RecordedRun, now: float, width: int) -> RenderableType:
     """
     view, engine = run.view, run.engine_runs()
     parts: list[RenderableType] = [_headline(run, now, engine)]
-    parts += [Group("", grid) for grid in _grids(view, width)]
+    for grid in _grids(view, width):
+        parts += ["", grid]
     running = view.having("running")
     if running:
         stale = "" if engine else " (when the engine was last heard of)"
         parts += ["", _running_table(running, now if engine else view.last, stale)]
     lines = [*_failed(run), *_blocked(view), *_waiting(view), *_quarantined(view), *_retries(view)]
-    parts += [_line(text, style) for text, style in lines]
-    return Group(*parts)
+    return parts + [Text(text, style=style) for text, style in lines]
 
 
 def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
     view, counts = run.view, run.view.counts()
     state = view.state(engine)
-    text = Text(overflow="fold")
+    text = Text()
     text.append(f"{run.name} ", style="bold")
     text.append(f"{run.stamp}: ")
     text.append(state, style=_COLORS.get(state, ""))
@@ -120,8 +125,8 @@ def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
         text.append(f" by {view.interrupted}")
     if view.started is not None:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
-    parts = [f"{counts.done + counts.stored}/{jobs(counts.total)} done ({counts.stored} stored before)"]
-    parts += [f"{number} {what}" for what, number in _rest(counts).items() if number]
+    parts = [f"{counts.done + counts.stored:,}/{jobs(counts.total)} done ({counts.stored} stored before)"]
+    parts += [f"{number:,} {what}" for what, number in _rest(counts).items() if number]
     text.append("\n" + ", ".join(parts))
     hint = {
         "killed": "The engine is gone without having ended the run; the same command goes on from here.",
@@ -149,24 +154,23 @@ def _grids(view: RunView, width: int) -> Iterator[Table]:
     cells = view.cells()
     chains = list(dict.fromkeys(chain for chain, _ in cells))
     rounds = sorted({number for _, number in cells})
-    chain_width = max([_CHAIN_WIDTH, *map(len, chains)]) + 2
-    beside = max(1, (width - chain_width) // _ROUND_WIDTH)
+    texts = {at: _cell(cell) for at, cell in cells.items()}
+    chain_width = max(map(len, ["chain", *chains]))
+    round_width = max([len(f"round {number}") for number in rounds] + [len(text) for text in texts.values()])
+    beside = max(1, (width - chain_width) // (round_width + 2))
     for first in range(0, len(rounds), beside):
         shown = rounds[first : first + beside]
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-        table.add_column("chain", overflow="fold", min_width=min(chain_width, width // 2) - 2)
+        table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold", pad_edge=False)
+        table.add_column("chain", overflow="fold", min_width=min(chain_width, width - round_width - 2))
         for number in shown:
-            table.add_column(f"round {number}", justify="right", no_wrap=True, min_width=_ROUND_WIDTH - 2)
+            table.add_column(f"round {number}", justify="right", no_wrap=True, min_width=round_width)
         for chain in chains:
-            row = [cells.get((chain, number)) for number in shown]
-            if any(row):
-                table.add_row(Text(chain), *map(_cell, row))
+            if any((chain, number) in texts for number in shown):
+                table.add_row(Text(chain), *(texts.get((chain, number), "") for number in shown))
         yield table
 
 
-def _cell(cell: CellStatus | None) -> Text:
-    if cell is None:
-        return Text("")
+def _cell(cell: CellStatus) -> Text:
     there = cell.done + cell.stored
     if cell.failed:
         return Text(f"{there}/{cell.total} failed", style="red")
@@ -262,10 +266,6 @@ def _retries(view: RunView) -> Lines:
 def _more(found: int, indent: str) -> Lines:
     if found > MAX_LISTED:
         yield f"{indent}and {found - MAX_LISTED} more; --json lists all", "dim"
-
-
-def _line(text: str, style: str) -> Text:
-    return Text(text, style=style, overflow="fold")
 
 
 def log_path(run: RecordedRun, job_id: str, attempt: AttemptView | None) -> Path | None:

@@ -34,11 +34,6 @@ class _Asked:
     def key(self) -> str:
         return self.run.plan.jobs[self.job.id].key
 
-    @property
-    def problem(self) -> str | None:
-        """What is wrong with its stored output, by presence and sizes alone."""
-        return self.run.store.problem(self.key, checksums=False)
-
 
 def explain_job(run: RecordedRun, job_id: str, earlier: RecordedRun | None, now: float) -> list[str]:
     """Where a job of a run stands, what became of its attempts, and why it had to run.
@@ -246,13 +241,17 @@ def _same_key(asked: _Asked, earlier: RecordedRun, aside: Path | None) -> Lines:
 def _next_time(asked: _Asked) -> Lines:
     if asked.job.status not in ("done", "stored"):
         return
-    problem = asked.problem
+    plan, store = asked.run.plan, asked.run.store
+    problem = store.problem(asked.key, checksums=False)
     if problem is None:
         yield "Its output is in the store: the same command would not run it again."
-    elif asked.job.status == "stored" and problem == "not stored":
-        yield "Its output is not in the store: the same command runs it again if something that reads it must run."
+        return
+    what = "is not in the store" if problem == "not stored" else f"cannot be used any more ({problem})"
+    whole = Plan(plan.jobs.values(), plan.edges)
+    if asked.job.id in missing_jobs(whole, lambda key: store.problem(key, checksums=False) is None):
+        yield f"Its output {what}: the same command would run it again."
     else:
-        yield f"Its output cannot be used any more ({problem}): the same command would run it again."
+        yield f"Its output {what}, but nothing that is missing reads it: the same command would not run it again."
 
 
 def _ended(state: str) -> str:
