@@ -30,6 +30,20 @@ class StoreError(PipelineError):
     """A stored output is missing, incomplete or altered, or could not be written."""
 
 
+class DamagedOutput(StoreError):  # noqa: N818 - the output is the subject
+    """A stored output was found to be not what was committed.
+
+    Attributes:
+        key: Of the output.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"stored output {key[:12]} is damaged: {problem}")
+        self.key = key
+        self.problem = problem
+
+
 class WorkerError(PipelineError):
     """Something went wrong with a worker process rather than with a job's own code."""
 

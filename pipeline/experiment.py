@@ -17,7 +17,7 @@ from pipeline.config.schema import Backend, Config, ExecutionConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
 from pipeline.devices.select import choose_devices
-from pipeline.errors import WorkerError
+from pipeline.errors import StoreError, WorkerError
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
 from pipeline.plan.pending import missing_jobs
@@ -34,12 +34,13 @@ from pipeline.results.record import ResultRow, collect_rows, write_results, writ
 from pipeline.results.status import RunStatus
 from pipeline.results.store import Store
 from pipeline.scheduler.loop import Outcome, run_plan
+from pipeline.scheduler.state import JobStatus
 from pipeline.workers.backends import make_pool
 
 log = logging.getLogger("pipeline")
 
 SOME_FAILED = 1
-INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}
+INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 143}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +131,13 @@ def carry_out(request: Request, console: Console) -> int:
         print_results(console, rows, run, config.evaluation.confidence)
         for note in _notes(config) if rows else []:
             console.print(note, style="dim", markup=False, highlight=False)
-        return _conclude(outcome, run, console)
-    except WorkerError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return _conclude(request, outcome, run, console)
+    except (WorkerError, StoreError) as error:
+        _complain(console, str(error))
+        return SOME_FAILED
+    except OSError as error:
+        # A full disk or a folder that was taken away: what is committed stands.
+        _complain(console, f"{error.strerror}: {error.filename or run.path}. Mend that, then run the same command.")
         return SOME_FAILED
     finally:
         log.removeHandler(handler)
@@ -227,7 +232,7 @@ def _announce(request: Request, run: RunFolder, console: Console) -> None:
     )
 
 
-def _conclude(outcome: Outcome | None, run: RunFolder, console: Console) -> int:
+def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console: Console) -> int:
     if outcome is None:
         return 0
     if outcome.makespan is not None:
@@ -235,6 +240,11 @@ def _conclude(outcome: Outcome | None, run: RunFolder, console: Console) -> int:
         console.print(str(outcome.makespan), highlight=False, soft_wrap=True)
     for job_id, reason in outcome.failures():
         console.print(f"failed: {job_id}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    for line in incomplete_chains(request.plan, outcome):
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if outcome.halted:
+        _complain(console, f"the run was ended early: {outcome.halted}. Mend that, then run the same command.")
+        return SOME_FAILED
     if outcome.interrupted:
         console.print(f"interrupted by {outcome.interrupted}; the same command goes on from here", style="yellow")
         return INTERRUPTED[outcome.interrupted]
@@ -242,6 +252,27 @@ def _conclude(outcome: Outcome | None, run: RunFolder, console: Console) -> int:
         console.print(f"logs: {_short(run.path)}/jobs/", highlight=False, soft_wrap=True)
         return SOME_FAILED
     return 0
+
+
+def incomplete_chains(plan: Plan, outcome: Outcome) -> list[str]:
+    """One line for every chain that lacks results because jobs failed: what is missing, and the root cause."""
+    missing: dict[str, tuple[set[int], set[str]]] = {}
+    for job_id, status in outcome.jobs.items():
+        if status in (JobStatus.failed, JobStatus.blocked):
+            job = plan.jobs[job_id]
+            rounds, causes = missing.setdefault(job.chain, (set(), set()))
+            rounds.add(job.round)
+            causes.add(outcome.root_causes.get(job_id, job_id))
+    lines = []
+    for chain, (rounds, causes) in sorted(missing.items()):
+        what = f"round {min(rounds)}" + (f" to {max(rounds)}" if len(rounds) > 1 else "")
+        lines.append(f"incomplete: {chain}: {what}, because of {', '.join(sorted(causes))}")
+    return lines
+
+
+def _complain(console: Console, text: str) -> None:
+    log.error("%s", text)
+    console.print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _notes(config: Config) -> list[str]:
@@ -268,8 +299,15 @@ def _short(path: Path) -> str:
         return str(path)
 
 
+class _RunLog(logging.FileHandler):
+    """A log that cannot be written must not flood the terminal: what went wrong is told by the run itself."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - the name that logging calls
+        return
+
+
 def _log_to(path: Path) -> logging.Handler:
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.setLevel(logging.INFO)
     log.propagate = False
