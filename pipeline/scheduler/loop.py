@@ -136,6 +136,8 @@ class _Run:
         self.job_of_key = {job.key: job.id for job in plan.jobs.values()}
         self.hangs: dict[int, str] = {}
         """Worker -> why it is being killed. What it still says about its job no longer counts."""
+        self.unusable: set[int] = set()
+        """Workers that cannot even be started."""
         self.start_s = self.next_status_s = clock()
         self.signals = StopSignals(pool.interrupt)
         self.stopping = False
@@ -284,6 +286,7 @@ class _Run:
             case WorkerExited():
                 self._worker_exited(index, message)
             case WorkerUnusable():
+                self.unusable.add(index)
                 self._quarantine(index, message.reason, [])
             case Heartbeat():
                 self.state.workers[index].rss_bytes = message.rss_bytes
@@ -383,7 +386,7 @@ class _Run:
         job.failures[failure.kind] += 1
         verdict = judge(failure, job.failures, self.settings.retry)
         self._note_failure(job_id, index, failure, retry=verdict.retry, wait_s=verdict.wait_s)
-        suspects = self.state.blame.failed(job_id, index, failure.kind)
+        self.state.blame.failed(job_id, index, failure.kind)
         if verdict.retry:
             wait = f" in {verdict.wait_s:g} s" if verdict.wait_s else ""
             log.warning("%s: attempt %d failed, trying again%s: %s", job_id, job.attempts, wait, failure.message)
@@ -395,8 +398,24 @@ class _Run:
                 self.state.retry(job_id)
         else:
             self._give_up(job_id, failure, verdict.reason)
-        if suspects and len(self.state.usable_workers()) > 1:
-            self._quarantine(index, "several jobs in a row failed on it and on no other device", suspects)
+        self._review_devices()
+
+    def _review_devices(self) -> None:
+        """Give no more jobs to a device that is the likely cause of failures, and take back what proved wrong."""
+        for worker in self.state.workers:
+            jobs = self.state.blame.suspect(worker.index)
+            if worker.status == "quarantined":
+                if not jobs and worker.index not in self.unusable:
+                    self._release(worker.index)
+            elif jobs and len(self.state.usable_workers()) > 1:
+                self._quarantine(worker.index, "jobs failed on it in a row, and on no other device", jobs)
+
+    def _release(self, index: int) -> None:
+        log.warning("worker %d is given jobs again: what failed on it has failed elsewhere too", index)
+        self.account.write("DeviceReleased", worker=index)
+        self.state.workers[index].status = "starting"
+        self.account.worker_started(index)
+        self.pool.reopen(index)
 
     def _note_failure(
         self, job_id: str, index: int, failure: Failure, *, retry: bool, wait_s: float = 0.0
