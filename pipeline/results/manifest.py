@@ -1,11 +1,12 @@
 """The manifest of an output: its files with sizes and SHA-256 sums, and a sum over the manifest itself.
 
 It is written in one canonical form, so that every changed byte of it shows. An output holds plain files and
-folders only; a link or a special file is neither followed nor opened.
+folders only; a link or a special file is neither followed nor read.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -98,7 +99,7 @@ def read_manifest(key: str, folder: Path) -> dict[str, Any]:
         status = (folder / MANIFEST).lstat()
         if not stat.S_ISREG(status.st_mode):
             raise NotAnOutputError(f"{MANIFEST} is {_kind(status)}")
-        text = _read(folder / MANIFEST)
+        text = read_text(folder / MANIFEST)
         manifest = json.loads(text)
         of = manifest["format"], manifest["key"]
         genuine = text == _canonical({name: part for name, part in manifest.items() if name != "sha256"})
@@ -115,7 +116,7 @@ def read_manifest(key: str, folder: Path) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Checksum of a file. A link or a special file in its place is not opened.
+    """Checksum of a file. A link or a special file in its place is not read.
 
     Raises:
         OSError: It cannot be read.
@@ -162,14 +163,23 @@ def _canonical(manifest: Mapping[str, Any]) -> bytes:
     return json.dumps({**manifest, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def _read(path: Path) -> bytes:
+def read_text(path: Path) -> bytes:
+    """Read a small file. A link or a special file in its place is not read.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     with open(path, "rb", opener=_plainly) as file:
         return file.read()
 
 
 def _plainly(path: str, flags: int) -> int:
-    # A named pipe put in the place of a file would otherwise hold its reader for ever.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    # Without O_NONBLOCK a named pipe in the place of a file would hold its reader for ever.
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no plain file", path)
+    return descriptor
 
 
 def _kind(status: os.stat_result) -> str:

@@ -60,7 +60,7 @@ def alone(root: Path) -> Iterator[None]:
 def remember_user(root: Path, output_dir: Path) -> None:
     """Note that runs of an output folder use a store that lies somewhere else."""
     folder = output_dir.absolute()
-    if folder == root.absolute().parent:
+    if around(root) == folder:
         return
     path = root / ".users" / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     with suppress(OSError, ValueError):  # losing the note costs computing something again at worst
@@ -69,9 +69,14 @@ def remember_user(root: Path, output_dir: Path) -> None:
             write_whole(path, f"{folder}\n")
 
 
+def around(root: Path) -> Path | None:
+    """The output folder that a store lies in by default, ``<output_dir>/.store``, if it lies there."""
+    return root.absolute().parent if root.name == ".store" else None
+
+
 def users(root: Path) -> list[Path]:
-    """The output folders that were noted."""
-    found = []
+    """The output folders whose runs use a store, as far as it knows."""
+    found = [folder for folder in [around(root)] if folder]
     for path in sorted((root / ".users").glob("[!.]*")):
         with suppress(OSError, ValueError):
             found.append(Path(path.read_text(encoding="utf-8").rstrip("\n")))

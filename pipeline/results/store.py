@@ -40,7 +40,8 @@ NOT_STORED = "not stored"
 KEY = re.compile(r"[0-9a-f]{40,64}")
 _TRIES = 10
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-_OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", "durations.json"}
+OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", "durations.json"}
+"""Names in the root of a store, apart from the folders of keys."""
 
 
 class Store:
@@ -101,7 +102,7 @@ class Store:
         except NotAnOutputError as error:
             raise StoreError(f"stored output {key[:12]}: {error}") from error
 
-    def keys(self) -> list[str]:
+    def stored_keys(self) -> list[str]:
         """The keys under which something is stored, sorted; whether it is whole is another question.
 
         Raises:
@@ -123,7 +124,7 @@ class Store:
         try:
             folders = set(self._key_folders())
             odd = [path for folder in folders for path in folder.iterdir() if not self._is_key(path)]
-            odd += [path for path in self.root.iterdir() if path not in folders and path.name not in _OWN]
+            odd += [path for path in self.root.iterdir() if path not in folders and path.name not in OWN]
         except OSError as error:
             raise explained(f"could not read {self.root}", error) from error
         return sorted(path for path in odd if not path.name.startswith(".durations.json."))
