@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +35,7 @@ from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
 from pipeline.results.status import RunStatus
 from pipeline.results.store import Store
+from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
 from pipeline.scheduler.state import JobStatus
 from pipeline.workers.backends import make_pool
@@ -66,15 +69,31 @@ def run_experiment(config: Config, console: Console) -> int:
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    request = prepare(config)
     if config.dry_run:
-        print_plan(request, console)
+        print_plan(prepare(config), console)
         return 0
-    return carry_out(request, console)
+    check_config(config)
+    store = open_store(config)
+    verified = Verified(store, store.scratch(f"{config.experiment.name}-verified-{os.getpid()}"))
+    try:
+        with store.in_use(Path(config.output_dir)):
+            return carry_out(prepare(config, verified), verified, console)
+    finally:
+        shutil.rmtree(verified.folder, ignore_errors=True)
 
 
-def prepare(config: Config) -> Request:
-    """Check a request, plan it, and see what of it is stored; reads files, writes none.
+def open_store(config: Config) -> Store:
+    """The store of a request, which need not exist yet."""
+    return Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
+
+
+def prepare(config: Config, verified: Verified | None = None) -> Request:
+    """Check a request, plan it, and see what of it is stored.
+
+    Args:
+        config: The request.
+        verified: Notes which outputs were read and found good. Without it, as for a dry run, outputs are only
+            looked at and nothing is written.
 
     Raises:
         PipelineError: The request is wrong.
@@ -82,13 +101,12 @@ def prepare(config: Config) -> Request:
     check_config(config)
     check_tokenizers(config)
     devices = choose_devices(config.device, config.execution.workers)
-    store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
+    store = open_store(config)
     plan = build_plan(config, read_durations(store.root))
     damaged: dict[str, str] = {}
 
     def is_stored(key: str) -> bool:
-        # A dry run only looks; a run trusts nothing whose checksums it has not read.
-        problem = store.problem(key, checksums=not config.dry_run)
+        problem = verified.problem(key) if verified else store.problem(key, checksums=False)
         if problem is not None and store.path(key).exists():
             damaged[key] = problem
         return problem is None
@@ -113,7 +131,7 @@ def print_plan(request: Request, console: Console) -> None:
     )
 
 
-def carry_out(request: Request, console: Console) -> int:
+def carry_out(request: Request, verified: Verified, console: Console) -> int:
     """Run what is missing, then write and print the results."""
     config, plan, store = request.config, request.plan, request.store
     run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
@@ -124,7 +142,7 @@ def carry_out(request: Request, console: Console) -> int:
         for key, problem in request.damaged.items():
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
         _announce(request, run, console)
-        outcome = _run_missing(request, run, console)
+        outcome = _run_missing(request, verified, run, console)
         rows = collect_rows(store, plan.jobs.values())
         write_results(run, rows)
         write_samples(run, store, plan.jobs.values())
@@ -146,7 +164,7 @@ def carry_out(request: Request, console: Console) -> int:
         handler.close()
 
 
-def _run_missing(request: Request, run: RunFolder, console: Console) -> Outcome | None:
+def _run_missing(request: Request, verified: Verified, run: RunFolder, console: Console) -> Outcome | None:
     if not request.missing:
         _record_nothing_to_do(request, run)
         return None
@@ -159,6 +177,7 @@ def _run_missing(request: Request, run: RunFolder, console: Console) -> Outcome 
             execution=_execution(request.config),
             threads=request.config.system.cpu_threads,
             missing=request.missing,
+            verified=verified,
             on_status=reporter.update,
         )
     update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
@@ -184,6 +203,7 @@ def run_jobs(
     execution: ExecutionConfig | None = None,
     threads: int = 1,
     missing: Sequence[str] | None = None,
+    verified: Verified | None = None,
     on_status: Callable[[RunStatus], None] | None = None,
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
@@ -200,6 +220,7 @@ def run_jobs(
             journal=journal,
             run_dir=run_dir,
             settings=execution,
+            verified=verified,
             on_status=on_status or (lambda _: None),
         )
     finally:

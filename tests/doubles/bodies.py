@@ -294,13 +294,13 @@ def fill_the_disk(work: Work) -> None:
 
 def damage_own_input(work: Work) -> None:
     """Change a stored output behind the store's back, before another job reads it."""
-    victim = Path(work.payload["victim"]) / "value.json"
-    if not Path(work.payload["flag"]).exists():
-        Path(work.payload["flag"]).touch()
+    write(work)
+    victim, flag = Path(work.payload["victim"]) / "value.json", Path(work.payload["flag"])
+    if not flag.exists():
+        flag.touch()
         data = bytearray(victim.read_bytes())
         data[0] ^= 1
         victim.write_bytes(data)
-    write(work)
 
 
 def stand_still_once(work: Work) -> None:

@@ -248,7 +248,8 @@ def test_a_notice_that_reaches_every_process_is_no_loss(
 
     thread = threading.Thread(target=notify)
     thread.start()
-    outcome = engine.run(job("spin", "spin_until_stopped", payload={"flag": str(flag)}), stop_grace_s=30)
+    spin = job("spin", "spin_until_stopped", payload={"flag": str(flag)})
+    outcome = engine.run(spin, workers=1, stop_grace_s=30)
     thread.join()
     assert outcome.interrupted == number.name
     assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
