@@ -314,3 +314,8 @@ def stand_still_once(work: Work) -> None:
 def die_many_times(work: Work) -> None:
     if work.attempt <= int(work.payload["times"]):
         kill_self(work)
+
+
+def write_slowly(work: Work) -> None:
+    time.sleep(0.3)
+    write(work)
