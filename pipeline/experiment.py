@@ -34,7 +34,7 @@ from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
 from pipeline.results.status import RunStatus
-from pipeline.results.store import Store
+from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
 from pipeline.scheduler.state import JobStatus
@@ -107,7 +107,7 @@ def prepare(config: Config, verified: Verified | None = None) -> Request:
 
     def is_stored(key: str) -> bool:
         problem = verified.problem(key) if verified else store.problem(key, checksums=False)
-        if problem is not None and store.path(key).exists():
+        if problem not in (None, NOT_STORED):
             damaged[key] = problem
         return problem is None
 

@@ -35,7 +35,7 @@ from pipeline.results.journal import Journal
 from pipeline.results.locks import Claim
 from pipeline.results.paths import RunFolder
 from pipeline.results.status import RunStatus
-from pipeline.results.store import Store
+from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.account import RunAccount
 from pipeline.scheduler.later import Later
@@ -246,9 +246,9 @@ class _Run:
 
     def _is_there(self, job: Job) -> bool:
         """Whether the output of a job that is about to start exists: another run may share the store."""
-        if not self.store.path(job.key).exists():
-            return False
         problem = self.verified.problem(job.key)
+        if problem == NOT_STORED:
+            return False
         if problem is not None:
             self._set_aside(job.key, problem)
             return False
