@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import StoreError
+from pipeline.results.locks import lock
 from pipeline.results.sharing import users
 from pipeline.results.store import Store
 
@@ -165,6 +166,23 @@ def test_a_claim_whose_file_was_deleted_does_not_remove_the_next_ones(store: Sto
     second = store.claim(key)
     assert second is not None
     first.release()
+    assert store.claim(key) is None
+    second.release()
+
+
+def test_a_claim_taken_while_the_last_holder_removes_its_file_counts(
+    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.claim(key)
+    assert first is not None
+
+    def lock_late(descriptor: int, *, wait: bool) -> bool:
+        first.release()  # between the opening of its file and the lock on it
+        return lock(descriptor, wait=wait)
+
+    monkeypatch.setattr("pipeline.results.locks.lock", lock_late)
+    second = store.claim(key)
+    assert second is not None
     assert store.claim(key) is None
     second.release()
 
