@@ -89,7 +89,8 @@ def _read(folder: Path) -> RunReference:
         written = datetime.fromtimestamp(path.stat().st_mtime)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
-            f"cannot read {path} ({error}), so what its run needs is unknown. Remove that run if it has no use"
+            f"cannot read {path} ({error}), so what its run needs is unknown. Remove the run's folder if it is of "
+            "no use"
         ) from error
     started = _named_time(folder.name) or (written, 1)
     return RunReference(path=folder, experiment=folder.parent.name, started=started, keys=keys)
