@@ -25,7 +25,7 @@ def usage_table(usage: Usage) -> Table:
     for name, space in (
         ("damaged, set aside", usage.aside),
         ("checkpoints", usage.checkpoints),
-        ("unfinished (.tmp)", usage.unfinished),
+        ("unfinished", usage.unfinished),
     ):
         table.add_row(f"({name})", "", "", "", *_space(space))
     table.add_row("(other)", "", "", "", "", decimal(usage.other.size))
