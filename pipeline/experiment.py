@@ -48,12 +48,18 @@ INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 143}
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A checked request, planned against what is stored."""
+    """A checked request and its plan."""
 
     config: Config
     plan: Plan
     store: Store
     devices: list[Device]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What of a plan is stored."""
+
     missing: list[str]
     """Ids of the jobs that must run."""
     damaged: dict[str, str]
@@ -69,31 +75,22 @@ def run_experiment(config: Config, console: Console) -> int:
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
+    request = prepare(config)
+    store = request.store
     if config.dry_run:
-        print_plan(prepare(config), console)
+        # A dry run only looks, and writes nothing.
+        print_plan(request, look_up(request, lambda key: store.problem(key, checksums=False)), console)
         return 0
-    check_config(config)
-    store = open_store(config)
     verified = Verified(store, store.scratch(f"{config.experiment.name}-verified-{os.getpid()}"))
     try:
         with store.in_use(Path(config.output_dir)):
-            return carry_out(prepare(config, verified), verified, console)
+            return carry_out(request, look_up(request, verified.problem), verified, console)
     finally:
         shutil.rmtree(verified.folder, ignore_errors=True)
 
 
-def open_store(config: Config) -> Store:
-    """The store of a request, which need not exist yet."""
-    return Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
-
-
-def prepare(config: Config, verified: Verified | None = None) -> Request:
-    """Check a request, plan it, and see what of it is stored.
-
-    Args:
-        config: The request.
-        verified: Notes which outputs were read and found good. Without it, as for a dry run, outputs are only
-            looked at and nothing is written.
+def prepare(config: Config) -> Request:
+    """Check a request and plan it; reads files, writes none.
 
     Raises:
         PipelineError: The request is wrong.
@@ -101,29 +98,38 @@ def prepare(config: Config, verified: Verified | None = None) -> Request:
     check_config(config)
     check_tokenizers(config)
     devices = choose_devices(config.device, config.execution.workers)
-    store = open_store(config)
+    store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     plan = build_plan(config, read_durations(store.root))
+    return Request(config=config, plan=plan, store=store, devices=devices)
+
+
+def look_up(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
+    """See what of a plan must run.
+
+    Args:
+        request: The request.
+        problem_of: Says of a key what is wrong with its output, or None if it can be used.
+    """
     damaged: dict[str, str] = {}
 
     def is_stored(key: str) -> bool:
-        problem = verified.problem(key) if verified else store.problem(key, checksums=False)
-        if problem not in (None, NOT_STORED):
+        problem = problem_of(key)
+        if problem is not None and problem != NOT_STORED:
             damaged[key] = problem
         return problem is None
 
-    missing = missing_jobs(plan, is_stored)
-    return Request(config=config, plan=plan, store=store, devices=devices, missing=missing, damaged=damaged)
+    return Stored(missing=missing_jobs(request.plan, is_stored), damaged=damaged)
 
 
-def print_plan(request: Request, console: Console) -> None:
+def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take."""
-    plan, missing = request.plan, request.missing
+    plan, missing = request.plan, stored.missing
     console.print(plan_table(summarize(plan, missing)))
     workers = len(_used_devices(request))
-    total, stored = len(plan.jobs), len(plan.jobs) - len(missing)
+    total = len(plan.jobs)
     estimate = estimated_makespan(plan, missing, workers)
     console.print(
-        f"{jobs(total)}: {stored} stored, {len(missing)} to run on "
+        f"{jobs(total)}: {total - len(missing)} stored, {len(missing)} to run on "
         f"{workers} {'worker' if workers == 1 else 'workers'}"
         + (f", about {duration(estimate)}" if missing else "")
         + ". Nothing was started.",
@@ -131,7 +137,7 @@ def print_plan(request: Request, console: Console) -> None:
     )
 
 
-def carry_out(request: Request, verified: Verified, console: Console) -> int:
+def carry_out(request: Request, stored: Stored, verified: Verified, console: Console) -> int:
     """Run what is missing, then write and print the results."""
     config, plan, store = request.config, request.plan, request.store
     run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
@@ -139,10 +145,10 @@ def carry_out(request: Request, verified: Verified, console: Console) -> int:
     try:
         write_whole(run.config, yaml.safe_dump(to_plain(config), sort_keys=False))
         write_whole(run.plan, json.dumps(plan.to_json(), indent=1) + "\n")
-        for key, problem in request.damaged.items():
+        for key, problem in stored.damaged.items():
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
-        _announce(request, run, console)
-        outcome = _run_missing(request, verified, run, console)
+        _announce(request, stored.missing, run, console)
+        outcome = _run_missing(request, stored.missing, verified, run, console)
         rows = collect_rows(store, plan.jobs.values())
         write_results(run, rows)
         write_samples(run, store, plan.jobs.values())
@@ -164,8 +170,10 @@ def carry_out(request: Request, verified: Verified, console: Console) -> int:
         handler.close()
 
 
-def _run_missing(request: Request, verified: Verified, run: RunFolder, console: Console) -> Outcome | None:
-    if not request.missing:
+def _run_missing(
+    request: Request, missing: Sequence[str], verified: Verified, run: RunFolder, console: Console
+) -> Outcome | None:
+    if not missing:
         _record_nothing_to_do(request, run)
         return None
     with make_reporter(console) as reporter:
@@ -176,7 +184,7 @@ def _run_missing(request: Request, verified: Verified, run: RunFolder, console: 
             run.path,
             execution=_execution(request.config),
             threads=request.config.system.cpu_threads,
-            missing=request.missing,
+            missing=missing,
             verified=verified,
             on_status=reporter.update,
         )
@@ -238,8 +246,8 @@ def print_results(console: Console, rows: Sequence[ResultRow], run: RunFolder, c
     console.print(f"results: {_short(run.path)}/results.json, samples.jsonl", highlight=False, soft_wrap=True)
 
 
-def _announce(request: Request, run: RunFolder, console: Console) -> None:
-    missing, total = request.missing, len(request.plan.jobs)
+def _announce(request: Request, missing: Sequence[str], run: RunFolder, console: Console) -> None:
+    total = len(request.plan.jobs)
     name = request.config.experiment.name
     if not missing:
         console.print(f"{name}: all {jobs(total)} are stored; nothing to run.", highlight=False)
