@@ -7,7 +7,18 @@ from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.base import Dataset
 from pipeline.errors import ConfigError, unknown_name
 
-DATASETS = {"addition": "pipeline.datasets.addition:Addition"}
+DATASETS = {
+    "addition": "pipeline.datasets.addition:Addition",
+    "csv": "pipeline.datasets.generic:CsvFiles",
+    "gsm8k": "pipeline.datasets.gsm8k:GSM8K",
+    "hf": "pipeline.datasets.generic:HuggingFace",
+    "imdb_sentiment": "pipeline.datasets.imdb_sentiment:IMDBSentiment",
+    "jsonl": "pipeline.datasets.generic:JsonLines",
+    "math": "pipeline.datasets.competition_math:CompetitionMath",
+    "parquet": "pipeline.datasets.generic:ParquetFiles",
+    "star_graph": "pipeline.datasets.star_graph:StarGraph",
+    "tldr": "pipeline.datasets.tldr:TLDR",
+}
 """Kind -> dotted path of the class."""
 
 
