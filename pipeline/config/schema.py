@@ -336,6 +336,7 @@ STEP_BY_STEP = "{prompt}\nPlease reason step by step, and put your final answer 
 class GSM8KConfig(FilesConfig):
     """Grade-school mathematics (arXiv 2110.14168)."""
 
+    reward: str = "gsm8k"
     path: str | None = _hint("openai/gsm8k")
     subset: str | None = "main"
     test_size: int = 1319
@@ -346,6 +347,7 @@ class GSM8KConfig(FilesConfig):
 class MathConfig(FilesConfig):
     """Competition mathematics (MATH, arXiv 2103.03874), tested on MATH-500 (arXiv 2305.20050)."""
 
+    reward: str = "math_verify"
     path: str | None = _hint("DigitalLearningGmbH/MATH-lighteval")
     test_path: str | None = _hint("HuggingFaceH4/MATH-500")
     prompt_template: str | None = STEP_BY_STEP
@@ -355,6 +357,7 @@ class MathConfig(FilesConfig):
 class IMDBConfig(FilesConfig):
     """Film reviews (Maas et al., 2011), to be continued from their first words."""
 
+    reward: str = "vader"
     path: str | None = _hint("stanfordnlp/imdb")
     test_size: int = 5000
     prompt_words: int = 60
@@ -365,6 +368,7 @@ class IMDBConfig(FilesConfig):
 class TLDRConfig(FilesConfig):
     """Posts to be summarised, as TRL ships them: with a summary, or with a preferred and another one."""
 
+    reward: str = "model"
     path: str | None = _hint("trl-lib/tldr")
 
 

@@ -55,9 +55,9 @@ class Dataset:
 
     Attributes:
         vocabulary: Tokens of a model made for this dataset, by id; empty where models bring their own. All but
-            `bos_token` match `token_pattern`.
+            `bos_token` match `symbol_pattern`.
         bos_token: The token that begins every prompt of such a model.
-        token_pattern: Regular expression that cuts a text into tokens of the vocabulary; one character each,
+        symbol_pattern: Regular expression that cuts a text into tokens of the vocabulary; one character each,
             unless a dataset says otherwise.
         completion_length: Upper bound on the tokens of a completion, or None.
         fixed_length: Completions have exactly `completion_length` tokens, so one that is cut there is whole.
@@ -67,7 +67,7 @@ class Dataset:
 
     vocabulary: Sequence[str] = ()
     bos_token: ClassVar[str] = ""
-    token_pattern: ClassVar[str] = "."
+    symbol_pattern: ClassVar[str] = "."
     completion_length: int | None = None
     fixed_length: bool = False
     note: ClassVar[str] = ""

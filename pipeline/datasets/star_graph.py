@@ -1,7 +1,7 @@
-"""Star graphs G(d, l): which of d arms leads to the goal? Written ``12,3|12,40|.../12,7=``, answered ``12,40,...,7``.
+"""Star graphs G(d, l): which of d arms leads to the goal? ``12,3|12,40|.../12,7=`` is answered ``12,40,...,7``.
 
-The testbed of arXiv 2403.06963: a model that learns to continue right paths learns to follow edges, but guesses the
-first step, since seeing where an arm ends takes looking ahead. It is right once in d times and stays there.
+The testbed of arXiv 2403.06963: a model that learns to continue right paths learns to follow edges, but guesses
+the first step, since seeing where an arm ends takes looking ahead. It is right once in d times and stays there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -57,7 +58,7 @@ class StarGraph(Dataset):
     """
 
     bos_token: ClassVar[str] = "<bos>"  # noqa: S105 - a token of text
-    token_pattern: ClassVar[str] = r"\d+|."
+    symbol_pattern: ClassVar[str] = r"\d+|."
     fixed_length = True
     note: ClassVar[str] = (
         "star_graph: the reference learns from right paths, follows edges and guesses the arm: about 1/degree."
@@ -105,7 +106,7 @@ class StarGraph(Dataset):
         degree, length = self.graph.degree, self.graph.path_length
         centre, *rest = generator.permutation(self.graph.labels)[: self.nodes].tolist()
         arms = [(centre, *rest[at : at + length - 1]) for at in range(0, len(rest), length - 1)]
-        edges = [pair for arm in arms for pair in zip(arm, arm[1:], strict=False)]
+        edges = [pair for arm in arms for pair in pairwise(arm)]
         order = generator.permutation(len(edges))
         return Graph(tuple(arms), int(generator.integers(degree)), tuple(edges[place] for place in order))
 

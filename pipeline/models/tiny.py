@@ -17,11 +17,11 @@ from pipeline.training.loop import TrainSettings, train
 
 
 def make_tokenizer(dataset: Dataset) -> PreTrainedTokenizerFast:
-    """One token per match of the dataset's `token_pattern`; every text begins with its BOS token."""
+    """One token per match of the dataset's `symbol_pattern`; every text begins with its BOS token."""
     vocabulary = {token: index for index, token in enumerate(dataset.vocabulary)}
     bos = dataset.bos_token
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=bos))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(dataset.token_pattern), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(dataset.symbol_pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])]
@@ -65,7 +65,7 @@ def train_reference(
     """
     token_ids = {token: index for index, token in enumerate(dataset.vocabulary)}
     bos = token_ids[dataset.bos_token]
-    pattern = re.compile(dataset.token_pattern)
+    pattern = re.compile(dataset.symbol_pattern)
     model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
     generator = np.random.Generator(np.random.Philox(key=[config.seed, 2]))
     rows = dataset.ids("train")
