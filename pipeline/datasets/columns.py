@@ -80,7 +80,12 @@ def make_row(
         columns["prompt"] = _filled(config.prompt_template, {**(raw or {}), **columns}, place)
     _split_messages(columns, place)
     _extract_prompt(columns, place)
-    texts: dict[str, Text | None] = {"prompt": _text(columns.pop("prompt", None), "prompt", place)}
+    if columns.get("prompt") is None:
+        raise DataError(
+            f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}. If the prompt is called "
+            "otherwise, set columns={prompt: NAME}."
+        )
+    texts: dict[str, Text | None] = {"prompt": _text(columns.pop("prompt"), "prompt", place)}
     for name in ANSWERS:
         given = columns.pop(name, None)
         texts[name] = None if given is None else _text(given, name, place)
@@ -140,10 +145,6 @@ def _text(value: object, name: str, place: str) -> Text:
         if name == "prompt" and not value.strip():
             raise DataError(f"{place}: the prompt is empty.")
         return value
-    if value is None:
-        raise DataError(
-            f"{place}: no prompt. Allowed columns are {ALLOWED}; set columns={{prompt: NAME}} to map one."
-        )
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         if not value:
             raise DataError(f"{place}: '{name}' is an empty list.")

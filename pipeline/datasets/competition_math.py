@@ -10,7 +10,7 @@ from pipeline.datasets.columns import needed
 from pipeline.datasets.from_files import FilesDataset
 from pipeline.errors import DataError
 
-_BOXED = re.compile(r"\\f?boxed\s*(?=[{\s\w])")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\w])")
 
 
 class CompetitionMath(FilesDataset):
@@ -42,7 +42,7 @@ def last_boxed(text: str) -> str | None:
         return None
     rest = text[found[-1].end() :]
     if not rest.startswith("{"):  # \boxed 5
-        return re.split(r"[\s$.,]", rest.lstrip(), maxsplit=1)[0] or None
+        return re.split(r"[\s$.,]", rest, maxsplit=1)[0] or None
     depth = 0
     for at, character in enumerate(rest):
         depth += {"{": 1, "}": -1}.get(character, 0)

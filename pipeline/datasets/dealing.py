@@ -55,7 +55,7 @@ def deal(prompts: Mapping[str, Sequence[bytes]], sizes: Mapping[str, int], seed:
             taken.update(prompts[name])
             if len(order) < sizes[name]:
                 warnings.append(
-                    f"{name} has {len(order)} rows, fewer than the {sizes[name]} asked for: all are used"
+                    f"{name} has {_rows(len(order))}, fewer than the {sizes[name]} asked for: all are used"
                 )
     train = _without("train", prompts["train"], taken, seed, warnings)
     cut = [name for name in ("test", "validation") if name not in prompts]
@@ -73,7 +73,7 @@ def _without(
     kept = np.array([place for place in order.tolist() if prompts[place] not in taken], np.int64)
     if len(kept) < len(order):
         warnings.append(
-            f"{len(order) - len(kept)} rows of {name} left out: their prompts are held out for evaluation"
+            f"{_rows(len(order) - len(kept))} of {name} left out: prompts that are held out for evaluation"
         )
     return kept
 
@@ -100,7 +100,7 @@ def _cut(
         given = size if asked <= room else max(1, size * room // asked)
         if given < size:
             warnings.append(
-                f"{name} has {given} rows, fewer than the {size} asked for: half of the {len(different)} "
+                f"{name} has {_rows(given)}, fewer than the {size} asked for: half of the {len(different)} "
                 "different prompts stay in train"
             )
         splits[name] = np.array(different[start : start + given], np.int64)
@@ -109,5 +109,9 @@ def _cut(
     rest = np.array([place for place in train.tolist() if prompts[place] not in held_out], np.int64)
     repeated = len(train) - len(rest) - start
     if repeated:
-        warnings.append(f"{repeated} rows left out: they repeat a prompt that was cut from train for evaluation")
+        warnings.append(f"{_rows(repeated)} left out: repeated prompts that were cut from train for evaluation")
     return rest
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"

@@ -136,7 +136,7 @@ class PreparedDataset(Dataset):
         texts = {name: self._text(found[name]) for name in ANSWERS}
         prompt = self._text(found["prompt"])
         assert prompt is not None
-        return Row(row_id, prompt, {name: kept.get(name) for name in self.about["columns"]}, **texts)
+        return Row(int(row_id), prompt, {name: kept.get(name) for name in self.about["columns"]}, **texts)
 
     def _text(self, stored: str | None) -> Text | None:
         if stored is None or not self.about["conversational"]:

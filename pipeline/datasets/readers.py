@@ -62,11 +62,13 @@ def _json(path: Path) -> Iterator[Record]:
     with _open(path) as file:
         content = file.read().removeprefix(_BOM)
     try:
-        whole = json.loads(content)
-    except (ValueError, RecursionError):
-        # Many files of JSON lines are called .json too; a fault is then named by its line.
-        yield from _json_lines(path)
-        return
+        whole = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+            # Many files of JSON lines are called .json too.
+            yield from _json_lines(path)
+            return
+        raise _not_json(path, getattr(error, "lineno", 1), error) from error
     rows = whole if isinstance(whole, list) else [whole]
     for number, row in enumerate(rows, 1):
         place = f"{path}: row {number}"
@@ -81,15 +83,19 @@ def _json_lines(path: Path) -> Iterator[Record]:
                 continue
             place = f"{path}:{number}"
             try:
-                row = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{place}: not valid JSON ({error.msg}, character {error.colno}). Each line must be "
-                    "one object."
-                ) from error
+                row = json.loads(text.decode())
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{place}: not valid JSON in UTF-8 ({_line(error)}).") from error
+                raise _not_json(path, number, error) from error
             yield Record(place, _object(row, place))
+
+
+def _not_json(path: Path, line: int, error: Exception) -> DataError:
+    if isinstance(error, json.JSONDecodeError):
+        said = f"not valid JSON ({error.msg}, character {error.colno})"
+    else:
+        said = f"not valid JSON in UTF-8 ({_line(error)})"
+    whole = "" if format_of(path) == ".json" else " Each line must be one object."
+    return DataError(f"{path}:{line}: {said}.{whole}")
 
 
 def _object(row: object, place: str) -> Mapping[str, Any]:
