@@ -261,8 +261,9 @@ def _taken(tables: Mapping[str, pa.Table], dealt: Dealt, split: str) -> pa.Table
 def _digest(tables: Iterable[pa.Table]) -> str:
     whole = hashlib.sha256()
     for table in tables:
-        for row in table.to_pylist():
-            whole.update(json.dumps(row, sort_keys=True).encode())
+        for batch in table.to_batches(_BATCH):
+            for row in batch.to_pylist():
+                whole.update(json.dumps(row, sort_keys=True).encode())
     return whole.hexdigest()
 
 

@@ -66,8 +66,8 @@ def _from_hub(location: HubDataset) -> Source:
     repo = location.repo
     try:
         loaded = datasets.load_dataset(repo, name=location.subset, revision=location.revision)
-    except (OSError, ValueError, RuntimeError) as error:
-        # `datasets` raises subclasses of these three for what is not found, not reachable or not readable.
+    except Exception as error:
+        # Errors of `datasets`, `huggingface_hub` and the HTTP client have no common base but this.
         raise DataError(
             f"{repo}: no file or folder of this name here (looked for {Path(repo).absolute()}), and the "
             f"Hugging Face hub does not give it: {' '.join(str(error).split())[:300].rstrip('.')}. On a machine "

@@ -61,7 +61,8 @@ class StarGraph(Dataset):
     symbol_pattern: ClassVar[str] = r"\d+|."
     fixed_length = True
     note: ClassVar[str] = (
-        "star_graph: the reference learns from right paths, follows edges and guesses the arm: about 1/degree."
+        "star_graph: the reference learns from right paths. Trained long enough it follows edges but guesses the "
+        "first step, so it is right about once in `degree` times."
     )
 
     def __init__(self, config: DatasetConfig) -> None:
