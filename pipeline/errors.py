@@ -34,6 +34,22 @@ class StoreError(PipelineError):
     """A stored output is missing, incomplete or altered, or could not be written."""
 
 
+class DamagedOutput(StoreError):  # noqa: N818 - it names what was found
+    """A stored output cannot be used.
+
+    Attributes:
+        key: Its key.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(
+            f"stored output {key[:12]} cannot be used: {problem}. Run the same command again: it is made anew."
+        )
+        self.key = key
+        self.problem = problem
+
+
 class WorkerError(PipelineError):
     """Something went wrong with a worker process rather than with a job's own code."""
 

@@ -164,10 +164,23 @@ class EvaluationConfig:
 
 @dataclass(kw_only=True)
 class RetryConfig:
-    """What a failure costs."""
+    """Attempts that a job is given, counted apart for each kind of failure. A bug in its code is never retried."""
 
-    max_attempts: int = _hint(3)
-    """Attempts for a job whose worker was lost. An exception in the job's own code is never retried."""
+    worker_lost: int = _hint(3)
+    """Its worker died. A job that has ended this many workers is set aside as the likely cause."""
+    hang: int = _hint(2)
+    """Its worker was killed because it gave no sign of life, made no progress or took too long."""
+    out_of_memory: int = _hint(2)
+    """It ran out of memory even with the smallest batches; the next attempt gets a fresh process."""
+    device: int = _hint(3)
+    """Its device reported an error, after which a process cannot go on; the next attempt gets a fresh one."""
+    transient: int = _hint(5)
+    """A connection or a file system failed for the moment."""
+    wait_s: float = _hint(1.0)
+    """Seconds before another attempt after a transient failure; doubles each time."""
+    max_wait_s: float = _hint(60.0)
+    device_failures: int = _hint(3)
+    """Different jobs in a row that a device must fail to be given no more; the last device is always kept."""
 
 
 @dataclass(kw_only=True)
@@ -183,10 +196,17 @@ class ExecutionConfig:
     store: str | None = _hint(None)
     """Folder of finished outputs; null means `<output_dir>/.store`."""
     heartbeat_s: float = _hint(5.0)
+    """Seconds between a worker's signs of life."""
+    heartbeat_timeout_s: float = _hint(120.0)
+    """Seconds without a sign of life after which a worker that runs a job is killed."""
+    progress_timeout_s: float | None = _hint(3600.0)
+    """Seconds without progress after which a job is stopped, loading included; null waits for ever."""
+    job_timeout_s: float | None = _hint(None)
+    """Seconds that an attempt may take in all; null sets no limit."""
     start_timeout_s: float = _hint(60.0)
     """Seconds a new worker may take to report that it is ready."""
-    stop_grace_s: float = _hint(5.0)
-    """Seconds that a worker is given to stop before it is killed."""
+    stop_grace_s: float = _hint(10.0)
+    """Seconds that running jobs are given to finish, or to save a checkpoint, when the run is interrupted."""
     models_in_memory: int = _hint(4)
     """Models that a worker keeps loaded between jobs."""
     retry: RetryConfig = field(default_factory=RetryConfig)
