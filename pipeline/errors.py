@@ -22,6 +22,10 @@ class CycleError(PlanError):
     """The jobs of a plan depend on each other in a circle."""
 
 
+class DataError(PipelineError):
+    """A dataset's files are missing or damaged, or a row lacks what it needs."""
+
+
 class DeviceError(PipelineError):
     """A device was asked for that does not exist or cannot be used."""
 

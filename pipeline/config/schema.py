@@ -297,6 +297,102 @@ class AdditionConfig(DatasetConfig):
 
 
 @dataclass(kw_only=True)
+class StarGraphConfig(DatasetConfig):
+    """Paths in star graphs G(d, l) (arXiv 2403.06963), made from the seed and the row's id."""
+
+    degree: int = 2
+    """Arms of the graph, d."""
+    path_length: int = 5
+    """Nodes of an arm, the centre included, l."""
+    labels: int = 50
+    """Names that nodes may have: 0 up to labels - 1."""
+    random_arm: float = 0.0
+    """Share of the reference's demonstrations that walk down an arm drawn blindly; 0 shows right paths alone."""
+    train_size: int = 200_000
+
+
+@dataclass(kw_only=True)
+class FilesConfig(DatasetConfig):
+    """Rows read from files or from the Hugging Face hub, in TRL's columns; docs/datasets.md has examples."""
+
+    test_size: int = 500
+    """Test prompts at most. Taken from the test split where the source has one, else cut from train."""
+    validation_size: int = 500
+    """Validation prompts at most, likewise."""
+    path: str | None = _hint(None)
+    """File, folder or hub id. Results depend on the content (`datasets.fingerprint`), not on where it is."""
+    validation_path: str | None = _hint(None)
+    """A source of its own for validation; null looks in `path`."""
+    test_path: str | None = _hint(None)
+    """A source of its own for the test split; null looks in `path`."""
+    subset: str | None = None
+    """Configuration of the hub's dataset, or the folder of that name inside a local one."""
+    revision: str | None = _hint(None)
+    """Commit, tag or branch of `path` on the hub; null takes the newest."""
+    train_split: str | None = None
+    """Name of the split to train on; null takes `train`, or the only one there is."""
+    validation_split: str | None = None
+    """Null takes `validation` where there is one, else cuts it from train."""
+    test_split: str | None = None
+    """Null takes `test` where there is one, else cuts it from train."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our name -> the file's name, for columns that are called otherwise: {prompt: question}."""
+    further_columns: list[str] | None = None
+    """Columns kept for rewards besides TRL's own; null keeps all."""
+    prompt_template: str | None = None
+    """Text of the prompt with columns in braces, such as 'Q: {prompt} A:'; null takes the prompt as it is."""
+    chat: bool = False
+    """Make a prompt of text the user's turn of a conversation, so that the model's chat template is applied."""
+    system_prompt: str | None = None
+    """First message of every conversation."""
+    limit: int | None = None
+    """Rows read of each split at most; null reads all."""
+
+
+STEP_BY_STEP = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+
+
+@dataclass(kw_only=True)
+class GSM8KConfig(FilesConfig):
+    """Grade-school mathematics (arXiv 2110.14168)."""
+
+    reward: str = "gsm8k"
+    path: str | None = _hint("openai/gsm8k")
+    subset: str | None = "main"
+    test_size: int = 1319
+    prompt_template: str | None = STEP_BY_STEP
+
+
+@dataclass(kw_only=True)
+class MathConfig(FilesConfig):
+    """Competition mathematics (MATH, arXiv 2103.03874), tested on MATH-500 (arXiv 2305.20050)."""
+
+    reward: str = "math_verify"
+    path: str | None = _hint("DigitalLearningGmbH/MATH-lighteval")
+    test_path: str | None = _hint("HuggingFaceH4/MATH-500")
+    prompt_template: str | None = STEP_BY_STEP
+
+
+@dataclass(kw_only=True)
+class IMDBConfig(FilesConfig):
+    """Film reviews (Maas et al., 2011), to be continued from their first words."""
+
+    reward: str = "vader"
+    path: str | None = _hint("stanfordnlp/imdb")
+    test_size: int = 5000
+    prompt_words: int = 60
+    """Words of the review that make the prompt."""
+
+
+@dataclass(kw_only=True)
+class TLDRConfig(FilesConfig):
+    """Posts to be summarised, as TRL ships them: with a summary, or with a preferred and another one."""
+
+    reward: str = "model"
+    path: str | None = _hint("trl-lib/tldr")
+
+
+@dataclass(kw_only=True)
 class ModelConfig:
     """A reference policy and the backbone of the value models that guide it."""
 
@@ -367,7 +463,18 @@ class StageConfig:
 ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {"PITA": PITAConfig, "QSharp": QSharpConfig}
 """Settings of the algorithms that ship, by name. One of your own names its dataclass as `config_class`."""
 
-DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {"addition": AdditionConfig}
+DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {
+    "addition": AdditionConfig,
+    "csv": FilesConfig,
+    "gsm8k": GSM8KConfig,
+    "hf": FilesConfig,
+    "imdb_sentiment": IMDBConfig,
+    "jsonl": FilesConfig,
+    "math": MathConfig,
+    "parquet": FilesConfig,
+    "star_graph": StarGraphConfig,
+    "tldr": TLDRConfig,
+}
 """Settings of the datasets that ship, by kind."""
 
 MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {"tiny": TinyModelConfig, "hf": ModelConfig}
