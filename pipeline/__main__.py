@@ -10,13 +10,14 @@ from typing import Annotated
 
 import typer
 
-from pipeline import cli, look, preflight
+from pipeline import cli, look, preflight, store_commands
 from pipeline.errors import PipelineError
 from pipeline.experiment import print_results
 from pipeline.results.paths import find_run
 from pipeline.results.record import read_results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(store_commands.app, name="store")
 
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
 

@@ -22,12 +22,32 @@ class CycleError(PlanError):
     """The jobs of a plan depend on each other in a circle."""
 
 
+class DataError(PipelineError):
+    """A dataset's files are missing or damaged, or a row lacks what it needs."""
+
+
 class DeviceError(PipelineError):
     """A device was asked for that does not exist or cannot be used."""
 
 
 class StoreError(PipelineError):
     """A stored output is missing, incomplete or altered, or could not be written."""
+
+
+class DamagedOutput(StoreError):  # noqa: N818 - it names what was found
+    """A stored output cannot be used.
+
+    Attributes:
+        key: Its key.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(
+            f"stored output {key[:12]} cannot be used: {problem}. Run the same command again: it is made anew."
+        )
+        self.key = key
+        self.problem = problem
 
 
 class WorkerError(PipelineError):

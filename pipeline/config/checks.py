@@ -60,7 +60,12 @@ def _numbers(config: Config) -> Iterator[str]:
         "execution.workers": config.execution.workers,
         "execution.shard_size": config.execution.shard_size,
         "execution.models_in_memory": config.execution.models_in_memory,
-        "execution.retry.max_attempts": config.execution.retry.max_attempts,
+        "execution.retry.worker_lost": config.execution.retry.worker_lost,
+        "execution.retry.hang": config.execution.retry.hang,
+        "execution.retry.out_of_memory": config.execution.retry.out_of_memory,
+        "execution.retry.device": config.execution.retry.device,
+        "execution.retry.transient": config.execution.retry.transient,
+        "execution.retry.device_failures": config.execution.retry.device_failures,
         "system.cpu_threads": config.system.cpu_threads,
         "training.micro_batch_size": config.training.micro_batch_size,
         "generation.batch_size": config.generation.batch_size,
@@ -79,10 +84,13 @@ def _numbers(config: Config) -> Iterator[str]:
     positive = {
         "generation.temperature": config.generation.temperature,
         "execution.heartbeat_s": config.execution.heartbeat_s,
+        "execution.heartbeat_timeout_s": config.execution.heartbeat_timeout_s,
+        "execution.progress_timeout_s": config.execution.progress_timeout_s,
+        "execution.job_timeout_s": config.execution.job_timeout_s,
         "execution.start_timeout_s": config.execution.start_timeout_s,
     }
     for key, number in positive.items():
-        if not (number > 0 and math.isfinite(number)):
+        if number is not None and not (number > 0 and math.isfinite(number)):
             yield f"{key}={number}: must be a positive number"
     not_negative = {
         "training.weight_decay": config.training.weight_decay,
@@ -90,11 +98,18 @@ def _numbers(config: Config) -> Iterator[str]:
         "training.warmup_steps": config.training.warmup_steps,
         "evaluation.sample_prompts": config.evaluation.sample_prompts,
         "execution.stop_grace_s": config.execution.stop_grace_s,
+        "execution.retry.wait_s": config.execution.retry.wait_s,
+        "execution.retry.max_wait_s": config.execution.retry.max_wait_s,
         "system.clear_cache_interval": config.system.clear_cache_interval,
     }
     for key, number in not_negative.items():
         if not number >= 0:
             yield f"{key}={number}: must be 0 or more"
+    if config.execution.heartbeat_timeout_s <= config.execution.heartbeat_s:
+        yield (
+            f"execution.heartbeat_timeout_s={config.execution.heartbeat_timeout_s}: must be longer than the "
+            f"{config.execution.heartbeat_s} s between heartbeats (execution.heartbeat_s)"
+        )
     if not 0 < config.generation.top_p <= 1:
         yield f"generation.top_p={config.generation.top_p}: must be above 0 and at most 1 (1 keeps every token)"
     if not 0 < config.evaluation.confidence < 1:

@@ -58,7 +58,10 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}
     store.store(name="schema", node=Config(algos={**shipped, **_own_algorithms(overrides)}))
     for name, dataset in DATASET_SCHEMAS.items():
-        store.store(group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=dataset)
+        node = OmegaConf.structured(dataset)
+        for table in (item.name for item in fields(dataset) if item.default_factory is dict):
+            OmegaConf.set_struct(node[table], False)  # else `columns={prompt: question}` would need a '+'
+        store.store(group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=node)
     for name, model in MODEL_SCHEMAS.items():
         store.store(group="model", name=f"{name}_schema", package=f"models.{name}", node=model)
 
@@ -186,9 +189,10 @@ def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
 def _kind(
     known: Mapping[str, type[Any]], base: type[Any], what: str, name: str, node: Mapping[str, Any]
 ) -> type[Any]:
-    if node.get("class_path"):
-        return base
     kind = node.get("kind", "???")
+    if node.get("class_path"):
+        # A class of one's own that builds on one that ships names that one's kind, and has its settings.
+        return known.get(kind, base)
     if kind not in known:
         raise ConfigError(f"{what} '{name}': " + unknown_name("kind", str(kind), known))
     return known[kind]

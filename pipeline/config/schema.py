@@ -164,10 +164,23 @@ class EvaluationConfig:
 
 @dataclass(kw_only=True)
 class RetryConfig:
-    """What a failure costs."""
+    """Attempts that a job is given, counted apart for each kind of failure. A bug in its code is never retried."""
 
-    max_attempts: int = _hint(3)
-    """Attempts for a job whose worker was lost. An exception in the job's own code is never retried."""
+    worker_lost: int = _hint(3)
+    """Its worker died. A job that has ended this many workers is set aside as the likely cause."""
+    hang: int = _hint(2)
+    """Its worker was killed because it gave no sign of life, made no progress or took too long."""
+    out_of_memory: int = _hint(2)
+    """It ran out of memory even with the smallest batches; the next attempt gets a fresh process."""
+    device: int = _hint(3)
+    """Its device reported an error, after which a process cannot go on; the next attempt gets a fresh one."""
+    transient: int = _hint(5)
+    """A connection or a file system failed for the moment."""
+    wait_s: float = _hint(1.0)
+    """Seconds before another attempt after a transient failure; doubles each time."""
+    max_wait_s: float = _hint(60.0)
+    device_failures: int = _hint(3)
+    """Different jobs in a row that a device must fail to be given no more; the last device is always kept."""
 
 
 @dataclass(kw_only=True)
@@ -183,10 +196,17 @@ class ExecutionConfig:
     store: str | None = _hint(None)
     """Folder of finished outputs; null means `<output_dir>/.store`."""
     heartbeat_s: float = _hint(5.0)
+    """Seconds between a worker's signs of life."""
+    heartbeat_timeout_s: float = _hint(120.0)
+    """Seconds without a sign of life after which a worker that runs a job is killed."""
+    progress_timeout_s: float | None = _hint(3600.0)
+    """Seconds without progress after which a job is stopped, loading included; null waits for ever."""
+    job_timeout_s: float | None = _hint(None)
+    """Seconds that an attempt may take in all; null sets no limit."""
     start_timeout_s: float = _hint(60.0)
     """Seconds a new worker may take to report that it is ready."""
-    stop_grace_s: float = _hint(5.0)
-    """Seconds that a worker is given to stop before it is killed."""
+    stop_grace_s: float = _hint(10.0)
+    """Seconds that running jobs are given to finish, or to save a checkpoint, when the run is interrupted."""
     models_in_memory: int = _hint(4)
     """Models that a worker keeps loaded between jobs."""
     retry: RetryConfig = field(default_factory=RetryConfig)
@@ -277,6 +297,102 @@ class AdditionConfig(DatasetConfig):
 
 
 @dataclass(kw_only=True)
+class StarGraphConfig(DatasetConfig):
+    """Paths in star graphs G(d, l) (arXiv 2403.06963), made from the seed and the row's id."""
+
+    degree: int = 2
+    """Arms of the graph, d."""
+    path_length: int = 5
+    """Nodes of an arm, the centre included, l."""
+    labels: int = 50
+    """Names that nodes may have: 0 up to labels - 1."""
+    random_arm: float = 0.0
+    """Share of the reference's demonstrations that walk down an arm drawn blindly; 0 shows right paths alone."""
+    train_size: int = 200_000
+
+
+@dataclass(kw_only=True)
+class FilesConfig(DatasetConfig):
+    """Rows read from files or from the Hugging Face hub, in TRL's columns; docs/datasets.md has examples."""
+
+    test_size: int = 500
+    """Test prompts at most. Taken from the test split where the source has one, else cut from train."""
+    validation_size: int = 500
+    """Validation prompts at most, likewise."""
+    path: str | None = _hint(None)
+    """File, folder or hub id. Results depend on the content (`datasets.fingerprint`), not on where it is."""
+    validation_path: str | None = _hint(None)
+    """A source of its own for validation; null looks in `path`."""
+    test_path: str | None = _hint(None)
+    """A source of its own for the test split; null looks in `path`."""
+    subset: str | None = None
+    """Configuration of the hub's dataset, or the folder of that name inside a local one."""
+    revision: str | None = _hint(None)
+    """Commit, tag or branch of `path` on the hub; null takes the newest."""
+    train_split: str | None = None
+    """Name of the split to train on; null takes `train`, or the only one there is."""
+    validation_split: str | None = None
+    """Null takes `validation` where there is one, else cuts it from train."""
+    test_split: str | None = None
+    """Null takes `test` where there is one, else cuts it from train."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our name -> the file's name, for columns that are called otherwise: {prompt: question}."""
+    further_columns: list[str] | None = None
+    """Columns kept for rewards besides TRL's own; null keeps all."""
+    prompt_template: str | None = None
+    """Text of the prompt with columns in braces, such as 'Q: {prompt} A:'; null takes the prompt as it is."""
+    chat: bool = False
+    """Make a prompt of text the user's turn of a conversation, so that the model's chat template is applied."""
+    system_prompt: str | None = None
+    """First message of every conversation."""
+    limit: int | None = None
+    """Rows read of each split at most; null reads all."""
+
+
+STEP_BY_STEP = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+
+
+@dataclass(kw_only=True)
+class GSM8KConfig(FilesConfig):
+    """Grade-school mathematics (arXiv 2110.14168)."""
+
+    reward: str = "gsm8k"
+    path: str | None = _hint("openai/gsm8k")
+    subset: str | None = "main"
+    test_size: int = 1319
+    prompt_template: str | None = STEP_BY_STEP
+
+
+@dataclass(kw_only=True)
+class MathConfig(FilesConfig):
+    """Competition mathematics (MATH, arXiv 2103.03874), tested on MATH-500 (arXiv 2305.20050)."""
+
+    reward: str = "math_verify"
+    path: str | None = _hint("DigitalLearningGmbH/MATH-lighteval")
+    test_path: str | None = _hint("HuggingFaceH4/MATH-500")
+    prompt_template: str | None = STEP_BY_STEP
+
+
+@dataclass(kw_only=True)
+class IMDBConfig(FilesConfig):
+    """Film reviews (Maas et al., 2011), to be continued from their first words."""
+
+    reward: str = "vader"
+    path: str | None = _hint("stanfordnlp/imdb")
+    test_size: int = 5000
+    prompt_words: int = 60
+    """Words of the review that make the prompt."""
+
+
+@dataclass(kw_only=True)
+class TLDRConfig(FilesConfig):
+    """Posts to be summarised, as TRL ships them: with a summary, or with a preferred and another one."""
+
+    reward: str = "model"
+    path: str | None = _hint("trl-lib/tldr")
+
+
+@dataclass(kw_only=True)
 class ModelConfig:
     """A reference policy and the backbone of the value models that guide it."""
 
@@ -347,7 +463,18 @@ class StageConfig:
 ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {"PITA": PITAConfig, "QSharp": QSharpConfig}
 """Settings of the algorithms that ship, by name. One of your own names its dataclass as `config_class`."""
 
-DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {"addition": AdditionConfig}
+DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {
+    "addition": AdditionConfig,
+    "csv": FilesConfig,
+    "gsm8k": GSM8KConfig,
+    "hf": FilesConfig,
+    "imdb_sentiment": IMDBConfig,
+    "jsonl": FilesConfig,
+    "math": MathConfig,
+    "parquet": FilesConfig,
+    "star_graph": StarGraphConfig,
+    "tldr": TLDRConfig,
+}
 """Settings of the datasets that ship, by kind."""
 
 MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {"tiny": TinyModelConfig, "hf": ModelConfig}

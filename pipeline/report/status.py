@@ -19,7 +19,13 @@ from pipeline.results.runs import RecordedRun
 from pipeline.results.status import CellStatus
 
 MAX_LISTED = 10
-_COLORS: Mapping[str, str] = {"done": "green", "running": "bold yellow", "failed": "red", "killed": "red"}
+_COLORS: Mapping[str, str] = {
+    "done": "green",
+    "running": "bold yellow",
+    "failed": "red",
+    "killed": "red",
+    "halted": "red",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +129,8 @@ def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
     text.append(state, style=_COLORS.get(state, ""))
     if view.interrupted:
         text.append(f" by {view.interrupted}")
+    if view.halted:
+        text.append(f" ({view.halted})")
     if view.started is not None:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
     parts = [f"{counts.done + counts.stored:,}/{jobs(counts.total)} done ({counts.stored} stored before)"]
@@ -131,6 +139,7 @@ def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
     hint = {
         "killed": "The engine is gone without having ended the run; the same command goes on from here.",
         "interrupted": "The same command goes on from here.",
+        "halted": "Mend that, then run the same command.",
         "not started": "It ended before its first job; see its log.",
         "unknown": "Its engine is on another machine, or this file system has no locks: it may still run.",
     }.get(state)
@@ -275,7 +284,8 @@ def log_path(run: RecordedRun, job_id: str, attempt: AttemptView | None) -> Path
         return None
     if attempt.number in logs:
         return logs[attempt.number]
-    return Path(attempt.log) if attempt.log else None
+    recorded = run.folder.path / attempt.log
+    return recorded if attempt.log and recorded.is_file() else None
 
 
 # -- as data ---------------------------------------------------------------------------------------------------
@@ -292,6 +302,7 @@ def run_json(run: RecordedRun, now: float) -> dict[str, Any]:
         if view.started is None
         else datetime.fromtimestamp(view.started).astimezone().isoformat(),
         "interrupted": view.interrupted or None,
+        "halted": view.halted or None,
         "pid": view.pid,
         "host": view.host,
         "counts": {**asdict(counts), "pending": _rest(counts)["left"]},

@@ -14,7 +14,7 @@ from pipeline.report.status import log_path
 from pipeline.report.words import count, duration, jobs, shown_path
 from pipeline.results.replay import AttemptView, JobView
 from pipeline.results.runs import RecordedRun
-from pipeline.results.store import Store
+from pipeline.results.store import NOT_STORED, Store
 
 MAX_LISTED = 8
 
@@ -148,7 +148,7 @@ def _pending(asked: _Asked) -> Lines:
     last = job.attempts[-1] if job.attempts else None
     failed = last if last is not None and last.outcome == "failed" else None
     if job.stopped:
-        yield "It was asked to stop and has saved what it needs: the next run goes on from there."
+        yield "It was stopped with the run; the next one goes on with it, from its checkpoint if it left one."
     if state != "running":
         if not job.stopped:
             yield f"It has not been done: the run is over ({state}). The same command goes on with it."
@@ -246,7 +246,7 @@ def _next_time(asked: _Asked) -> Lines:
     if problem is None:
         yield "Its output is in the store: the same command would not run it again."
         return
-    what = "is not in the store" if problem == "not stored" else f"cannot be used any more ({problem})"
+    what = "is not in the store" if problem == NOT_STORED else f"cannot be used any more ({problem})"
     whole = Plan(plan.jobs.values(), plan.edges)
     if asked.job.id in missing_jobs(whole, lambda key: store.problem(key, checksums=False) is None):
         yield f"Its output {what}: the same command would run it again."
@@ -255,9 +255,12 @@ def _next_time(asked: _Asked) -> Lines:
 
 
 def _ended(state: str) -> str:
-    return {"interrupted": "was interrupted", "killed": "was killed", "running": "is still under way"}.get(
-        state, f"ended as '{state}'"
-    )
+    return {
+        "interrupted": "was interrupted",
+        "killed": "was killed",
+        "halted": "was ended early",
+        "running": "is still under way",
+    }.get(state, f"ended as '{state}'")
 
 
 def _would_run(store: Store, plan: Plan, job_id: str) -> Lines:
@@ -268,7 +271,7 @@ def _would_run(store: Store, plan: Plan, job_id: str) -> Lines:
         yield f"{job_id} would not run: its output is stored ({shown_path(store.path(job.key))})."
     elif job_id not in missing:
         yield f"{job_id} would not run: it is not stored, but nothing that must run reads it."
-    elif problem == "not stored":
+    elif problem == NOT_STORED:
         yield f"{job_id} would run: nothing is stored under its key {job.key[:12]}."
     else:
         yield f"{job_id} would run: what is stored under its key {job.key[:12]} cannot be used ({problem})."

@@ -36,7 +36,7 @@ class AttemptView:
         kind: Class of the failure, such as ``lost`` or ``bug``; else "".
         reason: The failure in words.
         exit_code: Of a worker that was lost.
-        log: Path of its log as the engine recorded it, or "".
+        log: Path of its log in the run's folder, or "".
         traceback: Of an exception.
         retry: Whether the failure was followed by another attempt.
         wait_s: Seconds until that attempt might begin.
@@ -79,7 +79,7 @@ class JobView:
         kind: Class of that failure.
         root_cause: The failed job that blocks it, or "".
         waits: Why it waits although nothing that it reads is missing, or "".
-        stopped: It was asked to stop and goes on in the next run.
+        stopped: It was stopped with the run and goes on in the next.
         found_stored: Another run finished it meanwhile.
         reopened: Why it ran again in this run, each time that it did.
         settled_at: When it reached its status, where that is final.
@@ -149,7 +149,7 @@ class RunView:
     Attributes:
         jobs: Job id -> job; without a plan only those that the journal names.
         workers: Index -> worker.
-        quarantined: In order.
+        quarantined: Devices that are used no more, in order.
         started: When it began, or None while it has not.
         last: When its last event was.
         finished: The event that ended it, or None.
@@ -185,6 +185,11 @@ class RunView:
         """The signal that ended the run before its work was done, or ""."""
         return str((self.finished or {}).get("interrupted") or "")
 
+    @property
+    def halted(self) -> str:
+        """Why the run ended early by itself, for example a full disk, or ""."""
+        return str((self.finished or {}).get("halted") or "")
+
     def state(self, engine_runs: bool | None) -> str:
         """The run in one word.
 
@@ -192,12 +197,14 @@ class RunView:
             engine_runs: Whether the process that carries it out lives; None where nobody can tell.
 
         Returns:
-            ``running``, ``done``, ``failed`` (some jobs failed), ``interrupted``, ``killed`` (the engine is gone
-            without a word), ``not started``, or ``unknown``.
+            ``running``, ``done``, ``failed`` (some jobs failed), ``interrupted``, ``halted`` (it ended early by
+            itself), ``killed`` (the engine is gone without a word), ``not started``, or ``unknown``.
         """
         if self.finished is not None:
             if self.interrupted:
                 return "interrupted"
+            if self.halted:
+                return "halted"
             return "failed" if any(self.finished.get(status) for status in _NOT_DONE) else "done"
         if engine_runs is None:
             return "unknown"
@@ -260,6 +267,10 @@ class RunView:
                 self._worker_exited(event)
             case "DeviceQuarantined":
                 self._quarantined(event)
+            case "DeviceReleased":
+                worker = self._worker(event)
+                worker.status = "gone"
+                self.quarantined = [place for place in self.quarantined if place.worker != worker.index]
             case "RunFinished":
                 self._run_finished(event)
             case str(name) if "job" in event:

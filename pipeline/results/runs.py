@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ import yaml
 
 from pipeline.errors import ConfigError, PlanError, unknown_name
 from pipeline.plan.recorded import RecordedPlan, parse_plan
+from pipeline.results.locks import LocksUnsupportedError, lock
 from pipeline.results.paths import RunFolder, find_run
 from pipeline.results.replay import RunView
 from pipeline.results.store import Store
@@ -25,6 +26,8 @@ from pipeline.results.store import Store
 MAX_LISTED = 20
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 _TAIL_BYTES = 1 << 16
+_STARTING_S = 10.0
+"""Seconds that an engine may take from making its folder to the first line of its journal."""
 
 
 # -- which there are -------------------------------------------------------------------------------------------
@@ -155,16 +158,19 @@ class RecordedRun:
         """
         if self.view.finished is not None:
             return False
+        if self.view.started is None and self._is_new():
+            # Not looked at yet: an engine that is about to lock its journal must find it free.
+            return True
         try:
             with self.folder.journal.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+                return not lock(file.fileno(), shared=True, wait=False)
         except FileNotFoundError:
             return False
-        except OSError:
+        except LocksUnsupportedError:
             return self._process_runs()
-        return False
+
+    def _is_new(self) -> bool:
+        return time.time() - self.folder.path.stat().st_mtime < _STARTING_S
 
     def _process_runs(self) -> bool | None:
         view = self.view

@@ -102,7 +102,10 @@ def lost_its_device(run: WrittenRun) -> None:
         (has_failed, ["It failed after 1 attempt (bug): ValueError: x"]),
         (is_blocked, [f"It is blocked by {FIRST}, which failed: ValueError: y"]),
         (waits_for_another_run, ["It waits: run 7 of other computes it"]),
-        (was_stopped, ["It was asked to stop and has saved what it needs: the next run goes on from there."]),
+        (
+            was_stopped,
+            ["It was stopped with the run; the next one goes on with it, from its checkpoint if it left one."],
+        ),
         (was_found, ["It is stored: another run finished it while this one was under way."]),
         (was_reopened, ["It was made again in this run", "out.txt does not have its checksum"]),
         (lost_its_device, ["Worker 0 (gpu 7) is used no more: three jobs were lost on it"]),
@@ -186,7 +189,10 @@ def test_the_same_key_ran_again_because_the_output_was_gone(tmp_path: Path) -> N
 def test_the_same_key_ran_again_because_the_output_was_damaged(tmp_path: Path) -> None:
     first = finished(tmp_path)
     store_output(first, TRAIN)
-    aside = RecordedRun(first.folder).store.set_aside(first.plan.jobs[TRAIN].key)
+    store, key = RecordedRun(first.folder).store, first.plan.jobs[TRAIN].key
+    (store.path(key) / "out.txt").write_text("other bytes")
+    aside = store.set_aside(key)
+    assert aside is not None
     second = again(tmp_path)
     assert f"its stored output was damaged; it is kept as {aside}" in explained(second, TRAIN, first)
 

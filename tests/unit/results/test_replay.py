@@ -91,12 +91,14 @@ def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
     run.write("DeviceQuarantined", worker=1, device="gpu 8", reason="lost thrice", jobs=[TRAIN])
     run.write("WorkerExited", worker=1, exit_code=0)
     view = RecordedRun(run.folder).view
+    assert view.workers[1].status == "quarantined"
+    run.write("DeviceReleased", worker=1)
+    assert RecordedRun(run.folder).view.quarantined == []
     reopened, train = view.jobs[SHARDS[0]], view.jobs[TRAIN]
     assert (reopened.status, reopened.found_stored, reopened.reopened) == ("stored", True, ["bytes differ"])
     assert (train.status, train.stopped, train.attempts[0].outcome) == ("pending", True, "stopped")
     assert view.jobs[f"{CHAIN}/r2/train"].waits == "another run computes it"
     assert [(place.device, place.jobs) for place in view.quarantined] == [("gpu 8", (TRAIN,))]
-    assert view.workers[1].status == "quarantined"
 
 
 def test_unknown_events_fields_and_a_torn_line_are_passed_over(tmp_path: Path) -> None:
@@ -164,10 +166,24 @@ def test_the_lock_on_the_journal_tells_whether_the_engine_lives(tmp_path: Path) 
     assert RecordedRun(run.folder).state() == "killed"
 
 
-def test_without_a_journal_nothing_was_started(tmp_path: Path) -> None:
+def test_without_a_journal_a_run_is_about_to_start_or_never_did(tmp_path: Path) -> None:
     run = written(tmp_path)
     run.folder.journal.unlink()
+    assert RecordedRun(run.folder).state() == "running"
+    os.utime(run.folder.path, (START, START))
     assert RecordedRun(run.folder).state() == "not started"
+    run.folder.journal.touch()
+    os.utime(run.folder.path, (START, START))
+    assert RecordedRun(run.folder).state() == "not started"
+
+
+def test_looking_at_a_run_does_not_keep_its_engine_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path)
+    run.folder.journal.write_text("")
+    monkeypatch.setattr(fcntl, "flock", None)
+    assert RecordedRun(run.folder).state() == "running"
 
 
 @pytest.mark.parametrize(
@@ -247,6 +263,13 @@ def test_a_recorded_plan_reads_back_and_says_what_keys_are_made_of() -> None:
         assert result_key(made_of) == plan.jobs[job.id].key == job.key
         assert job.payload == {"samples": 3}
     assert recorded(plan.to_json([TRAIN])) == read
+
+
+def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    run.write("RunFinished", interrupted=None, halted="no space left", done=1, pending=5)
+    loaded = RecordedRun(run.folder)
+    assert (loaded.state(), loaded.view.halted) == ("halted", "no space left")
 
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
