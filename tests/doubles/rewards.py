@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pipeline.rewards.traits import RewardTraits, reward
@@ -59,10 +61,8 @@ def _obey(text: str, columns: dict[str, Any]) -> float | None:
         return 0.75
     if order == "garbage":  # writes to every socket it can find
         for fd in range(3, 30):
-            try:
+            with suppress(OSError):
                 os.write(fd, b'{"id": 0, "value": 1.0, "answer": null}\n]\n')
-            except OSError:
-                pass
         time.sleep(600)
     if order == "pid":
         return float(os.getpid())
@@ -83,7 +83,7 @@ def always_raises(**_: Any) -> list[float]:
 
 def counted(completions: Sequence[str], log: Sequence[str], **_: Any) -> list[float]:
     """Append a line to a file at every call."""
-    with open(log[0], "a") as file:
+    with Path(log[0]).open("a") as file:
         file.write("called\n")
     return [float(len(text)) for text in completions]
 
