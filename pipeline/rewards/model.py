@@ -105,6 +105,7 @@ class RewardModel:
         self._model.to(device)  # type: ignore[arg-type]
         self._model.train(False)
         self._model.requires_grad_(False)
+        self._pads_freely = self._model.config.pad_token_id is None
         self._pad()
         self._label = self._find_label()
         self._max_length = self._find_max_length()
@@ -121,6 +122,8 @@ class RewardModel:
     @torch.inference_mode()
     def _scores(self, encoded: Mapping[str, Tensor]) -> Tensor:
         """Scores, shape [B], float64."""
+        if self._pads_freely:
+            encoded = self._padded_apart(encoded)
         on_device = {name: ids.to(self._device) for name, ids in encoded.items()}
         logits: Tensor = self._model(**on_device).logits.double().cpu()
         if self._label is None:
@@ -163,9 +166,19 @@ class RewardModel:
                     f"the tokenizer of '{self._settings.path}' has neither a padding nor an end token"
                 )
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        if self._model.config.pad_token_id is None:
-            # Decoders read their score at the last token that is no padding.
-            self._model.config.pad_token_id = self._tokenizer.pad_token_id
+
+    def _padded_apart(self, encoded: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Pad with a token that ends no text of the batch.
+
+        Decoders read their score at the last token that is not the padding one. A model that names none was trained
+        to read it at the very last token, which often is the end token that tokenizers pad with; any other token
+        does as well, as the mask hides it.
+        """
+        ids, mask = encoded["input_ids"], encoded["attention_mask"]
+        last = set(ids.gather(1, mask.sum(1, keepdim=True) - 1).flatten().tolist())
+        padding = next(token for token in range(len(last) + 1) if token not in last)
+        self._model.config.pad_token_id = padding
+        return {**encoded, "input_ids": ids.masked_fill(mask == 0, padding)}
 
     def _find_label(self) -> int | None:
         label = self._settings.label
