@@ -111,12 +111,15 @@ class RewardModel:
         self._max_length = self._find_max_length()
 
     def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: Any) -> list[float | None]:
-        """Score completions of prompts."""
+        """Score completions of prompts; a text without any token has no score."""
         size = self._settings.batch_size
         scores: list[float | None] = []
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
-            scores += self._scores(self._encode(prompts[part], completions[part])).tolist()
+            encoded = self._encode(prompts[part], completions[part])
+            empty = (encoded["attention_mask"].sum(1) == 0).tolist()
+            found = [0.0] * len(empty) if all(empty) else self._scores(encoded).tolist()
+            scores += [None if nothing else value for nothing, value in zip(empty, found, strict=True)]
         return scores
 
     @torch.inference_mode()
@@ -170,12 +173,12 @@ class RewardModel:
     def _padded_apart(self, encoded: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Pad with a token that ends no text of the batch.
 
-        Decoders read their score at the last token that is not the padding one. A model that names none was trained
-        to read it at the very last token, which often is the end token that tokenizers pad with; any other token
-        does as well, as the mask hides it.
+        Decoders read their score at the last token that is not the padding one. A model that names none was
+        trained to read it at the very last token, which often is the end token that tokenizers pad with; any other
+        token does as well, as the mask hides it.
         """
         ids, mask = encoded["input_ids"], encoded["attention_mask"]
-        last = set(ids.gather(1, mask.sum(1, keepdim=True) - 1).flatten().tolist())
+        last = set(ids.gather(1, (mask.sum(1, keepdim=True) - 1).clamp(min=0)).flatten().tolist())
         padding = next(token for token in range(len(last) + 1) if token not in last)
         self._model.config.pad_token_id = padding
         return {**encoded, "input_ids": ids.masked_fill(mask == 0, padding)}

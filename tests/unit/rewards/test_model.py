@@ -101,6 +101,13 @@ def test_texts_that_end_with_the_end_token_are_read_there_in_any_batch(tmp_path:
     assert scores(folder, prompts, completions) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_text_without_any_token_has_no_score(scalar: Path) -> None:
+    found = scores(scalar, ["", "", ""], ["", "good", " "])
+    assert found[0::2] == [None, None]
+    assert found[1:2] == pytest.approx([logits(scalar, "good")[0].item()], abs=1e-5)
+    assert scores(scalar, [""], [""]) == [None]
+
+
 def test_a_long_text_loses_its_beginning(scalar: Path) -> None:
     long = "bad " * 40 + "so it is good"
     expected = [logits(scalar, ("bad " * 12 + "so it is good"))[0].item()]
