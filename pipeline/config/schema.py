@@ -77,6 +77,21 @@ class Preference(Enum):
     hard = "hard"  # the higher score wins
 
 
+class PreferenceSource(Enum):
+    """What says which of two completions is preferred."""
+
+    correctness = "correctness"  # the one that is correct while the other is not
+    reward = "reward"  # the difference of their scores
+    correctness_then_reward = "correctness_then_reward"  # the first, else the second
+
+
+class Ties(Enum):
+    """What happens to a pair whose scores are equal."""
+
+    drop = "drop"  # it says nothing
+    coin = "coin"  # a fair draw decides
+
+
 class Warmup(Enum):
     """Learning-rate schedule after the warm-up."""
 
@@ -269,6 +284,34 @@ class PITAConfig(ValueAlgoConfig):
     """Slope of the Bradley-Terry draw."""
 
 
+REWARD_NAMES = ("boxed", "exact_match", "gsm8k", "length", "math_verify", "model", "star_graph", "vader")
+"""Rewards that ship; any other name is the dotted path of a function with TRL's signature."""
+
+
+@dataclass(kw_only=True)
+class GradingConfig:
+    """How rewards are called."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of rewards: name -> table of arguments, for example `{vader: {unit: true}}`. The entry `use` names
+    another reward to call, so that one can be used twice under two names."""
+    correct_by: str | None = None
+    """The reward that says which completions are correct; null takes the first that can say so."""
+    timeout_s: float = 10.0
+    """Seconds that an isolated reward may take for one completion."""
+    memory_gib: float = 4.0
+    """Memory that an isolated reward may take beyond what its imports take."""
+    isolated: bool = _hint(True)
+    """Call functions in processes of their own, one completion at a time, so that one that hangs or crashes costs
+    a single score. False calls them in the worker, in batches."""
+    processes: int = _hint(2)
+    """Grading processes per worker, started when a reward needs them."""
+    start_timeout_s: float = _hint(120.0)
+    """Seconds that a grading process may take to start and import a reward."""
+    keep_scores: bool = _hint(False)
+    """Keep scores of functions in a file beside the store, for later runs."""
+
+
 @dataclass(kw_only=True)
 class DatasetConfig:
     """A dataset: which class makes it, and its sizes."""
@@ -281,6 +324,9 @@ class DatasetConfig:
     """Decides the splits; the seeds of the experiment do not."""
     reward: str = "exact_match"
     """Name in the registry of rewards, or a dotted path."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Several rewards with their weights, instead of `reward`: their weighted sum counts."""
+    grading: GradingConfig = field(default_factory=GradingConfig)
     test_size: int = 10_000
     validation_size: int = 10_000
     options: dict[str, Any] = field(default_factory=dict)
