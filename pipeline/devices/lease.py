@@ -1,0 +1,412 @@
+"""The right to use a GPU, between the runs of one user on one machine.
+
+    <folder>/<uuid>.lock     held by flock as long as its holder lives; says who that is
+    <folder>/queue/          a ticket, held the same way, for each run that waits
+    <folder>/guard           held for the instant in which one process looks and takes
+
+The kernel lets go of a flock when the last descriptor of its opening is closed, so a lease dies with its holder,
+`kill -9` included. Descriptors are closed in children: on exec by O_CLOEXEC, after a plain fork by a hook. So a
+worker that outlives the engine keeps no lease alive; `wait_until_free` sees to the memory that it may still hold.
+
+Only one process at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for
+another in a circle.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import stat
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pipeline.devices.inventory import Device, Usage, read_usage
+from pipeline.errors import DeviceError
+
+FOLDER = "PIPELINE_LEASE_DIR"
+"""Variable that names another folder for leases, such as one that containers on a machine share."""
+POLL_S = 0.2
+_GUARD_TIMEOUT_S = 30.0
+_PRIVATE = 0o700
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a lease.
+
+    Attributes:
+        pid: Process id.
+        experiment: Its experiment; empty for none.
+        since: When it took the lease, as ``2026-01-31T12:00:00``.
+        host: Its machine, or container.
+    """
+
+    pid: int
+    experiment: str
+    since: str
+    host: str
+
+    def __str__(self) -> str:
+        """As in ``'name' (pid 4711 since 12:00:00)``."""
+        whose = f"'{self.experiment}'" if self.experiment else "a program"
+        elsewhere = "" if self.host == socket.gethostname() else f" in {self.host}"
+        day, _, hour = self.since.partition("T")
+        when = hour if day == f"{datetime.now():%Y-%m-%d}" else self.since.replace("T", " ")
+        return f"{whose} (pid {self.pid}{elsewhere} since {when})"
+
+
+def lease_dir() -> Path:
+    """The folder of leases, made if it is missing.
+
+    One fixed place: a session folder such as XDG_RUNTIME_DIR differs between a login, a cron job and a batch job
+    of one user, and is removed at logout while runs go on, so two of them would miss each other.
+
+    Raises:
+        DeviceError: It belongs to someone else, or others may write there.
+    """
+    named = os.environ.get(FOLDER)
+    folder = Path(named) if named else Path(f"/tmp/pipeline-leases-{os.getuid()}")  # noqa: S108 - checked below
+    try:
+        folder.mkdir(mode=_PRIVATE, parents=bool(named), exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise DeviceError(f"cannot keep leases in {folder}: {error}. Name another folder by {FOLDER}.") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise DeviceError(
+            f"{folder} is not a folder of yours that you alone can write to, so leases there mean nothing. "
+            f"Remove it, or name another by {FOLDER}."
+        )
+    return folder
+
+
+class LeaseSet:
+    """Devices that this process holds until it gives them back or ends. A context manager."""
+
+    def __init__(self, devices: Sequence[Device], files: dict[str, int]) -> None:
+        self.devices = list(devices)
+        self._files = files
+        _OPEN.add(self)
+
+    @classmethod
+    def acquire(
+        cls,
+        devices: Sequence[Device],
+        wait: bool = False,
+        *,
+        count: int | None = None,
+        experiment: str = "",
+        timeout_s: float | None = None,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> LeaseSet:
+        """Take devices, all or none. CPU slots are free to all.
+
+        Args:
+            devices: Those that would do, the best first.
+            wait: Queue while others hold them, first come first served, rather than fail.
+            count: How many of them; None for all.
+            experiment: Whose run this is, for the messages of others.
+            timeout_s: Seconds to wait at most; None for as long as it takes.
+            on_wait: Told once who is waited for.
+
+        Raises:
+            DeviceError: Others hold too many of them, or did so until the time was over. Names them.
+        """
+        count = len(devices) if count is None else count
+        if all(device.kind == "cpu" for device in devices):
+            return cls(devices[:count], {})
+        if count > len(devices):
+            raise DeviceError(f"{count} GPUs asked for, but there are {len(devices)} to choose from")
+        folder = lease_dir()
+        holder = _holder(experiment)
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with _Ticket(folder, devices) as ticket:
+            while True:
+                with _guard(folder):
+                    files = _take(folder, devices, count, holder) if ticket.is_next() else None
+                    if files is not None:
+                        return cls([device for device in devices if _name(device) in files], files)
+                    busy = _refusal(folder, devices, count)
+                    if not wait:
+                        raise DeviceError(
+                            f"{busy}. Ask for fewer or for others, or wait for them with distributed.wait=true."
+                        )
+                    if end is not None and time.monotonic() >= end:
+                        raise DeviceError(f"{busy}. Waited {timeout_s:g} s for them in vain.")
+                    if ticket.queue() and on_wait:
+                        on_wait(busy)
+                time.sleep(POLL_S)
+
+    def release(self) -> None:
+        """Give all back; a second time does nothing."""
+        for name in list(self._files):
+            self._close(name)
+
+    def give_back(self, device: Device) -> None:
+        """Give one device back and keep the others."""
+        self.devices = [kept for kept in self.devices if kept != device]
+        self._close(_name(device))
+
+    def _close(self, name: str) -> None:
+        fd = self._files.pop(name, None)
+        if fd is not None:
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
+            _unlock(fd)
+
+    def _forget(self) -> None:
+        """In a forked child: the lease is the parent's."""
+        for fd in self._files.values():
+            with suppress(OSError):
+                os.close(fd)
+        self._files = {}
+
+    def __enter__(self) -> Self:
+        """The set itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give all back."""
+        self.release()
+
+
+_OPEN: weakref.WeakSet[LeaseSet] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for lease in list(_OPEN):
+        lease._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def holders(devices: Sequence[Device]) -> dict[str, Holder]:
+    """UUID -> who holds it, of those devices that someone does."""
+    folder = lease_dir()
+    with _guard(folder):
+        return {device.uuid: holder for device in devices if device.uuid and (holder := _read(folder, device))}
+
+
+def wait_until_free(
+    device: Device,
+    free_bytes: int,
+    timeout_s: float,
+    *,
+    usage: Callable[[Device], Usage] = read_usage,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Wait until so much of a GPU's memory is free: what a killed process had takes a moment to come back.
+
+    Args:
+        device: Which one; a CPU slot is free at once.
+        free_bytes: Memory that the next user needs.
+        timeout_s: Seconds to wait at most.
+        usage: Asks the driver.
+        clock: Seconds.
+        sleep: Waits.
+
+    Returns:
+        Bytes that are free now.
+
+    Raises:
+        DeviceError: It was not free in time. Names the processes that hold it.
+    """
+    if device.kind == "cpu":
+        return free_bytes
+    if free_bytes > device.memory_total_bytes:
+        raise DeviceError(
+            f"{device.label} never has {_gib(free_bytes)} free: it has {_gib(device.memory_total_bytes)}"
+        )
+    end = clock() + timeout_s
+    while (use := usage(device)).free_bytes < free_bytes:
+        if clock() >= end:
+            who = ", ".join(str(process.pid) for process in use.processes or ())
+            raise DeviceError(
+                f"{device.label} has {_gib(use.free_bytes)} free after {timeout_s:g} s, "
+                f"{_gib(free_bytes)} are needed. "
+                + (f"Processes {who} hold the rest." if who else "The driver does not say who holds the rest.")
+            )
+        sleep(POLL_S)
+    return use.free_bytes
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB"
+
+
+class _Ticket:
+    """A place in the queue: a file whose name sorts by time, locked while its owner waits."""
+
+    def __init__(self, folder: Path, devices: Sequence[Device]) -> None:
+        self._folder = folder / "queue"
+        self._names = {_name(device) for device in devices}
+        self._path: Path | None = None
+        self._fd = -1
+
+    def queue(self) -> bool:
+        """Line up; called under the guard. False if this was done before."""
+        if self._path is not None:
+            return False
+        self._folder.mkdir(mode=_PRIVATE, exist_ok=True)
+        path = self._folder / f"{time.time_ns():020d}-{os.getpid()}"
+        self._fd = _open(path)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        os.write(self._fd, json.dumps(sorted(self._names)).encode())
+        self._path = path
+        return True
+
+    def is_next(self) -> bool:
+        """Whether nobody who came earlier waits for any of these devices; called under the guard.
+
+        Who does not want to wait has no ticket and goes after all who have one: otherwise a stream of small runs
+        would keep one that needs many GPUs waiting for ever.
+        """
+        if not self._folder.is_dir():
+            return True
+        return not any(self._names & wanted for wanted in self._earlier())
+
+    def _earlier(self) -> Iterator[set[str]]:
+        for path in sorted(self._folder.iterdir()):
+            if self._path is not None and path.name >= self._path.name:
+                return
+            fd = _open(path)
+            try:
+                if _try_lock(fd):  # its owner is gone
+                    path.unlink()
+                    continue
+                yield set(json.loads(os.read(fd, 1 << 16)))
+            finally:
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+            _unlock(self._fd)
+
+
+def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[str, int] | None:
+    taken: dict[str, int] = {}
+    for device in devices:
+        if len(taken) == count:
+            break
+        fd = _open(_path(folder, device))
+        if _try_lock(fd):
+            taken[_name(device)] = fd
+        else:
+            os.close(fd)
+    if len(taken) < count:
+        for fd in taken.values():
+            _unlock(fd)
+        return None
+    text = json.dumps(asdict(holder)).encode()
+    for fd in taken.values():
+        # In place: a file renamed over this one would be another file, whose lock nobody holds.
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, text, 0)
+    return taken
+
+
+def _refusal(folder: Path, devices: Sequence[Device], count: int) -> str:
+    held: dict[str, tuple[Holder, list[Device]]] = {}
+    for device in devices:
+        if holder := _read(folder, device):
+            held.setdefault(f"{holder.pid} {holder.host}", (holder, []))[1].append(device)
+    total = sum(len(theirs) for _, theirs in held.values())
+    who = "; ".join(f"{holder} has {_labels(theirs)}" for holder, theirs in held.values())
+    if len(devices) - total >= count:
+        return f"{count} of {_labels(devices)} are wanted, and others queued for them first"
+    return f"{count} of {_labels(devices)} wanted, {len(devices) - total} not in use by another run: {who}"
+
+
+def _labels(devices: Sequence[Device]) -> str:
+    """``GPU 0, 2, 3``."""
+    numbers = [
+        device.label.removeprefix("GPU ")
+        for device in sorted(devices, key=lambda one: (one.index, one.slice_index or 0))
+    ]
+    return f"GPU {', '.join(numbers)}"
+
+
+def _read(folder: Path, device: Device) -> Holder | None:
+    """Who holds a device; called under the guard, as it takes the lock for an instant."""
+    try:
+        fd = _open(_path(folder, device), make=False)
+    except FileNotFoundError:
+        return None
+    try:
+        if _try_lock(fd):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            return None
+        return Holder(**json.loads(os.pread(fd, 1 << 16, 0)))
+    except (ValueError, TypeError):  # being written by a process that was killed in the middle of it
+        return Holder(pid=0, experiment="", since="", host=socket.gethostname())
+    finally:
+        os.close(fd)
+
+
+def _holder(experiment: str) -> Holder:
+    now = datetime.now().isoformat(timespec="seconds")
+    return Holder(pid=os.getpid(), experiment=experiment, since=now, host=socket.gethostname())
+
+
+def _name(device: Device) -> str:
+    return device.uuid or device.label
+
+
+def _path(folder: Path, device: Device) -> Path:
+    return folder / f"{_name(device).replace('/', '_')}.lock"
+
+
+def _open(path: Path, make: bool = True) -> int:
+    # Descriptors that Python opens are closed on exec. No link is followed: the folder is in a public place.
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o600)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unlock(fd: int) -> None:
+    # Said aloud rather than by closing alone: a process that another thread forks just now has a copy of `fd`.
+    with suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+@contextmanager
+def _guard(folder: Path) -> Iterator[None]:
+    fd = _open(folder / "guard")
+    try:
+        end = time.monotonic() + _GUARD_TIMEOUT_S
+        while not _try_lock(fd):
+            if time.monotonic() > end:
+                raise DeviceError(
+                    f"{folder / 'guard'} is locked for {_GUARD_TIMEOUT_S:g} s, though that takes an instant: "
+                    "`fuser` names the process, which is perhaps stopped."
+                )
+            time.sleep(0.005)
+        yield
+    finally:
+        _unlock(fd)
