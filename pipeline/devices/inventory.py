@@ -207,7 +207,7 @@ def _read_all(nvml: Any) -> Machine:
             use = _usage(nvml, handle)
         except nvml.NVMLError as error:
             # One GPU that fell off the bus must not take the others along.
-            broken[f"broken-{index}"] = str(error)
+            broken[f"broken-{index}"] = str(error).rstrip(".")
             uuids.append(f"broken-{index}")
             log.warning("GPU %d is left out: %s", index, error)
             continue

@@ -325,23 +325,24 @@ def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -
 
 
 def _refusal(folder: Path, devices: Sequence[Device], count: int) -> str:
-    held: dict[str, tuple[Holder, list[Device]]] = {}
-    for device in devices:
+    held: dict[tuple[int, str, str], tuple[Holder, list[Device]]] = {}
+    for device in sorted(devices, key=_place):
         if holder := _read(folder, device):
-            held.setdefault(f"{holder.pid} {holder.host}", (holder, []))[1].append(device)
+            held.setdefault((holder.pid, holder.host, holder.experiment), (holder, []))[1].append(device)
     total = sum(len(theirs) for _, theirs in held.values())
     who = "; ".join(f"{holder} has {_labels(theirs)}" for holder, theirs in held.values())
     if len(devices) - total >= count:
-        return f"{count} of {_labels(devices)} are wanted, and others queued for them first"
-    return f"{count} of {_labels(devices)} wanted, {len(devices) - total} not in use by another run: {who}"
+        return f"{count} of {_labels(devices)} wanted, but others queued for them first"
+    return f"{count} of {_labels(devices)} wanted, but {total} of these {len(devices)} are leased: {who}"
+
+
+def _place(device: Device) -> tuple[int, int]:
+    return device.index, device.slice_index or 0
 
 
 def _labels(devices: Sequence[Device]) -> str:
     """``GPU 0, 2, 3``."""
-    numbers = [
-        device.label.removeprefix("GPU ")
-        for device in sorted(devices, key=lambda one: (one.index, one.slice_index or 0))
-    ]
+    numbers = [device.label.removeprefix("GPU ") for device in sorted(devices, key=_place)]
     return f"GPU {', '.join(numbers)}"
 
 

@@ -66,7 +66,8 @@ def _explain(nvml: Any, error: Exception) -> str:
         nvml.NVML_ERROR_GPU_IS_LOST: "a GPU fell off the bus: see `dmesg`, then reset it or reboot",
     }
     remedy = remedies.get(getattr(error, "value", None), "see what `nvidia-smi` says")
-    return f"the NVIDIA driver does not answer: {error}. Try: {remedy}. To go on without GPUs use device=cpu."
+    seen = str(error).rstrip(".")
+    return f"the NVIDIA driver does not answer: {seen}. Try: {remedy}. To go on without GPUs use device=cpu."
 
 
 def text(value: str | bytes) -> str:
