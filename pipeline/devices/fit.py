@@ -5,11 +5,12 @@ Never all GPUs to be on the safe side: what does not fit is refused with what is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.schema import Sharding, Strategy
-from pipeline.devices.inventory import Device, Usage
+from pipeline.devices.inventory import Device, Usage, memory_available_bytes, read_machine, visible_gpus
 from pipeline.devices.memory import (
     GB,
     USABLE_SHARE,
@@ -169,6 +170,55 @@ def fit(
             f"strategy={strategy.name} cannot use {wanted}: `single` takes one GPU, the others two or more"
         )
     return Fit(shape=shape, work=work, trials=tuple(trials))
+
+
+def fit_model(
+    model: str,
+    work: Workload,
+    *,
+    gpus: int | None = None,
+    memory_gib: float | None = None,
+    strategy: Strategy = Strategy.auto,
+    sharding: Sharding = Sharding.full_shard,
+    offload: bool = False,
+    num_gpus: int | None = None,
+) -> Fit:
+    """What ``python -m pipeline gpus fit`` answers. Imports torch to read the model's shape.
+
+    Args:
+        model: A folder with a `config.json`, or the id of a model on the hub.
+        work: How it is trained.
+        gpus: How many GPUs to imagine, with `memory_gib` each; None takes those that are visible here.
+        memory_gib: Memory of an imagined GPU.
+        strategy: As for `fit`, like the others.
+        sharding: Of `fsdp`.
+        offload: Of `fsdp`.
+        num_gpus: Exactly so many.
+
+    Raises:
+        ConfigError: There is no such model.
+        DeviceError: There is no GPU, or only one of `gpus` and `memory_gib` is given.
+    """
+    from pipeline.devices.shape import read_shape
+
+    if (gpus is None) != (memory_gib is None):
+        raise DeviceError("to plan for other GPUs than those of this machine, give their number and their memory")
+    if gpus is not None and memory_gib is not None:
+        devices, usage = imagined_gpus(gpus, int(memory_gib * 2**30))
+    else:
+        machine = read_machine()
+        devices, usage = visible_gpus(machine, os.environ), dict(machine.usage)
+    return fit(
+        read_shape(model),
+        work,
+        devices,
+        usage,
+        host_bytes=memory_available_bytes(),
+        strategy=strategy,
+        sharding=sharding,
+        offload=offload,
+        num_gpus=num_gpus,
+    )
 
 
 def _layouts(strategy: Strategy, sharding: Sharding, offload: bool) -> Iterator[tuple[Layout, bool]]:

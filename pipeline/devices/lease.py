@@ -18,11 +18,10 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,13 +29,11 @@ from types import TracebackType
 from typing import Self
 
 from pipeline.devices.inventory import Device, Usage, read_usage
+from pipeline.devices.locks import guard, lease_dir, open_file, try_lock, unlock
+from pipeline.devices.turns import Ticket
 from pipeline.errors import DeviceError
 
-FOLDER = "PIPELINE_LEASE_DIR"
-"""Variable that names another folder for leases, such as one that containers on a machine share."""
 POLL_S = 0.2
-_GUARD_TIMEOUT_S = 30.0
-_PRIVATE = 0o700
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,30 +59,6 @@ class Holder:
         day, _, hour = self.since.partition("T")
         when = hour if day == f"{datetime.now():%Y-%m-%d}" else self.since.replace("T", " ")
         return f"{whose} (pid {self.pid}{elsewhere} since {when})"
-
-
-def lease_dir() -> Path:
-    """The folder of leases, made if it is missing.
-
-    One fixed place: a session folder such as XDG_RUNTIME_DIR differs between a login, a cron job and a batch job
-    of one user, and is removed at logout while runs go on, so two of them would miss each other.
-
-    Raises:
-        DeviceError: It belongs to someone else, or others may write there.
-    """
-    named = os.environ.get(FOLDER)
-    folder = Path(named) if named else Path(f"/tmp/pipeline-leases-{os.getuid()}")  # noqa: S108 - checked below
-    try:
-        folder.mkdir(mode=_PRIVATE, parents=bool(named), exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise DeviceError(f"cannot keep leases in {folder}: {error}. Name another folder by {FOLDER}.") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise DeviceError(
-            f"{folder} is not a folder of yours that you alone can write to, so leases there mean nothing. "
-            f"Remove it, or name another by {FOLDER}."
-        )
-    return folder
 
 
 class LeaseSet:
@@ -128,9 +101,9 @@ class LeaseSet:
         folder = lease_dir()
         holder = _holder(experiment)
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        with _Ticket(folder, devices) as ticket:
+        with Ticket(folder, {_name(device) for device in devices}) as ticket:
             while True:
-                with _guard(folder):
+                with guard(folder):
                     files = _take(folder, devices, count, holder) if ticket.is_next() else None
                     if files is not None:
                         return cls([device for device in devices if _name(device) in files], files)
@@ -160,7 +133,7 @@ class LeaseSet:
         if fd is not None:
             with suppress(OSError):
                 os.ftruncate(fd, 0)
-            _unlock(fd)
+            unlock(fd)
 
     def _forget(self) -> None:
         """In a forked child: the lease is the parent's."""
@@ -197,7 +170,7 @@ os.register_at_fork(after_in_child=_forget_all)
 def holders(devices: Sequence[Device]) -> dict[str, Holder]:
     """UUID -> who holds it, of those devices that someone does."""
     folder = lease_dir()
-    with _guard(folder):
+    with guard(folder):
         return {device.uuid: holder for device in devices if device.uuid and (holder := _read(folder, device))}
 
 
@@ -249,72 +222,19 @@ def _gib(number: int) -> str:
     return f"{number / 2**30:.1f} GiB"
 
 
-class _Ticket:
-    """A place in the queue: a file whose name sorts by time, locked while its owner waits."""
-
-    def __init__(self, folder: Path, devices: Sequence[Device]) -> None:
-        self._folder = folder / "queue"
-        self._names = {_name(device) for device in devices}
-        self._path: Path | None = None
-        self._fd = -1
-
-    def queue(self) -> bool:
-        """Line up; called under the guard. False if this was done before."""
-        if self._path is not None:
-            return False
-        self._folder.mkdir(mode=_PRIVATE, exist_ok=True)
-        path = self._folder / f"{time.time_ns():020d}-{os.getpid()}"
-        self._fd = _open(path)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.write(self._fd, json.dumps(sorted(self._names)).encode())
-        self._path = path
-        return True
-
-    def is_next(self) -> bool:
-        """Whether nobody who came earlier waits for any of these devices; called under the guard.
-
-        Who does not want to wait has no ticket and goes after all who have one: otherwise a stream of small runs
-        would keep one that needs many GPUs waiting for ever.
-        """
-        if not self._folder.is_dir():
-            return True
-        return not any(self._names & wanted for wanted in self._earlier())
-
-    def _earlier(self) -> Iterator[set[str]]:
-        for path in sorted(self._folder.iterdir()):
-            if self._path is not None and path.name >= self._path.name:
-                return
-            fd = _open(path)
-            try:
-                if _try_lock(fd):  # its owner is gone
-                    path.unlink()
-                    continue
-                yield set(json.loads(os.read(fd, 1 << 16)))
-            finally:
-                os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-            _unlock(self._fd)
-
-
 def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[str, int] | None:
     taken: dict[str, int] = {}
     for device in devices:
         if len(taken) == count:
             break
-        fd = _open(_path(folder, device))
-        if _try_lock(fd):
+        fd = open_file(_path(folder, device))
+        if try_lock(fd):
             taken[_name(device)] = fd
         else:
             os.close(fd)
     if len(taken) < count:
         for fd in taken.values():
-            _unlock(fd)
+            unlock(fd)
         return None
     text = json.dumps(asdict(holder)).encode()
     for fd in taken.values():
@@ -349,11 +269,11 @@ def _labels(devices: Sequence[Device]) -> str:
 def _read(folder: Path, device: Device) -> Holder | None:
     """Who holds a device; called under the guard, as it takes the lock for an instant."""
     try:
-        fd = _open(_path(folder, device), make=False)
+        fd = open_file(_path(folder, device), make=False)
     except FileNotFoundError:
         return None
     try:
-        if _try_lock(fd):
+        if try_lock(fd):
             fcntl.flock(fd, fcntl.LOCK_UN)
             return None
         return Holder(**json.loads(os.pread(fd, 1 << 16, 0)))
@@ -374,40 +294,3 @@ def _name(device: Device) -> str:
 
 def _path(folder: Path, device: Device) -> Path:
     return folder / f"{_name(device).replace('/', '_')}.lock"
-
-
-def _open(path: Path, make: bool = True) -> int:
-    # Descriptors that Python opens are closed on exec. No link is followed: the folder is in a public place.
-    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o600)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _unlock(fd: int) -> None:
-    # Said aloud rather than by closing alone: a process that another thread forks just now has a copy of `fd`.
-    with suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
-
-
-@contextmanager
-def _guard(folder: Path) -> Iterator[None]:
-    fd = _open(folder / "guard")
-    try:
-        end = time.monotonic() + _GUARD_TIMEOUT_S
-        while not _try_lock(fd):
-            if time.monotonic() > end:
-                raise DeviceError(
-                    f"{folder / 'guard'} is locked for {_GUARD_TIMEOUT_S:g} s, though that takes an instant: "
-                    "`fuser` names the process, which is perhaps stopped."
-                )
-            time.sleep(0.005)
-        yield
-    finally:
-        _unlock(fd)

@@ -159,7 +159,9 @@ def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path
         "lease = lease_devices(DeviceChoice.cuda, None)\n"
         "read, write = os.pipe()\n"
         "worker = subprocess.Popen([sys.executable, '-c', 'import os; os.read(%d, 1)' % read], pass_fds=[read])\n"
-        "forked = os.fork() or (os.read(read, 1), os._exit(0))\n"
+        "ready, tell = os.pipe()\n"
+        "forked = os.fork() or (os.write(tell, b'.'), os.read(read, 1), os._exit(0))\n"
+        "os.read(ready, 1)\n"  # the child has run what is run after a fork
         "print(len(lease.devices), worker.pid, forked, flush=True)\n"
         "os.close(read)\n"
         "os.dup2(write, 1)\n"

@@ -1,11 +1,13 @@
 """Which way of sharing a training fits."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from pipeline.config.schema import Sharding, Strategy
-from pipeline.devices.fit import Fit, fit, imagined_gpus
+from pipeline.devices.fit import Fit, fit, fit_model, imagined_gpus
 from pipeline.devices.inventory import find_gpus, read_machine
 from pipeline.devices.memory import GB, Layout, ModelShape, Workload
 from pipeline.errors import DeviceError
@@ -125,3 +127,21 @@ def test_what_others_use_counts_and_one_model_is_preferred(machine: UseMachine) 
     assert [gpu.index for gpu in found.require().gpus] == [1, 2]
     three = [trial for trial in found.trials if len(trial.gpus) == 3]
     assert min(trial.usable for trial in three) < 16 * GB  # the smallest card decides
+
+
+def test_a_model_is_fitted_on_the_gpus_that_are_visible_or_on_imagined_ones(
+    machine: UseMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
+    LlamaConfig(**small, intermediate_size=96).save_pretrained(tmp_path)
+    machine("busy")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert [gpu.index for gpu in fit_model(str(tmp_path), Workload()).require().gpus] == [3]
+    imagined = fit_model(str(tmp_path), Workload(), gpus=2, memory_gib=80, num_gpus=2)
+    assert imagined.require().label == "ddp on 2 GPUs"
+    with pytest.raises(DeviceError, match="give their number and their memory"):
+        fit_model(str(tmp_path), Workload(), gpus=2)
+    machine("no driver")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(DeviceError, match="no GPU to fit a model on"):
+        fit_model(str(tmp_path), Workload())

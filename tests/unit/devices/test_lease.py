@@ -1,5 +1,7 @@
 """Leases within one process, and what a program can find in their folder."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -10,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.devices import locks
 from pipeline.devices.inventory import Device, Process, Usage, cpu_slots
-from pipeline.devices.lease import LeaseSet, holders, lease_dir, wait_until_free
+from pipeline.devices.lease import LeaseSet, holders, wait_until_free
+from pipeline.devices.locks import lease_dir
 from pipeline.errors import DeviceError
 
 GPUS = [
@@ -118,9 +122,24 @@ def test_a_link_in_the_folder_is_not_followed(leases: Path, tmp_path: Path) -> N
     target = tmp_path / "precious"
     target.write_text("precious")
     (leases / "GPU-0.lock").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic link"):
+    with pytest.raises(DeviceError, match=r"cannot open the lease .*: Too many levels of symbolic links"):
         LeaseSet.acquire(GPUS[:1])
     assert target.read_text() == "precious"
+
+
+def test_a_file_system_without_locks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(DeviceError, match=r"a file system with locks .*: set PIPELINE_LEASE_DIR"):
+        LeaseSet.acquire(GPUS)
+
+
+def test_a_stopped_process_in_the_guard_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_GUARD_TIMEOUT_S", 0.02)
+    with locks.guard(lease_dir()), pytest.raises(DeviceError, match=r"guard is locked for 0.02 s"):
+        LeaseSet.acquire(GPUS)
 
 
 def test_the_default_folder_is_the_same_for_every_session_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
