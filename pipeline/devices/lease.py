@@ -5,8 +5,8 @@
     <folder>/guard           held for the instant in which one process looks and takes
 
 The kernel lets go of a flock when the last descriptor of its opening is closed, so a lease dies with its holder,
-`kill -9` included. Descriptors are closed in children: on exec by O_CLOEXEC, after a plain fork by a hook. So a
-worker that outlives the engine keeps no lease alive; `wait_until_free` sees to the memory that it may still hold.
+`kill -9` included. Children have none: they are closed on exec, and after a plain fork by a hook. So a worker that
+outlives the engine keeps no lease alive; `wait_until_free` sees to the memory that it may still hold.
 
 Only one process at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for
 another in a circle.
@@ -14,14 +14,11 @@ another in a circle.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,7 +26,7 @@ from types import TracebackType
 from typing import Self
 
 from pipeline.devices.inventory import Device, Usage, read_usage
-from pipeline.devices.locks import guard, lease_dir, open_file, try_lock, unlock
+from pipeline.devices.locks import LockFile, guard, lease_dir
 from pipeline.devices.turns import Ticket
 from pipeline.errors import DeviceError
 
@@ -64,10 +61,9 @@ class Holder:
 class LeaseSet:
     """Devices that this process holds until it gives them back or ends. A context manager."""
 
-    def __init__(self, devices: Sequence[Device], files: dict[str, int]) -> None:
+    def __init__(self, devices: Sequence[Device], files: dict[str, LockFile]) -> None:
         self.devices = list(devices)
         self._files = files
-        _OPEN.add(self)
 
     @classmethod
     def acquire(
@@ -114,8 +110,9 @@ class LeaseSet:
                         )
                     if end is not None and time.monotonic() >= end:
                         raise DeviceError(f"{busy}. Waited {timeout_s:g} s for them in vain.")
-                    if ticket.queue() and on_wait:
-                        on_wait(busy)
+                    queued = ticket.queue()
+                if queued and on_wait:
+                    on_wait(busy)
                 time.sleep(POLL_S)
 
     def release(self) -> None:
@@ -129,18 +126,10 @@ class LeaseSet:
         self._close(_name(device))
 
     def _close(self, name: str) -> None:
-        fd = self._files.pop(name, None)
-        if fd is not None:
-            with suppress(OSError):
-                os.ftruncate(fd, 0)
-            unlock(fd)
-
-    def _forget(self) -> None:
-        """In a forked child: the lease is the parent's."""
-        for fd in self._files.values():
-            with suppress(OSError):
-                os.close(fd)
-        self._files = {}
+        file = self._files.pop(name, None)
+        if file is not None:
+            file.write("")
+            file.close()
 
     def __enter__(self) -> Self:
         """The set itself."""
@@ -154,17 +143,6 @@ class LeaseSet:
     ) -> None:
         """Give all back."""
         self.release()
-
-
-_OPEN: weakref.WeakSet[LeaseSet] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for lease in list(_OPEN):
-        lease._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def holders(devices: Sequence[Device]) -> dict[str, Holder]:
@@ -222,25 +200,22 @@ def _gib(number: int) -> str:
     return f"{number / 2**30:.1f} GiB"
 
 
-def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[str, int] | None:
-    taken: dict[str, int] = {}
+def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[str, LockFile] | None:
+    taken: dict[str, LockFile] = {}
     for device in devices:
         if len(taken) == count:
             break
-        fd = open_file(_path(folder, device))
-        if try_lock(fd):
-            taken[_name(device)] = fd
+        file = LockFile(_path(folder, device))
+        if file.try_lock():
+            taken[_name(device)] = file
         else:
-            os.close(fd)
+            file.close()
     if len(taken) < count:
-        for fd in taken.values():
-            unlock(fd)
+        for file in taken.values():
+            file.close()
         return None
-    text = json.dumps(asdict(holder)).encode()
-    for fd in taken.values():
-        # In place: a file renamed over this one would be another file, whose lock nobody holds.
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, text, 0)
+    for file in taken.values():
+        file.write(json.dumps(asdict(holder)))
     return taken
 
 
@@ -269,18 +244,17 @@ def _labels(devices: Sequence[Device]) -> str:
 def _read(folder: Path, device: Device) -> Holder | None:
     """Who holds a device; called under the guard, as it takes the lock for an instant."""
     try:
-        fd = open_file(_path(folder, device), make=False)
+        with LockFile(_path(folder, device), make=False) as file:
+            return None if file.try_lock() else _who(file.read())
     except FileNotFoundError:
         return None
+
+
+def _who(text: str) -> Holder:
     try:
-        if try_lock(fd):
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            return None
-        return Holder(**json.loads(os.pread(fd, 1 << 16, 0)))
-    except (ValueError, TypeError):  # being written by a process that was killed in the middle of it
-        return Holder(pid=0, experiment="", since="", host=socket.gethostname())
-    finally:
-        os.close(fd)
+        return Holder(**json.loads(text))
+    except (ValueError, TypeError):
+        return Holder(pid=0, experiment="a run that does not say", since="?", host=socket.gethostname())
 
 
 def _holder(experiment: str) -> Holder:

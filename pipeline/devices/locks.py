@@ -9,9 +9,11 @@ import fcntl
 import os
 import stat
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 from pipeline.errors import DeviceError
 
@@ -45,49 +47,89 @@ def lease_dir() -> Path:
     return folder
 
 
-def open_file(path: Path, make: bool = True) -> int:
-    """Open a lock file; a program that this process starts does not inherit it.
+class LockFile:
+    """An open file that this process may lock. Neither programs that it starts nor its forks inherit it."""
 
-    Args:
-        path: The file.
-        make: Whether to make it if it is missing.
+    def __init__(self, path: Path, make: bool = True) -> None:
+        """Open it.
 
-    Raises:
-        FileNotFoundError: It is missing, and is not to be made.
-        DeviceError: It cannot be opened.
-    """
-    try:
-        # No link is followed: the folder is in a public place.
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o600)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise DeviceError(
-            f"cannot open the lease {path}: {error.strerror}. Remove it, or set {FOLDER}."
-        ) from error
+        Args:
+            path: The file.
+            make: Whether to make it if it is missing.
+
+        Raises:
+            FileNotFoundError: It is missing, and is not to be made.
+            DeviceError: It cannot be opened.
+        """
+        self._fd = -1
+        try:
+            # No link is followed: the folder is in a public place.
+            self._fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o600)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise DeviceError(
+                f"cannot open the lease {path}: {error.strerror}. Remove it, or set {FOLDER}."
+            ) from error
+        _OPEN.add(self)
+
+    def try_lock(self) -> bool:
+        """Lock it; False if another opening of it is locked, be it of this process.
+
+        Raises:
+            DeviceError: The file system has no locks.
+        """
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise DeviceError(f"leases need a file system with locks ({error.strerror}): set {FOLDER}") from error
+        return True
+
+    def write(self, text: str) -> None:
+        """Say something in it, in place: a file renamed over it would be another, whose lock nobody holds."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text.encode(), 0)
+
+    def read(self) -> str:
+        """What it says."""
+        return os.pread(self._fd, 1 << 16, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        """Let it go; a second time does nothing, and neither does it in a fork of its owner."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            # Said aloud rather than by closing alone: a process that another thread forks just now has a copy.
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def _forget(self) -> None:
+        # Closes the copy; the lock belongs to the opening, which the owner still has.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        """The file."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let it go."""
+        self.close()
 
 
-def try_lock(fd: int) -> bool:
-    """Lock an open file; False if another opening holds it, be it of this process.
-
-    Raises:
-        DeviceError: The file system has no locks.
-    """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise DeviceError(f"leases need a file system with locks ({error.strerror}): set {FOLDER}") from error
-    return True
+_OPEN: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 
-def unlock(fd: int) -> None:
-    """Let a lock go and close its file."""
-    # Said aloud rather than by closing alone: a process that another thread forks just now has a copy of `fd`.
-    with suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
+def _forget_all() -> None:
+    for file in list(_OPEN):
+        file._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 @contextmanager
@@ -97,10 +139,9 @@ def guard(folder: Path) -> Iterator[None]:
     Raises:
         DeviceError: Another has been at it for very long.
     """
-    fd = open_file(folder / "guard")
-    try:
+    with LockFile(folder / "guard") as file:
         end = time.monotonic() + _GUARD_TIMEOUT_S
-        while not try_lock(fd):
+        while not file.try_lock():
             if time.monotonic() > end:
                 raise DeviceError(
                     f"{folder / 'guard'} is locked for {_GUARD_TIMEOUT_S:g} s, though that takes an instant: "
@@ -108,5 +149,3 @@ def guard(folder: Path) -> Iterator[None]:
                 )
             time.sleep(0.005)
         yield
-    finally:
-        unlock(fd)

@@ -157,9 +157,8 @@ def test_a_child_program_does_not_inherit_the_lease() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
     try:
         # As the end of the process would, without saying that the lease is given back.
-        for fd in lease._files.values():
-            os.close(fd)
-        lease._files = {}
+        for file in lease._files.values():
+            file._forget()
         assert child.poll() is None
         assert held() == []
     finally:
@@ -179,9 +178,8 @@ def test_a_fork_neither_keeps_nor_ends_the_lease() -> None:
     try:
         os.read(ready, 1)
         assert held() == ["GPU-0"]
-        for fd in lease._files.values():
-            os.close(fd)
-        lease._files = {}
+        for file in lease._files.values():
+            file._forget()
         assert held() == []
     finally:
         os.write(write, b".")
