@@ -158,8 +158,10 @@ def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path
         "from pipeline.devices.select import lease_devices\n"
         "lease = lease_devices(DeviceChoice.cuda, None)\n"
         "read, write = os.pipe()\n"
-        "worker = subprocess.Popen([sys.executable, '-c', 'import os; os.read(%d, 1)' % read], pass_fds=[read])\n"
         "ready, tell = os.pipe()\n"
+        "live = 'import os; os.write(%d, b\\'.\\'); os.read(%d, 1)' % (tell, read)\n"
+        "worker = subprocess.Popen([sys.executable, '-c', live], pass_fds=[read, tell])\n"
+        "os.read(ready, 1)\n"  # the new program runs, so what it does not inherit is closed
         "forked = os.fork() or (os.write(tell, b'.'), os.read(read, 1), os._exit(0))\n"
         "os.read(ready, 1)\n"  # the child has run what is run after a fork
         "print(len(lease.devices), worker.pid, forked, flush=True)\n"

@@ -154,8 +154,12 @@ def test_the_default_folder_is_the_same_for_every_session_of_a_user(monkeypatch:
 
 def test_a_child_program_does_not_inherit_the_lease() -> None:
     lease = LeaseSet.acquire(GPUS[:1])
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    code = "import sys; sys.stdout.write('.'); sys.stdout.flush(); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, "-c", code], close_fds=False, **pipes)
     try:
+        assert child.stdout
+        child.stdout.read(1)  # the new program runs, so what it does not inherit is closed
         # As the end of the process would, without saying that the lease is given back.
         for file in lease._files.values():
             file._forget()
