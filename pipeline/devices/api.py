@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TypedDict
-
-from rich.console import Console
+from typing import TYPE_CHECKING, TypedDict
 
 from pipeline.devices.inventory import Device, Machine, Usage, find_gpus, read_machine, read_usage, visible_gpus
 from pipeline.devices.mask import NOTHING, VISIBLE
@@ -19,6 +17,9 @@ from pipeline.devices.pick import Order, pick, rank
 from pipeline.devices.resolve import gpus_of_ids
 from pipeline.devices.visible import refuse_if_cuda_is_in_use, show_only
 from pipeline.errors import DeviceError
+
+if TYPE_CHECKING:  # workers import this package, and print nothing with it
+    from rich.console import Console
 
 _MB = 2**20
 _GB = 10**9
@@ -178,7 +179,10 @@ def print_gpu_info(gpu_ids: Sequence[int] | None = None, console: Console | None
     Raises:
         DeviceError: Ids that do not exist.
     """
-    console = console or Console(soft_wrap=True, highlight=False)
+    if console is None:
+        from rich.console import Console
+
+        console = Console(soft_wrap=True)
     visible, machine = _visible()
     if gpu_ids is not None:
         gpus_of_ids(gpu_ids, visible, os.environ)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from pipeline.devices.fit import Fit
+from pipeline.devices.fit import Fit, Trial
 from pipeline.devices.inventory import Device, Machine, Usage, read_machine, visible_gpus
 from pipeline.devices.lease import Holder, holders
 from pipeline.devices.memory import GB
@@ -96,7 +96,7 @@ def fit_table(fit: Fit) -> Table:
             need.host,
         )
         style = "green" if trial is fit.chosen else "" if trial.fits else "dim"
-        verdict = "taken: " + trial.verdict if trial is fit.chosen else trial.verdict
+        verdict = "taken" if trial is fit.chosen else _short(trial)
         table.add_row(trial.label, *(f"{size / GB:.1f}" for size in sizes), verdict, style=style)
     work = fit.work
     what = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
@@ -105,6 +105,12 @@ def fit_table(fit: Fit) -> Table:
         f"checkpointing {'on' if work.checkpointing else 'off'}; an estimate"
     )
     return table
+
+
+def _short(trial: Trial) -> str:
+    if trial.short:
+        return f"{trial.short / GB:.1f} GB short"
+    return f"{trial.host_short / GB:.1f} GB of host memory short" if trial.host_short else "fits"
 
 
 def _empty(title: str) -> Table:

@@ -39,8 +39,14 @@ def printed(*arguments: Any) -> list[str]:
 
 
 def test_it_is_free_of_torch() -> None:
-    code = "import sys, pipeline.devices; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys; from pipeline.devices import *; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_name_is_there_and_no_other() -> None:
+    assert all(callable(getattr(devices, name)) for name in devices.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'no_such'"):
+        _ = devices.no_such
 
 
 def test_ids_are_positions_in_what_is_visible(machine: UseMachine, monkeypatch: pytest.MonkeyPatch) -> None:
