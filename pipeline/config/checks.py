@@ -59,6 +59,7 @@ def _numbers(config: Config) -> Iterator[str]:
     at_least_one = {
         "rounds_of_training": config.rounds_of_training,
         "execution.workers": config.execution.workers,
+        "distributed.num_gpus": config.distributed.num_gpus,
         "execution.shard_size": config.execution.shard_size,
         "execution.models_in_memory": config.execution.models_in_memory,
         "execution.retry.worker_lost": config.execution.retry.worker_lost,
@@ -93,6 +94,9 @@ def _numbers(config: Config) -> Iterator[str]:
     for key, number in positive.items():
         if number is not None and not (number > 0 and math.isfinite(number)):
             yield f"{key}={number}: must be a positive number"
+    port = config.distributed.master_port
+    if port is not None and not 1024 <= port <= 65535:
+        yield f"distributed.master_port={port}: must be between 1024 and 65535, or null to find a free one"
     not_negative = {
         "training.weight_decay": config.training.weight_decay,
         "training.grad_clip": config.training.grad_clip,

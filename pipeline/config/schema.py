@@ -40,6 +40,24 @@ class DeviceChoice(Enum):
     cuda = "cuda"
 
 
+class Strategy(Enum):
+    """How several GPUs share one training."""
+
+    auto = "auto"  # the first of the others that fits, see `python -m pipeline gpus fit`
+    single = "single"  # one GPU
+    ddp = "ddp"  # a whole copy on each GPU
+    fsdp = "fsdp"  # weights, gradients and optimizer state spread as `fsdp_sharding_strategy` says
+
+
+class Sharding(Enum):
+    """What FSDP spreads over the GPUs."""
+
+    full_shard = "full_shard"  # weights, gradients and optimizer state
+    shard_grad_op = "shard_grad_op"  # gradients and optimizer state
+    no_shard = "no_shard"  # nothing, as DDP
+    hybrid_shard = "hybrid_shard"  # everything, within each machine
+
+
 class Attention(Enum):
     """Attention implementation, by its name in transformers."""
 
@@ -225,6 +243,26 @@ class ExecutionConfig:
     models_in_memory: int = _hint(4)
     """Models that a worker keeps loaded between jobs."""
     retry: RetryConfig = field(default_factory=RetryConfig)
+
+
+@dataclass(kw_only=True)
+class DistributedConfig:
+    """Which GPUs a run uses, and how several share one training."""
+
+    num_gpus: int | None = _hint(None)
+    """How many GPUs, the idlest first; null takes every visible one, or as many as `gpu_ids` names."""
+    gpu_ids: list[int] | None = _hint(None)
+    """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
+    wait: bool = _hint(False)
+    """Queue for GPUs that another run holds, instead of refusing the request."""
+    enabled: bool = False
+    """Let one training use several GPUs. False gives every training one GPU and runs several side by side."""
+    strategy: Strategy = Strategy.auto
+    fsdp_sharding_strategy: Sharding = Sharding.full_shard
+    fsdp_cpu_offload: bool = False
+    """Keep what FSDP spreads in the machine's memory, and on the GPU only what it computes with."""
+    master_port: int | None = _hint(None)
+    """TCP port where the processes of one training meet; null finds a free one, so that runs never collide."""
 
 
 @dataclass(kw_only=True)
@@ -483,6 +521,7 @@ class Config:
     data_collection: DataCollectionConfig = field(default_factory=DataCollectionConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     algos: dict[str, AlgoConfig] = field(default_factory=dict)
     datasets: dict[str, DatasetConfig] = field(default_factory=dict)
     models: dict[str, ModelConfig] = field(default_factory=dict)
