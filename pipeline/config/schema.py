@@ -40,6 +40,24 @@ class DeviceChoice(Enum):
     cuda = "cuda"
 
 
+class Strategy(Enum):
+    """How several GPUs share one training."""
+
+    auto = "auto"  # the first of the others that fits, see `python -m pipeline gpus fit`
+    single = "single"  # one GPU
+    ddp = "ddp"  # a whole copy on each GPU
+    fsdp = "fsdp"  # weights, gradients and optimizer state spread as `fsdp_sharding_strategy` says
+
+
+class Sharding(Enum):
+    """What FSDP spreads over the GPUs."""
+
+    full_shard = "full_shard"  # weights, gradients and optimizer state
+    shard_grad_op = "shard_grad_op"  # gradients and optimizer state
+    no_shard = "no_shard"  # nothing, as DDP
+    hybrid_shard = "hybrid_shard"  # everything, within each machine
+
+
 class Attention(Enum):
     """Attention implementation, by its name in transformers."""
 
@@ -75,6 +93,21 @@ class Preference(Enum):
 
     bradley_terry = "bradley_terry"  # drawn with probability sigmoid(beta * difference)
     hard = "hard"  # the higher score wins
+
+
+class PreferenceSource(Enum):
+    """What says which of two completions is preferred."""
+
+    correctness = "correctness"  # the one that is correct while the other is not
+    reward = "reward"  # the difference of their scores
+    correctness_then_reward = "correctness_then_reward"  # the first, else the second
+
+
+class Ties(Enum):
+    """What happens to a pair whose scores are equal."""
+
+    drop = "drop"  # it says nothing
+    coin = "coin"  # a fair draw decides
 
 
 class Warmup(Enum):
@@ -213,6 +246,26 @@ class ExecutionConfig:
 
 
 @dataclass(kw_only=True)
+class DistributedConfig:
+    """Which GPUs a run uses, and how several share one training."""
+
+    num_gpus: int | None = _hint(None)
+    """How many GPUs, the idlest first; null takes every visible one, or as many as `gpu_ids` names."""
+    gpu_ids: list[int] | None = _hint(None)
+    """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
+    wait: bool = _hint(False)
+    """Queue for GPUs that another run holds, instead of refusing the request."""
+    enabled: bool = False
+    """Let one training use several GPUs. False gives every training one GPU and runs several side by side."""
+    strategy: Strategy = Strategy.auto
+    fsdp_sharding_strategy: Sharding = Sharding.full_shard
+    fsdp_cpu_offload: bool = False
+    """Keep what FSDP spreads in the machine's memory, and on the GPU only what it computes with."""
+    master_port: int | None = _hint(None)
+    """TCP port where the processes of one training meet; null finds a free one, so that runs never collide."""
+
+
+@dataclass(kw_only=True)
 class AlgoConfig:
     """What every algorithm has."""
 
@@ -269,6 +322,34 @@ class PITAConfig(ValueAlgoConfig):
     """Slope of the Bradley-Terry draw."""
 
 
+REWARD_NAMES = ("boxed", "exact_match", "gsm8k", "length", "math_verify", "model", "star_graph", "vader")
+"""Rewards that ship; any other name is the dotted path of a function with TRL's signature."""
+
+
+@dataclass(kw_only=True)
+class GradingConfig:
+    """How rewards are called."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of rewards: name -> table of arguments, for example `{vader: {unit: true}}`. The entry `use` names
+    another reward to call, so that one can be used twice under two names."""
+    correct_by: str | None = None
+    """The reward that says which completions are correct; null takes the first that can say so."""
+    timeout_s: float = 10.0
+    """Seconds that an isolated reward may take for one completion."""
+    memory_gib: float = 4.0
+    """Memory that an isolated reward may take beyond what its imports take."""
+    isolated: bool = _hint(True)
+    """Call functions in processes of their own, one completion at a time, so that one that hangs or crashes costs
+    a single score. False calls them in the worker, in batches."""
+    processes: int = _hint(2)
+    """Grading processes per worker, started when a reward needs them."""
+    start_timeout_s: float = _hint(120.0)
+    """Seconds that a grading process may take to start and import a reward."""
+    keep_scores: bool = _hint(False)
+    """Keep scores of functions in a file beside the store, for later runs."""
+
+
 @dataclass(kw_only=True)
 class DatasetConfig:
     """A dataset: which class makes it, and its sizes."""
@@ -281,6 +362,9 @@ class DatasetConfig:
     """Decides the splits; the seeds of the experiment do not."""
     reward: str = "exact_match"
     """Name in the registry of rewards, or a dotted path."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Several rewards with their weights, instead of `reward`: their weighted sum counts."""
+    grading: GradingConfig = field(default_factory=GradingConfig)
     test_size: int = 10_000
     validation_size: int = 10_000
     options: dict[str, Any] = field(default_factory=dict)
@@ -437,6 +521,7 @@ class Config:
     data_collection: DataCollectionConfig = field(default_factory=DataCollectionConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     algos: dict[str, AlgoConfig] = field(default_factory=dict)
     datasets: dict[str, DatasetConfig] = field(default_factory=dict)
     models: dict[str, ModelConfig] = field(default_factory=dict)
