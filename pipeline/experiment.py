@@ -17,7 +17,8 @@ from pipeline.config.load import to_plain
 from pipeline.config.schema import Backend, Config, ExecutionConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
-from pipeline.devices.select import choose_devices
+from pipeline.devices.lease import LeaseSet
+from pipeline.devices.select import choose_devices, lease_devices
 from pipeline.errors import StoreError, WorkerError
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
@@ -84,9 +85,28 @@ def run_experiment(config: Config, console: Console) -> int:
     verified = Verified(store, store.scratch(f"{config.experiment.name}-verified-{os.getpid()}"))
     try:
         with store.in_use(Path(config.output_dir)):
-            return carry_out(request, look_up(request, verified.problem), verified, console)
+            stored = look_up(request, verified.problem)
+            if not stored.missing:
+                return carry_out(request, stored, verified, console)
+            with _lease(config, console) as lease:
+                return carry_out(replace(request, devices=lease.devices), stored, verified, console)
     finally:
         shutil.rmtree(verified.folder, ignore_errors=True)
+
+
+def _lease(config: Config, console: Console) -> LeaseSet:
+    """Take the devices of a run, so that no other run of this user does meanwhile.
+
+    Raises:
+        DeviceError: Others hold what it needs.
+    """
+    return lease_devices(
+        config.device,
+        config.execution.workers,
+        config.distributed,
+        experiment=config.experiment.name,
+        on_wait=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+    )
 
 
 def prepare(config: Config) -> Request:
@@ -97,7 +117,7 @@ def prepare(config: Config) -> Request:
     """
     check_config(config)
     check_tokenizers(config)
-    devices = choose_devices(config.device, config.execution.workers)
+    devices = choose_devices(config.device, config.execution.workers, config.distributed)
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     plan = build_plan(config, read_durations(store.root))
     return Request(config=config, plan=plan, store=store, devices=devices)
