@@ -137,7 +137,9 @@ def carry_out(request: Request, console: Console) -> int:
         return SOME_FAILED
     except OSError as error:
         # A full disk or a folder that was taken away: what is committed stands.
-        _complain(console, f"{error.strerror}: {error.filename or run.path}. Mend that, then run the same command.")
+        _complain(
+            console, f"{error.strerror}: {error.filename or run.path}. Mend that, then run the same command."
+        )
         return SOME_FAILED
     finally:
         log.removeHandler(handler)
