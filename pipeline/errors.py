@@ -58,6 +58,25 @@ class JobError(PipelineError):
     """A job could not be completed."""
 
 
+class OutOfMemory(JobError):  # noqa: N818 - as torch names it
+    """A job's work does not fit into memory, not even one group of sequences at a time.
+
+    Attributes:
+        tried: Sequences at once that did not fit, in the order in which they were tried.
+        group: Sequences that belong together.
+    """
+
+    def __init__(self, what: str, tried: tuple[int, ...], group: int, said: str, remedy: str) -> None:
+        sizes = ", ".join(map(str, tried))
+        smallest = "a single sequence" if group == 1 else f"a single group of {group} sequences"
+        super().__init__(
+            f"out of memory with {smallest} at once ({what} sizes tried: {sizes}). {remedy}".rstrip()
+            + f" The allocator said: {said}"
+        )
+        self.tried = tried
+        self.group = group
+
+
 class JobStopped(PipelineError):  # noqa: N818 - it tells of no error
     """Raised by a job that was asked to stop and has saved what it needs to go on later."""
 

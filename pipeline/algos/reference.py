@@ -37,6 +37,8 @@ class Reference(Algorithm):
             dataset,
             ctx.device,
             lambda step, tokens: ctx.progress(step, total=model.steps, tokens=tokens),
+            checkpoint=ctx.checkpoint("reference"),
+            hints=ctx.hints,
         )
         trained.cpu().save_pretrained(ctx.out)
         make_tokenizer(dataset).save_pretrained(ctx.out)

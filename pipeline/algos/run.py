@@ -45,6 +45,8 @@ def run_stage(work: Work) -> None:
         out=work.out,
         device=work.device,
         checkpoints=work.checkpoints,
+        checkpoint_every_steps=int(payload["checkpoint_every_steps"]),
+        checkpoint_every_minutes=float(payload["checkpoint_every_minutes"]),
         hints=work.hints,
         models=work.memory[_MODELS],
         loading=work.loading,

@@ -19,6 +19,7 @@ from pipeline.generation.guide import value_reader
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import sample_keys
 from pipeline.generation.tilt import Tilt
+from pipeline.models.batch_size import BatchSizes
 from pipeline.models.load import load_policy, load_tokenizer, load_value
 from pipeline.rewards.base import CORRECT, score
 from pipeline.rewards.registry import load_reward
@@ -45,7 +46,8 @@ def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokeniz
 def reference_policy(ctx: JobContext, dataset: Dataset) -> TextPolicy:
     """The reference as it is."""
     model, tokenizer = reference_model(ctx)
-    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device)
+    sizes = BatchSizes(ctx.hints, ctx.device, model)
+    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
 
 
 def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) -> TextPolicy:
@@ -54,7 +56,8 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) ->
     system = ctx.config.system
     guide = ctx.models.get(("value", str(value)), lambda: load_value(value, system, ctx.device), ctx.loading)
     guidance = Guidance(value_reader(guide), tilt)
-    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, guidance)
+    sizes = BatchSizes(ctx.hints, ctx.device, model, guide)
+    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, guidance, sizes=sizes)
 
 
 def open_dataset(ctx: JobContext) -> Dataset:

@@ -94,6 +94,8 @@ class ValueGuidedAlgorithms(Algorithm):
             device=ctx.device,
             clear_cache_interval=ctx.config.system.clear_cache_interval,
             on_step=lambda done, tokens: ctx.progress(done, total=len(data) * algo.epochs, tokens=tokens),
+            checkpoint=ctx.checkpoint("value"),
+            hints=ctx.hints,
         )
         model.cpu().save_pretrained(ctx.out)
         load_tokenizer(reference_source(ctx.input("reference.train"))).save_pretrained(ctx.out)

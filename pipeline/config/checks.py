@@ -101,6 +101,8 @@ def _numbers(config: Config) -> Iterator[str]:
         "training.weight_decay": config.training.weight_decay,
         "training.grad_clip": config.training.grad_clip,
         "training.warmup_steps": config.training.warmup_steps,
+        "training.checkpoint_every_steps": config.training.checkpoint_every_steps,
+        "training.checkpoint_every_minutes": config.training.checkpoint_every_minutes,
         "evaluation.sample_prompts": config.evaluation.sample_prompts,
         "execution.stop_grace_s": config.execution.stop_grace_s,
         "execution.retry.wait_s": config.execution.retry.wait_s,

@@ -146,13 +146,17 @@ class TrainingConfig:
     """What all trainings share; batch sizes and learning rates belong to the algorithms."""
 
     micro_batch_size: int = 128
-    """Sequences in one forward pass; larger batches accumulate gradients."""
+    """Sequences in one forward pass at most; larger batches accumulate gradients. Halved when memory runs out."""
     gradient_checkpointing: bool = False
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     """Largest norm of the gradient; 0 does not clip."""
     warmup_steps: int = 20
     schedule: Warmup = Warmup.cosine
+    checkpoint_every_steps: int = _hint(0)
+    """Steps between checkpoints of a training; 0 does not count steps."""
+    checkpoint_every_minutes: float = _hint(5.0)
+    """Minutes between checkpoints; 0 does not look at the clock. Whichever of the two comes first."""
 
 
 @dataclass(kw_only=True)
@@ -160,7 +164,8 @@ class GenerationConfig:
     """How text is drawn, in data collection and in evaluation."""
 
     batch_size: int = 256
-    """Sequences decoded at once. Draws are per sample; see docs/architecture.md on numerics."""
+    """Sequences decoded at once at most, halved when memory runs out. Draws are per sample; on numerics see
+    docs/architecture.md."""
     max_new_tokens: int = 64
     """Upper bound; a dataset may set a lower one of its own."""
     temperature: float = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from pipeline.datasets.base import Dataset, Text
 from pipeline.datasets.tokenized import encode_prompts
 from pipeline.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.generation.sampling import Keys
+from pipeline.models.batch_size import BatchSizes
 
 
 class TextPolicy:
@@ -31,6 +33,7 @@ class TextPolicy:
         dataset: Dataset,
         device: str,
         guidance: Guidance | None = None,
+        sizes: BatchSizes | None = None,
     ) -> None:
         self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
         self.eos_id = tokenizer.eos_token_id
@@ -38,6 +41,7 @@ class TextPolicy:
         self._model = model
         self._tokenizer = tokenizer
         self._guidance = guidance
+        self._sizes = BatchSizes(None, device, model) if sizes is None else sizes
         self._settings = DecodeSettings(
             batch_size=generation.batch_size,
             temperature=generation.temperature,
@@ -69,7 +73,10 @@ class TextPolicy:
         budgets: NDArray[np.int64] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Decoded:
-        """Complete prompts; see `decode`.
+        """Complete prompts, shortest first; see `decode`.
+
+        When memory runs out, the batch that did not fit is done again in halves: whole prompts, with all of their
+        samples. What was finished before is kept.
 
         Args:
             prompts: Token ids.
@@ -77,14 +84,62 @@ class TextPolicy:
             samples: Completions of each prompt.
             budgets: New tokens at most for each prompt; None allows `limit`.
             on_batch: Called after each batch with samples done and tokens generated so far.
+
+        Raises:
+            OutOfMemory: Not even the samples of one prompt fit.
         """
+        limits = np.full(len(prompts), self.limit) if budgets is None else budgets
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        batch = self._sizes.begin(
+            "generate",
+            min(self._settings.batch_size, max(1, len(prompts)) * samples),
+            length=int((lengths + limits).max(initial=1)),
+            group=samples,
+            remedy="Try a lower generation.max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
+        )
+        tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
+        kl = np.zeros(len(tokens))
+        order, done = np.argsort(lengths, kind="stable"), 0
+        generated = 0
+
+        def chosen() -> NDArray[np.int64]:
+            return order[done : done + batch.size // samples]
+
+        def some() -> Decoded:
+            picked = chosen()
+            return self._decode(
+                [prompts[index] for index in picked],
+                limits[picked],
+                None if keys is None else keys[picked],
+                samples,
+            )
+
+        while done < len(order):
+            part = batch.run(some, used=lambda: len(chosen()) * samples)
+            places = (chosen()[:, None] * samples + np.arange(samples)).reshape(-1)
+            for place, row in zip(places, part.tokens, strict=True):
+                tokens[place] = row
+            kl[places] = part.kl
+            done += len(chosen())
+            generated += sum(map(len, part.tokens))
+            if on_batch is not None:
+                on_batch(done * samples, generated)
+        return Decoded(tokens, kl)
+
+    def _decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        budgets: NDArray[np.int64],
+        keys: Keys | None,
+        samples: int,
+    ) -> Decoded:
+        """Decode prompts in one batch."""
         return decode(
             self._model,
             prompts,
-            np.full(len(prompts), self.limit) if budgets is None else budgets,
-            self._settings,
+            budgets,
+            replace(self._settings, batch_size=len(prompts) * samples),
             keys=keys,
             samples=samples,
             guidance=self._guidance,
-            on_batch=on_batch,
         )

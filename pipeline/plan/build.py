@@ -166,6 +166,8 @@ class _Builder:
                 **payload,
                 "config": given,
                 "models_in_memory": self.config.execution.models_in_memory,
+                "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
+                "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
                 "samples": self._samples(stage, rows),
             },
             inputs=inputs,
