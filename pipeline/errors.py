@@ -22,6 +22,10 @@ class CycleError(PlanError):
     """The jobs of a plan depend on each other in a circle."""
 
 
+class DataError(PipelineError):
+    """A dataset's files are missing or damaged, or a row lacks what it needs."""
+
+
 class DeviceError(PipelineError):
     """A device was asked for that does not exist or cannot be used."""
 
@@ -30,16 +34,18 @@ class StoreError(PipelineError):
     """A stored output is missing, incomplete or altered, or could not be written."""
 
 
-class DamagedOutput(StoreError):  # noqa: N818 - the output is the subject
-    """A stored output was found to be not what was committed.
+class DamagedOutput(StoreError):  # noqa: N818 - it names what was found
+    """A stored output cannot be used.
 
     Attributes:
-        key: Of the output.
+        key: Its key.
         problem: What is wrong with it.
     """
 
     def __init__(self, key: str, problem: str) -> None:
-        super().__init__(f"stored output {key[:12]} is damaged: {problem}")
+        super().__init__(
+            f"stored output {key[:12]} cannot be used: {problem}. Run the same command again: it is made anew."
+        )
         self.key = key
         self.problem = problem
 

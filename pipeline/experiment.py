@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +17,13 @@ from pipeline.config.load import to_plain
 from pipeline.config.schema import Backend, Config, ExecutionConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
-from pipeline.devices.select import choose_devices
+from pipeline.devices.lease import LeaseSet
+from pipeline.devices.select import choose_devices, lease_devices
 from pipeline.errors import StoreError, WorkerError
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
 from pipeline.plan.pending import missing_jobs
+from pipeline.plan.recorded import plan_text
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_tokenizers
 from pipeline.report.live import make_reporter
@@ -32,7 +35,8 @@ from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
 from pipeline.results.status import RunStatus
-from pipeline.results.store import Store
+from pipeline.results.store import NOT_STORED, Store
+from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
 from pipeline.scheduler.state import JobStatus
 from pipeline.workers.backends import make_pool
@@ -45,12 +49,18 @@ INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 143}
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A checked request, planned against what is stored."""
+    """A checked request and its plan."""
 
     config: Config
     plan: Plan
     store: Store
     devices: list[Device]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What of a plan is stored."""
+
     missing: list[str]
     """Ids of the jobs that must run."""
     damaged: dict[str, str]
@@ -67,45 +77,79 @@ def run_experiment(config: Config, console: Console) -> int:
         PipelineError: The request is wrong. Nothing was started.
     """
     request = prepare(config)
+    store = request.store
     if config.dry_run:
-        print_plan(request, console)
+        # A dry run only looks, and writes nothing.
+        print_plan(request, look_up(request, lambda key: store.problem(key, checksums=False)), console)
         return 0
-    return carry_out(request, console)
+    verified = Verified(store, store.scratch(f"{config.experiment.name}-verified-{os.getpid()}"))
+    try:
+        with store.in_use(Path(config.output_dir)):
+            stored = look_up(request, verified.problem)
+            if not stored.missing:
+                return carry_out(request, stored, verified, console)
+            with _lease(config, console) as lease:
+                return carry_out(replace(request, devices=lease.devices), stored, verified, console)
+    finally:
+        shutil.rmtree(verified.folder, ignore_errors=True)
+
+
+def _lease(config: Config, console: Console) -> LeaseSet:
+    """Take the devices of a run, so that no other run of this user does meanwhile.
+
+    Raises:
+        DeviceError: Others hold what it needs.
+    """
+    return lease_devices(
+        config.device,
+        config.execution.workers,
+        config.distributed,
+        experiment=config.experiment.name,
+        on_wait=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+    )
 
 
 def prepare(config: Config) -> Request:
-    """Check a request, plan it, and see what of it is stored; reads files, writes none.
+    """Check a request and plan it; reads files, writes none.
 
     Raises:
         PipelineError: The request is wrong.
     """
     check_config(config)
     check_tokenizers(config)
-    devices = choose_devices(config.device, config.execution.workers)
+    devices = choose_devices(config.device, config.execution.workers, config.distributed)
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     plan = build_plan(config, read_durations(store.root))
+    return Request(config=config, plan=plan, store=store, devices=devices)
+
+
+def look_up(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
+    """See what of a plan must run.
+
+    Args:
+        request: The request.
+        problem_of: Says of a key what is wrong with its output, or None if it can be used.
+    """
     damaged: dict[str, str] = {}
 
     def is_stored(key: str) -> bool:
-        # A dry run only looks; a run trusts nothing whose checksums it has not read.
-        problem = store.problem(key, checksums=not config.dry_run)
-        if problem is not None and store.path(key).exists():
+        problem = problem_of(key)
+        if problem is not None and problem != NOT_STORED:
             damaged[key] = problem
         return problem is None
 
-    missing = missing_jobs(plan, is_stored)
-    return Request(config=config, plan=plan, store=store, devices=devices, missing=missing, damaged=damaged)
+    return Stored(missing=missing_jobs(request.plan, is_stored), damaged=damaged)
 
 
-def print_plan(request: Request, console: Console) -> None:
+def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take."""
-    plan, missing = request.plan, request.missing
+    plan, missing = request.plan, stored.missing
     console.print(plan_table(summarize(plan, missing)))
     workers = len(_used_devices(request))
-    total, stored = len(plan.jobs), len(plan.jobs) - len(missing)
+    total = len(plan.jobs)
     estimate = estimated_makespan(plan, missing, workers)
     console.print(
-        f"{jobs(total)}: {stored} stored, {len(missing)} to run on "
+        f"{jobs(total)}: {total - len(missing)} stored, {len(missing)} to run on "
         f"{workers} {'worker' if workers == 1 else 'workers'}"
         + (f", about {duration(estimate)}" if missing else "")
         + ". Nothing was started.",
@@ -113,18 +157,18 @@ def print_plan(request: Request, console: Console) -> None:
     )
 
 
-def carry_out(request: Request, console: Console) -> int:
+def carry_out(request: Request, stored: Stored, verified: Verified, console: Console) -> int:
     """Run what is missing, then write and print the results."""
     config, plan, store = request.config, request.plan, request.store
     run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
     handler = _log_to(run.log)
     try:
         write_whole(run.config, yaml.safe_dump(to_plain(config), sort_keys=False))
-        write_whole(run.plan, json.dumps(plan.to_json(), indent=1) + "\n")
-        for key, problem in request.damaged.items():
+        write_whole(run.plan, plan_text(plan, stored=set(plan.jobs) - set(stored.missing)))
+        for key, problem in stored.damaged.items():
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
-        _announce(request, run, console)
-        outcome = _run_missing(request, run, console)
+        _announce(request, stored.missing, run, console)
+        outcome = _run_missing(request, stored.missing, verified, run, console)
         rows = collect_rows(store, plan.jobs.values())
         write_results(run, rows)
         write_samples(run, store, plan.jobs.values())
@@ -146,8 +190,10 @@ def carry_out(request: Request, console: Console) -> int:
         handler.close()
 
 
-def _run_missing(request: Request, run: RunFolder, console: Console) -> Outcome | None:
-    if not request.missing:
+def _run_missing(
+    request: Request, missing: Sequence[str], verified: Verified, run: RunFolder, console: Console
+) -> Outcome | None:
+    if not missing:
         _record_nothing_to_do(request, run)
         return None
     with make_reporter(console) as reporter:
@@ -158,7 +204,8 @@ def _run_missing(request: Request, run: RunFolder, console: Console) -> Outcome 
             run.path,
             execution=_execution(request.config),
             threads=request.config.system.cpu_threads,
-            missing=request.missing,
+            missing=missing,
+            verified=verified,
             on_status=reporter.update,
         )
     update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
@@ -184,6 +231,7 @@ def run_jobs(
     execution: ExecutionConfig | None = None,
     threads: int = 1,
     missing: Sequence[str] | None = None,
+    verified: Verified | None = None,
     on_status: Callable[[RunStatus], None] | None = None,
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
@@ -200,6 +248,7 @@ def run_jobs(
             journal=journal,
             run_dir=run_dir,
             settings=execution,
+            verified=verified,
             on_status=on_status or (lambda _: None),
         )
     finally:
@@ -217,8 +266,8 @@ def print_results(console: Console, rows: Sequence[ResultRow], run: RunFolder, c
     console.print(f"results: {_short(run.path)}/results.json, samples.jsonl", highlight=False, soft_wrap=True)
 
 
-def _announce(request: Request, run: RunFolder, console: Console) -> None:
-    missing, total = request.missing, len(request.plan.jobs)
+def _announce(request: Request, missing: Sequence[str], run: RunFolder, console: Console) -> None:
+    total = len(request.plan.jobs)
     name = request.config.experiment.name
     if not missing:
         console.print(f"{name}: all {jobs(total)} are stored; nothing to run.", highlight=False)

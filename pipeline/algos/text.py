@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.algos.base import JobContext
-from pipeline.datasets.base import Dataset, Row
+from pipeline.datasets.base import Dataset, Row, plain_text
 from pipeline.datasets.registry import load_dataset
 from pipeline.evaluation.metrics import FILE, Sample, metric_rows, read_samples, shown_samples, write_samples
 from pipeline.generation.decode import Guidance
@@ -107,7 +107,7 @@ def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
             Sample(
                 row=row.id,
                 sample=index % settings.num_samples,
-                prompt=row.prompt,
+                prompt=plain_text(row.prompt),
                 completion=texts[index],
                 tokens=len(decoded.tokens[index]),
                 reward=None if np.isnan(scores[index]) else float(scores[index]),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from pipeline.config.schema import (
+    REWARD_NAMES,
     AlgoConfig,
     Attention,
     Config,
@@ -15,7 +16,7 @@ from pipeline.config.schema import (
     ModelConfig,
     ValueAlgoConfig,
 )
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -58,6 +59,7 @@ def _numbers(config: Config) -> Iterator[str]:
     at_least_one = {
         "rounds_of_training": config.rounds_of_training,
         "execution.workers": config.execution.workers,
+        "distributed.num_gpus": config.distributed.num_gpus,
         "execution.shard_size": config.execution.shard_size,
         "execution.models_in_memory": config.execution.models_in_memory,
         "execution.retry.worker_lost": config.execution.retry.worker_lost,
@@ -92,6 +94,9 @@ def _numbers(config: Config) -> Iterator[str]:
     for key, number in positive.items():
         if number is not None and not (number > 0 and math.isfinite(number)):
             yield f"{key}={number}: must be a positive number"
+    port = config.distributed.master_port
+    if port is not None and not 1024 <= port <= 65535:
+        yield f"distributed.master_port={port}: must be between 1024 and 65535, or null to find a free one"
     not_negative = {
         "training.weight_decay": config.training.weight_decay,
         "training.grad_clip": config.training.grad_clip,
@@ -175,12 +180,37 @@ def _dataset(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
     for split, size in sizes.items():
         if size < 1:
             yield f"{key}.{split}_size={size}: must be at least 1"
+    yield from _rewards(key, dataset)
     size = sizes.get(config.evaluation.split, 0)
     if 1 <= size < config.evaluation.num_prompts:
         yield (
             f"evaluation.num_prompts={config.evaluation.num_prompts}: the {config.evaluation.split} split of "
             f"{key} has {size} prompts; ask for fewer or raise {key}.{config.evaluation.split}_size"
         )
+
+
+def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
+    grading = dataset.grading
+    weights = dataset.rewards or {dataset.reward: 1.0}
+    for name, weight in weights.items():
+        used = str((grading.options.get(name) or {}).get("use", name))
+        if used not in REWARD_NAMES and "." not in used:
+            yield (
+                f"{key}: " + unknown_name("reward", used, REWARD_NAMES) + " Or give the dotted path of a function."
+            )
+        if not math.isfinite(weight):
+            yield f"{key}.rewards.{name}={weight}: must be a finite number"
+    if weights and not any(weights.values()):
+        yield f"{key}.rewards: every weight is 0, so nothing would be rewarded"
+    for name in grading.options.keys() - weights.keys():
+        yield f"{key}.grading.options: " + unknown_name("reward", name, weights)
+    if grading.correct_by is not None and grading.correct_by not in weights:
+        yield f"{key}.grading.correct_by: " + unknown_name("reward", grading.correct_by, weights)
+    for name in ("timeout_s", "memory_gib", "start_timeout_s"):
+        if not (getattr(grading, name) > 0 and math.isfinite(getattr(grading, name))):
+            yield f"{key}.grading.{name}={getattr(grading, name)}: must be a positive number"
+    if grading.processes < 1:
+        yield f"{key}.grading.processes={grading.processes}: must be at least 1"
 
 
 def _model(key: str, model: ModelConfig) -> Iterator[str]:

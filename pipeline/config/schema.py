@@ -40,6 +40,24 @@ class DeviceChoice(Enum):
     cuda = "cuda"
 
 
+class Strategy(Enum):
+    """How several GPUs share one training."""
+
+    auto = "auto"  # the first of the others that fits, see `python -m pipeline gpus fit`
+    single = "single"  # one GPU
+    ddp = "ddp"  # a whole copy on each GPU
+    fsdp = "fsdp"  # weights, gradients and optimizer state spread as `fsdp_sharding_strategy` says
+
+
+class Sharding(Enum):
+    """What FSDP spreads over the GPUs."""
+
+    full_shard = "full_shard"  # weights, gradients and optimizer state
+    shard_grad_op = "shard_grad_op"  # gradients and optimizer state
+    no_shard = "no_shard"  # nothing, as DDP
+    hybrid_shard = "hybrid_shard"  # everything, within each machine
+
+
 class Attention(Enum):
     """Attention implementation, by its name in transformers."""
 
@@ -75,6 +93,21 @@ class Preference(Enum):
 
     bradley_terry = "bradley_terry"  # drawn with probability sigmoid(beta * difference)
     hard = "hard"  # the higher score wins
+
+
+class PreferenceSource(Enum):
+    """What says which of two completions is preferred."""
+
+    correctness = "correctness"  # the one that is correct while the other is not
+    reward = "reward"  # the difference of their scores
+    correctness_then_reward = "correctness_then_reward"  # the first, else the second
+
+
+class Ties(Enum):
+    """What happens to a pair whose scores are equal."""
+
+    drop = "drop"  # it says nothing
+    coin = "coin"  # a fair draw decides
 
 
 class Warmup(Enum):
@@ -218,6 +251,26 @@ class ExecutionConfig:
 
 
 @dataclass(kw_only=True)
+class DistributedConfig:
+    """Which GPUs a run uses, and how several share one training."""
+
+    num_gpus: int | None = _hint(None)
+    """How many GPUs, the idlest first; null takes every visible one, or as many as `gpu_ids` names."""
+    gpu_ids: list[int] | None = _hint(None)
+    """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
+    wait: bool = _hint(False)
+    """Queue for GPUs that another run holds, instead of refusing the request."""
+    enabled: bool = False
+    """Let one training use several GPUs. False gives every training one GPU and runs several side by side."""
+    strategy: Strategy = Strategy.auto
+    fsdp_sharding_strategy: Sharding = Sharding.full_shard
+    fsdp_cpu_offload: bool = False
+    """Keep what FSDP spreads in the machine's memory, and on the GPU only what it computes with."""
+    master_port: int | None = _hint(None)
+    """TCP port where the processes of one training meet; null finds a free one, so that runs never collide."""
+
+
+@dataclass(kw_only=True)
 class AlgoConfig:
     """What every algorithm has."""
 
@@ -274,6 +327,34 @@ class PITAConfig(ValueAlgoConfig):
     """Slope of the Bradley-Terry draw."""
 
 
+REWARD_NAMES = ("boxed", "exact_match", "gsm8k", "length", "math_verify", "model", "star_graph", "vader")
+"""Rewards that ship; any other name is the dotted path of a function with TRL's signature."""
+
+
+@dataclass(kw_only=True)
+class GradingConfig:
+    """How rewards are called."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of rewards: name -> table of arguments, for example `{vader: {unit: true}}`. The entry `use` names
+    another reward to call, so that one can be used twice under two names."""
+    correct_by: str | None = None
+    """The reward that says which completions are correct; null takes the first that can say so."""
+    timeout_s: float = 10.0
+    """Seconds that an isolated reward may take for one completion."""
+    memory_gib: float = 4.0
+    """Memory that an isolated reward may take beyond what its imports take."""
+    isolated: bool = _hint(True)
+    """Call functions in processes of their own, one completion at a time, so that one that hangs or crashes costs
+    a single score. False calls them in the worker, in batches."""
+    processes: int = _hint(2)
+    """Grading processes per worker, started when a reward needs them."""
+    start_timeout_s: float = _hint(120.0)
+    """Seconds that a grading process may take to start and import a reward."""
+    keep_scores: bool = _hint(False)
+    """Keep scores of functions in a file beside the store, for later runs."""
+
+
 @dataclass(kw_only=True)
 class DatasetConfig:
     """A dataset: which class makes it, and its sizes."""
@@ -286,6 +367,9 @@ class DatasetConfig:
     """Decides the splits; the seeds of the experiment do not."""
     reward: str = "exact_match"
     """Name in the registry of rewards, or a dotted path."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Several rewards with their weights, instead of `reward`: their weighted sum counts."""
+    grading: GradingConfig = field(default_factory=GradingConfig)
     test_size: int = 10_000
     validation_size: int = 10_000
     options: dict[str, Any] = field(default_factory=dict)
@@ -299,6 +383,102 @@ class AdditionConfig(DatasetConfig):
     digits: int = 3
     carry_drop: float = 0.6
     """Share of the reference's demonstrations that ignore every carry."""
+
+
+@dataclass(kw_only=True)
+class StarGraphConfig(DatasetConfig):
+    """Paths in star graphs G(d, l) (arXiv 2403.06963), made from the seed and the row's id."""
+
+    degree: int = 2
+    """Arms of the graph, d."""
+    path_length: int = 5
+    """Nodes of an arm, the centre included, l."""
+    labels: int = 50
+    """Names that nodes may have: 0 up to labels - 1."""
+    random_arm: float = 0.0
+    """Share of the reference's demonstrations that walk down an arm drawn blindly; 0 shows right paths alone."""
+    train_size: int = 200_000
+
+
+@dataclass(kw_only=True)
+class FilesConfig(DatasetConfig):
+    """Rows read from files or from the Hugging Face hub, in TRL's columns; docs/datasets.md has examples."""
+
+    test_size: int = 500
+    """Test prompts at most. Taken from the test split where the source has one, else cut from train."""
+    validation_size: int = 500
+    """Validation prompts at most, likewise."""
+    path: str | None = _hint(None)
+    """File, folder or hub id. Results depend on the content (`datasets.fingerprint`), not on where it is."""
+    validation_path: str | None = _hint(None)
+    """A source of its own for validation; null looks in `path`."""
+    test_path: str | None = _hint(None)
+    """A source of its own for the test split; null looks in `path`."""
+    subset: str | None = None
+    """Configuration of the hub's dataset, or the folder of that name inside a local one."""
+    revision: str | None = _hint(None)
+    """Commit, tag or branch of `path` on the hub; null takes the newest."""
+    train_split: str | None = None
+    """Name of the split to train on; null takes `train`, or the only one there is."""
+    validation_split: str | None = None
+    """Null takes `validation` where there is one, else cuts it from train."""
+    test_split: str | None = None
+    """Null takes `test` where there is one, else cuts it from train."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our name -> the file's name, for columns that are called otherwise: {prompt: question}."""
+    further_columns: list[str] | None = None
+    """Columns kept for rewards besides TRL's own; null keeps all."""
+    prompt_template: str | None = None
+    """Text of the prompt with columns in braces, such as 'Q: {prompt} A:'; null takes the prompt as it is."""
+    chat: bool = False
+    """Make a prompt of text the user's turn of a conversation, so that the model's chat template is applied."""
+    system_prompt: str | None = None
+    """First message of every conversation."""
+    limit: int | None = None
+    """Rows read of each split at most; null reads all."""
+
+
+STEP_BY_STEP = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+
+
+@dataclass(kw_only=True)
+class GSM8KConfig(FilesConfig):
+    """Grade-school mathematics (arXiv 2110.14168)."""
+
+    reward: str = "gsm8k"
+    path: str | None = _hint("openai/gsm8k")
+    subset: str | None = "main"
+    test_size: int = 1319
+    prompt_template: str | None = STEP_BY_STEP
+
+
+@dataclass(kw_only=True)
+class MathConfig(FilesConfig):
+    """Competition mathematics (MATH, arXiv 2103.03874), tested on MATH-500 (arXiv 2305.20050)."""
+
+    reward: str = "math_verify"
+    path: str | None = _hint("DigitalLearningGmbH/MATH-lighteval")
+    test_path: str | None = _hint("HuggingFaceH4/MATH-500")
+    prompt_template: str | None = STEP_BY_STEP
+
+
+@dataclass(kw_only=True)
+class IMDBConfig(FilesConfig):
+    """Film reviews (Maas et al., 2011), to be continued from their first words."""
+
+    reward: str = "vader"
+    path: str | None = _hint("stanfordnlp/imdb")
+    test_size: int = 5000
+    prompt_words: int = 60
+    """Words of the review that make the prompt."""
+
+
+@dataclass(kw_only=True)
+class TLDRConfig(FilesConfig):
+    """Posts to be summarised, as TRL ships them: with a summary, or with a preferred and another one."""
+
+    reward: str = "model"
+    path: str | None = _hint("trl-lib/tldr")
 
 
 @dataclass(kw_only=True)
@@ -346,6 +526,7 @@ class Config:
     data_collection: DataCollectionConfig = field(default_factory=DataCollectionConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     algos: dict[str, AlgoConfig] = field(default_factory=dict)
     datasets: dict[str, DatasetConfig] = field(default_factory=dict)
     models: dict[str, ModelConfig] = field(default_factory=dict)
@@ -372,7 +553,18 @@ class StageConfig:
 ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {"PITA": PITAConfig, "QSharp": QSharpConfig}
 """Settings of the algorithms that ship, by name. One of your own names its dataclass as `config_class`."""
 
-DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {"addition": AdditionConfig}
+DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {
+    "addition": AdditionConfig,
+    "csv": FilesConfig,
+    "gsm8k": GSM8KConfig,
+    "hf": FilesConfig,
+    "imdb_sentiment": IMDBConfig,
+    "jsonl": FilesConfig,
+    "math": MathConfig,
+    "parquet": FilesConfig,
+    "star_graph": StarGraphConfig,
+    "tldr": TLDRConfig,
+}
 """Settings of the datasets that ship, by kind."""
 
 MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {"tiny": TinyModelConfig, "hf": ModelConfig}

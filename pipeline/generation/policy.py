@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.schema import GenerationConfig
-from pipeline.datasets.base import Dataset
+from pipeline.datasets.base import Dataset, Text
+from pipeline.datasets.tokenized import encode_prompts
 from pipeline.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.generation.sampling import Keys
 from pipeline.models.batch_size import BatchSizes
@@ -50,9 +51,9 @@ class TextPolicy:
             device=device,
         )
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids of prompts, with whatever the tokenizer puts before a text."""
-        return [list(ids) for ids in self._tokenizer(list(prompts))["input_ids"]]
+    def encode(self, prompts: Sequence[Text]) -> list[list[int]]:
+        """Token ids of prompts; see `encode_prompts`."""
+        return encode_prompts(self._tokenizer, prompts)
 
     def text(self, completions: Sequence[Sequence[int]]) -> list[str]:
         """Texts of completions, without special tokens."""

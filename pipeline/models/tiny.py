@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from pipeline.training.loop import TrainSettings, train
 
 
 def make_tokenizer(dataset: Dataset) -> PreTrainedTokenizerFast:
-    """One token per character of the dataset's vocabulary; every text begins with its BOS token."""
+    """One token per match of the dataset's `symbol_pattern`; every text begins with its BOS token."""
     vocabulary = {token: index for index, token in enumerate(dataset.vocabulary)}
     bos = dataset.bos_token
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=bos))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(dataset.symbol_pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])]
@@ -103,6 +104,7 @@ def train_reference(
     """
     token_ids = {token: index for index, token in enumerate(dataset.vocabulary)}
     bos = token_ids[dataset.bos_token]
+    pattern = re.compile(dataset.symbol_pattern)
     model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
     rows = dataset.ids("train")
     demonstrations = Demonstrations(config, len(rows))
@@ -118,8 +120,9 @@ def train_reference(
         picked, draws = demonstrations.at(step)
         shown = [dataset.demonstration(int(rows[p]), float(draw)) for p, draw in zip(picked, draws, strict=True)]
         # What the tokenizer does with such texts, without its overhead on every step.
-        ids = torch.tensor([[bos, *map(token_ids.__getitem__, p + c)] for p, c in shown], device=device)
-        prompt = ids.shape[1] - len(shown[0][1])
+        texts = ([bos, *map(token_ids.__getitem__, pattern.findall(p + c))] for p, c in shown)
+        ids = torch.tensor(list(texts), device=device)
+        prompt = ids.shape[1] - len(pattern.findall(shown[0][1]))
         for part in ids.split(micro_batch.size):
             logits = model(part, use_cache=False).logits[:, prompt - 1 : -1]
             loss = F.cross_entropy(logits.flatten(0, 1), part[:, prompt:].flatten())

@@ -97,6 +97,7 @@ class _Builder:
         self.edges: list[tuple[str, str]] = []
         self._by_key: dict[str, str] = {}
         self._outputs: dict[tuple[str, str, str, int, int, str], list[str]] = {}
+        self._configs: dict[tuple[str, str, str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def add_stage(self, chain: Chain, number: int, stage: Stage) -> None:
         """Plan every shard of one stage of one round of a chain."""
@@ -151,15 +152,9 @@ class _Builder:
             "stage": stage.name,
             "rows": list(rows),
         }
-        sections = self._sections(chain, stage)
-        key = result_key(
-            {
-                **payload,
-                "version": chain.kind.version,
-                "config": {name: determining(section) for name, section in sections.items()},
-                "inputs": inputs,
-            }
-        )
+        known, given = self._config(chain, stage)
+        determined_by = {**payload, "version": chain.kind.version, "config": known}
+        key = result_key({**determined_by, "inputs": inputs})
         if key in self._by_key:
             return self._by_key[key]
         seed = chain.seed if stage.seeded else None
@@ -169,13 +164,14 @@ class _Builder:
             entry=ENTRY,
             payload={
                 **payload,
-                "config": {name: _with_schema(section) for name, section in sections.items()},
+                "config": given,
                 "models_in_memory": self.config.execution.models_in_memory,
                 "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
                 "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
                 "samples": self._samples(stage, rows),
             },
             inputs=inputs,
+            determined_by=determined_by,
             algo=chain.algo,
             dataset=chain.dataset,
             model=chain.model,
@@ -191,6 +187,20 @@ class _Builder:
         self._by_key[key] = job.id
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
+
+    def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The sections that a stage declares: what of them its key covers, and as its worker gets them.
+
+        Made once for all jobs that share them, since thousands of shards do.
+        """
+        address = (chain.algo, chain.dataset, chain.model, stage.name)
+        if address not in self._configs:
+            sections = self._sections(chain, stage)
+            self._configs[address] = (
+                {name: determining(section) for name, section in sections.items()},
+                {name: _with_schema(section) for name, section in sections.items()},
+            )
+        return self._configs[address]
 
     def _sections(self, chain: Chain, stage: Stage) -> dict[str, object]:
         own = {

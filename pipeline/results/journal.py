@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StoreError
+from pipeline.results.locks import LocksUnsupportedError, lock
 
 
 class Journal:
@@ -29,11 +29,10 @@ class Journal:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise StoreError(f"another process is writing {path}; a run has a folder of its own") from error
+        with suppress(LocksUnsupportedError):
+            if not lock(self._file.fileno(), wait=False):
+                self._file.close()
+                raise StoreError(f"another process is writing {path}; a run has a folder of its own")
         self._cut(_whole_bytes(path))
 
     def write(self, event: str, **fields: Any) -> None:

@@ -13,8 +13,8 @@ BLAMED_ON_DEVICES = frozenset({FailureKind.lost, FailureKind.hang, FailureKind.d
 class Blame:
     """Counts what each device has failed since it last finished a job.
 
-    A job that has failed on two devices takes the blame itself and clears both. A device that has failed several
-    different jobs in a row, each of them nowhere else, takes it.
+    A device that has failed several different jobs in a row, each of them nowhere else, is the suspect, until the
+    same jobs fail on another device too: then they take the blame themselves.
     """
 
     def __init__(self, limit: int) -> None:
@@ -35,22 +35,20 @@ class Blame:
         """A worker has finished a job, so its device works."""
         self._suspicions.pop(worker, None)
 
-    def failed(self, job_id: str, worker: int, kind: FailureKind) -> list[str]:
-        """An attempt has failed.
+    def suspect(self, worker: int) -> list[str]:
+        """The jobs that speak against a worker's device if there are enough of them, else nothing."""
+        jobs = self._suspicions.get(worker, [])
+        return list(jobs) if len(jobs) >= self._limit else []
 
-        Returns:
-            The jobs that speak against the worker's device if there are enough of them, else nothing.
-        """
+    def failed(self, job_id: str, worker: int, kind: FailureKind) -> None:
+        """An attempt has failed."""
         if kind not in BLAMED_ON_DEVICES:
-            return []
+            return
         workers = self._failed_on.setdefault(job_id, set())
         workers.add(worker)
         if len(workers) > 1:
             for jobs in self._suspicions.values():
                 if job_id in jobs:
                     jobs.remove(job_id)
-            return []
-        jobs = self._suspicions.setdefault(worker, [])
-        if job_id not in jobs:
+        elif job_id not in (jobs := self._suspicions.setdefault(worker, [])):
             jobs.append(job_id)
-        return list(jobs) if len(jobs) >= self._limit else []

@@ -30,10 +30,13 @@ from pipeline.config.schema import ExecutionConfig
 from pipeline.errors import PlanError, describe_exit
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.results.faults import explained
 from pipeline.results.journal import Journal
+from pipeline.results.locks import Claim
 from pipeline.results.paths import RunFolder
 from pipeline.results.status import RunStatus
-from pipeline.results.store import Store
+from pipeline.results.store import NOT_STORED, Store
+from pipeline.results.verified import Verified
 from pipeline.scheduler.account import RunAccount
 from pipeline.scheduler.later import Later
 from pipeline.scheduler.makespan import Attempt, account
@@ -64,6 +67,8 @@ __all__ = ["Outcome", "run_plan"]
 
 STATUS_INTERVAL_S = 0.2
 _QUIET_INTERVAL_S = 0.5
+_OTHER_RUN_S = 1.0
+"""How often to look whether another run is done with a job; a lock on a file cannot be waited on with the rest."""
 
 log = logging.getLogger("pipeline")
 
@@ -78,6 +83,7 @@ def run_plan(
     run_dir: Path,
     settings: ExecutionConfig,
     on_status: Callable[[RunStatus], None],
+    verified: Verified | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker lives and nothing unfinished is left.
@@ -91,6 +97,7 @@ def run_plan(
         run_dir: Folder of the run: logs of the jobs, links to their outputs.
         settings: Barrier, retries, models a worker keeps.
         on_status: Gets a snapshot a few times a second.
+        verified: What was found good while planning; None where nothing was looked at.
         clock: Monotonic seconds.
 
     Raises:
@@ -98,7 +105,7 @@ def run_plan(
         WorkerError: Workers cannot be started.
     """
     check_runnable(plan)
-    return _Run(plan, stored, store, pool, journal, run_dir, settings, on_status, clock).run()
+    return _Run(plan, stored, store, pool, journal, run_dir, settings, on_status, verified, clock).run()
 
 
 class _Run:
@@ -114,6 +121,7 @@ class _Run:
         run_dir: Path,
         settings: ExecutionConfig,
         on_status: Callable[[RunStatus], None],
+        verified: Verified | None,
         clock: Callable[[], float],
     ) -> None:
         self.state = RunState(
@@ -130,12 +138,19 @@ class _Run:
         self.observer, self.on_status = Observer(self.state), on_status
         # The process id keeps apart two runs that were started in the same second.
         self.scratch = store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}")
+        self.verified = verified or Verified(store, self.scratch / "verified")
         self.account = RunAccount(journal, clock)
+        self.claims: dict[str, Claim] = {}
+        """Job -> the right to compute its key, which no other run that shares the store has meanwhile."""
         self.watchdog = Watchdog(settings)
         self.later = Later()
         self.job_of_key = {job.key: job.id for job in plan.jobs.values()}
         self.hangs: dict[int, str] = {}
         """Worker -> why it is being killed. What it still says about its job no longer counts."""
+        self.waiting: set[str] = set()
+        """Jobs that another run was found computing."""
+        self.unusable: set[int] = set()
+        """Workers that cannot even be started."""
         self.start_s = self.next_status_s = clock()
         self.signals = StopSignals(pool.interrupt)
         self.stopping = False
@@ -166,11 +181,15 @@ class _Run:
         return outcome
 
     def _start(self) -> None:
-        self.scratch.mkdir(parents=True, exist_ok=True)
+        try:
+            self.scratch.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise explained(f"could not make {self.scratch}", error) from error
         for index in range(self.pool.size):
             self.account.worker_started(index)
         self.pool.start()
-        self.pool.watch_folder(self.scratch)
+        for folder in (self.scratch, self.verified.folder):
+            self.pool.watch_folder(folder)
 
     def _carry_out(self) -> None:
         while self.state.unsettled and not self.signals.received and not self._halt():
@@ -205,20 +224,35 @@ class _Run:
         while actions := next_actions(self.state):
             for action in actions:
                 job = self.plan.jobs[action.job_id]
-                if not self._is_there(job):
+                if not job.key or (self._claim(job) and not self._is_there(job)):
                     attempt = self.state.start(job.id, action.worker)
                     self.account.sent(action.worker)
                     self.watchdog.began(action.worker, self.clock())
                     self.pool.send(action.worker, self._order(job, attempt))
 
+    def _claim(self, job: Job) -> bool:
+        """Claim the job's key, or have the job wait while another run that shares the store computes it."""
+        claim = self.store.claim(job.key)
+        if claim is not None:
+            self.claims[job.id] = claim
+            return True
+        if job.id not in self.waiting:
+            self.waiting.add(job.id)
+            log.info("%s: another run computes it; waiting for that", job.id)
+            self.account.write("JobWaits", job=job.id, reason="another run computes it")
+        self.state.wait(job.id)
+        self.later.add(job.id, self.clock() + _OTHER_RUN_S)
+        return False
+
     def _is_there(self, job: Job) -> bool:
         """Whether the output of a job that is about to start exists: another run may share the store."""
-        if not self.store.path(job.key).exists():
+        problem = self.verified.problem(job.key)
+        if problem == NOT_STORED:
             return False
-        problem = self.store.problem(job.key)
         if problem is not None:
             self._set_aside(job.key, problem)
             return False
+        self.claims.pop(job.id).release()
         log.info("%s: another run has stored it", job.id)
         self.account.write("JobFoundStored", job=job.id)
         self.state.found(job.id)
@@ -234,6 +268,7 @@ class _Run:
             inputs={name: list(keys) for name, keys in job.inputs.items()},
             store=str(self.store.root.absolute()),
             scratch=str(self.scratch.absolute()),
+            verified=str(self.verified.folder.absolute()),
             log_path=str(self._log_path(job.id, attempt)),
         )
 
@@ -284,6 +319,7 @@ class _Run:
             case WorkerExited():
                 self._worker_exited(index, message)
             case WorkerUnusable():
+                self.unusable.add(index)
                 self._quarantine(index, message.reason, [])
             case Heartbeat():
                 self.state.workers[index].rss_bytes = message.rss_bytes
@@ -383,7 +419,7 @@ class _Run:
         job.failures[failure.kind] += 1
         verdict = judge(failure, job.failures, self.settings.retry)
         self._note_failure(job_id, index, failure, retry=verdict.retry, wait_s=verdict.wait_s)
-        suspects = self.state.blame.failed(job_id, index, failure.kind)
+        self.state.blame.failed(job_id, index, failure.kind)
         if verdict.retry:
             wait = f" in {verdict.wait_s:g} s" if verdict.wait_s else ""
             log.warning("%s: attempt %d failed, trying again%s: %s", job_id, job.attempts, wait, failure.message)
@@ -395,8 +431,24 @@ class _Run:
                 self.state.retry(job_id)
         else:
             self._give_up(job_id, failure, verdict.reason)
-        if suspects and len(self.state.usable_workers()) > 1:
-            self._quarantine(index, "several jobs in a row failed on it and on no other device", suspects)
+        self._review_devices()
+
+    def _review_devices(self) -> None:
+        """Give no more jobs to a device that is the likely cause of failures, and take back what proved wrong."""
+        for worker in self.state.workers:
+            jobs = self.state.blame.suspect(worker.index)
+            if worker.status == "quarantined":
+                if not jobs and worker.index not in self.unusable:
+                    self._release(worker.index)
+            elif jobs and len(self.state.usable_workers()) > 1:
+                self._quarantine(worker.index, "jobs failed on it in a row, and on no other device", jobs)
+
+    def _release(self, index: int) -> None:
+        log.warning("worker %d is given jobs again: what failed on it has failed elsewhere too", index)
+        self.account.write("DeviceReleased", worker=index)
+        self.state.workers[index].status = "starting"
+        self.account.worker_started(index)
+        self.pool.reopen(index)
 
     def _note_failure(
         self, job_id: str, index: int, failure: Failure, *, retry: bool, wait_s: float = 0.0
@@ -453,12 +505,16 @@ class _Run:
 
     def _set_aside(self, key: str, problem: str) -> None:
         aside = self.store.set_aside(key)
-        log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, aside)
+        log.warning(
+            "stored output %s is damaged (%s): %s", key, problem, f"set aside to {aside}" if aside else "gone"
+        )
 
     # -- bookkeeping -------------------------------------------------------------------------------------------
 
     def _end_attempt(self, job_id: str, index: int, outcome: str, load_s: float = 0.0) -> Attempt:
         self.watchdog.ended(index)
+        if job_id in self.claims:
+            self.claims.pop(job_id).release()
         return self.account.end_attempt(job_id, self.state.jobs[job_id].attempts, index, outcome, load_s)
 
     def _outcome(self) -> Outcome:

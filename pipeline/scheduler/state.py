@@ -11,6 +11,7 @@ pending -> ready -> running -> done -----.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -375,10 +376,17 @@ def check_runnable(plan: Plan) -> None:
     """Refuse what this engine cannot carry out.
 
     Raises:
-        PlanError: A job needs several devices, or its id cannot name a folder.
+        PlanError: A job needs several devices, its id cannot name a folder, or its payload is no plain data.
     """
     for job in plan.jobs.values():
         if job.devices != 1:
             raise PlanError(f"{job.id} needs {job.devices} devices at once; a worker has one")
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
             raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")
+        try:
+            json.dumps(job.payload)
+        except (TypeError, ValueError) as error:
+            raise PlanError(
+                f"{job.id}: its payload cannot be sent to a worker ({error}); it must be plain data: numbers, "
+                "texts, lists and mappings"
+            ) from error

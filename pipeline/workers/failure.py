@@ -42,6 +42,7 @@ _TRANSIENT = {
 }
 _TRANSIENT_CLASSES = {
     "httpx.TransportError",
+    "httpx2.TransportError",
     "requests.exceptions.ConnectionError",
     "requests.exceptions.Timeout",
     "urllib3.exceptions.HTTPError",

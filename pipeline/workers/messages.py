@@ -28,6 +28,8 @@ class RunJob:
     """Root of the store: the worker resolves input keys and commits the output there."""
     scratch: str
     """Folder in which the unfinished output is written; on the store's file system."""
+    verified: str
+    """Folder of notes on which stored outputs were found good in this run."""
     log_path: str
     """File that receives everything the job writes to its standard output and error, native code included."""
 

@@ -140,6 +140,13 @@ class Pool:
         self._slots[index].closed = True
         self._slots[index].worker.kill()
 
+    def reopen(self, index: int) -> None:
+        """Undo `close`."""
+        slot = self._slots[index]
+        slot.closed = False
+        if not slot.alive:
+            self._start_another(slot)
+
     def interrupt(self) -> None:
         """For signal handlers: ask a job that runs in this thread to stop; the second time, break it off."""
         for slot in self._slots:
@@ -228,8 +235,10 @@ class Pool:
                 if all(other.closed for other in self._slots):
                     raise error
                 deliver(slot.worker.index, WorkerUnusable(reason=str(error)))
-        if slot.closed:
-            return
+        if not slot.closed:
+            self._start_another(slot)
+
+    def _start_another(self, slot: _Slot) -> None:
         assert self._reaper is not None
         slot.worker = self._make(slot.worker.index, self._reaper)
         self._start(slot)

@@ -18,6 +18,7 @@ import pipeline
 from pipeline.errors import DamagedOutput, JobError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.store import Store
+from pipeline.results.verified import Verified
 from pipeline.workers.failure import class_name, classify
 from pipeline.workers.messages import (
     FromWorker,
@@ -155,6 +156,7 @@ class JobRunner:
             stopping=lambda: self.stop_requested,
         )
         try:
+            self._check_inputs(order, store)
             with self._body():
                 with work.loading():
                     entry = load_entry(order.entry)
@@ -167,6 +169,14 @@ class JobRunner:
                 shutil.rmtree(out, ignore_errors=True)
             raise
         return work
+
+    @staticmethod
+    def _check_inputs(order: RunJob, store: Store) -> None:
+        """Trust no input that was not read whole in this run and is as it was then."""
+        verified = Verified(store, Path(order.verified))
+        for keys in order.inputs.values():
+            for key in keys:
+                verified.require(key)
 
 
 class _Progress:

@@ -152,6 +152,11 @@ def test_a_job_for_several_devices_is_refused(engine: Engine) -> None:
         engine.run(job("wide", devices=2))
 
 
+def test_a_job_that_cannot_be_sent_is_refused(engine: Engine) -> None:
+    with pytest.raises(PlanError, match=r"cannot be sent to a worker.*function"):
+        engine.run(job("odd", payload={"callback": lambda: None}))
+
+
 @pytest.mark.parametrize("name", ["../x", "a//b", "/a", "a/."])
 def test_a_job_cannot_write_its_log_elsewhere(engine: Engine, name: str) -> None:
     with pytest.raises(PlanError, match="cannot be the id"):
