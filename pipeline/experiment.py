@@ -22,9 +22,10 @@ from pipeline.devices.select import choose_devices, lease_devices
 from pipeline.errors import StoreError, WorkerError
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
+from pipeline.plan.models import check_models
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
-from pipeline.plan.sources import read_sources
+from pipeline.plan.sources import read_models, read_sources
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_tokenizers
 from pipeline.report.live import make_reporter
@@ -118,10 +119,12 @@ def prepare(config: Config) -> Request:
         PipelineError: The request is wrong.
     """
     check_config(config)
+    check_models(config)
     check_tokenizers(config)
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
-    plan = build_plan(config, read_durations(store.root), read_sources(config, store.hints))
+    sources, models = read_sources(config, store.hints), read_models(config, store.hints)
+    plan = build_plan(config, read_durations(store.root), sources, models)
     return Request(config=config, plan=plan, store=store, devices=devices)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -77,7 +78,7 @@ class ValueGuidedAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""
         with ctx.loading():
-            from pipeline.algos.text import reference_source
+            from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
             from pipeline.training.sequences import Sequences
             from pipeline.training.value import fit_value
@@ -98,7 +99,8 @@ class ValueGuidedAlgorithms(Algorithm):
             hints=ctx.hints,
         )
         model.cpu().save_pretrained(ctx.out)
-        load_tokenizer(reference_source(ctx.input("reference.train"))).save_pretrained(ctx.out)
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenizer.save_pretrained(ctx.out)
         about = {"sequences": len(data), "mean_label": float(data.labels.mean()) if len(data) else None}
         (ctx.out / "training.json").write_text(json.dumps({**about, "loss": losses}) + "\n")
 
@@ -128,8 +130,9 @@ class ValueGuidedAlgorithms(Algorithm):
     def _start(self, ctx: JobContext) -> ValueModel:
         """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
         with ctx.loading():
-            from pipeline.algos.text import reference_source
+            from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_policy, load_value
+            from pipeline.models.source import value_folder
             from pipeline.models.value import value_model_from
         # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
         algo, system = _settings(ctx), replace(ctx.config.system, dtype=DType.float32)
@@ -138,8 +141,10 @@ class ValueGuidedAlgorithms(Algorithm):
             if previous is not None and algo.warm_start:
                 model = load_value(previous, system, ctx.device)
             else:
-                source = ctx.config.model.value_path or reference_source(ctx.input("reference.train"))
-                model = value_model_from(load_policy(source, system, ctx.device), algo.head)
+                with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
+                    source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
+                    backbone = load_policy(source, system, ctx.device, trust_remote_code=trusts_code(ctx))
+                model = value_model_from(backbone, algo.head)
         model.to(ctx.device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model
