@@ -79,9 +79,9 @@ class TextPolicy:
                 start = str(self._tokenizer.decode(list(prompt[:20])))
                 raise DataError(
                     f"a prompt of {len(prompt)} tokens ({start!r}...) does not fit: the model's context of "
-                    f"{context} tokens has room for {room} beside the {self.limit} of a completion. Leave such rows "
-                    "out, lower generation.max_new_tokens, or set generation.long_prompts=truncate to keep the last "
-                    "tokens."
+                    f"{context} tokens has room for {room} beside the {self.limit} of a completion. Leave such "
+                    "rows out, lower generation.max_new_tokens, or set generation.long_prompts=truncate to keep "
+                    "the last tokens."
                 )
         return [list(prompt if room is None else prompt[-room:]) for prompt in prompts]
 
