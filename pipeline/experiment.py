@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pipeline.config.checks import check_config
 from pipeline.config.load import to_plain
-from pipeline.config.schema import Backend, Config, ExecutionConfig
+from pipeline.config.schema import Backend, Config, ExecutionConfig, StageChoice
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
 from pipeline.devices.lease import LeaseSet
@@ -25,7 +25,6 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.models import check_models
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
-from pipeline.plan.sources import read_models, read_sources
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_tokenizers
 from pipeline.report.live import make_reporter
@@ -37,6 +36,7 @@ from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
+from pipeline.results.sources import read_models, read_sources
 from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
@@ -178,7 +178,10 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
         write_results(run, rows)
         write_samples(run, store, plan.jobs.values())
         write_compute(run.path, collect_compute(store, plan.jobs.values()))
-        print_results(console, rows, run, config.evaluation.confidence)
+        if config.stage is StageChoice.prepare:
+            _tell_prepared(request, outcome, console)
+        else:
+            print_results(console, rows, run, config.evaluation.confidence)
         for note in _notes(config) if rows else []:
             console.print(note, style="dim", markup=False, highlight=False)
         return _conclude(request, outcome, run, console)
@@ -194,6 +197,14 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
     finally:
         log.removeHandler(handler)
         handler.close()
+
+
+def _tell_prepared(request: Request, outcome: Outcome | None, console: Console) -> None:
+    if not request.plan.jobs:
+        made = ", ".join(request.config.datasets)
+        console.print(f"nothing to prepare: {made} makes its rows on the spot", highlight=False)
+    elif outcome is None or not (outcome.failures() or outcome.interrupted or outcome.halted):
+        console.print("prepared; the same command without stage=prepare goes on from here", highlight=False)
 
 
 def _run_missing(
@@ -276,7 +287,8 @@ def _announce(request: Request, missing: Sequence[str], run: RunFolder, console:
     total = len(request.plan.jobs)
     name = request.config.experiment.name
     if not missing:
-        console.print(f"{name}: all {jobs(total)} are stored; nothing to run.", highlight=False)
+        if total:
+            console.print(f"{name}: all {jobs(total)} are stored; nothing to run.", highlight=False)
         return
     devices = _used_devices(request)
     names = ", ".join(device.label for device in devices)
