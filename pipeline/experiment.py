@@ -20,13 +20,14 @@ from pipeline.devices.inventory import Device
 from pipeline.devices.lease import LeaseSet
 from pipeline.devices.select import choose_devices, lease_devices
 from pipeline.errors import StoreError, WorkerError
+from pipeline.plan.attention import usable_attention
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
 from pipeline.plan.models import check_models
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.summary import estimated_makespan, summarize
-from pipeline.plan.tokenizers import check_tokenizers
+from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
 from pipeline.report.live import make_reporter
 from pipeline.report.plan import plan_table
 from pipeline.report.tables import result_tables
@@ -58,6 +59,8 @@ class Request:
     plan: Plan
     store: Store
     devices: list[Device]
+    warnings: tuple[str, ...] = ()
+    """What was changed about the request, for the user to know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,9 @@ def run_experiment(config: Config, console: Console) -> int:
         PipelineError: The request is wrong. Nothing was started.
     """
     request = prepare(config)
-    store = request.store
+    config, store = request.config, request.store
+    for warning in request.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if config.dry_run:
         # A dry run only looks, and writes nothing.
         print_plan(request, look_up(request, lambda key: store.problem(key, checksums=False)), console)
@@ -121,11 +126,14 @@ def prepare(config: Config) -> Request:
     check_config(config)
     check_models(config)
     check_tokenizers(config)
+    check_chat_templates(config)
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
+    config, warning = usable_attention(config, gpu=any(device.kind == "cuda" for device in devices))
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     plan = build_plan(config, read_durations(store.root), sources, models)
-    return Request(config=config, plan=plan, store=store, devices=devices)
+    warnings = () if warning is None else (warning,)
+    return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
 
 
 def look_up(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
@@ -170,6 +178,8 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
     try:
         write_whole(run.config, yaml.safe_dump(to_plain(config), sort_keys=False))
         write_whole(run.plan, plan_text(plan, stored=set(plan.jobs) - set(stored.missing)))
+        for warning in request.warnings:
+            log.warning("%s", warning)
         for key, problem in stored.damaged.items():
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
         _announce(request, stored.missing, run, console)
