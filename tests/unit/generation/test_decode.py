@@ -68,10 +68,11 @@ class SlowReader:
         rows = zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)
         self.texts = [ids[len(ids) - length :] for ids, length in rows for _ in range(samples)]
 
-    def values(self, candidates: Tensor) -> Tensor:
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
         rows = zip(self.texts, candidates.tolist(), strict=True)
-        self.seen.append(torch.tensor([[self._value(text, token) for token in tokens] for text, tokens in rows]))
-        return self.seen[-1]
+        values = torch.tensor([[self._value(text, token) for token in tokens] for text, tokens in rows])
+        self.seen.append(values[valid])
+        return values
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
         self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
@@ -95,9 +96,10 @@ class Recording:
     def __getattr__(self, name: str) -> object:
         return getattr(self.reader, name)
 
-    def values(self, candidates: Tensor) -> Tensor:
-        self.seen.append(self.reader.values(candidates))  # type: ignore[attr-defined]
-        return self.seen[-1]
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+        values = self.reader.values(candidates, valid)  # type: ignore[attr-defined]
+        self.seen.append(values[valid])
+        return values
 
 
 @torch.inference_mode()
