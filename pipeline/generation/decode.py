@@ -173,7 +173,7 @@ class _Rows:
         if self.guidance is None:
             return logprobs.argmax(-1) if uniform is None else draw_tokens(logprobs, uniform)
         tokens, divergence = guided_step(self.guidance, logprobs, uniform)
-        kl[live] += divergence
+        kl.index_add_(0, live, divergence)
         return tokens
 
     def _drop_finished(self, step: int, tokens: Tensor, ends: NDArray[np.int64]) -> bool:

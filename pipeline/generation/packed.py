@@ -1,8 +1,8 @@
 """One forward pass over the candidates of all rows as a single sequence, without padding between rows.
 
-Rows of a batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest; packed,
-everything that works token by token sees real candidates only. Attention alone has to know which row a candidate
-belongs to. It is replaced for the pass by `attend`, through the interface that transformers has for that: each
+Rows of a batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest. Packed,
+everything that works token by token sees real candidates only. Attention alone has to know which row a candidate is
+of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers has for that: each
 candidate sees the cached prefix of its row and itself. Candidates leave no trace in the cache until one is chosen.
 
 Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads that share keys and values,
@@ -68,13 +68,13 @@ class Packing:
         return self.nearest.view(self.shape).gather(1, columns[:, None]).squeeze(1)
 
     def by_head(self, heads: int) -> tuple[Tensor, Tensor]:
-        """How queries get from the sequence into the order [B, H, W], shape [B * H * W], and back, shape [N * H]."""
+        """Indices that bring queries of the sequence, N by H, into the order B by H by W, and back; both flat."""
         if self._spread is None:
             rows, width = self.shape
             head = torch.arange(heads, device=self.flat.device)
-            self._spread = (self.nearest.view(rows, 1, width) * heads + head[:, None]).view(-1)
-            first = self.flat + self.rows * (width * (heads - 1))
-            self._gather = (first[:, None] + head * width).view(-1)
+            self._spread = torch.add(head[:, None], self.nearest.view(rows, 1, width), alpha=heads).view(-1)
+            first = torch.add(self.flat, self.rows, alpha=width * (heads - 1))
+            self._gather = torch.add(first[:, None], head, alpha=width).view(-1)
         return self._spread, self._gather
 
 
@@ -118,7 +118,7 @@ class PackedStep:
         keys, values = slots.keys.flatten(0, 1), slots.values.flatten(0, 1)
         # One slot more than there are: its scores make room for those of the candidates with themselves.
         scores = torch.bmm(blocks, keys[:, : used + 1].transpose(1, 2)).view(-1, used + 1)
-        scores[:, used] = own.view(-1).index_select(0, spread)
+        torch.index_select(own.view(-1), 0, spread, out=scores[:, used])
         if self.hidden is not None:
             scores.view(len(slots.keys), -1, used + 1).add_(self.hidden[..., : used + 1])
         weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)

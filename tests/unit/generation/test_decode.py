@@ -23,6 +23,7 @@ TILTS = {
     "others kept": Tilt(preference_offset(0.7), top_k=4),
     "others dropped": Tilt(bernoulli_offset(0.2), top_k=6, min_p=0.05, truncate=True),
     "few candidates": Tilt(preference_offset(0.5), top_k=2, min_p=0.02),
+    "uneven, others kept": Tilt(preference_offset(0.7), top_k=8, min_p=0.04),
 }
 
 
@@ -137,10 +138,10 @@ def test_guided_decoding_equals_decoding_without_a_cache(
     value, prompts = make_value(model, head), some_prompts()
     budgets = [1 + row % STEPS for row in range(len(prompts))]
     fast, slow = Recording(value_reader(value)), SlowReader(value)
-    for batch_size in (64, 4):  # the reader is used for several batches
+    for batch_size, samples in ((64, 1), (8, 3), (4, 1)):  # the reader is used for several batches
         fast.seen.clear()
         slow.seen.clear()
-        options = {"batch_size": batch_size, "budgets": budgets, "eos_id": 5}
+        options = {"batch_size": batch_size, "samples": samples, "budgets": budgets, "eos_id": 5}
         ours = run(model, prompts, guidance=Guidance(fast, TILTS[name]), **options)  # type: ignore[arg-type]
         theirs = run(model, prompts, guidance=Guidance(slow, TILTS[name]), **options)  # type: ignore[arg-type]
         assert ours.tokens == theirs.tokens
