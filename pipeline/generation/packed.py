@@ -2,9 +2,9 @@
 
 Rows of a batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest.
 Packed, everything that works token by token sees real candidates only. Attention alone has to know which row a
-candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers has for
-that: each candidate sees the cached prefix of its row and itself. Candidates leave no trace in the cache until one is
-chosen.
+candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers has
+for that: each candidate sees the cached prefix of its row and itself. Candidates leave no trace in the cache until
+one is chosen.
 
 Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads that share keys and values,
 S cached slots, D size of a head.
