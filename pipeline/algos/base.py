@@ -181,7 +181,3 @@ REFERENCE_TRAIN = Read("train", algo="reference")
 
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 """What any stage that decodes text depends on."""
-
-
-class PostTrainingAlgorithms(Algorithm):
-    """Methods that change the weights of the policy (DPO, GRPO, GRPO-HF)."""
