@@ -24,12 +24,14 @@ from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
+from pipeline.plan.sources import read_sources
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_tokenizers
 from pipeline.report.live import make_reporter
 from pipeline.report.plan import plan_table
 from pipeline.report.tables import result_tables
 from pipeline.report.words import duration, jobs
+from pipeline.results.compute import collect_compute, read_compute, write_compute
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
@@ -119,7 +121,7 @@ def prepare(config: Config) -> Request:
     check_tokenizers(config)
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
-    plan = build_plan(config, read_durations(store.root))
+    plan = build_plan(config, read_durations(store.root), read_sources(config, store.hints))
     return Request(config=config, plan=plan, store=store, devices=devices)
 
 
@@ -172,6 +174,7 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
         rows = collect_rows(store, plan.jobs.values())
         write_results(run, rows)
         write_samples(run, store, plan.jobs.values())
+        write_compute(run.path, collect_compute(store, plan.jobs.values()))
         print_results(console, rows, run, config.evaluation.confidence)
         for note in _notes(config) if rows else []:
             console.print(note, style="dim", markup=False, highlight=False)
@@ -257,7 +260,7 @@ def run_jobs(
 
 def print_results(console: Console, rows: Sequence[ResultRow], run: RunFolder, confidence: float = 0.95) -> None:
     """Print the table of results and where the rest of them is."""
-    for table in result_tables(rows, confidence):
+    for table in result_tables(rows, confidence, read_compute(run.path)):
         console.print()
         console.print(table)
     if not rows:

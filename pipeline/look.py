@@ -17,6 +17,7 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
+from pipeline.plan.sources import read_sources
 from pipeline.report.logs import follow_job, follow_run, print_log
 from pipeline.report.status import glance_at, overview_table, print_run, run_json
 from pipeline.report.why import explain_job, explain_request
@@ -104,7 +105,10 @@ def why(output_dir: Path, name: str, job: str, stamp: str | None, overrides: Seq
     now = time.time()
     if overrides:
         config = _request(name, overrides)
-        run, plan = RecordedRun(choose_run(output_dir, name, stamp)), build_plan(config)
+        run, plan = (
+            RecordedRun(choose_run(output_dir, name, stamp)),
+            build_plan(config, sources=read_sources(config)),
+        )
         store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
         return explain_request(run, plan, find_job(plan.jobs, job), store)
     run = RecordedRun(choose_run(output_dir, name))

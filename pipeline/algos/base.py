@@ -30,17 +30,18 @@ class Read:
         stage: Name of the stage that is read.
         rounds: ``this`` round, the ``previous`` one (left out in round 1), or every round ``so_far``,
             this one included.
-        algo: ``self``, or ``reference`` for the work that all chains share.
+        algo: ``self``, ``reference`` for the reference policy, or ``dataset`` for the preparation of the data; all
+            chains share those two.
     """
 
     stage: str
     rounds: Literal["this", "previous", "so_far"] = "this"
-    algo: Literal["self", "reference"] = "self"
+    algo: Literal["self", "reference", "dataset"] = "self"
 
     @property
     def name(self) -> str:
         """Name under which the stage's method finds it: ``train``, ``train@previous``, ``reference.train``."""
-        prefix = "reference." if self.algo == "reference" else ""
+        prefix = "" if self.algo == "self" else f"{self.algo}."
         suffix = "" if self.rounds == "this" else f"@{self.rounds}"
         return f"{prefix}{self.stage}{suffix}"
 
@@ -177,7 +178,19 @@ class Algorithm:
     """Settings under ``algos.<name>``."""
 
 
+DATASET, PROMPTS = "dataset", "prompts"
+"""Inputs that every stage gets which sees the section ``dataset``, or decodes text too, where data is prepared."""
+
 REFERENCE_TRAIN = Read("train", algo="reference")
+
+METRICS = Stage(
+    "metrics",
+    reads=(Read("evaluate"), Read("evaluate", "previous"), Read("evaluate", algo="reference")),
+    config=("evaluation",),
+    loads_models=False,
+    seconds=0.5,
+)
+"""The last stage of every chain: numbers with intervals, and differences to the reference and the last round."""
 
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 """What any stage that decodes text depends on."""

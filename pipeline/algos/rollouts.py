@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.algos.base import JobContext
-from pipeline.algos.text import round_rows, row_ids
+from pipeline.algos.text import encode, round_rows, row_ids
 from pipeline.datasets.base import Dataset
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import Keys, sample_keys, uniforms
@@ -30,7 +30,7 @@ class Rollouts:
         rows = round_rows(ctx, dataset)
         self._ids = row_ids(rows)
         self._generated = 0
-        encoded = policy.encode([row.prompt for row in rows])
+        encoded = encode(ctx, policy, rows)
         decoded = policy.complete(encoded, self.keys("roll_in"), samples=self._samples, on_batch=self._report)
         self._generated = sum(map(len, decoded.tokens))
         self.tokens = decoded.tokens

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.algos.base import JobContext
+from pipeline.algos.base import DATASET, PROMPTS, JobContext
+from pipeline.config.load import to_plain
 from pipeline.datasets.base import Dataset, Row, plain_text
 from pipeline.datasets.registry import load_dataset
-from pipeline.evaluation.metrics import FILE, Sample, metric_rows, read_samples, shown_samples, write_samples
+from pipeline.datasets.tokenized import TokenizedPrompts
+from pipeline.evaluation.metrics import FILE, Sample, evaluation_rows, read_samples, shown_samples, write_samples
 from pipeline.generation.decode import Guidance
 from pipeline.generation.guide import value_reader
 from pipeline.generation.policy import TextPolicy
@@ -21,8 +24,7 @@ from pipeline.generation.sampling import sample_keys
 from pipeline.generation.tilt import Tilt
 from pipeline.models.batch_size import BatchSizes
 from pipeline.models.load import load_policy, load_tokenizer, load_value
-from pipeline.rewards.base import CORRECT, score
-from pipeline.rewards.registry import load_reward
+from pipeline.rewards.scoring import Scored, Scorer
 
 POINTER = "model.json"
 """In the output of a reference that was not trained in the run: where its model is."""
@@ -61,8 +63,17 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) ->
 
 
 def open_dataset(ctx: JobContext) -> Dataset:
-    """The dataset of the chain."""
-    return load_dataset(ctx.config.dataset)
+    """The dataset of the chain: prepared, where it is read rather than made."""
+    return load_dataset(ctx.config.dataset, ctx.optional_input(DATASET))
+
+
+def encode(ctx: JobContext, policy: TextPolicy, rows: Sequence[Row]) -> list[list[int]]:
+    """Token ids of the prompts of rows: those of the preparation, where there was one."""
+    prepared = ctx.optional_input(PROMPTS)
+    if prepared is None:
+        return policy.encode([row.prompt for row in rows])
+    prompts = TokenizedPrompts(prepared)
+    return [prompts[row.id] for row in rows]
 
 
 def round_rows(ctx: JobContext, dataset: Dataset) -> list[Row]:
@@ -79,9 +90,22 @@ def row_ids(rows: Sequence[Row]) -> NDArray[np.int64]:
 def score_completions(
     ctx: JobContext, policy: TextPolicy, rows: Sequence[Row], completions: Sequence[Sequence[int]], batch_size: int
 ) -> NDArray[np.float64]:
-    """Rewards of completions, one row each; NaN where the reward does not apply."""
-    reward = load_reward(ctx.config.dataset.reward)
-    return score(reward, rows, policy.text(completions), completions, batch_size)
+    """Rewards of completions, one row each; NaN where none applies or one failed."""
+    return score(ctx, rows, policy.text(completions), completions, batch_size).values
+
+
+def score(
+    ctx: JobContext,
+    rows: Sequence[Row],
+    texts: Sequence[str],
+    completions: Sequence[Sequence[int]],
+    batch_size: int,
+) -> Scored:
+    """Score completions by all rewards of the dataset, one row each."""
+    settings = json.dumps(to_plain(ctx.config.dataset), sort_keys=True)
+    make = partial(Scorer, ctx.config.dataset, ctx.device, ctx.hints)
+    scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
+    return scorer.score(rows, texts, completions, batch_size)
 
 
 def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
@@ -91,16 +115,16 @@ def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
     rows = [dataset.row(int(row)) for row in ids]
     # The stream has no name of an algorithm or round in it: all are compared on the same draws.
     keys = sample_keys(ctx.seed, "evaluate", row_ids(rows), settings.num_samples)
-    prompts = policy.encode([row.prompt for row in rows])
     decoded = policy.complete(
-        prompts,
+        encode(ctx, policy, rows),
         keys,
         samples=settings.num_samples,
         on_batch=lambda done, tokens: ctx.progress(done, tokens=tokens),
     )
     repeated = [row for row in rows for _ in range(settings.num_samples)]
     texts = policy.text(decoded.tokens)
-    scores = score(load_reward(ctx.config.dataset.reward), repeated, texts, decoded.tokens)
+    scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
+    several = scored.parts if len(scored.parts) > 1 else {}
     write_samples(
         ctx.out / FILE,
         (
@@ -110,10 +134,13 @@ def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
                 prompt=plain_text(row.prompt),
                 completion=texts[index],
                 tokens=len(decoded.tokens[index]),
-                reward=None if np.isnan(scores[index]) else float(scores[index]),
-                correct=bool(scores[index] >= CORRECT),
+                reward=_number(scored.values[index]),
+                correct=scored.correct[index],
                 kl=float(f"{decoded.kl[index]:.9g}"),
                 truncated=policy.truncated(decoded.tokens[index]),
+                answer=scored.answers[index],
+                parts={name: _number(values[index]) for name, values in several.items()},
+                fault=scored.faults[index],
             )
             for index, row in enumerate(repeated)
         ),
@@ -123,8 +150,14 @@ def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
 def write_metrics(ctx: JobContext) -> None:
     """Turn the evaluated samples of all shards into metrics, and pick some samples to show."""
     samples = read_samples(ctx.inputs["evaluate"])
-    rows = metric_rows(samples, ctx.config.evaluation)
+    others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
+    compared = {name: read_samples(ctx.inputs[place]) for name, place in others.items() if ctx.inputs.get(place)}
+    rows = evaluation_rows(samples, ctx.config.evaluation, compared)
     (ctx.out / "metrics.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     shown = shown_samples(samples, ctx.config.evaluation.sample_prompts)
     lines = (json.dumps(entry, ensure_ascii=False) + "\n" for entry in shown)
     (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
 from pipeline.errors import JobError
 
@@ -51,7 +51,7 @@ class ValueGuidedAlgorithms(Algorithm):
             config=(*TEXT, "evaluation", "algo"),
             seconds=1.0,
         ),
-        Stage("metrics", reads=(Read("evaluate"),), config=("evaluation",), loads_models=False, seconds=0.3),
+        METRICS,
     )
 
     def offset(self, algo: ValueAlgoConfig) -> Offset:

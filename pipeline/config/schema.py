@@ -251,6 +251,8 @@ class EvaluationConfig:
     """Completions per prompt."""
     bootstrap_samples: int = 1000
     confidence: float = 0.95
+    reward_batch_size: int = _hint(256)
+    """Completions handed to a reward at once."""
     sample_prompts: int = 8
     """Prompts whose completions are shown in samples.jsonl."""
 
@@ -713,11 +715,19 @@ class TinyModelConfig(ModelConfig):
     warmup_steps: int = 50
 
 
+class StageChoice(Enum):
+    """How much of the plan is carried out."""
+
+    all = "all"
+    prepare = "prepare"  # only what is done to datasets before anything is generated
+
+
 @dataclass(kw_only=True)
 class Config:
     """The whole request."""
 
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+    stage: StageChoice = StageChoice.all
     rounds_of_training: int = 2
     dry_run: bool = False
     """Print the plan and what is already stored, and stop."""

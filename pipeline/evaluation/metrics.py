@@ -85,14 +85,6 @@ class _Table:
         return Ratios(self.ratios.numerators[chosen], self.ratios.denominators[chosen])
 
 
-BASIC = ("pass@1", "reward", "kl_per_sequence", "kl_per_token", "length", "truncated")
-
-
-def metric_rows(samples: Sequence[Sample], settings: EvaluationConfig) -> list[dict[str, Any]]:
-    """The basic ones of `evaluation_rows`."""
-    return [row for row in evaluation_rows(samples, settings) if row["metric"] in BASIC]
-
-
 def evaluation_rows(
     samples: Sequence[Sample],
     settings: EvaluationConfig,

@@ -43,6 +43,14 @@ class Plan:
         """Estimated seconds of the longest path from each job to the end of the plan, itself included."""
         return longest_paths(self.graph, {job.id: job.seconds for job in self.jobs.values()})
 
+    def up_to(self, job_ids: Iterable[str]) -> Plan:
+        """The part of the plan that some jobs need, themselves included."""
+        kept = set(job_ids)
+        for job_id in list(kept):
+            kept |= nx.ancestors(self.graph, job_id)
+        edges = [edge for edge in self.graph.edges if edge[1] in kept]
+        return Plan([job for job in self.jobs.values() if job.id in kept], edges)
+
     def inputs(self, job_id: str) -> list[str]:
         """Ids of the jobs whose outputs a job reads."""
         return list(self.graph.predecessors(job_id))

@@ -99,7 +99,7 @@ class JobRunner:
 
         try:
             send(JobStarted(job_id=order.job_id, attempt=order.attempt))
-            work = self._execute(order, report)
+            work = self._execute(order, report, start)
         except BaseException as error:  # SystemExit too: a job may end itself, not its worker
             if isinstance(error, KeyboardInterrupt) and self.cut_off:
                 raise
@@ -139,7 +139,7 @@ class JobRunner:
         if self.cut_off:
             raise KeyboardInterrupt
 
-    def _execute(self, order: RunJob, report: Callable[[FromWorker], None]) -> Work:
+    def _execute(self, order: RunJob, report: Callable[[FromWorker], None], start: float) -> Work:
         store, scratch = Store(Path(order.store)), Path(order.scratch)
         out = store.begin(scratch, order.key, order.attempt) if order.key else scratch
         work = Work(
@@ -162,7 +162,7 @@ class JobRunner:
                     entry = load_entry(order.entry)
                 entry(work)
             if order.key:
-                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
+                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order, work, start)))
                 shutil.rmtree(work.checkpoints, ignore_errors=True)
         except BaseException:
             if order.key:
@@ -216,8 +216,11 @@ def _link(folder: Path, output: Path) -> None:
         (folder / "output").symlink_to(os.path.relpath(output, folder))
 
 
-def _about(order: RunJob) -> dict[str, str]:
-    return {"job": order.job_id, **_versions()}
+def _about(order: RunJob, work: Work, start: float) -> dict[str, Any]:
+    """What is recorded beside an output: where it comes from, and what it took to make."""
+    run_s = round(time.monotonic() - start, 3)
+    took = {"run_s": run_s, "load_s": round(work.load_s, 3), "samples": work.samples, "tokens": work.tokens}
+    return {"job": order.job_id, **_versions(), **took}
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.algos.run import run_stage
+from pipeline.algos.run import prepare_torch, run_stage
 from pipeline.config.schema import AdditionConfig, HeadType, TinyModelConfig, TrainingConfig, ValueAlgoConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.models.tiny import train_reference
@@ -81,6 +81,7 @@ def run_training(
     """
     with out.with_suffix(".log").open("a") as log:
         sys.stdout = log
+        prepare_torch(1)
         die_at(moment, step)
         made = Checkpoints(checkpoints, {"training": kind}, **{"every_steps": 2, "every_minutes": 0, **settings})
         model, losses = TRAININGS[kind](made, None)

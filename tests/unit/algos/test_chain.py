@@ -108,7 +108,10 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
 def test_a_chain_ends_in_metrics_of_every_round(chains: Chains) -> None:
     for algo, number in [("reference", 0), ("PITA", 1), ("PITA", 2), ("QSharp", 1), ("QSharp", 2)]:
         found = chains.metrics(algo, number)
-        assert set(found) == {"pass@1", "reward", "kl_per_sequence", "kl_per_token", "length", "truncated"}
+        assert {"pass@1", "reward", "kl_per_sequence", "kl_per_token", "length", "truncated"} <= set(found)
+        assert ("pass@1/vs_reference" in found) == (algo != "reference")
+        assert ("pass@1/vs_previous/p" in found) == (number == 2)
+        assert found["reward_errors"] == found["reward_timeouts"] == found["reward_crashes"] == 0
         assert 0 <= found["pass@1"] <= found["reward"] <= 1
         assert found["length"] == 4
         assert found["truncated"] == 0

@@ -58,6 +58,7 @@ S0 = "addition/tiny/s0"
                     [
                         "evaluation.num_prompts: 40 -> 60",
                         "what it reads as 'evaluate': 2 jobs -> 3 jobs",
+                        "what it reads as 'reference.evaluate': 2 jobs -> 3 jobs",
                     ],
                 )
             ],
