@@ -11,6 +11,8 @@ from pipeline.algos.post_training import PostTrainingAlgorithms
 from pipeline.config.schema import AlgoConfig, DPOConfig, PairSource
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pipeline.algos.groups import Groups
@@ -51,19 +53,12 @@ class DPO(PostTrainingAlgorithms):
         with ctx.loading():
             from pipeline.algos.groups import PAIRS, this_round
             from pipeline.training.dpo import DPOObjective, fit_dpo
-            from pipeline.training.policy import completion_logprobs, score_sequences, trained_tokens
+            from pipeline.training.policy import trained_tokens
             from pipeline.training.sequences import Sequences
         algo = _settings(ctx)
         folders = ctx.inputs["generate@so_far"] if algo.aggregate else this_round(ctx, "generate@so_far")
         pairs = Sequences.load(folders, PAIRS)
-        held_close = self.anchor_model(ctx, algo.reference)
-        held = score_sequences(
-            pairs,
-            lambda batch: completion_logprobs(held_close, batch).double().sum(-1),
-            micro_batch_size=ctx.config.training.micro_batch_size,
-            device=ctx.device,
-        )
-        del held_close
+        held = self._anchor_scores(ctx, pairs)
         objective = DPOObjective(
             loss_type=algo.loss_type,
             beta=algo.beta,
@@ -77,6 +72,19 @@ class DPO(PostTrainingAlgorithms):
             "loss": losses,
             **reports,
         }
+
+
+    def _anchor_scores(self, ctx: JobContext, pairs: Sequences) -> NDArray[np.float64]:
+        """Log-probability of every completion under the anchor, which is let go of before training."""
+        from pipeline.training.policy import completion_logprobs, score_sequences
+
+        anchor = self.anchor_model(ctx, _settings(ctx).reference)
+        return score_sequences(
+            pairs,
+            lambda batch: completion_logprobs(anchor, batch).double().sum(-1),
+            micro_batch_size=ctx.config.training.micro_batch_size,
+            device=ctx.device,
+        )
 
 
 def existing_sequences(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Sequences:

@@ -12,29 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.algos.base import JobContext
-from pipeline.algos.text import round_rows, row_ids
-from pipeline.config.load import to_plain
+from pipeline.algos.text import encode, round_rows, row_ids, score
 from pipeline.config.schema import PreferenceConfig
-from pipeline.datasets.base import Dataset, Row
+from pipeline.datasets.base import Dataset
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import Keys, sample_keys, uniforms
 from pipeline.rewards.preference import UNDECIDED, decide
-from pipeline.rewards.scoring import Scored, Scorer
+from pipeline.rewards.scoring import Scored
 from pipeline.training.sequences import Sequences
 
 GENERATION = "generation.json"
 PAIRS = "pairs.safetensors"
-
-
-def grade(
-    ctx: JobContext, policy: TextPolicy, rows: Sequence[Row], completions: Sequence[Sequence[int]]
-) -> Scored:
-    """Score completions, one row each, by the rewards of the dataset; these stay loaded between jobs."""
-    dataset = ctx.config.dataset
-    key = ("scorer", json.dumps(to_plain(dataset), sort_keys=True))
-    scorer: Scorer = ctx.models.get(key, lambda: Scorer(dataset, ctx.device, ctx.hints), ctx.loading)
-    size = ctx.config.data_collection.reward_batch_size
-    return scorer.score(rows, policy.text(completions), completions, size)
 
 
 @dataclass(frozen=True)
@@ -109,7 +97,7 @@ def draw_groups(ctx: JobContext, dataset: Dataset, policy: TextPolicy, size: int
     """Draw completions of the training prompts of this shard, and score them."""
     rows = round_rows(ctx, dataset)
     ids, name = row_ids(rows), f"{ctx.algo}/{ctx.round}"
-    encoded = policy.encode([row.prompt for row in rows])
+    encoded = encode(ctx, policy, rows)
     total = len(rows) * size
     decoded = policy.complete(
         encoded,
@@ -118,11 +106,12 @@ def draw_groups(ctx: JobContext, dataset: Dataset, policy: TextPolicy, size: int
         on_batch=lambda done, tokens: ctx.progress(done, total=total, tokens=tokens),
     )
     repeated = [row for row in rows for _ in range(size)]
+    batch_size = ctx.config.data_collection.reward_batch_size
     return Groups(
         size,
         [prompt for prompt in encoded for _ in range(size)],
         decoded.tokens,
-        grade(ctx, policy, repeated, decoded.tokens),
+        score(ctx, repeated, policy.text(decoded.tokens), decoded.tokens, batch_size),
         sample_keys(ctx.seed, f"{name}/preference", ids, 1)[:, 0],
     )
 

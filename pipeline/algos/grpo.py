@@ -10,6 +10,8 @@ from pipeline.algos.post_training import PostTrainingAlgorithms
 from pipeline.config.schema import AlgoConfig, GRPOConfig
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
     from pipeline.algos.groups import Groups
@@ -64,15 +66,13 @@ class GRPO(PostTrainingAlgorithms):
             "loss": losses,
         }
 
-    def _anchor(self, ctx: JobContext, samples: Samples) -> Any:
+    def _anchor(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
         from pipeline.training.policy import completion_logprobs, score_sequences
         from pipeline.training.samples import padded, supervised_columns
 
-        model, temperature = (
-            self.anchor_model(ctx, _settings(ctx).reference),
-            ctx.config.generation.temperature,
-        )
+        model = self.anchor_model(ctx, _settings(ctx).reference)
+        temperature = ctx.config.generation.temperature
         found = score_sequences(
             samples.sequences,
             lambda batch: completion_logprobs(model, batch, temperature),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage
 from pipeline.algos.grpo import GRPO
-from pipeline.algos.post_training import EVALUATE, GENERATE, METRICS, TRAIN
+from pipeline.algos.post_training import EVALUATE, GENERATE, TRAIN
 from pipeline.algos.reward_stage import REWARD
 from pipeline.config.schema import AlgoConfig, GRPOHFConfig
 

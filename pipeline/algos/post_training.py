@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Section, Stage
+from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Section, Stage
 from pipeline.config.schema import AlgoConfig, Anchor, DType, PolicyAlgoConfig
 from pipeline.errors import JobError
 
@@ -42,7 +42,6 @@ EVALUATE = Stage(
     config=(*TEXT, "evaluation", "algo"),
     seconds=0.7,
 )
-METRICS = Stage("metrics", reads=(Read("evaluate"),), config=("evaluation",), loads_models=False, seconds=0.3)
 
 
 class PostTrainingAlgorithms(Algorithm):

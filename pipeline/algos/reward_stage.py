@@ -2,7 +2,8 @@
 
 generate -> reward -> train -> ...
 
-A reward model is made anew from the backbone in every round, from the pairs of all rounds that the method trains on.
+A reward model is made anew from the backbone in every round, and fitted to the pairs of all rounds that the method
+trains on.
 """
 
 from __future__ import annotations

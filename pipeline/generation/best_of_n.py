@@ -19,7 +19,7 @@ from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import Keys, split_keys
 
 Picker = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], int], NDArray[np.int64]]
-"""From prompts and completions, in groups of so many adjacent ones, to the place in its group of each one picked."""
+"""From prompts and completions, in groups of so many adjacent ones, to the place of each picked one in its group."""
 
 
 class BestOfN(TextPolicy):
@@ -76,7 +76,8 @@ def by_score(score: Callable[..., NDArray[np.float64]]) -> Picker:
     ) -> NDArray[np.int64]:
         with torch.inference_mode():
             scores = score(whole_texts(prompts, completions))
-        return scores.reshape(-1, count).argmax(1)
+        picked: NDArray[np.int64] = scores.reshape(-1, count).argmax(1)
+        return picked
 
     return pick
 

@@ -4,6 +4,8 @@ Shapes: B sequences, T positions, V tokens of the vocabulary.
 
     head "v"    one output per position: the value of the token that stands there, given what precedes it
     head "q"    V outputs per position: the value of each token that could come next
+
+An output is one logit, or with n atoms n of them: a distribution over n rewards.
 """
 
 from __future__ import annotations
@@ -24,13 +26,18 @@ class ValueConfig(PreTrainedConfig):
     sub_configs = {"backbone": AutoConfig}  # noqa: RUF012 - the name and type that transformers looks for
 
     def __init__(
-        self, backbone: dict[str, Any] | PreTrainedConfig | None = None, head: str = "v", **rest: Any
+        self,
+        backbone: dict[str, Any] | PreTrainedConfig | None = None,
+        head: str = "v",
+        atoms: int = 1,
+        **rest: Any,
     ) -> None:
         if isinstance(backbone, dict):
             kind = AutoConfig.for_model(backbone["model_type"])
             backbone = type(kind).from_dict(backbone)
         self.backbone = backbone
         self.head = head
+        self.atoms = atoms
         super().__init__(**rest)
 
 
@@ -49,7 +56,7 @@ class ValueModel(PreTrainedModel):
         assert isinstance(backbone, PreTrainedConfig)
         self.backbone = AutoModel.from_config(backbone)
         outputs = 1 if config.head == HeadType.v.name else backbone.get_text_config().vocab_size
-        self.head = nn.Linear(backbone.get_text_config().hidden_size, outputs)
+        self.head = nn.Linear(backbone.get_text_config().hidden_size, outputs * config.atoms)
         self.post_init()
 
     def forward(
@@ -70,7 +77,8 @@ class ValueModel(PreTrainedModel):
             use_cache: Whether to extend it.
 
         Returns:
-            Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
+            Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability. With
+            n atoms a last dimension of n more, of which softmax(z) is a distribution.
         """
         hidden = self.backbone(
             input_ids=input_ids,
@@ -80,10 +88,13 @@ class ValueModel(PreTrainedModel):
             use_cache=use_cache,
         ).last_hidden_state
         values: Tensor = self.head(hidden).float()
+        if self.config.atoms > 1:
+            values = values.unflatten(-1, (-1, self.config.atoms))
+            return values.squeeze(-2) if self.config.head == HeadType.v.name else values
         return values.squeeze(-1) if self.config.head == HeadType.v.name else values
 
 
-def value_model_from(backbone: PreTrainedModel, head: HeadType) -> ValueModel:
+def value_model_from(backbone: PreTrainedModel, head: HeadType, atoms: int = 1) -> ValueModel:
     """A value model that starts as a copy of a language model's backbone.
 
     The head starts at zero, so that before training every candidate has the same value and guidance changes
@@ -92,6 +103,7 @@ def value_model_from(backbone: PreTrainedModel, head: HeadType) -> ValueModel:
     Args:
         backbone: A causal language model, or the model inside it.
         head: Type of the head.
+        atoms: Rewards that the head has a distribution over; 1 is a single probability.
     """
     inner = backbone.base_model
     assert isinstance(inner, PreTrainedModel)
@@ -99,7 +111,7 @@ def value_model_from(backbone: PreTrainedModel, head: HeadType) -> ValueModel:
     _without_dropout(config)
     # Where the backbone was loaded from is no part of the result.
     config._name_or_path = ""
-    model = ValueModel(ValueConfig(backbone=config, head=head.name))
+    model = ValueModel(ValueConfig(backbone=config, head=head.name, atoms=atoms))
     model.backbone.load_state_dict(inner.state_dict())
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)
