@@ -24,7 +24,6 @@ from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
-from pipeline.plan.sources import read_sources
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_tokenizers
 from pipeline.report.live import make_reporter
@@ -36,6 +35,7 @@ from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
+from pipeline.results.sources import read_sources
 from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified

@@ -17,12 +17,12 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
-from pipeline.plan.sources import read_sources
 from pipeline.report.logs import follow_job, follow_run, print_log
 from pipeline.report.status import glance_at, overview_table, print_run, run_json
 from pipeline.report.why import explain_job, explain_request
 from pipeline.results.paths import RunFolder
 from pipeline.results.runs import RecordedRun, choose_run, experiments, find_job, logs_of, runs_of
+from pipeline.results.sources import read_sources
 from pipeline.results.store import Store
 
 

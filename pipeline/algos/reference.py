@@ -49,7 +49,7 @@ class Reference(Algorithm):
         with ctx.loading():
             from pipeline.algos import text
         dataset = text.open_dataset(ctx)
-        text.evaluate(ctx, text.reference_policy(ctx, dataset), dataset)
+        text.evaluate(ctx, text.reference_policy(ctx, dataset), dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from pipeline.config.load import to_plain
 from pipeline.datasets.base import Dataset, Row, plain_text
 from pipeline.datasets.registry import load_dataset
 from pipeline.datasets.tokenized import TokenizedPrompts
+from pipeline.evaluation.front import FrontPoint, reward_kl_front
 from pipeline.evaluation.metrics import FILE, Sample, evaluation_rows, read_samples, shown_samples, write_samples
 from pipeline.generation.decode import Guidance
 from pipeline.generation.guide import value_reader
@@ -26,6 +28,7 @@ from pipeline.models.batch_size import BatchSizes
 from pipeline.models.load import load_policy, load_tokenizer, load_value
 from pipeline.rewards.scoring import Scored, Scorer
 
+FRONT_METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token")
 POINTER = "model.json"
 """In the output of a reference that was not trained in the run: where its model is."""
 
@@ -108,8 +111,13 @@ def score(
     return scorer.score(rows, texts, completions, batch_size)
 
 
-def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
-    """Sample completions of held-out prompts, score them and write them down."""
+def eta_folder(eta: float) -> str:
+    """Folder of the samples at a further guidance strength, in the output of an evaluation."""
+    return f"eta={eta:g}"
+
+
+def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path) -> None:
+    """Sample completions of held-out prompts, score them and write them to a folder."""
     settings = ctx.config.evaluation
     ids = dataset.ids(settings.split)[ctx.rows[0] : ctx.rows[1]]
     rows = [dataset.row(int(row)) for row in ids]
@@ -126,7 +134,7 @@ def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
     scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
     several = scored.parts if len(scored.parts) > 1 else {}
     write_samples(
-        ctx.out / FILE,
+        folder / FILE,
         (
             Sample(
                 row=row.id,
@@ -152,11 +160,32 @@ def write_metrics(ctx: JobContext) -> None:
     samples = read_samples(ctx.inputs["evaluate"])
     others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
     compared = {name: read_samples(ctx.inputs[place]) for name, place in others.items() if ctx.inputs.get(place)}
-    rows = evaluation_rows(samples, ctx.config.evaluation, compared)
+    rows = evaluation_rows(samples, ctx.config.evaluation, compared) + _front_rows(ctx)
     (ctx.out / "metrics.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     shown = shown_samples(samples, ctx.config.evaluation.sample_prompts)
     lines = (json.dumps(entry, ensure_ascii=False) + "\n" for entry in shown)
     (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def _front_rows(ctx: JobContext) -> list[dict[str, Any]]:
+    """Reward and KL at further guidance strengths, and which of them no other beats in both."""
+    rows: list[dict[str, Any]] = []
+    points = []
+    for eta in ctx.config.evaluation.etas:
+        folders = [folder / eta_folder(eta) for folder in ctx.inputs["evaluate"]]
+        if not folders[0].is_dir():
+            continue  # a method without guidance
+        found = {row["metric"]: row for row in evaluation_rows(read_samples(folders), ctx.config.evaluation)}
+        chosen = [found[name] for name in FRONT_METRICS if name in found]
+        rows += [{**row, "metric": f"{row['metric']}/{eta_folder(eta)}"} for row in chosen]
+        kl, reward = found["kl_per_sequence"]["value"], found["reward"]["value"]
+        if kl is not None and reward is not None:
+            points.append(FrontPoint(kl, reward, eta_folder(eta)))
+    front = {point.label for point in reward_kl_front(points)}
+    bare = {"ci_low": None, "ci_high": None, "n": 0}
+    return rows + [
+        {"metric": f"front/{point.label}", "value": float(point.label in front), **bare} for point in points
+    ]
 
 
 def _number(value: float) -> float | None:

@@ -107,11 +107,19 @@ class ValueGuidedAlgorithms(Algorithm):
         with ctx.loading():
             from pipeline.algos import text
         dataset = text.open_dataset(ctx)
-        if math.isinf(_settings(ctx).eta):
-            policy = text.reference_policy(ctx, dataset)
-        else:
-            policy = text.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(_settings(ctx)))
-        text.evaluate(ctx, policy, dataset)
+        algo = _settings(ctx)
+        text.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
+        for eta in ctx.config.evaluation.etas:
+            folder = ctx.out / text.eta_folder(eta)
+            folder.mkdir()
+            text.evaluate(ctx, self._policy(ctx, dataset, replace(algo, eta=eta)), dataset, folder)
+
+    def _policy(self, ctx: JobContext, dataset: Dataset, algo: ValueAlgoConfig) -> TextPolicy:
+        from pipeline.algos import text
+
+        if math.isinf(algo.eta):
+            return text.reference_policy(ctx, dataset)
+        return text.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(algo))
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""

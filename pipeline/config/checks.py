@@ -121,6 +121,11 @@ def _numbers(config: Config) -> Iterator[str]:
         yield f"generation.top_p={config.generation.top_p}: must be above 0 and at most 1 (1 keeps every token)"
     if not 0 < config.evaluation.confidence < 1:
         yield f"evaluation.confidence={config.evaluation.confidence}: must be between 0 and 1, for example 0.95"
+    for eta in config.evaluation.etas:
+        if not eta > 0:
+            yield f"evaluation.etas: {eta} must be above 0; inf is the reference policy"
+    if len(set(config.evaluation.etas)) != len(config.evaluation.etas):
+        yield f"evaluation.etas={config.evaluation.etas} names a value twice"
     if config.evaluation.split not in ("test", "validation"):
         yield f"evaluation.split='{config.evaluation.split}': must be 'test' or 'validation'"
 

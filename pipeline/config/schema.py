@@ -251,6 +251,8 @@ class EvaluationConfig:
     """Completions per prompt."""
     bootstrap_samples: int = 1000
     confidence: float = 0.95
+    etas: list[float] = field(default_factory=list)
+    """Further guidance strengths at which value-guided methods are evaluated: points of reward against KL."""
     reward_batch_size: int = _hint(256)
     """Completions handed to a reward at once."""
     sample_prompts: int = 8

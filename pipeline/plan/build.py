@@ -77,7 +77,7 @@ def build_plan(
         config: The checked request.
         seconds: Measured run time per sample (per job where it has no samples) by `duration_name`; used for
             ordering and estimates only.
-        sources: Dataset -> what its rows follow from besides its settings; see `plan.sources`.
+        sources: Dataset -> what its rows follow from besides its settings; see `results.sources`.
 
     Raises:
         ConfigError: An algorithm cannot be loaded.

@@ -319,3 +319,14 @@ def die_many_times(work: Work) -> None:
 def write_slowly(work: Work) -> None:
     time.sleep(0.3)
     write(work)
+
+
+def write_number(work: Work) -> None:
+    """Write a number that follows from the job's own and those of its inputs."""
+    read = [int((folder / "number.txt").read_text()) for folders in work.inputs.values() for folder in folders]
+    (work.out / "number.txt").write_text(str((work.payload["number"] + 31 * sum(read)) % 1_000_003))
+
+
+def die_many_times_and_write(work: Work) -> None:
+    die_many_times(work)
+    write_number(work)

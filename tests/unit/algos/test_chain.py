@@ -193,6 +193,21 @@ def test_infinite_eta_is_the_reference_to_the_byte(tmp_path: Path, algo: str) ->
     assert not [key for key in kept._kept if key[0] == "value"]
 
 
+def test_a_sweep_of_eta_gives_points_of_reward_against_kl(tmp_path: Path) -> None:
+    sweep = Chains(
+        tmp_path,
+        "evaluation.etas=[0.05,2,inf]",
+        "algos.PITA.enabled=false",
+        "rounds_of_training=1",
+        "data_collection.prompts_per_round=20",
+    )
+    found = sweep.metrics("QSharp", 1)
+    kl = [found[f"kl_per_sequence/eta={eta}"] for eta in ("0.05", "2", "inf")]
+    assert kl[0] > kl[1] > kl[2] == 0
+    assert found["front/eta=inf"] == 1  # nothing has less divergence
+    assert found["reward/eta=inf"] == sweep.metrics("reference", 0)["reward"]
+
+
 @pytest.mark.parametrize("head", ["v", "q"])
 def test_both_heads_run_through(tmp_path: Path, head: str) -> None:
     overrides = [f"algos.QSharp.head={head}", "algos.PITA.enabled=false", "algos.QSharp.truncate=false"]
