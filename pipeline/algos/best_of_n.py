@@ -53,7 +53,8 @@ class BestOfN(Algorithm):
         """Draw, score and pair; a majority vote needs none of it."""
         with ctx.loading():
             from pipeline.algos import text
-            from pipeline.algos.groups import PAIRS, draw_groups, write_generation
+            from pipeline.algos.groups import PAIRS, draw_groups
+            from pipeline.algos.rounds import write_generation
         algo = _settings(ctx)
         if algo.selection is Selection.majority:
             write_generation(ctx, 0, 0, 0)
@@ -66,8 +67,8 @@ class BestOfN(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the reward model that picks."""
         with ctx.loading():
-            from pipeline.algos.groups import this_round, tokens_generated
             from pipeline.algos.reward_stage import LearntReward
+            from pipeline.algos.rounds import rounds_to_train_on, tokens_generated
         algo = _settings(ctx)
         spent = {"tokens_generated": tokens_generated(ctx)}
         if algo.selection is Selection.majority:
@@ -76,7 +77,7 @@ class BestOfN(Algorithm):
         settings = RewardModelConfig(
             batch_size=algo.batch_size, epochs=algo.epochs, learning_rate=algo.learning_rate
         )
-        folders = ctx.inputs["generate@so_far"] if algo.aggregate else this_round(ctx, "generate@so_far")
+        folders = rounds_to_train_on(ctx, aggregate=algo.aggregate)
         learnt = LearntReward(ctx, folders, settings, more=False)
         learnt.about |= spent
         learnt.save("training.json")
@@ -93,7 +94,7 @@ class BestOfN(Algorithm):
         policy = best_of_n.BestOfN(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
         policy.count = algo.num_generations
         policy.pick = _majority(ctx, policy) if algo.selection is Selection.majority else _reward_model(ctx)
-        text.evaluate(ctx, policy, dataset)
+        text.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""

@@ -35,7 +35,8 @@ class DPO(PostTrainingAlgorithms):
             return
         with ctx.loading():
             from pipeline.algos import text
-            from pipeline.algos.groups import PAIRS, write_generation
+            from pipeline.algos.groups import PAIRS
+            from pipeline.algos.rounds import write_generation
         rows = text.round_rows(ctx, text.open_dataset(ctx))
         _, tokenizer = text.reference_model(ctx)
         existing_sequences(rows, tokenizer).save(ctx.out, PAIRS)
@@ -51,13 +52,13 @@ class DPO(PostTrainingAlgorithms):
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Compare the policy with its anchor on every pair."""
         with ctx.loading():
-            from pipeline.algos.groups import PAIRS, this_round
+            from pipeline.algos.groups import PAIRS
+            from pipeline.algos.rounds import rounds_to_train_on
             from pipeline.training.dpo import DPOObjective, fit_dpo
             from pipeline.training.policy import trained_tokens
             from pipeline.training.sequences import Sequences
         algo = _settings(ctx)
-        folders = ctx.inputs["generate@so_far"] if algo.aggregate else this_round(ctx, "generate@so_far")
-        pairs = Sequences.load(folders, PAIRS)
+        pairs = Sequences.load(rounds_to_train_on(ctx, aggregate=algo.aggregate), PAIRS)
         held = self._anchor_scores(ctx, pairs)
         objective = DPOObjective(
             loss_type=algo.loss_type,
@@ -72,7 +73,6 @@ class DPO(PostTrainingAlgorithms):
             "loss": losses,
             **reports,
         }
-
 
     def _anchor_scores(self, ctx: JobContext, pairs: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +19,6 @@ from pipeline.rewards.preference import UNDECIDED, decide
 from pipeline.rewards.scoring import Scored
 from pipeline.training.sequences import Sequences
 
-GENERATION = "generation.json"
 PAIRS = "pairs.safetensors"
 
 
@@ -114,24 +111,6 @@ def draw_groups(ctx: JobContext, dataset: Dataset, policy: TextPolicy, size: int
         score(ctx, repeated, policy.text(decoded.tokens), decoded.tokens, batch_size),
         sample_keys(ctx.seed, f"{name}/preference", ids, 1)[:, 0],
     )
-
-
-def write_generation(ctx: JobContext, prompts: int, completions: int, tokens: int) -> None:
-    """Note what generation cost: prompts, completions and their tokens."""
-    about = {"prompts": prompts, "completions": completions, "tokens": tokens}
-    (ctx.out / GENERATION).write_text(json.dumps(about) + "\n")
-
-
-def tokens_generated(ctx: JobContext) -> int:
-    """Tokens that this round's shards have generated."""
-    folders = this_round(ctx, "generate@so_far")
-    return sum(int(json.loads((folder / GENERATION).read_bytes())["tokens"]) for folder in folders)
-
-
-def this_round(ctx: JobContext, name: str) -> tuple[Path, ...]:
-    """The folders of this round among those of all rounds so far: every round has equally many."""
-    folders = ctx.inputs[name]
-    return folders[len(folders) // ctx.round * (ctx.round - 1) :]
 
 
 def _some(scored: Scored, places: NDArray[np.int64]) -> Scored:

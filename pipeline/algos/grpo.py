@@ -35,9 +35,9 @@ class GRPO(PostTrainingAlgorithms):
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders of samples to train on."""
-        from pipeline.algos.groups import this_round
+        from pipeline.algos.rounds import rounds_to_train_on
 
-        return ctx.inputs["generate@so_far"] if _settings(ctx).aggregate else this_round(ctx, "generate@so_far")
+        return rounds_to_train_on(ctx, aggregate=_settings(ctx).aggregate)
 
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Raise what is better than its group, within the clipped ratio."""

@@ -57,6 +57,7 @@ class PITA(ValueGuidedAlgorithms):
             beta=algo.beta,
             ties=algo.ties,
         )
+        rollouts.note_cost()
         kept = [index for index in range(len(cuts)) if preferred[index] >= 0]
         sides = [(index, side) for index in kept for side in (0, 1)]
         return Sequences.of(

@@ -72,7 +72,8 @@ class PostTrainingAlgorithms(Algorithm):
         """Draw and score; in the first round the current policy is the reference itself."""
         with ctx.loading():
             from pipeline.algos import text
-            from pipeline.algos.groups import draw_groups, write_generation
+            from pipeline.algos.groups import draw_groups
+            from pipeline.algos.rounds import write_generation
         algo, dataset = policy_settings(ctx), text.open_dataset(ctx)
         policy = self.current_policy(ctx, dataset)
         groups = draw_groups(ctx, dataset, policy, algo.num_generations)
@@ -82,7 +83,7 @@ class PostTrainingAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Train, and save a model that loads as any other, with its tokenizer."""
         with ctx.loading():
-            from pipeline.algos.groups import tokens_generated
+            from pipeline.algos.rounds import tokens_generated
             from pipeline.algos.text import reference_source
             from pipeline.models.load import load_tokenizer
             from pipeline.training.lora import merged
@@ -100,7 +101,7 @@ class PostTrainingAlgorithms(Algorithm):
         with ctx.loading():
             from pipeline.algos import text
         dataset = text.open_dataset(ctx)
-        text.evaluate(ctx, trained_policy(ctx, dataset, ctx.input("train"), compared=True), dataset)
+        text.evaluate(ctx, trained_policy(ctx, dataset, ctx.input("train"), compared=True), dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""

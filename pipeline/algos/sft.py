@@ -32,14 +32,12 @@ class SFT(PostTrainingAlgorithms):
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Raise the likelihood of every token of the completions."""
         with ctx.loading():
-            from pipeline.algos.groups import this_round
+            from pipeline.algos.rounds import rounds_to_train_on
             from pipeline.training.policy import trained_tokens
             from pipeline.training.sequences import Sequences
             from pipeline.training.sft import fit_sft
         algo = _settings(ctx)
-        data = Sequences.load(
-            ctx.inputs["generate@so_far"] if algo.aggregate else this_round(ctx, "generate@so_far")
-        )
+        data = Sequences.load(rounds_to_train_on(ctx, aggregate=algo.aggregate))
         losses = fit_sft(model, data, fitting)
         return {"sequences": len(data), "tokens_trained": trained_tokens(data, algo.epochs), "loss": losses}
 

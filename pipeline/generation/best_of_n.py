@@ -19,7 +19,7 @@ from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import Keys, split_keys
 
 Picker = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], int], NDArray[np.int64]]
-"""From prompts and completions, in groups of so many adjacent ones, to the place of each picked one in its group."""
+"""From prompts, completions and the size of groups to the place of the picked completion in each group."""
 
 
 class BestOfN(TextPolicy):

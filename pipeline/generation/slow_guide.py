@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from pipeline.config.schema import HeadType
+from pipeline.generation.guide import candidate_values
 from pipeline.generation.sampling import policy_logprobs
 from pipeline.generation.tilt import Tilt, find_candidates, full_row, guided_logprobs
 from pipeline.models.value import ValueModel

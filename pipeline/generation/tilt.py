@@ -35,14 +35,14 @@ def bernoulli_offset(eta: float) -> Offset:
 def atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
     """Q# for rewards with a distribution: ``log E[exp(R/eta)]``, R one of n atoms (arXiv 2502.20548, section 3).
 
-    Values have n logits each, the last dimension. With the atoms 0 and 1 it is `bernoulli_offset` of the difference
-    of the two logits.
+    Values have n logits each, in their last dimension. With the atoms 0 and 1 it is `bernoulli_offset` of the
+    difference of the two logits.
     """
     return lambda z: (z.log_softmax(-1) + torch.tensor(atoms, device=z.device) / eta).logsumexp(-1)
 
 
 def expected_offset(eta: float, low: float = 0.0, high: float = 1.0) -> Offset:
-    """Controlled decoding: ``E[R] / eta``, R being `high` with probability sigmoid(z) (arXiv 2310.17022, section 2)."""
+    """Controlled decoding (arXiv 2310.17022): ``E[R] / eta``; R is `high` with probability sigmoid(z), else `low`."""
     return lambda z: (low + (high - low) * torch.sigmoid(z)) / eta
 
 

@@ -77,8 +77,8 @@ class ValueModel(PreTrainedModel):
             use_cache: Whether to extend it.
 
         Returns:
-            Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability. With
-            n atoms a last dimension of n more, of which softmax(z) is a distribution.
+            Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
+            With n atoms one more dimension at the end, along which softmax(z) is a distribution.
         """
         hidden = self.backbone(
             input_ids=input_ids,

@@ -86,7 +86,7 @@ def fit_value(
 
 
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:
-    """Value logit of every token of whole sequences, padded on the right; shape [B, T], or [B, T, n] with n atoms."""
+    """Value of every token of whole sequences, padded on the right; shape [B, T], or [B, T, n] with n atoms."""
     # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
     values: Tensor = model(ids)
     return values if model.config.head == HeadType.v.name else chosen_values(values, ids)
