@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from pipeline.generation.policy import TextPolicy
     from pipeline.training.policy import Fitting
 
-TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo")
-"""What training a policy depends on; of `generation`, the temperature that samples were drawn at."""
+TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model")
+"""What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
+`model` where the reference is."""
 
 GENERATE = Stage(
     "generate",
