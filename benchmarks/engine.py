@@ -211,6 +211,7 @@ class _BarePool:
                     inputs={},
                     store=str(self._folder),
                     scratch=str(self._folder),
+                    verified=str(self._folder),
                     log_path=str(self._folder / f"log.{index}.txt"),
                 ),
             )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipeline import cli, preflight
+from pipeline import cli, look, preflight, store_commands
 from pipeline.errors import PipelineError
 from pipeline.experiment import print_results
 from pipeline.results.paths import find_run
 from pipeline.results.record import read_results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(store_commands.app, name="store")
 
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
 
@@ -37,13 +40,69 @@ def check(output_dir: OutputDir = Path("outputs")) -> None:
 @app.command(help="Print the table of an experiment's newest run again.")
 def show(name: str, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
-    try:
+    with _refusing():
         folder = find_run(output_dir, name)
         if not folder.results_json.is_file():
             raise PipelineError(f"{folder.path} has no results yet")
         print_results(cli.make_console(), read_results(folder.results_json), folder)
+
+
+Run = Annotated[str | None, typer.Option(help="Timestamp of a run, or how it begins; the newest if left out.")]
+Job = Annotated[str, typer.Argument(help="Id of a job, a part of it that no other has, or a pattern with '*'.")]
+
+
+@app.command(help="Show where runs stand: the newest of every experiment, or one in detail.")
+def status(
+    name: Annotated[str | None, typer.Argument(help="The experiment; all if left out.")] = None,
+    run: Run = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON, nothing cut off.")] = False,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Show the state of runs."""
+    with _refusing():
+        look.status(output_dir, name, run, cli.make_console(), as_json=as_json)
+
+
+@app.command(help="Print the log of a run, or of the last attempt at one of its jobs.")
+def logs(
+    name: str,
+    job: Annotated[str | None, typer.Argument(help="A job, see `why`; the engine's own log if left out.")] = None,
+    run: Run = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Another attempt than the last.")] = None,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job or run is over.")] = False,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Print logs as they are."""
+    with _refusing():
+        look.logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow)
+
+
+@app.command(help="Explain where a job stands, and why it ran again or would run with other settings.")
+def why(
+    name: str,
+    job: Job,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings of a run that is not started yet: KEY=VALUE ...")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Timestamp of the run to compare with.")] = None,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Explain one job."""
+    with _refusing():
+        for line in look.why(output_dir, name, job, against, overrides or []):
+            typer.echo(line)
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Answer what a user did wrong with one message, and Ctrl-C with its exit code."""
+    try:
+        yield
     except PipelineError as error:
         raise typer.Exit(cli.refuse(error)) from error
+    except KeyboardInterrupt as interrupt:
+        raise typer.Exit(cli.INTERRUPTED) from interrupt
 
 
 def main() -> None:

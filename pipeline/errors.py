@@ -22,6 +22,10 @@ class CycleError(PlanError):
     """The jobs of a plan depend on each other in a circle."""
 
 
+class DataError(PipelineError):
+    """A dataset's files are missing or damaged, or a row lacks what it needs."""
+
+
 class DeviceError(PipelineError):
     """A device was asked for that does not exist or cannot be used."""
 
@@ -30,12 +34,47 @@ class StoreError(PipelineError):
     """A stored output is missing, incomplete or altered, or could not be written."""
 
 
+class DamagedOutput(StoreError):  # noqa: N818 - it names what was found
+    """A stored output cannot be used.
+
+    Attributes:
+        key: Its key.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(
+            f"stored output {key[:12]} cannot be used: {problem}. Run the same command again: it is made anew."
+        )
+        self.key = key
+        self.problem = problem
+
+
 class WorkerError(PipelineError):
     """Something went wrong with a worker process rather than with a job's own code."""
 
 
 class JobError(PipelineError):
     """A job could not be completed."""
+
+
+class OutOfMemory(JobError):  # noqa: N818 - as torch names it
+    """A job's work does not fit into memory, not even one group of sequences at a time.
+
+    Attributes:
+        tried: Sequences at once that did not fit, in the order in which they were tried.
+        group: Sequences that belong together.
+    """
+
+    def __init__(self, what: str, tried: tuple[int, ...], group: int, said: str, remedy: str) -> None:
+        sizes = ", ".join(map(str, tried))
+        smallest = "a single sequence" if group == 1 else f"a single group of {group} sequences"
+        super().__init__(
+            f"out of memory with {smallest} at once ({what} sizes tried: {sizes}). {remedy}".rstrip()
+            + f" The allocator said: {said}"
+        )
+        self.tried = tried
+        self.group = group
 
 
 class JobStopped(PipelineError):  # noqa: N818 - it tells of no error

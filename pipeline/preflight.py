@@ -20,7 +20,7 @@ from rich.console import Console
 
 from pipeline.config.load import conf_dir, config_from_plain, load_config, to_plain
 from pipeline.config.schema import DeviceChoice
-from pipeline.devices.inventory import Device, find_gpus, memory_available_bytes, usable_cores
+from pipeline.devices.inventory import Device, find_gpus, memory_available_bytes, read_usage, usable_cores
 from pipeline.devices.select import choose_devices
 from pipeline.errors import PipelineError
 from pipeline.experiment import run_jobs
@@ -115,7 +115,7 @@ def check_gpu_memory() -> Check:
     gpus = find_gpus()
     if not gpus:
         return Check("GPU memory", Verdict.PASS, "no GPU, nothing to check")
-    used = {gpu.index: _gpu_memory_used(gpu) / gpu.memory_total_bytes for gpu in gpus}
+    used = {gpu.index: read_usage(gpu).used_bytes / gpu.memory_total_bytes for gpu in gpus}
     seen = ", ".join(f"GPU {index}: {share:.0%} in use" for index, share in used.items())
     busy = [index for index, share in used.items() if share > GPU_IN_USE]
     if busy:
@@ -123,16 +123,6 @@ def check_gpu_memory() -> Check:
         remedy = f"stop what runs there (`nvidia-smi` names it), or set CUDA_VISIBLE_DEVICES={free}"
         return Check("GPU memory", Verdict.WARN, seen, remedy)
     return Check("GPU memory", Verdict.PASS, seen)
-
-
-def _gpu_memory_used(gpu: Device) -> int:
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).used)
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def check_config() -> Check:

@@ -17,6 +17,7 @@ from pipeline.errors import JobError
 
 if TYPE_CHECKING:
     from pipeline.models.cache import ModelCache
+    from pipeline.training.checkpoint import Checkpoints
 
 Section = Literal["system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"]
 
@@ -29,17 +30,18 @@ class Read:
         stage: Name of the stage that is read.
         rounds: ``this`` round, the ``previous`` one (left out in round 1), or every round ``so_far``,
             this one included.
-        algo: ``self``, or ``reference`` for the work that all chains share.
+        algo: ``self``, ``reference`` for the reference policy, or ``dataset`` for the preparation of the data; all
+            chains share those two.
     """
 
     stage: str
     rounds: Literal["this", "previous", "so_far"] = "this"
-    algo: Literal["self", "reference"] = "self"
+    algo: Literal["self", "reference", "dataset"] = "self"
 
     @property
     def name(self) -> str:
         """Name under which the stage's method finds it: ``train``, ``train@previous``, ``reference.train``."""
-        prefix = "reference." if self.algo == "reference" else ""
+        prefix = "" if self.algo == "self" else f"{self.algo}."
         suffix = "" if self.rounds == "this" else f"@{self.rounds}"
         return f"{prefix}{self.stage}{suffix}"
 
@@ -98,6 +100,8 @@ class JobContext:
         out: Folder to write to; committed whole when the method returns.
         device: ``cpu`` or ``cuda``, for `torch.device`.
         checkpoints: Folder that outlives a failed attempt and the run, for what lets the next attempt go on.
+        checkpoint_every_steps: As `training` has it, for stages that do not declare that section too.
+        checkpoint_every_minutes: As `training` has it.
         hints: Folder shared by all jobs of a store, for what makes later jobs faster but changes no result.
         stopping: Whether the run is about to end: save a checkpoint and raise `JobStopped`.
         models: Models that stay loaded between jobs of this worker.
@@ -115,6 +119,8 @@ class JobContext:
     out: Path
     device: str
     checkpoints: Path
+    checkpoint_every_steps: int
+    checkpoint_every_minutes: float
     hints: Path
     models: ModelCache
     loading: Callable[[], AbstractContextManager[None]] = field(repr=False)
@@ -131,6 +137,26 @@ class JobContext:
         if len(folders) != 1:
             raise JobError(f"{self.job_id}: expected one folder for input '{name}', found {len(folders)}")
         return folders[0]
+
+    def checkpoint(self, training: str, *, also_finished: bool = False) -> Checkpoints:
+        """The checkpoints of a training that this job does; see `training.checkpoint`.
+
+        Args:
+            training: Names it among the trainings of the stage; a plain word.
+            also_finished: Save its end too, for a stage that goes on with other work.
+        """
+        from pipeline.training.checkpoint import Checkpoints
+
+        # The folder is named by the job's key, which covers every setting that decides what is computed.
+        about = {"key": self.checkpoints.name, "algo": self.algo, "round": self.round, "seed": self.seed}
+        return Checkpoints(
+            self.checkpoints / training,
+            {**about, "training": training},
+            every_steps=self.checkpoint_every_steps,
+            every_minutes=self.checkpoint_every_minutes,
+            stopping=self.stopping,
+            also_finished=also_finished,
+        )
 
     def optional_input(self, name: str) -> Path | None:
         """The folder of an input that the first round does not have, or None."""
@@ -152,7 +178,19 @@ class Algorithm:
     """Settings under ``algos.<name>``."""
 
 
+DATASET, PROMPTS = "dataset", "prompts"
+"""Inputs that every stage gets which sees the section ``dataset``, or decodes text too, where data is prepared."""
+
 REFERENCE_TRAIN = Read("train", algo="reference")
+
+METRICS = Stage(
+    "metrics",
+    reads=(Read("evaluate"), Read("evaluate", "previous"), Read("evaluate", algo="reference")),
+    config=("evaluation",),
+    loads_models=False,
+    seconds=0.5,
+)
+"""The last stage of every chain: numbers with intervals, and differences to the reference and the last round."""
 
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 """What any stage that decodes text depends on."""

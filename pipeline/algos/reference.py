@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import ClassVar
 
 from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
@@ -21,12 +20,12 @@ class Reference(Algorithm):
     )
 
     def train(self, ctx: JobContext) -> None:
-        """Train a tiny model, or note where the model is that the configuration names."""
+        """Train a tiny model, or note where the model is that the configuration names; see `models.source`."""
         model = ctx.config.model
         if not isinstance(model, TinyModelConfig):
-            path = Path(str(model.path))
-            source = str(path.absolute()) if path.is_dir() else model.path
-            (ctx.out / "model.json").write_text(json.dumps({"path": source}) + "\n")
+            with ctx.loading():
+                from pipeline.models.source import write_reference
+            write_reference(model, ctx.out)
             return
         with ctx.loading():
             from pipeline.algos.text import open_dataset
@@ -37,6 +36,8 @@ class Reference(Algorithm):
             dataset,
             ctx.device,
             lambda step, tokens: ctx.progress(step, total=model.steps, tokens=tokens),
+            checkpoint=ctx.checkpoint("reference"),
+            hints=ctx.hints,
         )
         trained.cpu().save_pretrained(ctx.out)
         make_tokenizer(dataset).save_pretrained(ctx.out)
@@ -47,7 +48,7 @@ class Reference(Algorithm):
         with ctx.loading():
             from pipeline.algos import text
         dataset = text.open_dataset(ctx)
-        text.evaluate(ctx, text.reference_policy(ctx, dataset), dataset)
+        text.evaluate(ctx, text.reference_policy(ctx, dataset), dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""

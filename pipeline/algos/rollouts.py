@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.algos.base import JobContext
-from pipeline.algos.text import round_rows, row_ids
+from pipeline.algos.text import encode, round_rows, row_ids
 from pipeline.datasets.base import Dataset
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import Keys, sample_keys, uniforms
@@ -30,7 +30,7 @@ class Rollouts:
         rows = round_rows(ctx, dataset)
         self._ids = row_ids(rows)
         self._generated = 0
-        encoded = policy.encode([row.prompt for row in rows])
+        encoded = encode(ctx, policy, rows)
         decoded = policy.complete(encoded, self.keys("roll_in"), samples=self._samples, on_batch=self._report)
         self._generated = sum(map(len, decoded.tokens))
         self.tokens = decoded.tokens
@@ -63,7 +63,7 @@ class Rollouts:
         Returns:
             Whole completions: prefix and rest.
         """
-        limits = [0 if self._over(policy, prefix) else policy.limit - len(prefix) for prefix in prefixes]
+        limits = [0 if policy.ended(prefix) else policy.limit - len(prefix) for prefix in prefixes]
         open_ones = [index for index, limit in enumerate(limits) if limit > 0]
         keys = None if stream is None else self.keys(stream).reshape(-1, 1)[open_ones]
         starts = [self.prompts[index] + list(prefixes[index]) for index in open_ones]
@@ -74,9 +74,6 @@ class Rollouts:
         for index, rest in zip(open_ones, decoded.tokens, strict=True):
             finished[index] += rest
         return finished
-
-    def _over(self, policy: TextPolicy, prefix: Sequence[int]) -> bool:
-        return policy.eos_id is not None and bool(prefix) and prefix[-1] == policy.eos_id
 
     def _report(self, done: int, tokens: int) -> None:
         self._ctx.progress(min(done, len(self._ids) * self._samples), tokens=self._generated + tokens)

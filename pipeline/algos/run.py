@@ -25,7 +25,7 @@ def run_stage(work: Work) -> None:
     config = stage_config_from_plain(payload["config"])
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
     with work.loading():
-        _prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
+        prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
     from pipeline.models.cache import ModelCache
 
     if _MODELS not in work.memory:
@@ -45,6 +45,8 @@ def run_stage(work: Work) -> None:
         out=work.out,
         device=work.device,
         checkpoints=work.checkpoints,
+        checkpoint_every_steps=int(payload["checkpoint_every_steps"]),
+        checkpoint_every_minutes=float(payload["checkpoint_every_minutes"]),
         hints=work.hints,
         models=work.memory[_MODELS],
         loading=work.loading,
@@ -54,7 +56,7 @@ def run_stage(work: Work) -> None:
     getattr(algorithm, payload["stage"])(context)
 
 
-def _prepare_torch(threads: int) -> None:
+def prepare_torch(threads: int) -> None:
     """Make what torch computes depend on nothing but the job."""
     import torch
     from transformers.utils import logging

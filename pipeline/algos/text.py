@@ -4,48 +4,65 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.algos.base import JobContext
-from pipeline.datasets.base import Dataset, Row
+from pipeline.algos.base import DATASET, PROMPTS, JobContext
+from pipeline.config.load import to_plain
+from pipeline.config.schema import HFModelConfig
+from pipeline.datasets.base import Dataset, Row, plain_text
 from pipeline.datasets.registry import load_dataset
-from pipeline.evaluation.metrics import FILE, Sample, metric_rows, read_samples, shown_samples, write_samples
+from pipeline.datasets.tokenized import TokenizedPrompts
+from pipeline.evaluation.front import FrontPoint, reward_kl_front
+from pipeline.evaluation.metrics import FILE, Sample, evaluation_rows, read_samples, shown_samples, write_samples
 from pipeline.generation.decode import Guidance
 from pipeline.generation.guide import value_reader
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import sample_keys
 from pipeline.generation.tilt import Tilt
+from pipeline.models.batch_size import BatchSizes
 from pipeline.models.load import load_policy, load_tokenizer, load_value
-from pipeline.rewards.base import CORRECT, score
-from pipeline.rewards.registry import load_reward
+from pipeline.models.source import reference_folder
+from pipeline.rewards.scoring import Scored, Scorer
 
-POINTER = "model.json"
-"""In the output of a reference that was not trained in the run: where its model is."""
+FRONT_METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token")
 
 
-def reference_source(folder: Path) -> str:
-    """Folder or hub id of the reference's model."""
-    pointer = folder / POINTER
-    return str(json.loads(pointer.read_bytes())["path"]) if pointer.is_file() else str(folder)
+def reference_source(ctx: JobContext) -> str:
+    """The folder of the reference's model and tokenizer."""
+    return reference_folder(ctx.input("reference.train"), ctx.config.model)
 
 
 def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The reference and its tokenizer, kept loaded between jobs."""
-    source = reference_source(ctx.input("reference.train"))
-    system = ctx.config.system
-    model = ctx.models.get(("policy", source), lambda: load_policy(source, system, ctx.device), ctx.loading)
-    tokenizer = ctx.models.get(("tokenizer", source), lambda: load_tokenizer(source), ctx.loading)
+    source, system, trust = reference_source(ctx), ctx.config.system, trusts_code(ctx)
+    model = ctx.models.get(
+        ("policy", source),
+        lambda: load_policy(source, system, ctx.device, trust_remote_code=trust),
+        ctx.loading,
+    )
+    tokenizer = ctx.models.get(
+        ("tokenizer", source), lambda: load_tokenizer(source, trust_remote_code=trust), ctx.loading
+    )
     return model, tokenizer
+
+
+def trusts_code(ctx: JobContext) -> bool:
+    """Whether the user lets the model bring Python code along."""
+    model = ctx.config.model
+    return isinstance(model, HFModelConfig) and model.trust_remote_code
 
 
 def reference_policy(ctx: JobContext, dataset: Dataset) -> TextPolicy:
     """The reference as it is."""
     model, tokenizer = reference_model(ctx)
-    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device)
+    sizes = BatchSizes(ctx.hints, ctx.device, model)
+    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
 
 
 def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) -> TextPolicy:
@@ -54,12 +71,22 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) ->
     system = ctx.config.system
     guide = ctx.models.get(("value", str(value)), lambda: load_value(value, system, ctx.device), ctx.loading)
     guidance = Guidance(value_reader(guide), tilt)
-    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, guidance)
+    sizes = BatchSizes(ctx.hints, ctx.device, model, guide)
+    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, guidance, sizes=sizes)
 
 
 def open_dataset(ctx: JobContext) -> Dataset:
-    """The dataset of the chain."""
-    return load_dataset(ctx.config.dataset)
+    """The dataset of the chain: prepared, where it is read rather than made."""
+    return load_dataset(ctx.config.dataset, ctx.optional_input(DATASET))
+
+
+def encode(ctx: JobContext, policy: TextPolicy, rows: Sequence[Row]) -> list[list[int]]:
+    """Token ids of the prompts of rows: those of the preparation, where there was one."""
+    prepared = ctx.optional_input(PROMPTS)
+    if prepared is None:
+        return policy.fitted(policy.encode([row.prompt for row in rows]))
+    prompts = TokenizedPrompts(prepared)
+    return policy.fitted([prompts[row.id] for row in rows])
 
 
 def round_rows(ctx: JobContext, dataset: Dataset) -> list[Row]:
@@ -76,41 +103,62 @@ def row_ids(rows: Sequence[Row]) -> NDArray[np.int64]:
 def score_completions(
     ctx: JobContext, policy: TextPolicy, rows: Sequence[Row], completions: Sequence[Sequence[int]], batch_size: int
 ) -> NDArray[np.float64]:
-    """Rewards of completions, one row each; NaN where the reward does not apply."""
-    reward = load_reward(ctx.config.dataset.reward)
-    return score(reward, rows, policy.text(completions), completions, batch_size)
+    """Rewards of completions, one row each; NaN where none applies or one failed."""
+    return score(ctx, rows, policy.text(completions), completions, batch_size).values
 
 
-def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
-    """Sample completions of held-out prompts, score them and write them down."""
+def score(
+    ctx: JobContext,
+    rows: Sequence[Row],
+    texts: Sequence[str],
+    completions: Sequence[Sequence[int]],
+    batch_size: int,
+) -> Scored:
+    """Score completions by all rewards of the dataset, one row each."""
+    settings = json.dumps(to_plain(ctx.config.dataset), sort_keys=True)
+    make = partial(Scorer, ctx.config.dataset, ctx.device, ctx.hints)
+    scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
+    return scorer.score(rows, texts, completions, batch_size)
+
+
+def eta_folder(eta: float) -> str:
+    """Folder of the samples at a further guidance strength, in the output of an evaluation."""
+    return f"eta={eta:g}"
+
+
+def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path) -> None:
+    """Sample completions of held-out prompts, score them and write them to a folder."""
     settings = ctx.config.evaluation
     ids = dataset.ids(settings.split)[ctx.rows[0] : ctx.rows[1]]
     rows = [dataset.row(int(row)) for row in ids]
     # The stream has no name of an algorithm or round in it: all are compared on the same draws.
     keys = sample_keys(ctx.seed, "evaluate", row_ids(rows), settings.num_samples)
-    prompts = policy.encode([row.prompt for row in rows])
     decoded = policy.complete(
-        prompts,
+        encode(ctx, policy, rows),
         keys,
         samples=settings.num_samples,
         on_batch=lambda done, tokens: ctx.progress(done, tokens=tokens),
     )
     repeated = [row for row in rows for _ in range(settings.num_samples)]
     texts = policy.text(decoded.tokens)
-    scores = score(load_reward(ctx.config.dataset.reward), repeated, texts, decoded.tokens)
+    scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
+    several = scored.parts if len(scored.parts) > 1 else {}
     write_samples(
-        ctx.out / FILE,
+        folder / FILE,
         (
             Sample(
                 row=row.id,
                 sample=index % settings.num_samples,
-                prompt=row.prompt,
+                prompt=plain_text(row.prompt),
                 completion=texts[index],
                 tokens=len(decoded.tokens[index]),
-                reward=None if np.isnan(scores[index]) else float(scores[index]),
-                correct=bool(scores[index] >= CORRECT),
+                reward=_number(scored.values[index]),
+                correct=scored.correct[index],
                 kl=float(f"{decoded.kl[index]:.9g}"),
                 truncated=policy.truncated(decoded.tokens[index]),
+                answer=scored.answers[index],
+                parts={name: _number(values[index]) for name, values in several.items()},
+                fault=scored.faults[index],
             )
             for index, row in enumerate(repeated)
         ),
@@ -120,8 +168,35 @@ def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> None:
 def write_metrics(ctx: JobContext) -> None:
     """Turn the evaluated samples of all shards into metrics, and pick some samples to show."""
     samples = read_samples(ctx.inputs["evaluate"])
-    rows = metric_rows(samples, ctx.config.evaluation)
+    others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
+    compared = {name: read_samples(ctx.inputs[place]) for name, place in others.items() if ctx.inputs.get(place)}
+    rows = evaluation_rows(samples, ctx.config.evaluation, compared) + _front_rows(ctx)
     (ctx.out / "metrics.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     shown = shown_samples(samples, ctx.config.evaluation.sample_prompts)
     lines = (json.dumps(entry, ensure_ascii=False) + "\n" for entry in shown)
     (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def _front_rows(ctx: JobContext) -> list[dict[str, Any]]:
+    """Reward and KL at further guidance strengths, and which of them no other beats in both."""
+    rows: list[dict[str, Any]] = []
+    points = []
+    for eta in ctx.config.evaluation.etas:
+        folders = [folder / eta_folder(eta) for folder in ctx.inputs["evaluate"]]
+        if not folders[0].is_dir():
+            continue  # a method without guidance
+        found = {row["metric"]: row for row in evaluation_rows(read_samples(folders), ctx.config.evaluation)}
+        chosen = [found[name] for name in FRONT_METRICS if name in found]
+        rows += [{**row, "metric": f"{row['metric']}/{eta_folder(eta)}"} for row in chosen]
+        kl, reward = found["kl_per_sequence"]["value"], found["reward"]["value"]
+        if kl is not None and reward is not None:
+            points.append(FrontPoint(kl, reward, eta_folder(eta)))
+    front = {point.label for point in reward_kl_front(points)}
+    bare = {"ci_low": None, "ci_high": None, "n": 0}
+    return rows + [
+        {"metric": f"front/{point.label}", "value": float(point.label in front), **bare} for point in points
+    ]
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
 from pipeline.errors import JobError
 
@@ -51,7 +52,7 @@ class ValueGuidedAlgorithms(Algorithm):
             config=(*TEXT, "evaluation", "algo"),
             seconds=1.0,
         ),
-        Stage("metrics", reads=(Read("evaluate"),), config=("evaluation",), loads_models=False, seconds=0.3),
+        METRICS,
     )
 
     def offset(self, algo: ValueAlgoConfig) -> Offset:
@@ -77,7 +78,7 @@ class ValueGuidedAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""
         with ctx.loading():
-            from pipeline.algos.text import reference_source
+            from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
             from pipeline.training.sequences import Sequences
             from pipeline.training.value import fit_value
@@ -94,9 +95,12 @@ class ValueGuidedAlgorithms(Algorithm):
             device=ctx.device,
             clear_cache_interval=ctx.config.system.clear_cache_interval,
             on_step=lambda done, tokens: ctx.progress(done, total=len(data) * algo.epochs, tokens=tokens),
+            checkpoint=ctx.checkpoint("value"),
+            hints=ctx.hints,
         )
         model.cpu().save_pretrained(ctx.out)
-        load_tokenizer(reference_source(ctx.input("reference.train"))).save_pretrained(ctx.out)
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenizer.save_pretrained(ctx.out)
         about = {"sequences": len(data), "mean_label": float(data.labels.mean()) if len(data) else None}
         (ctx.out / "training.json").write_text(json.dumps({**about, "loss": losses}) + "\n")
 
@@ -105,11 +109,19 @@ class ValueGuidedAlgorithms(Algorithm):
         with ctx.loading():
             from pipeline.algos import text
         dataset = text.open_dataset(ctx)
-        if math.isinf(_settings(ctx).eta):
-            policy = text.reference_policy(ctx, dataset)
-        else:
-            policy = text.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(_settings(ctx)))
-        text.evaluate(ctx, policy, dataset)
+        algo = _settings(ctx)
+        text.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
+        for eta in ctx.config.evaluation.etas:
+            folder = ctx.out / text.eta_folder(eta)
+            folder.mkdir()
+            text.evaluate(ctx, self._policy(ctx, dataset, replace(algo, eta=eta)), dataset, folder)
+
+    def _policy(self, ctx: JobContext, dataset: Dataset, algo: ValueAlgoConfig) -> TextPolicy:
+        from pipeline.algos import text
+
+        if math.isinf(algo.eta):
+            return text.reference_policy(ctx, dataset)
+        return text.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(algo))
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""
@@ -126,8 +138,9 @@ class ValueGuidedAlgorithms(Algorithm):
     def _start(self, ctx: JobContext) -> ValueModel:
         """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
         with ctx.loading():
-            from pipeline.algos.text import reference_source
+            from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_policy, load_value
+            from pipeline.models.source import value_folder
             from pipeline.models.value import value_model_from
         # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
         algo, system = _settings(ctx), replace(ctx.config.system, dtype=DType.float32)
@@ -136,8 +149,10 @@ class ValueGuidedAlgorithms(Algorithm):
             if previous is not None and algo.warm_start:
                 model = load_value(previous, system, ctx.device)
             else:
-                source = ctx.config.model.value_path or reference_source(ctx.input("reference.train"))
-                model = value_model_from(load_policy(source, system, ctx.device), algo.head)
+                with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
+                    source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
+                    backbone = load_policy(source, system, ctx.device, trust_remote_code=trusts_code(ctx))
+                model = value_model_from(backbone, algo.head)
         model.to(ctx.device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model

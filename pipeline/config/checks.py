@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from pipeline.config.schema import (
+    REWARD_NAMES,
     AlgoConfig,
     Attention,
     Config,
@@ -15,7 +16,7 @@ from pipeline.config.schema import (
     ModelConfig,
     ValueAlgoConfig,
 )
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -58,9 +59,15 @@ def _numbers(config: Config) -> Iterator[str]:
     at_least_one = {
         "rounds_of_training": config.rounds_of_training,
         "execution.workers": config.execution.workers,
+        "distributed.num_gpus": config.distributed.num_gpus,
         "execution.shard_size": config.execution.shard_size,
         "execution.models_in_memory": config.execution.models_in_memory,
-        "execution.retry.max_attempts": config.execution.retry.max_attempts,
+        "execution.retry.worker_lost": config.execution.retry.worker_lost,
+        "execution.retry.hang": config.execution.retry.hang,
+        "execution.retry.out_of_memory": config.execution.retry.out_of_memory,
+        "execution.retry.device": config.execution.retry.device,
+        "execution.retry.transient": config.execution.retry.transient,
+        "execution.retry.device_failures": config.execution.retry.device_failures,
         "system.cpu_threads": config.system.cpu_threads,
         "training.micro_batch_size": config.training.micro_batch_size,
         "generation.batch_size": config.generation.batch_size,
@@ -79,26 +86,46 @@ def _numbers(config: Config) -> Iterator[str]:
     positive = {
         "generation.temperature": config.generation.temperature,
         "execution.heartbeat_s": config.execution.heartbeat_s,
+        "execution.heartbeat_timeout_s": config.execution.heartbeat_timeout_s,
+        "execution.progress_timeout_s": config.execution.progress_timeout_s,
+        "execution.job_timeout_s": config.execution.job_timeout_s,
         "execution.start_timeout_s": config.execution.start_timeout_s,
     }
     for key, number in positive.items():
-        if not (number > 0 and math.isfinite(number)):
+        if number is not None and not (number > 0 and math.isfinite(number)):
             yield f"{key}={number}: must be a positive number"
+    port = config.distributed.master_port
+    if port is not None and not 1024 <= port <= 65535:
+        yield f"distributed.master_port={port}: must be between 1024 and 65535, or null to find a free one"
     not_negative = {
         "training.weight_decay": config.training.weight_decay,
         "training.grad_clip": config.training.grad_clip,
         "training.warmup_steps": config.training.warmup_steps,
+        "training.checkpoint_every_steps": config.training.checkpoint_every_steps,
+        "training.checkpoint_every_minutes": config.training.checkpoint_every_minutes,
         "evaluation.sample_prompts": config.evaluation.sample_prompts,
         "execution.stop_grace_s": config.execution.stop_grace_s,
+        "execution.retry.wait_s": config.execution.retry.wait_s,
+        "execution.retry.max_wait_s": config.execution.retry.max_wait_s,
         "system.clear_cache_interval": config.system.clear_cache_interval,
     }
     for key, number in not_negative.items():
         if not number >= 0:
             yield f"{key}={number}: must be 0 or more"
+    if config.execution.heartbeat_timeout_s <= config.execution.heartbeat_s:
+        yield (
+            f"execution.heartbeat_timeout_s={config.execution.heartbeat_timeout_s}: must be longer than the "
+            f"{config.execution.heartbeat_s} s between heartbeats (execution.heartbeat_s)"
+        )
     if not 0 < config.generation.top_p <= 1:
         yield f"generation.top_p={config.generation.top_p}: must be above 0 and at most 1 (1 keeps every token)"
     if not 0 < config.evaluation.confidence < 1:
         yield f"evaluation.confidence={config.evaluation.confidence}: must be between 0 and 1, for example 0.95"
+    for eta in config.evaluation.etas:
+        if not eta > 0:
+            yield f"evaluation.etas: {eta} must be above 0; inf is the reference policy"
+    if len(set(config.evaluation.etas)) != len(config.evaluation.etas):
+        yield f"evaluation.etas={config.evaluation.etas} names a value twice"
     if config.evaluation.split not in ("test", "validation"):
         yield f"evaluation.split='{config.evaluation.split}': must be 'test' or 'validation'"
 
@@ -110,8 +137,9 @@ def _tables(config: Config) -> Iterator[str]:
         if not names:
             yield f"{table} is empty: name at least one"
         yield from (f"{table}.{name}: not a plain name" for name in names if not _NAME.fullmatch(name))
-    if "reference" in config.algos:
-        yield "algos.reference: this name is taken by the reference policy"
+    for name, taken_by in (("reference", "the reference policy"), ("dataset", "the preparation of datasets")):
+        if name in config.algos:
+            yield f"algos.{name}: this name is taken by {taken_by}"
     for name, algo in config.algos.items():
         if algo.enabled:
             yield from _algo(f"algos.{name}", algo)
@@ -158,12 +186,37 @@ def _dataset(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
     for split, size in sizes.items():
         if size < 1:
             yield f"{key}.{split}_size={size}: must be at least 1"
+    yield from _rewards(key, dataset)
     size = sizes.get(config.evaluation.split, 0)
     if 1 <= size < config.evaluation.num_prompts:
         yield (
             f"evaluation.num_prompts={config.evaluation.num_prompts}: the {config.evaluation.split} split of "
             f"{key} has {size} prompts; ask for fewer or raise {key}.{config.evaluation.split}_size"
         )
+
+
+def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
+    grading = dataset.grading
+    weights = dataset.rewards or {dataset.reward: 1.0}
+    for name, weight in weights.items():
+        used = str((grading.options.get(name) or {}).get("use", name))
+        if used not in REWARD_NAMES and "." not in used:
+            yield (
+                f"{key}: " + unknown_name("reward", used, REWARD_NAMES) + " Or give the dotted path of a function."
+            )
+        if not math.isfinite(weight):
+            yield f"{key}.rewards.{name}={weight}: must be a finite number"
+    if weights and not any(weights.values()):
+        yield f"{key}.rewards: every weight is 0, so nothing would be rewarded"
+    for name in grading.options.keys() - weights.keys():
+        yield f"{key}.grading.options: " + unknown_name("reward", name, weights)
+    if grading.correct_by is not None and grading.correct_by not in weights:
+        yield f"{key}.grading.correct_by: " + unknown_name("reward", grading.correct_by, weights)
+    for name in ("timeout_s", "memory_gib", "start_timeout_s"):
+        if not (getattr(grading, name) > 0 and math.isfinite(getattr(grading, name))):
+            yield f"{key}.grading.{name}={getattr(grading, name)}: must be a positive number"
+    if grading.processes < 1:
+        yield f"{key}.grading.processes={grading.processes}: must be at least 1"
 
 
 def _model(key: str, model: ModelConfig) -> Iterator[str]:

@@ -53,14 +53,26 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
         overrides: The command line; ``algos.NAME.class_path=...`` makes NAME a known algorithm with the
             settings of its class.
     """
+    OmegaConf.register_new_resolver("shipped", lambda name: str(conf_dir() / name), replace=True)
     store = ConfigStore.instance()
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
     shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}
     store.store(name="schema", node=Config(algos={**shipped, **_own_algorithms(overrides)}))
     for name, dataset in DATASET_SCHEMAS.items():
-        store.store(group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=dataset)
+        store.store(
+            group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=_with_open_tables(dataset)
+        )
     for name, model in MODEL_SCHEMAS.items():
         store.store(group="model", name=f"{name}_schema", package=f"models.{name}", node=model)
+
+
+def _with_open_tables(schema: type[DatasetConfig]) -> DictConfig:
+    """A schema whose tables take names of the user's own; Hydra would ask for `+` before a new key."""
+    node = cast("DictConfig", OmegaConf.structured(schema))
+    tables = [node[item.name] for item in fields(schema) if item.default_factory is dict]
+    for table in (*tables, node.grading.options):
+        OmegaConf.set_struct(table, False)
+    return node
 
 
 def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Config:
@@ -186,9 +198,10 @@ def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
 def _kind(
     known: Mapping[str, type[Any]], base: type[Any], what: str, name: str, node: Mapping[str, Any]
 ) -> type[Any]:
-    if node.get("class_path"):
-        return base
     kind = node.get("kind", "???")
+    if node.get("class_path"):
+        # A class of one's own that builds on one that ships names that one's kind, and has its settings.
+        return known.get(kind, base)
     if kind not in known:
         raise ConfigError(f"{what} '{name}': " + unknown_name("kind", str(kind), known))
     return known[kind]

@@ -40,6 +40,24 @@ class DeviceChoice(Enum):
     cuda = "cuda"
 
 
+class Strategy(Enum):
+    """How several GPUs share one training."""
+
+    auto = "auto"  # the first of the others that fits, see `python -m pipeline gpus fit`
+    single = "single"  # one GPU
+    ddp = "ddp"  # a whole copy on each GPU
+    fsdp = "fsdp"  # weights, gradients and optimizer state spread as `fsdp_sharding_strategy` says
+
+
+class Sharding(Enum):
+    """What FSDP spreads over the GPUs."""
+
+    full_shard = "full_shard"  # weights, gradients and optimizer state
+    shard_grad_op = "shard_grad_op"  # gradients and optimizer state
+    no_shard = "no_shard"  # nothing, as DDP
+    hybrid_shard = "hybrid_shard"  # everything, within each machine
+
+
 class Attention(Enum):
     """Attention implementation, by its name in transformers."""
 
@@ -75,6 +93,28 @@ class Preference(Enum):
 
     bradley_terry = "bradley_terry"  # drawn with probability sigmoid(beta * difference)
     hard = "hard"  # the higher score wins
+
+
+class PreferenceSource(Enum):
+    """What says which of two completions is preferred."""
+
+    correctness = "correctness"  # the one that is correct while the other is not
+    reward = "reward"  # the difference of their scores
+    correctness_then_reward = "correctness_then_reward"  # the first, else the second
+
+
+class Ties(Enum):
+    """What happens to a pair whose scores are equal."""
+
+    drop = "drop"  # it says nothing
+    coin = "coin"  # a fair draw decides
+
+
+class LongPrompts(Enum):
+    """What happens to a prompt that leaves no room for the completion in the model's context."""
+
+    refuse = "refuse"  # the job fails and says which prompt it is
+    truncate = "truncate"  # its last tokens are kept
 
 
 class Warmup(Enum):
@@ -113,13 +153,17 @@ class TrainingConfig:
     """What all trainings share; batch sizes and learning rates belong to the algorithms."""
 
     micro_batch_size: int = 128
-    """Sequences in one forward pass; larger batches accumulate gradients."""
+    """Sequences in one forward pass at most; larger batches accumulate gradients. Halved when memory runs out."""
     gradient_checkpointing: bool = False
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     """Largest norm of the gradient; 0 does not clip."""
     warmup_steps: int = 20
     schedule: Warmup = Warmup.cosine
+    checkpoint_every_steps: int = _hint(0)
+    """Steps between checkpoints of a training; 0 does not count steps."""
+    checkpoint_every_minutes: float = _hint(5.0)
+    """Minutes between checkpoints; 0 does not look at the clock. Whichever of the two comes first."""
 
 
 @dataclass(kw_only=True)
@@ -127,12 +171,14 @@ class GenerationConfig:
     """How text is drawn, in data collection and in evaluation."""
 
     batch_size: int = 256
-    """Sequences decoded at once. Draws are per sample; see docs/architecture.md on numerics."""
+    """Sequences decoded at once at most, halved when memory runs out. Draws are per sample; on numerics see
+    docs/architecture.md."""
     max_new_tokens: int = 64
     """Upper bound; a dataset may set a lower one of its own."""
     temperature: float = 1.0
     top_p: float = 1.0
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
+    long_prompts: LongPrompts = LongPrompts.refuse
 
 
 @dataclass(kw_only=True)
@@ -158,16 +204,33 @@ class EvaluationConfig:
     """Completions per prompt."""
     bootstrap_samples: int = 1000
     confidence: float = 0.95
+    etas: list[float] = field(default_factory=list)
+    """Further guidance strengths at which value-guided methods are evaluated: points of reward against KL."""
+    reward_batch_size: int = _hint(256)
+    """Completions handed to a reward at once."""
     sample_prompts: int = 8
     """Prompts whose completions are shown in samples.jsonl."""
 
 
 @dataclass(kw_only=True)
 class RetryConfig:
-    """What a failure costs."""
+    """Attempts that a job is given, counted apart for each kind of failure. A bug in its code is never retried."""
 
-    max_attempts: int = _hint(3)
-    """Attempts for a job whose worker was lost. An exception in the job's own code is never retried."""
+    worker_lost: int = _hint(3)
+    """Its worker died. A job that has ended this many workers is set aside as the likely cause."""
+    hang: int = _hint(2)
+    """Its worker was killed because it gave no sign of life, made no progress or took too long."""
+    out_of_memory: int = _hint(2)
+    """It ran out of memory even with the smallest batches; the next attempt gets a fresh process."""
+    device: int = _hint(3)
+    """Its device reported an error, after which a process cannot go on; the next attempt gets a fresh one."""
+    transient: int = _hint(5)
+    """A connection or a file system failed for the moment."""
+    wait_s: float = _hint(1.0)
+    """Seconds before another attempt after a transient failure; doubles each time."""
+    max_wait_s: float = _hint(60.0)
+    device_failures: int = _hint(3)
+    """Different jobs in a row that a device must fail to be given no more; the last device is always kept."""
 
 
 @dataclass(kw_only=True)
@@ -183,13 +246,40 @@ class ExecutionConfig:
     store: str | None = _hint(None)
     """Folder of finished outputs; null means `<output_dir>/.store`."""
     heartbeat_s: float = _hint(5.0)
+    """Seconds between a worker's signs of life."""
+    heartbeat_timeout_s: float = _hint(120.0)
+    """Seconds without a sign of life after which a worker that runs a job is killed."""
+    progress_timeout_s: float | None = _hint(3600.0)
+    """Seconds without progress after which a job is stopped, loading included; null waits for ever."""
+    job_timeout_s: float | None = _hint(None)
+    """Seconds that an attempt may take in all; null sets no limit."""
     start_timeout_s: float = _hint(60.0)
     """Seconds a new worker may take to report that it is ready."""
-    stop_grace_s: float = _hint(5.0)
-    """Seconds that a worker is given to stop before it is killed."""
+    stop_grace_s: float = _hint(10.0)
+    """Seconds that running jobs are given to finish, or to save a checkpoint, when the run is interrupted."""
     models_in_memory: int = _hint(4)
     """Models that a worker keeps loaded between jobs."""
     retry: RetryConfig = field(default_factory=RetryConfig)
+
+
+@dataclass(kw_only=True)
+class DistributedConfig:
+    """Which GPUs a run uses, and how several share one training."""
+
+    num_gpus: int | None = _hint(None)
+    """How many GPUs, the idlest first; null takes every visible one, or as many as `gpu_ids` names."""
+    gpu_ids: list[int] | None = _hint(None)
+    """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
+    wait: bool = _hint(False)
+    """Queue for GPUs that another run holds, instead of refusing the request."""
+    enabled: bool = False
+    """Let one training use several GPUs. False gives every training one GPU and runs several side by side."""
+    strategy: Strategy = Strategy.auto
+    fsdp_sharding_strategy: Sharding = Sharding.full_shard
+    fsdp_cpu_offload: bool = False
+    """Keep what FSDP spreads in the machine's memory, and on the GPU only what it computes with."""
+    master_port: int | None = _hint(None)
+    """TCP port where the processes of one training meet; null finds a free one, so that runs never collide."""
 
 
 @dataclass(kw_only=True)
@@ -249,6 +339,34 @@ class PITAConfig(ValueAlgoConfig):
     """Slope of the Bradley-Terry draw."""
 
 
+REWARD_NAMES = ("boxed", "exact_match", "gsm8k", "length", "math_verify", "model", "star_graph", "vader")
+"""Rewards that ship; any other name is the dotted path of a function with TRL's signature."""
+
+
+@dataclass(kw_only=True)
+class GradingConfig:
+    """How rewards are called."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of rewards: name -> table of arguments, for example `{vader: {unit: true}}`. The entry `use` names
+    another reward to call, so that one can be used twice under two names."""
+    correct_by: str | None = None
+    """The reward that says which completions are correct; null takes the first that can say so."""
+    timeout_s: float = 10.0
+    """Seconds that an isolated reward may take for one completion."""
+    memory_gib: float = 4.0
+    """Memory that an isolated reward may take beyond what its imports take."""
+    isolated: bool = _hint(True)
+    """Call functions in processes of their own, one completion at a time, so that one that hangs or crashes costs
+    a single score. False calls them in the worker, in batches."""
+    processes: int = _hint(2)
+    """Grading processes per worker, started when a reward needs them."""
+    start_timeout_s: float = _hint(120.0)
+    """Seconds that a grading process may take to start and import a reward."""
+    keep_scores: bool = _hint(False)
+    """Keep scores of functions in a file beside the store, for later runs."""
+
+
 @dataclass(kw_only=True)
 class DatasetConfig:
     """A dataset: which class makes it, and its sizes."""
@@ -261,6 +379,9 @@ class DatasetConfig:
     """Decides the splits; the seeds of the experiment do not."""
     reward: str = "exact_match"
     """Name in the registry of rewards, or a dotted path."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Several rewards with their weights, instead of `reward`: their weighted sum counts."""
+    grading: GradingConfig = field(default_factory=GradingConfig)
     test_size: int = 10_000
     validation_size: int = 10_000
     options: dict[str, Any] = field(default_factory=dict)
@@ -277,15 +398,123 @@ class AdditionConfig(DatasetConfig):
 
 
 @dataclass(kw_only=True)
+class StarGraphConfig(DatasetConfig):
+    """Paths in star graphs G(d, l) (arXiv 2403.06963), made from the seed and the row's id."""
+
+    degree: int = 2
+    """Arms of the graph, d."""
+    path_length: int = 5
+    """Nodes of an arm, the centre included, l."""
+    labels: int = 50
+    """Names that nodes may have: 0 up to labels - 1."""
+    random_arm: float = 0.0
+    """Share of the reference's demonstrations that walk down an arm drawn blindly; 0 shows right paths alone."""
+    train_size: int = 200_000
+
+
+@dataclass(kw_only=True)
+class FilesConfig(DatasetConfig):
+    """Rows read from files or from the Hugging Face hub, in TRL's columns; docs/datasets.md has examples."""
+
+    test_size: int = 500
+    """Test prompts at most. Taken from the test split where the source has one, else cut from train."""
+    validation_size: int = 500
+    """Validation prompts at most, likewise."""
+    path: str | None = _hint(None)
+    """File, folder or hub id. Results depend on the content (`datasets.fingerprint`), not on where it is."""
+    validation_path: str | None = _hint(None)
+    """A source of its own for validation; null looks in `path`."""
+    test_path: str | None = _hint(None)
+    """A source of its own for the test split; null looks in `path`."""
+    subset: str | None = None
+    """Configuration of the hub's dataset, or the folder of that name inside a local one."""
+    revision: str | None = _hint(None)
+    """Commit, tag or branch of `path` on the hub; null takes the newest."""
+    train_split: str | None = None
+    """Name of the split to train on; null takes `train`, or the only one there is."""
+    validation_split: str | None = None
+    """Null takes `validation` where there is one, else cuts it from train."""
+    test_split: str | None = None
+    """Null takes `test` where there is one, else cuts it from train."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our name -> the file's name, for columns that are called otherwise: {prompt: question}."""
+    further_columns: list[str] | None = None
+    """Columns kept for rewards besides TRL's own; null keeps all."""
+    prompt_template: str | None = None
+    """Text of the prompt with columns in braces, such as 'Q: {prompt} A:'; null takes the prompt as it is."""
+    chat: bool = False
+    """Make a prompt of text the user's turn of a conversation, so that the model's chat template is applied."""
+    system_prompt: str | None = None
+    """First message of every conversation."""
+    limit: int | None = None
+    """Rows read of each split at most; null reads all."""
+
+
+STEP_BY_STEP = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+
+
+@dataclass(kw_only=True)
+class GSM8KConfig(FilesConfig):
+    """Grade-school mathematics (arXiv 2110.14168)."""
+
+    reward: str = "gsm8k"
+    path: str | None = _hint("openai/gsm8k")
+    subset: str | None = "main"
+    test_size: int = 1319
+    prompt_template: str | None = STEP_BY_STEP
+
+
+@dataclass(kw_only=True)
+class MathConfig(FilesConfig):
+    """Competition mathematics (MATH, arXiv 2103.03874), tested on MATH-500 (arXiv 2305.20050)."""
+
+    reward: str = "math_verify"
+    path: str | None = _hint("DigitalLearningGmbH/MATH-lighteval")
+    test_path: str | None = _hint("HuggingFaceH4/MATH-500")
+    prompt_template: str | None = STEP_BY_STEP
+
+
+@dataclass(kw_only=True)
+class IMDBConfig(FilesConfig):
+    """Film reviews (Maas et al., 2011), to be continued from their first words."""
+
+    reward: str = "vader"
+    path: str | None = _hint("stanfordnlp/imdb")
+    test_size: int = 5000
+    prompt_words: int = 60
+    """Words of the review that make the prompt."""
+
+
+@dataclass(kw_only=True)
+class TLDRConfig(FilesConfig):
+    """Posts to be summarised, as TRL ships them: with a summary, or with a preferred and another one."""
+
+    reward: str = "model"
+    path: str | None = _hint("trl-lib/tldr")
+
+
+@dataclass(kw_only=True)
 class ModelConfig:
     """A reference policy and the backbone of the value models that guide it."""
 
     kind: str = MISSING
-    """`tiny` (trained in the run) or `hf` (a Hugging Face folder or hub id)."""
-    path: str | None = None
-    """Folder or hub id, for `hf`."""
-    value_path: str | None = None
-    """Backbone of value models; null copies the reference's. Must share its tokenizer."""
+    """`tiny` (trained in the run) or `hf` (any causal language model that transformers loads)."""
+    path: str | None = _hint(None)
+    """For `hf`: folder, GGUF file or hub id. Results depend on the content (`plan.models`), not on where it is."""
+    value_path: str | None = _hint(None)
+    """Backbone of value models, likewise; null copies the reference's. Must share its tokenizer."""
+
+
+@dataclass(kw_only=True)
+class HFModelConfig(ModelConfig):
+    """A causal language model of the Hugging Face ecosystem; docs/models.md has examples."""
+
+    revision: str | None = _hint(None)
+    """Commit, tag or branch of `path` on the hub; null takes the newest."""
+    value_revision: str | None = _hint(None)
+    """The same for `value_path`."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for models whose code you have read."""
 
 
 @dataclass(kw_only=True)
@@ -305,11 +534,19 @@ class TinyModelConfig(ModelConfig):
     warmup_steps: int = 50
 
 
+class StageChoice(Enum):
+    """How much of the plan is carried out."""
+
+    all = "all"
+    prepare = "prepare"  # only what is done to datasets before anything is generated
+
+
 @dataclass(kw_only=True)
 class Config:
     """The whole request."""
 
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+    stage: StageChoice = StageChoice.all
     rounds_of_training: int = 2
     dry_run: bool = False
     """Print the plan and what is already stored, and stop."""
@@ -321,6 +558,7 @@ class Config:
     data_collection: DataCollectionConfig = field(default_factory=DataCollectionConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     algos: dict[str, AlgoConfig] = field(default_factory=dict)
     datasets: dict[str, DatasetConfig] = field(default_factory=dict)
     models: dict[str, ModelConfig] = field(default_factory=dict)
@@ -347,8 +585,19 @@ class StageConfig:
 ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {"PITA": PITAConfig, "QSharp": QSharpConfig}
 """Settings of the algorithms that ship, by name. One of your own names its dataclass as `config_class`."""
 
-DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {"addition": AdditionConfig}
+DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {
+    "addition": AdditionConfig,
+    "csv": FilesConfig,
+    "gsm8k": GSM8KConfig,
+    "hf": FilesConfig,
+    "imdb_sentiment": IMDBConfig,
+    "jsonl": FilesConfig,
+    "math": MathConfig,
+    "parquet": FilesConfig,
+    "star_graph": StarGraphConfig,
+    "tldr": TLDRConfig,
+}
 """Settings of the datasets that ship, by kind."""
 
-MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {"tiny": TinyModelConfig, "hf": ModelConfig}
+MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {"tiny": TinyModelConfig, "hf": HFModelConfig}
 """Settings of models, by kind."""

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError
 class Addition(Dataset):
     """Rows are pairs (a, b) of numbers with `digits` digits each; row id = a * 10**digits + b."""
 
-    vocabulary: ClassVar[Sequence[str]] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "<bos>", "+", "=")
+    vocabulary: Sequence[str] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "<bos>", "+", "=")
     bos_token: ClassVar[str] = "<bos>"  # noqa: S105 - a token of text
     fixed_length = True
     note: ClassVar[str] = (

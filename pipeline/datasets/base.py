@@ -15,19 +15,39 @@ from pipeline.errors import ConfigError, unknown_name
 SPLITS = ("train", "validation", "test")
 
 
+Message = Mapping[str, Any]
+"""One turn of a conversation: ``role`` and ``content``."""
+
+Text = str | Sequence[Message]
+"""A prompt or an answer: plain text, or the turns of a conversation."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """One row, in TRL's terms: a prompt and further columns that rewards are given by name.
+    """One row, in TRL's terms: a prompt, answers to it, and further columns that rewards are given by name.
 
     Attributes:
         id: Stable id. Draws of its samples are keyed by it, whatever the position or the split.
-        prompt: Text of the prompt.
+        prompt: Text, or a conversation that ends where an answer is due.
         columns: Further columns, for example ``solution``.
+        completion: An answer to imitate, where the dataset has one.
+        chosen: The preferred of two answers, where the dataset has preferences.
+        rejected: The other of the two.
     """
 
     id: int
-    prompt: str
+    prompt: Text
     columns: Mapping[str, Any] = field(default_factory=dict)
+    completion: Text | None = None
+    chosen: Text | None = None
+    rejected: Text | None = None
+
+
+def plain_text(text: Text) -> str:
+    """A prompt or an answer as a reader sees it: text as it is, turns as ``role: content`` one below the other."""
+    if isinstance(text, str):
+        return text
+    return "\n".join(f"{message['role']}: {message['content']}" for message in text)
 
 
 class Dataset:
@@ -35,18 +55,23 @@ class Dataset:
 
     Attributes:
         vocabulary: Tokens of a model made for this dataset, by id; empty where models bring their own. All but
-            `bos_token` are single characters.
+            `bos_token` match `symbol_pattern`.
         bos_token: The token that begins every prompt of such a model.
+        symbol_pattern: Regular expression that cuts a text into tokens of the vocabulary; one character each,
+            unless a dataset says otherwise.
         completion_length: Upper bound on the tokens of a completion, or None.
         fixed_length: Completions have exactly `completion_length` tokens, so one that is cut there is whole.
         note: What a reader of results must know, or an empty string.
+        prepared: Rows are read once by `prepare` and then from its output; others are made from their ids.
     """
 
-    vocabulary: ClassVar[Sequence[str]] = ()
+    vocabulary: Sequence[str] = ()
     bos_token: ClassVar[str] = ""
+    symbol_pattern: ClassVar[str] = "."
     completion_length: int | None = None
     fixed_length: bool = False
     note: ClassVar[str] = ""
+    prepared: ClassVar[bool] = False
 
     def __init__(self, config: DatasetConfig) -> None:
         self.config = config
@@ -64,7 +89,7 @@ class Dataset:
                 f"{name}: test_size={self.config.test_size} and validation_size={self.config.validation_size} "
                 f"leave nothing of its {total} rows to train on; ask for fewer"
             )
-        order = _permutation(self.config.seed, 0, total)
+        order = permutation(self.config.seed, 0, total)
         first, second = self.config.test_size, held_out
         self._splits = {"test": order[:first], "validation": order[first:second], "train": order[second:]}
 
@@ -87,13 +112,14 @@ class Dataset:
         Args:
             seed: Seed of the chain.
             number: Round, from 1.
-            count: Rows of a round.
+            count: Rows of a round. A round never has a row twice, so it is as long as the split at most.
 
         Returns:
-            Shape [count].
+            Shape [min(count, rows to train on)].
         """
         train = self.ids("train")
-        order = _permutation(seed, 1, len(train))
+        count = min(count, len(train))
+        order = permutation(seed, 1, len(train))
         places = np.arange((number - 1) * count, number * count) % len(train)
         return train[order[places]]
 
@@ -111,5 +137,6 @@ class Dataset:
         raise NotImplementedError(f"{type(self).__name__} has no demonstrations, so it needs a model of its own")
 
 
-def _permutation(seed: int, purpose: int, size: int) -> NDArray[np.int64]:
+def permutation(seed: int, purpose: int, size: int) -> NDArray[np.int64]:
+    """The numbers 0 .. size-1 in an order that follows from the seed; each purpose has a stream of its own."""
     return np.random.Generator(np.random.Philox(key=[seed, purpose])).permutation(size)

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipeline.config.load import import_object
 from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.base import Dataset
 from pipeline.errors import ConfigError, unknown_name
 
-DATASETS = {"addition": "pipeline.datasets.addition:Addition"}
+DATASETS = {
+    "addition": "pipeline.datasets.addition:Addition",
+    "csv": "pipeline.datasets.generic:CsvFiles",
+    "gsm8k": "pipeline.datasets.gsm8k:GSM8K",
+    "hf": "pipeline.datasets.generic:HuggingFace",
+    "imdb_sentiment": "pipeline.datasets.imdb_sentiment:IMDBSentiment",
+    "jsonl": "pipeline.datasets.generic:JsonLines",
+    "math": "pipeline.datasets.competition_math:CompetitionMath",
+    "parquet": "pipeline.datasets.generic:ParquetFiles",
+    "star_graph": "pipeline.datasets.star_graph:StarGraph",
+    "tldr": "pipeline.datasets.tldr:TLDR",
+}
 """Kind -> dotted path of the class."""
 
 
-def load_dataset(config: DatasetConfig) -> Dataset:
+def load_dataset(config: DatasetConfig, prepared: Path | None = None) -> Dataset:
     """Make the dataset of a configuration.
 
+    Args:
+        config: Of the dataset.
+        prepared: What `prepare` wrote, from which the rows of a dataset that is read are taken. Without it such
+            a dataset has settings, but no rows.
+
     Raises:
-        ConfigError: The kind is unknown, or `class_path` does not name a `Dataset`.
+        ConfigError: The kind is unknown, `class_path` does not name a `Dataset`, or a setting is wrong.
+        DataError: `prepared` holds no prepared dataset.
     """
     if config.class_path is None and config.kind not in DATASETS:
         raise ConfigError(unknown_name("dataset", config.kind, DATASETS))
@@ -23,4 +42,8 @@ def load_dataset(config: DatasetConfig) -> Dataset:
     kind = import_object(path)
     if not (isinstance(kind, type) and issubclass(kind, Dataset)):
         raise ConfigError(f"'{path}' is no dataset: it must be a subclass of pipeline.datasets.base.Dataset")
-    return kind(config)
+    if not kind.prepared or prepared is None:
+        return kind(config)
+    from pipeline.datasets.prepared import PreparedDataset
+
+    return PreparedDataset(prepared)

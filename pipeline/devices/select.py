@@ -1,55 +1,90 @@
-"""Which devices a run uses: GPUs one per worker, else CPU slots."""
+"""Which devices a run uses: GPUs one per worker, else CPU slots; looked at, or leased."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping
 
-from pipeline.config.schema import DeviceChoice
-from pipeline.devices.inventory import Device, cpu_slots, find_gpus, memory_available_bytes, usable_cores
-from pipeline.errors import DeviceError
+from pipeline.config.schema import DeviceChoice, DistributedConfig
+from pipeline.devices.inventory import Device
+from pipeline.devices.lease import LeaseSet
+from pipeline.devices.resolve import Candidates, DeviceRequest, Inventory, candidates
 
-WORKER_MEMORY_BYTES = int(0.7 * 2**30)
-"""What a CPU worker takes once torch and transformers are imported and a small model is loaded."""
+_NAMES = ("distributed.num_gpus", "distributed.gpu_ids")
 
 
 def choose_devices(
     choice: DeviceChoice,
     workers: int | None,
+    distributed: DistributedConfig | None = None,
     *,
-    gpus: Callable[[], Sequence[Device]] = find_gpus,
-    cores: Callable[[], int] = usable_cores,
-    memory_bytes: Callable[[], int] = memory_available_bytes,
+    cli: DeviceRequest | None = None,
+    environ: Mapping[str, str] | None = None,
+    inventory: Inventory | None = None,
 ) -> list[Device]:
-    """One device per worker.
+    """One device per worker, as a run would get them if no other held any. Nothing is taken.
 
     Args:
         choice: Which kind.
         workers: How many, or None for every GPU, or for as many CPU slots as cores and memory allow.
-        gpus: Finds GPUs; not asked when the choice is `cpu`.
-        cores: Counts usable cores.
-        memory_bytes: Memory available now.
+        distributed: Which GPUs the configuration asks for.
+        cli: What the command line says, which goes before the configuration.
+        environ: Where CUDA_VISIBLE_DEVICES is looked up; `os.environ` if None.
+        inventory: What there is; this machine if None.
 
     Raises:
-        DeviceError: There are no or too few GPUs, or no worker was asked for.
+        DeviceError: The request cannot be met.
     """
-    if workers is not None and workers < 1:
-        raise DeviceError(f"execution.workers={workers}: at least one worker is needed")
-    found = [] if choice is DeviceChoice.cpu else list(gpus())
-    if not found:
-        if choice is DeviceChoice.cuda:
-            raise DeviceError(
-                "device=cuda, but there is no usable GPU: NVML found none, or CUDA_VISIBLE_DEVICES hides them. "
-                "Check `nvidia-smi`, or use device=auto or device=cpu."
-            )
-        return cpu_slots(workers or default_slots(cores(), memory_bytes()))
-    if workers is not None and workers > len(found):
-        raise DeviceError(
-            f"execution.workers={workers}, but there are {len(found)} usable GPUs and each worker needs one of "
-            f"its own. Use execution.workers={len(found)} or less, or device=cpu."
-        )
-    return found[:workers]
+    return _candidates(choice, workers, distributed, cli, environ, inventory).best()
 
 
-def default_slots(cores: int, memory_bytes: int) -> int:
-    """CPU workers that fit: one per core while the memory lasts, at least one."""
-    return max(1, min(cores, memory_bytes // WORKER_MEMORY_BYTES))
+def lease_devices(
+    choice: DeviceChoice,
+    workers: int | None,
+    distributed: DistributedConfig | None = None,
+    *,
+    experiment: str = "",
+    cli: DeviceRequest | None = None,
+    environ: Mapping[str, str] | None = None,
+    inventory: Inventory | None = None,
+    on_wait: Callable[[str], None] | None = None,
+) -> LeaseSet:
+    """One device per worker, held until the lease is given back or this process ends.
+
+    Args:
+        choice: As for `choose_devices`, like the others.
+        workers: How many.
+        distributed: Which GPUs; its `wait` queues for those that others hold.
+        experiment: Whose run this is, for the messages of others.
+        cli: What the command line says.
+        environ: Environment.
+        inventory: What there is.
+        on_wait: Told once who is waited for.
+
+    Raises:
+        DeviceError: The request cannot be met, or other runs hold what it needs.
+    """
+    found = _candidates(choice, workers, distributed, cli, environ, inventory)
+    wait = distributed is not None and distributed.wait
+    lease = LeaseSet.acquire(found.devices, wait=wait, count=found.count, experiment=experiment, on_wait=on_wait)
+    lease.devices = found.sorted(lease.devices)
+    return lease
+
+
+def _candidates(
+    choice: DeviceChoice,
+    workers: int | None,
+    distributed: DistributedConfig | None,
+    cli: DeviceRequest | None,
+    environ: Mapping[str, str] | None,
+    inventory: Inventory | None,
+) -> Candidates:
+    distributed = distributed or DistributedConfig()
+    config = DeviceRequest(device=choice, num_gpus=distributed.num_gpus, gpu_ids=distributed.gpu_ids, names=_NAMES)
+    return candidates(
+        cli or DeviceRequest(),
+        config,
+        os.environ if environ is None else environ,
+        inventory or Inventory(),
+        workers=workers,
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.evaluation.statistics import ratio_estimate
+from pipeline.evaluation.sampling import majority_at_k, pass_at_k
+from pipeline.evaluation.statistics import Estimate, Ratios, paired_differences, ratio_estimates
 
 FILE = "samples.jsonl"
+FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
+"""How a reward may fail at a completion -> how such failures are called in the metrics."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,12 @@ class Sample:
         completion: Text, without special tokens.
         tokens: Tokens of the completion, an end-of-text token included.
         reward: Of the completion; None where the reward did not apply.
-        correct: Whether the reward says that it is right.
+        correct: Whether the reward says that it is right; None where no reward can say so.
         kl: KL divergence of the policy from the reference over the completion, in nats.
         truncated: Whether it was cut off at the token limit.
+        answer: What it votes for in maj@k; None for no vote.
+        parts: Each of several rewards by itself.
+        fault: How a reward failed: ``error``, ``timeout`` or ``crash``.
     """
 
     row: int
@@ -40,9 +46,12 @@ class Sample:
     completion: str
     tokens: int
     reward: float | None
-    correct: bool
+    correct: bool | None
     kl: float
     truncated: bool
+    answer: str | None = None
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    fault: str | None = None
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
@@ -62,52 +71,170 @@ def _read(folders: Sequence[Path]) -> Iterator[Sample]:
             yield from (Sample(**json.loads(line)) for line in file)
 
 
-def metric_rows(samples: Sequence[Sample], settings: EvaluationConfig) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Table:
+    """Measures of samples, by prompt: what `statistics` estimates."""
+
+    rows: NDArray[np.int64]
+    names: list[str]
+    ratios: Ratios
+
+    def part(self, places: NDArray[np.intp], names: Sequence[str]) -> Ratios:
+        """Some measures of some prompts."""
+        chosen = np.ix_(places, np.array([self.names.index(name) for name in names], np.intp))
+        return Ratios(self.ratios.numerators[chosen], self.ratios.denominators[chosen])
+
+
+def evaluation_rows(
+    samples: Sequence[Sample],
+    settings: EvaluationConfig,
+    compared_with: Mapping[str, Sequence[Sample]] | None = None,
+) -> list[dict[str, Any]]:
     """Rows for ``metrics.json``: metric, value, ci_low, ci_high, and n, the number of prompts it rests on.
 
-    pass@1 is the share of correct samples, reward their mean reward, kl_per_sequence and kl_per_token the exact
-    per-step divergence summed over a completion and divided by its tokens, length the mean number of tokens,
-    truncated the share cut off at the limit.
+    ``pass@k`` and ``maj@k`` are unbiased (see `sampling`), ``reward`` is the mean reward and ``rewards/NAME``
+    that of each of several, ``kl_per_sequence`` and ``kl_per_token`` the exact per-step divergence summed over a
+    completion and divided by its tokens, ``length`` the mean number of tokens, ``truncated`` the share cut off at
+    the limit. ``reward_errors``, ``reward_timeouts`` and ``reward_crashes`` count completions at which a reward
+    failed.
+
+    Args:
+        samples: Evaluated completions.
+        settings: How intervals are made.
+        compared_with: Name -> samples of another policy for the same prompts. Gives ``METRIC/vs_NAME``, the paired
+            difference, and ``METRIC/vs_NAME/p``, its p-value.
     """
+    table = _measure(samples)
+    rows = _estimates(table, settings) + _fault_rows(samples)
+    for name, others in (compared_with or {}).items():
+        rows += _comparison(table, _measure(others), name, settings)
+    return rows
+
+
+def reported_ks(samples: int) -> list[int]:
+    """The k that are reported for n samples per prompt: 1 to 8, then doubling, and n itself."""
+    doubling = [k for k in (2**power for power in range(4, 64)) if k < samples]
+    return sorted({*range(1, min(samples, 8) + 1), *doubling, samples} - {0})
+
+
+def _measure(samples: Sequence[Sample]) -> _Table:
+    rows, prompts = np.unique(np.array([sample.row for sample in samples], np.int64), return_inverse=True)
+    columns = {**_outcomes(samples, prompts, len(rows)), **_means(samples, prompts, len(rows))}
+    shape = (len(rows), len(columns))
+    stacked = [np.array([column[side] for column in columns.values()]).T.reshape(shape) for side in (0, 1)]
+    return _Table(rows, list(columns), Ratios(stacked[0], stacked[1]))
+
+
+Columns = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+"""Name -> numerators and denominators, each of shape [prompts]."""
+
+
+def _outcomes(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> Columns:
+    """pass@k, and maj@k where completions have answers. Prompts that nothing judges are left out."""
+    judged = [(int(place), sample) for place, sample in zip(prompts, samples, strict=True)]
+    judged = [(place, sample) for place, sample in judged if sample.correct is not None]
+    if not judged:
+        return {}
+    answers: list[list[str | None]] = [[] for _ in range(count)]
+    correct: list[list[bool]] = [[] for _ in range(count)]
+    for place, sample in judged:
+        answers[place].append(sample.answer)
+        correct[place].append(bool(sample.correct))
+    totals = np.array([len(one) for one in correct], np.int64)
+    right = np.array([sum(one) for one in correct], np.int64)
+    ks = reported_ks(int(totals.max()))
+    columns = {f"pass@{k}": pass_at_k(totals, right, k) for k in ks}
+    if any(sample.answer is not None for _, sample in judged):
+        majority = majority_at_k(answers, correct, ks)
+        columns |= {f"maj@{k}": majority[:, place] for place, k in enumerate(ks)}
+    return {
+        name: (np.nan_to_num(values), (~np.isnan(values) & (totals > 0)).astype(np.float64))
+        for name, values in columns.items()
+    }
+
+
+def _means(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> Columns:
+    """What is summed over samples."""
     ones = [1.0] * len(samples)
-    rewarded = [sample.reward is not None for sample in samples]
-    columns = {
-        "pass@1": ([float(sample.correct) for sample in samples], ones),
-        "reward": ([sample.reward or 0.0 for sample in samples], [float(given) for given in rewarded]),
-        "kl_per_sequence": ([sample.kl for sample in samples], ones),
-        "kl_per_token": ([sample.kl for sample in samples], [float(sample.tokens) for sample in samples]),
-        "length": ([float(sample.tokens) for sample in samples], ones),
+    tokens = [float(sample.tokens) for sample in samples]
+    kl = [sample.kl for sample in samples]
+    parts = sorted({name for sample in samples for name in sample.parts})
+    sums = {
+        "reward": _where_given([sample.reward for sample in samples]),
+        **{f"rewards/{name}": _where_given([sample.parts.get(name) for sample in samples]) for name in parts},
+        "kl_per_sequence": (kl, ones),
+        "kl_per_token": (kl, tokens),
+        "length": (tokens, ones),
         "truncated": ([float(sample.truncated) for sample in samples], ones),
     }
-    prompts = np.unique([sample.row for sample in samples], return_inverse=True)[1]
-    return [_row(name, prompts, *column, settings) for name, column in columns.items()]
+
+    def by_prompt(values: Sequence[float]) -> NDArray[np.float64]:
+        return np.bincount(prompts, np.array(values, np.float64), count).astype(np.float64)
+
+    return {name: (by_prompt(above), by_prompt(below)) for name, (above, below) in sums.items()}
 
 
-def _row(
-    name: str,
-    prompts: NDArray[np.intp],
-    numerators: Sequence[float],
-    denominators: Sequence[float],
-    settings: EvaluationConfig,
-) -> dict[str, Any]:
-    counted = np.bincount(prompts, denominators).astype(np.float64)
-    used = counted > 0
-    row: dict[str, Any] = {"metric": name, "value": None, "ci_low": None, "ci_high": None, "n": int(used.sum())}
-    if not used.any():
-        return row
-    estimate = ratio_estimate(
-        np.bincount(prompts, numerators)[used].astype(np.float64),
-        counted[used],
-        samples=settings.bootstrap_samples,
-        confidence=settings.confidence,
+def _where_given(values: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    return [value or 0.0 for value in values], [float(value is not None) for value in values]
+
+
+def _estimates(table: _Table, settings: EvaluationConfig) -> list[dict[str, Any]]:
+    used = np.flatnonzero(table.ratios.denominators.sum(0) > 0)
+    found: dict[int, Estimate] = {}
+    if len(used):
+        estimates = ratio_estimates(
+            Ratios(table.ratios.numerators[:, used], table.ratios.denominators[:, used]),
+            samples=settings.bootstrap_samples,
+            confidence=settings.confidence,
+        )
+        found = dict(zip(used.tolist(), estimates, strict=True))
+    prompts = (table.ratios.denominators > 0).sum(0)
+    return [
+        _row(name, found[place].value, found[place].low, found[place].high, int(prompts[place]))
+        if place in found
+        else _row(name, None, None, None, 0)
+        for place, name in enumerate(table.names)
+    ]
+
+
+def _fault_rows(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Counts: they have no interval."""
+    prompts = len({sample.row for sample in samples})
+    return [
+        _row(f"reward_{plural}", float(sum(sample.fault == kind for sample in samples)), None, None, prompts)
+        for kind, plural in FAULTS.items()
+    ]
+
+
+def _comparison(one: _Table, other: _Table, name: str, settings: EvaluationConfig) -> list[dict[str, Any]]:
+    """Paired differences on the prompts that both have, of the measures that both have."""
+    _, ours, theirs = np.intersect1d(one.rows, other.rows, return_indices=True)
+    # The reference's divergence from itself is 0, so there is nothing to compare in it.
+    shared = [metric for metric in one.names if metric in other.names and not metric.startswith("kl_")]
+    first, second = one.part(ours, shared), other.part(theirs, shared)
+    both = np.flatnonzero(((first.denominators > 0) & (second.denominators > 0)).any(0)).tolist()
+    shared = [shared[place] for place in both]
+    if not shared:
+        return []
+    first, second = one.part(ours, shared), other.part(theirs, shared)
+    differences = paired_differences(
+        first, second, samples=settings.bootstrap_samples, confidence=settings.confidence
     )
-    figures = {"value": estimate.value, "ci_low": estimate.low, "ci_high": estimate.high}
-    return {**row, **{figure: _rounded(number) for figure, number in figures.items()}}
+    rows = []
+    for metric, found in zip(shared, differences, strict=True):
+        rows.append(_row(f"{metric}/vs_{name}", found.value, found.low, found.high, found.prompts))
+        rows.append(_row(f"{metric}/vs_{name}/p", found.p, None, None, found.prompts))
+    return rows
 
 
-def _rounded(number: float) -> float | None:
+def _row(name: str, value: float | None, low: float | None, high: float | None, prompts: int) -> dict[str, Any]:
+    figures = {"value": value, "ci_low": low, "ci_high": high}
+    return {"metric": name, **{figure: _rounded(number) for figure, number in figures.items()}, "n": prompts}
+
+
+def _rounded(number: float | None) -> float | None:
     """Ten significant digits: more than any interval resolves, fewer than rounding errors reach."""
-    return float(f"{number:.10g}") if math.isfinite(number) else None
+    return float(f"{number:.10g}") if number is not None and math.isfinite(number) else None
 
 
 def shown_samples(samples: Sequence[Sample], prompts: int) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ class DecodeSettings:
         temperature: Of the reference's distribution, before guidance.
         top_p: Nucleus of it that is kept.
         eos_id: Token that ends a completion, which includes it; None where nothing does.
+        further_end_ids: Others that do, for models that have several.
         pad_id: Token that fills up short prompts.
         device: ``cpu`` or ``cuda``.
     """
@@ -42,6 +43,7 @@ class DecodeSettings:
     temperature: float = 1.0
     top_p: float = 1.0
     eos_id: int | None = None
+    further_end_ids: tuple[int, ...] = ()
     pad_id: int = 0
     device: str = "cpu"
 
@@ -179,7 +181,10 @@ class _Rows:
     def _drop_finished(self, step: int, tokens: Tensor, ends: NDArray[np.int64]) -> bool:
         finished = self.budgets[self.live] <= step + 1
         if self.settings.eos_id is not None:
-            finished |= (tokens == self.settings.eos_id).cpu().numpy()
+            ends_here = tokens == self.settings.eos_id
+            for token in self.settings.further_end_ids:
+                ends_here |= tokens == token
+            finished |= ends_here.cpu().numpy()
         if not finished.any():
             return False
         ends[self.live[finished]] = step + 1

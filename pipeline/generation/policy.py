@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config.schema import GenerationConfig
-from pipeline.datasets.base import Dataset
+from pipeline.config.schema import GenerationConfig, LongPrompts
+from pipeline.datasets.base import Dataset, Text
+from pipeline.datasets.tokenized import encode_prompts
+from pipeline.errors import DataError
 from pipeline.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.generation.sampling import Keys
+from pipeline.models.batch_size import BatchSizes
+from pipeline.models.load import context_length, end_ids
 
 
 class TextPolicy:
@@ -20,6 +25,7 @@ class TextPolicy:
     Attributes:
         limit: New tokens per completion at most.
         eos_id: Token that ends a completion, or None.
+        end_ids: All tokens that do, `eos_id` first.
     """
 
     def __init__(
@@ -30,25 +36,54 @@ class TextPolicy:
         dataset: Dataset,
         device: str,
         guidance: Guidance | None = None,
+        sizes: BatchSizes | None = None,
     ) -> None:
         self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
-        self.eos_id = tokenizer.eos_token_id
+        self.end_ids = end_ids(model, tokenizer)
+        self.eos_id = self.end_ids[0] if self.end_ids else None
+        self._long_prompts = generation.long_prompts
         self._fixed_length = dataset.fixed_length
         self._model = model
         self._tokenizer = tokenizer
         self._guidance = guidance
+        self._sizes = BatchSizes(None, device, model) if sizes is None else sizes
         self._settings = DecodeSettings(
             batch_size=generation.batch_size,
             temperature=generation.temperature,
             top_p=generation.top_p,
             eos_id=self.eos_id,
+            further_end_ids=self.end_ids[1:],
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
             device=device,
         )
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids of prompts, with whatever the tokenizer puts before a text."""
-        return [list(ids) for ids in self._tokenizer(list(prompts))["input_ids"]]
+    def encode(self, prompts: Sequence[Text]) -> list[list[int]]:
+        """Token ids of prompts; see `encode_prompts`."""
+        return encode_prompts(self._tokenizer, prompts)
+
+    def fitted(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Prompts that leave room for a whole completion in the model's context.
+
+        Raises:
+            DataError: One does not, and `generation.long_prompts` says to refuse it.
+        """
+        context = context_length(self._model)
+        room = None if context is None else context - self.limit
+        if room is not None and room < 1:
+            raise DataError(
+                f"generation.max_new_tokens={self.limit} leaves no room for a prompt in the model's context of "
+                f"{context} tokens; ask for fewer"
+            )
+        for prompt in prompts:
+            if room is not None and len(prompt) > room and self._long_prompts is LongPrompts.refuse:
+                start = str(self._tokenizer.decode(list(prompt[:20])))
+                raise DataError(
+                    f"a prompt of {len(prompt)} tokens ({start!r}...) does not fit: the model's context of "
+                    f"{context} tokens has room for {room} beside the {self.limit} of a completion. Leave such "
+                    "rows out, lower generation.max_new_tokens, or set generation.long_prompts=truncate to keep "
+                    "the last tokens."
+                )
+        return [list(prompt if room is None else prompt[-room:]) for prompt in prompts]
 
     def text(self, completions: Sequence[Sequence[int]]) -> list[str]:
         """Texts of completions, without special tokens."""
@@ -56,8 +91,11 @@ class TextPolicy:
 
     def truncated(self, completion: Sequence[int]) -> bool:
         """Whether a completion was cut off at the limit rather than ended by the policy."""
-        ended = bool(completion) and completion[-1] == self.eos_id and self.eos_id is not None
-        return not self._fixed_length and len(completion) >= self.limit and not ended
+        return not self._fixed_length and len(completion) >= self.limit and not self.ended(completion)
+
+    def ended(self, completion: Sequence[int]) -> bool:
+        """Whether the policy itself ended a completion."""
+        return bool(completion) and completion[-1] in self.end_ids
 
     def complete(
         self,
@@ -68,7 +106,10 @@ class TextPolicy:
         budgets: NDArray[np.int64] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Decoded:
-        """Complete prompts; see `decode`.
+        """Complete prompts, shortest first; see `decode`.
+
+        When memory runs out, the batch that did not fit is done again in halves: whole prompts, with all of their
+        samples. What was finished before is kept.
 
         Args:
             prompts: Token ids.
@@ -76,14 +117,62 @@ class TextPolicy:
             samples: Completions of each prompt.
             budgets: New tokens at most for each prompt; None allows `limit`.
             on_batch: Called after each batch with samples done and tokens generated so far.
+
+        Raises:
+            OutOfMemory: Not even the samples of one prompt fit.
         """
+        limits = np.full(len(prompts), self.limit) if budgets is None else budgets
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        batch = self._sizes.begin(
+            "generate",
+            min(self._settings.batch_size, max(1, len(prompts)) * samples),
+            length=int((lengths + limits).max(initial=1)),
+            group=samples,
+            remedy="Try a lower generation.max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
+        )
+        tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
+        kl = np.zeros(len(tokens))
+        order, done = np.argsort(lengths, kind="stable"), 0
+        generated = 0
+
+        def chosen() -> NDArray[np.int64]:
+            return order[done : done + batch.size // samples]
+
+        def some() -> Decoded:
+            picked = chosen()
+            return self._decode(
+                [prompts[index] for index in picked],
+                limits[picked],
+                None if keys is None else keys[picked],
+                samples,
+            )
+
+        while done < len(order):
+            part = batch.run(some, used=lambda: len(chosen()) * samples)
+            places = (chosen()[:, None] * samples + np.arange(samples)).reshape(-1)
+            for place, row in zip(places, part.tokens, strict=True):
+                tokens[place] = row
+            kl[places] = part.kl
+            done += len(chosen())
+            generated += sum(map(len, part.tokens))
+            if on_batch is not None:
+                on_batch(done * samples, generated)
+        return Decoded(tokens, kl)
+
+    def _decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        budgets: NDArray[np.int64],
+        keys: Keys | None,
+        samples: int,
+    ) -> Decoded:
+        """Decode prompts in one batch."""
         return decode(
             self._model,
             prompts,
-            np.full(len(prompts), self.limit) if budgets is None else budgets,
-            self._settings,
+            budgets,
+            replace(self._settings, batch_size=len(prompts) * samples),
             keys=keys,
             samples=samples,
             guidance=self._guidance,
-            on_batch=on_batch,
         )

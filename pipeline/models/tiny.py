@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from pipeline.config.schema import TinyModelConfig, Warmup
 from pipeline.datasets.base import Dataset
+from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, train
 
 
 def make_tokenizer(dataset: Dataset) -> PreTrainedTokenizerFast:
-    """One token per character of the dataset's vocabulary; every text begins with its BOS token."""
+    """One token per match of the dataset's `symbol_pattern`; every text begins with its BOS token."""
     vocabulary = {token: index for index, token in enumerate(dataset.vocabulary)}
     bos = dataset.bos_token
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=bos))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(dataset.symbol_pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])]
@@ -48,8 +53,41 @@ def make_model(config: TinyModelConfig, dataset: Dataset) -> GPT2LMHeadModel:
         return GPT2LMHeadModel(shape)
 
 
+class Demonstrations:
+    """Which rows are shown at each step, and how: a function of the step, whatever was asked for before."""
+
+    def __init__(self, config: TinyModelConfig, count: int) -> None:
+        """Prepare to draw `config.batch_size` of `count` rows per step."""
+        self._config = config
+        self._count = count
+        self._start()
+
+    def at(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Rows and draws of a step, each of shape [batch]."""
+        if step < self._step:
+            self._start()
+        # One generator serves all steps, so those before are drawn and let go: a millisecond for a hundred.
+        while self._step <= step:
+            self._drawn = (
+                self._generator.integers(0, self._count, self._config.batch_size),
+                self._generator.random(self._config.batch_size),
+            )
+            self._step += 1
+        return self._drawn
+
+    def _start(self) -> None:
+        self._generator = np.random.Generator(np.random.Philox(key=[self._config.seed, 2]))
+        self._step = 0
+
+
 def train_reference(
-    config: TinyModelConfig, dataset: Dataset, device: str, on_step: Callable[[int, int], None]
+    config: TinyModelConfig,
+    dataset: Dataset,
+    device: str,
+    on_step: Callable[[int, int], None],
+    *,
+    checkpoint: Checkpoints | None = None,
+    hints: Path | None = None,
 ) -> tuple[GPT2LMHeadModel, list[float]]:
     """Train on fresh demonstrations of training rows by next-token prediction.
 
@@ -58,25 +96,37 @@ def train_reference(
         dataset: Has demonstrations and a vocabulary.
         device: ``cpu`` or ``cuda``.
         on_step: Called after each step with the number of steps done and the tokens seen.
+        checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
+        hints: Folder of batch sizes that fitted; None remembers nothing.
 
     Returns:
         The model, and the loss of every step in nats per token of the completion.
     """
     token_ids = {token: index for index, token in enumerate(dataset.vocabulary)}
     bos = token_ids[dataset.bos_token]
+    pattern = re.compile(dataset.symbol_pattern)
     model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
-    generator = np.random.Generator(np.random.Philox(key=[config.seed, 2]))
     rows = dataset.ids("train")
+    demonstrations = Demonstrations(config, len(rows))
+    micro_batch = BatchSizes(hints, device, model).begin(
+        "train",
+        config.batch_size,
+        length=config.n_positions,
+        what=MICRO_BATCH,
+        remedy="Try a smaller model or shorter texts.",
+    )
 
     def losses_of(step: int) -> Iterator[torch.Tensor]:
-        picked = rows[generator.integers(0, len(rows), config.batch_size)]
-        draws = generator.random(config.batch_size)
-        shown = [dataset.demonstration(int(row), float(draw)) for row, draw in zip(picked, draws, strict=True)]
+        picked, draws = demonstrations.at(step)
+        shown = [dataset.demonstration(int(rows[p]), float(draw)) for p, draw in zip(picked, draws, strict=True)]
         # What the tokenizer does with such texts, without its overhead on every step.
-        ids = torch.tensor([[bos, *map(token_ids.__getitem__, p + c)] for p, c in shown], device=device)
-        prompt = ids.shape[1] - len(shown[0][1])
-        logits = model(ids, use_cache=False).logits[:, prompt - 1 : -1]
-        yield F.cross_entropy(logits.flatten(0, 1), ids[:, prompt:].flatten())
+        texts = ([bos, *map(token_ids.__getitem__, pattern.findall(p + c))] for p, c in shown)
+        ids = torch.tensor(list(texts), device=device)
+        prompt = ids.shape[1] - len(pattern.findall(shown[0][1]))
+        for part in ids.split(micro_batch.size):
+            logits = model(part, use_cache=False).logits[:, prompt - 1 : -1]
+            loss = F.cross_entropy(logits.flatten(0, 1), part[:, prompt:].flatten())
+            yield loss * (len(part) / len(ids))
         on_step(step + 1, (step + 1) * ids.numel())
 
     settings = TrainSettings(
@@ -88,4 +138,4 @@ def train_reference(
         warmup_steps=config.warmup_steps,
         schedule=Warmup.cosine,
     )
-    return model, train(model, settings, losses_of)
+    return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch)

@@ -1,5 +1,7 @@
 """From a configuration to a plan: every chain's stages, round by round, shared work planned once.
 
+    dataset:   prepare -> tokenize                           (round 0, for datasets that are read rather than made)
+        |
     reference: train -> evaluate shards -> metrics           (round 0, one per dataset, model and seed)
         |
     chain:     generate shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
@@ -14,11 +16,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.algos.base import Algorithm, Read, Stage
+from pipeline.algos.base import DATASET, PROMPTS, Algorithm, Read, Stage
+from pipeline.algos.prepare import PREPARE, TOKENIZE, Preparation
 from pipeline.algos.reference import Reference
 from pipeline.algos.registry import load_algorithm
 from pipeline.config.load import schema_path, to_plain
-from pipeline.config.schema import AlgoConfig, Config
+from pipeline.config.schema import AlgoConfig, Config, StageChoice
+from pipeline.datasets.registry import load_dataset
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
@@ -26,6 +30,7 @@ from pipeline.plan.keys import determining, result_key
 
 ENTRY = "pipeline.algos.run:run_stage"
 REFERENCE = "reference"
+PREPARATION = Preparation.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +47,7 @@ class Chain:
     @property
     def rounds_from(self) -> int:
         """The round it starts with."""
-        return 0 if self.algo == REFERENCE else 1
+        return 0 if self.algo in (REFERENCE, PREPARATION) else 1
 
 
 def chains(config: Config) -> Iterator[Chain]:
@@ -61,25 +66,37 @@ def chains(config: Config) -> Iterator[Chain]:
                     yield Chain(algo=name, dataset=dataset, model=model, seed=seed, kind=kind, config=algo)
 
 
-def build_plan(config: Config, seconds: Mapping[str, float] | None = None) -> Plan:
+def build_plan(
+    config: Config,
+    seconds: Mapping[str, float] | None = None,
+    sources: Mapping[str, Mapping[str, Any]] | None = None,
+    models: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Plan:
     """Plan a request.
 
     Args:
         config: The checked request.
         seconds: Measured run time per sample (per job where it has no samples) by `duration_name`; used for
             ordering and estimates only.
+        sources: Dataset -> what its rows follow from besides its settings; see `results.sources`.
+        models: Model -> what identifies its content, by role; see `plan.models`.
 
     Raises:
         ConfigError: An algorithm cannot be loaded.
         PlanError: A stage reads one that does not exist.
     """
-    builder = _Builder(config, seconds or {})
+    builder = _Builder(config, seconds or {}, sources or {}, models or {})
     for chain in chains(config):
-        last = 0 if chain.algo == REFERENCE else config.rounds_of_training
-        for number in range(chain.rounds_from, last + 1):
+        if chain.algo == REFERENCE:
+            builder.add_reference(chain)
+            continue
+        for number in range(chain.rounds_from, config.rounds_of_training + 1):
             for stage in chain.kind.stages:
                 builder.add_stage(chain, number, stage)
-    return Plan(builder.jobs.values(), builder.edges)
+    plan = Plan(builder.jobs.values(), builder.edges)
+    if config.stage is StageChoice.prepare:
+        return plan.up_to([job.id for job in plan.jobs.values() if job.algo == PREPARATION])
+    return plan
 
 
 def duration_name(job: Job) -> str:
@@ -90,22 +107,54 @@ def duration_name(job: Job) -> str:
 class _Builder:
     """Collects jobs; a result that several chains need is planned once, under the name it met first."""
 
-    def __init__(self, config: Config, seconds: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        seconds: Mapping[str, float],
+        sources: Mapping[str, Mapping[str, Any]],
+        models: Mapping[str, Mapping[str, Any]],
+    ) -> None:
         self.config = config
         self.seconds = seconds
+        self.sources = sources
+        self.models = models
+        self._prepared = {name: load_dataset(section).prepared for name, section in config.datasets.items()}
         self.jobs: dict[str, Job] = {}
         self.edges: list[tuple[str, str]] = []
         self._by_key: dict[str, str] = {}
         self._outputs: dict[tuple[str, str, str, int, int, str], list[str]] = {}
+        self._configs: dict[tuple[str, str, str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+
+    def add_reference(self, chain: Chain) -> None:
+        """Plan the reference, and around it the preparation of a dataset that is read."""
+        preparation = replace(chain, algo=PREPARATION, kind=Preparation, config=AlgoConfig())
+        if self._prepared[chain.dataset]:
+            self.add_stage(preparation, 0, PREPARE)
+        for stage in chain.kind.stages:
+            self.add_stage(chain, 0, stage)
+            if self._prepared[chain.dataset] and stage.name == "train":
+                # The reference's tokenizer is part of its output.
+                self.add_stage(preparation, 0, TOKENIZE)
 
     def add_stage(self, chain: Chain, number: int, stage: Stage) -> None:
         """Plan every shard of one stage of one round of a chain."""
         read = {spec.name: self._read(chain, number, stage, spec) for spec in stage.reads}
+        read |= self._prepared_inputs(chain, stage)
         read = {name: ids for name, ids in read.items() if ids}
         address = (chain.algo, chain.dataset, chain.model, chain.seed, number, stage.name)
         self._outputs[address] = [
             self._add(chain, number, stage, shard, rows, read) for shard, rows in self._shards(stage)
         ]
+
+    def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:
+        """What a stage gets of the preparation: rows where it sees the dataset, prompts where it decodes."""
+        if not self._prepared[chain.dataset] or "dataset" not in stage.config or stage == PREPARE:
+            return {}
+        names = {DATASET: PREPARE} | ({PROMPTS: TOKENIZE} if "generation" in stage.config else {})
+        return {
+            name: self._outputs[PREPARATION, chain.dataset, chain.model, chain.seed, 0, source.name]
+            for name, source in names.items()
+        }
 
     def _shards(self, stage: Stage) -> Iterator[tuple[int | None, tuple[int, int]]]:
         if stage.shards is None:
@@ -119,8 +168,8 @@ class _Builder:
 
     def _read(self, chain: Chain, number: int, stage: Stage, spec: Read) -> list[str]:
         algo, rounds = chain.algo, range(number, number + 1)
-        if spec.algo == REFERENCE:
-            algo, rounds = REFERENCE, range(1)
+        if spec.algo != "self":
+            algo, rounds = spec.algo, range(1)
         elif spec.rounds == "previous":
             rounds = range(max(chain.rounds_from, number - 1), number)
         elif spec.rounds == "so_far":
@@ -151,15 +200,11 @@ class _Builder:
             "stage": stage.name,
             "rows": list(rows),
         }
-        sections = self._sections(chain, stage)
-        key = result_key(
-            {
-                **payload,
-                "version": chain.kind.version,
-                "config": {name: determining(section) for name, section in sections.items()},
-                "inputs": inputs,
-            }
-        )
+        known, given = self._config(chain, stage)
+        determined_by = {**payload, "version": chain.kind.version, "config": known}
+        if stage == PREPARE:
+            determined_by["source"] = dict(self.sources.get(chain.dataset, {}))
+        key = result_key({**determined_by, "inputs": inputs})
         if key in self._by_key:
             return self._by_key[key]
         seed = chain.seed if stage.seeded else None
@@ -169,11 +214,14 @@ class _Builder:
             entry=ENTRY,
             payload={
                 **payload,
-                "config": {name: _with_schema(section) for name, section in sections.items()},
+                "config": given,
                 "models_in_memory": self.config.execution.models_in_memory,
+                "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
+                "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
                 "samples": self._samples(stage, rows),
             },
             inputs=inputs,
+            determined_by=determined_by,
             algo=chain.algo,
             dataset=chain.dataset,
             model=chain.model,
@@ -189,6 +237,30 @@ class _Builder:
         self._by_key[key] = job.id
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
+
+    def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The sections that a stage declares: what of them its key covers, and as its worker gets them.
+
+        Made once for all jobs that share them, since thousands of shards do.
+        """
+        address = (chain.algo, chain.dataset, chain.model, stage.name)
+        if address not in self._configs:
+            sections = self._sections(chain, stage)
+            known = {name: determining(section) for name, section in sections.items()}
+            if "model" in known:
+                known["model"] |= self._identity(chain)
+            self._configs[address] = (
+                known,
+                {name: _with_schema(section) for name, section in sections.items()},
+            )
+        return self._configs[address]
+
+    def _identity(self, chain: Chain) -> dict[str, Any]:
+        """What identifies the content of a model; to the work that all chains share value models do not matter."""
+        found = dict(self.models.get(chain.model, {}))
+        if chain.algo in (REFERENCE, PREPARATION):
+            found.pop("value", None)
+        return {"content": found} if found else {}
 
     def _sections(self, chain: Chain, stage: Stage) -> dict[str, object]:
         own = {
@@ -220,7 +292,7 @@ def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:
     if stage.seeded:
         parts.append(f"s{chain.seed}")
     parts.append(chain.algo)
-    if chain.algo != REFERENCE:
+    if chain.algo not in (REFERENCE, PREPARATION):
         parts.append(f"r{number}")
     parts.append(stage.name)
     if shard is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ import networkx as nx
 
 from pipeline.errors import CycleError, PlanError
 from pipeline.plan.job import Job
+from pipeline.plan.keys import FORMAT, SharedConfigs
 
 
 class Plan:
@@ -42,6 +43,14 @@ class Plan:
         """Estimated seconds of the longest path from each job to the end of the plan, itself included."""
         return longest_paths(self.graph, {job.id: job.seconds for job in self.jobs.values()})
 
+    def up_to(self, job_ids: Iterable[str]) -> Plan:
+        """The part of the plan that some jobs need, themselves included."""
+        kept = set(job_ids)
+        for job_id in list(kept):
+            kept |= nx.ancestors(self.graph, job_id)
+        edges = [edge for edge in self.graph.edges if edge[1] in kept]
+        return Plan([job for job in self.jobs.values() if job.id in kept], edges)
+
     def inputs(self, job_id: str) -> list[str]:
         """Ids of the jobs whose outputs a job reads."""
         return list(self.graph.predecessors(job_id))
@@ -57,11 +66,19 @@ class Plan:
             grouped.setdefault(job.round, []).append(job)
         return dict(sorted(grouped.items()))
 
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain data, for ``plan.json``."""
+    def to_json(self, stored: Collection[str] = ()) -> dict[str, Any]:
+        """The plan as plain data, for ``plan.json``; `pipeline.plan.recorded` writes and reads it.
+
+        Args:
+            stored: Ids of the jobs that need not run.
+        """
+        configs, found = SharedConfigs(), set(stored)
         return {
-            "jobs": [_plain(job) for job in self.jobs.values()],
+            "key_format": FORMAT,
+            "jobs": [_plain(job, configs) for job in self.jobs.values()],
             "edges": [list(edge) for edge in self.graph.edges],
+            "stored": [job_id for job_id in self.jobs if job_id in found],
+            "sections": configs.table,
         }
 
 
@@ -73,5 +90,17 @@ def longest_paths(graph: nx.DiGraph[str], seconds: Mapping[str, float]) -> dict[
     return paths
 
 
-def _plain(job: Job) -> dict[str, Any]:
-    return {**vars(job), "inputs": {name: list(keys) for name, keys in job.inputs.items()}}
+def _plain(job: Job, configs: SharedConfigs) -> dict[str, Any]:
+    determined_by = configs.shorten(job.determined_by)
+    payload = configs.shorten(job.payload)
+    return {
+        **vars(job),
+        "inputs": {name: list(keys) for name, keys in job.inputs.items()},
+        # Most of a payload is what determines the result; it is written once, under that name.
+        "payload": {
+            name: value
+            for name, value in payload.items()
+            if name not in determined_by or determined_by[name] != value
+        },
+        "determined_by": determined_by,
+    }

@@ -17,6 +17,7 @@ class Job:
         entry: What a worker runs, ``module:function``.
         payload: The argument of `entry`, plain JSON data.
         inputs: Input name -> keys of the stored outputs it reads, in a fixed order.
+        determined_by: What `key` is the hash of, together with `inputs`; so that runs can be compared.
         algo: Algorithm, or ``reference`` for work that every chain of a dataset and model shares.
         dataset: Name of the dataset.
         model: Name of the model.
@@ -35,6 +36,7 @@ class Job:
     entry: str
     payload: Mapping[str, Any]
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    determined_by: Mapping[str, Any] = field(default_factory=dict)
     algo: str = ""
     dataset: str = ""
     model: str = ""

@@ -19,6 +19,27 @@ def result_key(determined_by: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
+class SharedConfigs:
+    """Configurations of stages by digest. Thousands of shards share a few, so a saved plan has each once."""
+
+    def __init__(self) -> None:
+        self.table: dict[str, Any] = {}
+        self._digests: dict[int, tuple[object, str]] = {}
+
+    def shorten(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Put a digest in the place of the sections under ``config``."""
+        return {**data, "config": self._digest(data["config"])} if "config" in data else dict(data)
+
+    def _digest(self, config: object) -> str:
+        # By identity first: the planner gives jobs of one stage the same object.
+        if id(config) not in self._digests:
+            text = json.dumps(config, sort_keys=True, separators=(",", ":"))
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            self._digests[id(config)] = (config, digest)
+            self.table[digest] = config
+        return self._digests[id(config)][1]
+
+
 def determining(config: object) -> Any:
     """The part of a configuration that can change a result, as plain data.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def duration(seconds: float) -> str:
     """Seconds as ``8.2 s``, ``3 min 05 s`` or ``2 h 04 min``."""
@@ -30,3 +32,16 @@ def gibibytes(number: int) -> str:
 def jobs(number: int) -> str:
     """``1 job``, ``12 jobs``."""
     return "1 job" if number == 1 else f"{number:,} jobs"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 run``, ``12 runs``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def shown_path(path: Path) -> str:
+    """A path as one would type it here: relative where it lies below the current folder."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -2,9 +2,13 @@
 
     <root>/ab/abcdef.../manifest.json, files      committed
     <root>/.tmp/<run>/<key>.<attempt>/            being written
+    <root>/.tmp/<run>/verified/<key>.note         read and found good in this run (`Verified`)
     <root>/.aside/<key>.<n>/                      found damaged; kept for a look, never read
     <root>/.checkpoints/<key>/                    what lets an interrupted job go on; removed by its commit
     <root>/.hints/                                what makes later jobs faster, and changes no result
+    <root>/.claims/<key>                          locked by the run that computes the key
+    <root>/.lock                                  held shared by runs, alone by what removes outputs
+    <root>/.users/                                output folders whose runs use this store
 
 A folder counts only with its manifest, which is written last, and with files of the recorded sizes and
 checksums. A name under <root> therefore never shows half a result, however the writer ended.
@@ -12,19 +16,32 @@ checksums. A name under <root> therefore never shows half a result, however the 
 
 from __future__ import annotations
 
-import hashlib
-import json
+import errno
 import os
+import re
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StoreError
+from pipeline.results import locks, sharing
+from pipeline.results.faults import explained
+from pipeline.results.locks import Claim, one_at_a_time
+from pipeline.results.manifest import MANIFEST, NotAnOutputError, describe, find_problem, read_manifest, walk
 
-MANIFEST = "manifest.json"
-FORMAT = 1
-_CHUNK = 1 << 20
+__all__ = ["MANIFEST", "NOT_STORED", "Claim", "Store"]
+
+NOT_STORED = "not stored"
+"""What `Store.problem` says where there is nothing at all, so nothing to set aside."""
+KEY = re.compile(r"[0-9a-f]{40,64}")
+_TRIES = 10
+_OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", "durations.json"}
+"""Names in the root of a store, apart from the folders of keys."""
 
 
 class Store:
@@ -50,50 +67,99 @@ class Store:
         """What makes later jobs faster but changes no result, such as batch sizes that fitted."""
         return self.root / ".hints"
 
+    # -- reading -----------------------------------------------------------------------------------------------
+
     def problem(self, key: str, *, checksums: bool = True) -> str | None:
-        """Say what is wrong with the output of `key`, or None if it can be used.
+        """Say what is wrong with the output of `key`, or None if it can be used. Nothing is raised.
 
         Args:
             key: The key.
-            checksums: Read every file; otherwise presence and sizes only.
+            checksums: Read every file; otherwise the manifest, presence and sizes only.
         """
-        folder = self.path(key)
-        if not folder.is_dir():
-            return "not stored"
         try:
-            manifest = json.loads((folder / MANIFEST).read_bytes())
-            files: dict[str, dict[str, Any]] = manifest["files"]
-            if manifest["format"] != FORMAT or manifest["key"] != key:
-                return "its manifest is of another key or format"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"its manifest cannot be read ({error})"
-        present = _files(folder)
-        if set(present) != set(files):
-            odd = sorted(set(present) ^ set(files))
-            return f"its files are not those of the manifest ({', '.join(odd[:3])})"
-        for name, expected in files.items():
-            path = present[name]
-            if path.stat().st_size != expected["size"]:
-                return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
-            if checksums and _sha256(path) != expected["sha256"]:
-                return f"{name} does not have its checksum"
-        return None
+            if foreign := self._foreign_place(key):
+                return foreign
+            if not stat.S_ISDIR(self.path(key).lstat().st_mode):
+                return "it is no folder"
+        except FileNotFoundError:
+            return NOT_STORED
+        except OSError as error:
+            return f"it cannot be read ({error.strerror or error})"
+        return find_problem(key, self.path(key), checksums=checksums)
 
     def has(self, key: str, *, checksums: bool = True) -> bool:
         """Whether the output of `key` is stored whole."""
         return self.problem(key, checksums=checksums) is None
 
     def manifest(self, key: str) -> dict[str, Any]:
-        """The manifest of a stored output."""
-        loaded: dict[str, Any] = json.loads((self.path(key) / MANIFEST).read_bytes())
-        return loaded
+        """The manifest of a stored output.
+
+        Raises:
+            StoreError: It cannot be read, or was altered.
+        """
+        try:
+            return read_manifest(key, self.path(key))
+        except NotAnOutputError as error:
+            raise StoreError(f"stored output {key[:12]}: {error}") from error
+
+    def stored_keys(self) -> list[str]:
+        """The keys under which something is stored, sorted; whether it is whole is another question.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        try:
+            return sorted(
+                path.name for folder in self._key_folders() for path in folder.iterdir() if self._is_key(path)
+            )
+        except OSError as error:
+            raise explained(f"could not read {self.root}", error) from error
+
+    def strangers(self) -> list[Path]:
+        """What lies in the store and is none of its own, sorted. It is never touched.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        try:
+            folders = set(self._key_folders())
+            odd = [path for folder in folders for path in folder.iterdir() if not self._is_key(path)]
+            odd += [path for path in self.root.iterdir() if path not in folders and path.name not in OWN]
+        except OSError as error:
+            raise explained(f"could not read {self.root}", error) from error
+        return sorted(path for path in odd if not path.name.startswith(".durations.json."))
+
+    def _key_folders(self) -> Iterator[Path]:
+        for path in self.root.iterdir():
+            if re.fullmatch("[0-9a-f]{2}", path.name) and stat.S_ISDIR(path.lstat().st_mode):
+                yield path
+
+    @staticmethod
+    def _is_key(path: Path) -> bool:
+        return bool(KEY.fullmatch(path.name)) and path.name[:2] == path.parent.name
+
+    def _foreign_place(self, key: str) -> str | None:
+        parent = self.path(key).parent
+        mode = parent.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            return None
+        return f"{parent} is {'a link that leads out of the store' if stat.S_ISLNK(mode) else 'no folder'}"
+
+    # -- writing -----------------------------------------------------------------------------------------------
 
     def begin(self, scratch: Path, key: str, attempt: int) -> Path:
-        """Make an empty folder to write the output of `key` to."""
+        """Make an empty folder to write the output of `key` to.
+
+        Raises:
+            StoreError: It cannot be made.
+        """
         folder = scratch / f"{key}.{attempt}"
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise explained(f"could not make {folder}", error) from error
         return folder
 
     def commit(self, key: str, folder: Path, about: Mapping[str, Any]) -> Path:
@@ -107,65 +173,123 @@ class Store:
             about: Recorded in the manifest (job, versions); no part of the result.
 
         Raises:
-            StoreError: The output could not be written.
+            StoreError: It could not be written, or holds what no output may. What is stored is whole or absent.
         """
         target = self.path(key)
         try:
-            files = {}
-            for name, path in sorted(_files(folder).items()):
-                _fsync(path)
-                files[name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
-            manifest = {"format": FORMAT, "key": key, "files": files, "about": dict(about)}
-            with (folder / MANIFEST).open("w") as out:
-                json.dump(manifest, out, indent=1, sort_keys=True)
-                out.flush()
-                os.fsync(out.fileno())
+            if os.path.lexists(folder / MANIFEST):
+                raise StoreError(
+                    f"could not commit {key[:12]}: its job wrote a {MANIFEST}, which is the store's name"
+                )
+            _write_through(folder / MANIFEST, describe(key, folder, about))
+            for name, status in walk(folder):
+                _fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._rename(key, folder, target)
-            _fsync(target.parent)
+            if foreign := self._foreign_place(key):
+                raise StoreError(f"could not commit {key[:12]}: {foreign}. Move it away")
+            self._publish(key, folder, target)
+            _fsync(target.parent, folder=True)
+            _fsync(self.root, folder=True)
+        except NotAnOutputError as error:
+            raise StoreError(
+                f"could not commit {key[:12]}: {error}, and an output holds only plain files and folders"
+            ) from error
         except OSError as error:
-            raise StoreError(f"could not commit {key[:12]} to {self.root}: {error}") from error
+            raise explained(f"could not commit {key[:12]} to {self.root}", error) from error
         return target
 
-    def _rename(self, key: str, folder: Path, target: Path) -> None:
-        try:
-            folder.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-            if self.has(key):
-                shutil.rmtree(folder)
+    def _publish(self, key: str, folder: Path, target: Path) -> None:
+        # Another run may commit the same key, or set aside the same damaged output, between any two steps.
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                folder.rename(target)
+                return
+            except OSError as error:
+                if not tries_left or error.errno not in _OCCUPIED:
+                    raise
+            if self.problem(key) is None:
+                shutil.rmtree(folder, ignore_errors=True)
                 return
             self.set_aside(key)
-            folder.rename(target)
 
-    def set_aside(self, key: str) -> Path:
-        """Move a damaged output out of the way, so that it is made anew but can still be looked at."""
+    def set_aside(self, key: str) -> Path | None:
+        """Move a damaged output out of the way, so that it is made anew but can still be looked at.
+
+        It is checked again first. Of several processes that found the same damage one moves it, and the others
+        cannot move what was made anew in between.
+
+        Returns:
+            Where it is now, or None if it was gone already or is not damaged.
+
+        Raises:
+            StoreError: It cannot be moved.
+        """
         aside = self.root / ".aside"
-        aside.mkdir(parents=True, exist_ok=True)
-        number = 0
-        while (aside / f"{key}.{number}").exists():
-            number += 1
-        return self.path(key).rename(aside / f"{key}.{number}")
+        try:
+            aside.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(aside):
+                problem = self.problem(key)
+                if problem in (None, NOT_STORED):
+                    return None
+                if foreign := self._foreign_place(key):
+                    raise StoreError(f"could not set {key[:12]} aside: {foreign}. Move it away")
+                names = (aside / f"{key}.{number}" for number in count())
+                return self.path(key).rename(next(name for name in names if not os.path.lexists(name)))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explained(f"could not set {self.path(key)} aside", error) from error
+
+    # -- sharing with other runs -------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_use(self, output_dir: Path | None = None) -> Iterator[None]:
+        """Keep what is stored from being removed (by `store gc`) while a run rests on it.
+
+        To be entered before the run looks at what is stored. Makes the store's folder. Waits, and says so, while
+        something is just being removed.
+
+        Args:
+            output_dir: Where the run leaves its folder; remembered, so that its outputs count as needed later.
+
+        Raises:
+            StoreError: The folder cannot be used.
+        """
+        with sharing.in_use(self.root):
+            if output_dir is not None:
+                sharing.remember_user(self.root, output_dir)
+            yield
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Be the only one who uses the store, whose folder exists; runs that start meanwhile wait.
+
+        Raises:
+            StoreError: A run uses it, or it cannot be locked.
+        """
+        return sharing.alone(self.root)
+
+    def claim(self, key: str) -> Claim | None:
+        """Claim the computing of a key, so that no other run does the same work; None if another has it now.
+
+        It does not say whether the output is stored: look after claiming, since the last holder may just have
+        committed it. The claim ends with `release` or with this process.
+
+        Raises:
+            StoreError: The store cannot be written to.
+        """
+        try:
+            return locks.claim(key, self.root / ".claims" / key)
+        except OSError as error:
+            raise explained(f"could not claim {key[:12]} in {self.root}", error) from error
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """All files below `folder` but the manifest, by relative name."""
-    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    found.pop(MANIFEST, None)
-    return found
+def _write_through(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _fsync(path: Path, *, folder: bool = False) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | (os.O_DIRECTORY if folder else os.O_NONBLOCK))
     try:
         os.fsync(descriptor)
     finally:

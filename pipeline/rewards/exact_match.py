@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
 
-def exact_match(completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float | None]:
+
+@reward(RewardTraits(isolated=False))
+def exact_match(completions: Sequence[Text], solution: Sequence[str], **_: Any) -> list[float | None]:
     """Compare each completion with its solution, both without surrounding white space.
 
     Args:
-        completions: Texts.
+        completions: Texts or conversations.
         solution: The dataset's column of that name.
     """
     pairs = zip(completions, solution, strict=True)
-    return [float(given.strip() == wanted.strip()) for given, wanted in pairs]
+    return [float(text_of(given).strip() == wanted.strip()) for given, wanted in pairs]

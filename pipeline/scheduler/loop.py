@@ -10,11 +10,11 @@
                       |   |    JobFinished, JobRaised,          ^    messages          +---------+
                       |   |    JobProgress, WorkerExited        |                      |  store  |
                       |   |                                     +- sentinels           +---------+
-                      |   '--> judge (pure): retry, or fail and block what depends on it
-                      v
+                      |   '--> judge, Blame, Watchdog (pure): retry here or elsewhere, kill what hangs,
+                      v        quarantine a device, or fail a job and block what depends on it
                  journal (on disk before the next action), run log, snapshots
 
-Nothing is polled: the wait ends when a pipe, a sentinel or a signal has something, or when a snapshot is due.
+Nothing is polled: the wait ends when a pipe, a sentinel or a signal has something, or when a deadline is due.
 """
 
 from __future__ import annotations
@@ -24,24 +24,30 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ExecutionConfig
 from pipeline.errors import PlanError, describe_exit
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.results.faults import explained
 from pipeline.results.journal import Journal
+from pipeline.results.locks import Claim
 from pipeline.results.paths import RunFolder
 from pipeline.results.status import RunStatus
-from pipeline.results.store import Store
-from pipeline.scheduler.makespan import Attempt, WorkerSpan, account
+from pipeline.results.store import NOT_STORED, Store
+from pipeline.results.verified import Verified
+from pipeline.scheduler.account import RunAccount
+from pipeline.scheduler.later import Later
+from pipeline.scheduler.makespan import Attempt, account
 from pipeline.scheduler.outcome import Outcome
 from pipeline.scheduler.policy import next_actions
-from pipeline.scheduler.retry import Failure, FailureKind, judge
+from pipeline.scheduler.retry import Failure, judge
 from pipeline.scheduler.signals import StopSignals
 from pipeline.scheduler.snapshot import Observer
 from pipeline.scheduler.state import JobStatus, RunState, check_runnable
+from pipeline.scheduler.watchdog import Watchdog
+from pipeline.workers.failure import NEEDS_FRESH_WORKER, FailureKind
 from pipeline.workers.messages import (
     FromWorker,
     Heartbeat,
@@ -49,9 +55,11 @@ from pipeline.workers.messages import (
     JobProgress,
     JobRaised,
     JobStarted,
+    JobStopped,
     RunJob,
     WorkerExited,
     WorkerReady,
+    WorkerUnusable,
 )
 from pipeline.workers.pool import Pool
 
@@ -59,6 +67,8 @@ __all__ = ["Outcome", "run_plan"]
 
 STATUS_INTERVAL_S = 0.2
 _QUIET_INTERVAL_S = 0.5
+_OTHER_RUN_S = 1.0
+"""How often to look whether another run is done with a job; a lock on a file cannot be waited on with the rest."""
 
 log = logging.getLogger("pipeline")
 
@@ -73,6 +83,7 @@ def run_plan(
     run_dir: Path,
     settings: ExecutionConfig,
     on_status: Callable[[RunStatus], None],
+    verified: Verified | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker lives and nothing unfinished is left.
@@ -86,6 +97,7 @@ def run_plan(
         run_dir: Folder of the run: logs of the jobs, links to their outputs.
         settings: Barrier, retries, models a worker keeps.
         on_status: Gets a snapshot a few times a second.
+        verified: What was found good while planning; None where nothing was looked at.
         clock: Monotonic seconds.
 
     Raises:
@@ -93,7 +105,7 @@ def run_plan(
         WorkerError: Workers cannot be started.
     """
     check_runnable(plan)
-    return _Run(plan, stored, store, pool, journal, run_dir, settings, on_status, clock).run()
+    return _Run(plan, stored, store, pool, journal, run_dir, settings, on_status, verified, clock).run()
 
 
 class _Run:
@@ -109,6 +121,7 @@ class _Run:
         run_dir: Path,
         settings: ExecutionConfig,
         on_status: Callable[[RunStatus], None],
+        verified: Verified | None,
         clock: Callable[[], float],
     ) -> None:
         self.state = RunState(
@@ -117,24 +130,43 @@ class _Run:
             pool.size,
             barrier=settings.barrier,
             models_in_memory=settings.models_in_memory,
+            device_failures=settings.retry.device_failures,
         )
-        self.plan, self.store, self.pool, self.journal = plan, store, pool, journal
+        self.plan, self.store, self.pool = plan, store, pool
         self.folder = RunFolder(run_dir)
         self.settings, self.clock = settings, clock
         self.observer, self.on_status = Observer(self.state), on_status
         # The process id keeps apart two runs that were started in the same second.
         self.scratch = store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}")
-        self.attempts: list[Attempt] = []
-        self.spans: list[WorkerSpan] = []
-        self.sent_s: dict[int, float] = {}
+        self.verified = verified or Verified(store, self.scratch / "verified")
+        self.account = RunAccount(journal, clock)
+        self.claims: dict[str, Claim] = {}
+        """Job -> the right to compute its key, which no other run that shares the store has meanwhile."""
+        self.watchdog = Watchdog(settings)
+        self.later = Later()
+        self.job_of_key = {job.key: job.id for job in plan.jobs.values()}
+        self.hangs: dict[int, str] = {}
+        """Worker -> why it is being killed. What it still says about its job no longer counts."""
+        self.waiting: set[str] = set()
+        """Jobs that another run was found computing."""
+        self.unusable: set[int] = set()
+        """Workers that cannot even be started."""
         self.start_s = self.next_status_s = clock()
         self.signals = StopSignals(pool.interrupt)
         self.stopping = False
+        self.halted = ""
+        """Why no further job could succeed, or ""."""
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        self.journal.write("RunStarted", jobs=len(self.plan.jobs), unsettled=self.state.unsettled)
+        self.account.write(
+            "RunStarted",
+            jobs=len(self.plan.jobs),
+            unsettled=self.state.unsettled,
+            pid=os.getpid(),
+            host=os.uname().nodename,
+        )
         with self.signals:
             try:
                 self._start()
@@ -145,27 +177,37 @@ class _Run:
         counts = {status.value: 0 for status in JobStatus}
         for status in outcome.jobs.values():
             counts[status.value] += 1
-        self.journal.write("RunFinished", interrupted=outcome.interrupted, **counts)
+        self.account.write("RunFinished", interrupted=outcome.interrupted, halted=outcome.halted, **counts)
         return outcome
 
     def _start(self) -> None:
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        self.spans = [WorkerSpan(worker=index, started_s=self.clock()) for index in range(self.pool.size)]
+        try:
+            self.scratch.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise explained(f"could not make {self.scratch}", error) from error
+        for index in range(self.pool.size):
+            self.account.worker_started(index)
         self.pool.start()
-        self.pool.watch_folder(self.scratch)
+        for folder in (self.scratch, self.verified.folder):
+            self.pool.watch_folder(folder)
 
     def _carry_out(self) -> None:
-        while self.state.unsettled and not self.signals.received:
+        while self.state.unsettled and not self.signals.received and not self._halt():
+            self._release_due()
             self._dispatch()
+            if not self.state.unsettled:
+                break
             self._check_progress_possible()
             self._show(self.next_status_s)
             self.pool.wait(self._patience(), self._take, [self.signals.fileno()])
+            self._kill_what_hangs()
         self._show(0.0)
 
     def _stop(self) -> None:
         self.stopping = True
         if self.signals.received:
-            log.warning("%s: stopping the workers", self.signals.received)
+            running = [worker.job_id for worker in self.state.workers if worker.job_id]
+            log.warning("%s: no further job is started; waiting for %s", self.signals.received, running or "none")
         self.signals.drain()
         try:
             # A second Ctrl-C skips the gentle steps.
@@ -173,12 +215,48 @@ class _Run:
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
+    def _halt(self) -> bool:
+        self.halted = self.halted or self.account.broken
+        return bool(self.halted)
+
     def _dispatch(self) -> None:
-        for action in next_actions(self.state):
-            job = self.plan.jobs[action.job_id]
-            attempt = self.state.start(job.id, action.worker)
-            self.sent_s[action.worker] = self.clock()
-            self.pool.send(action.worker, self._order(job, attempt))
+        # A job may turn out to need no worker, which leaves one idle for the next.
+        while actions := next_actions(self.state):
+            for action in actions:
+                job = self.plan.jobs[action.job_id]
+                if not job.key or (self._claim(job) and not self._is_there(job)):
+                    attempt = self.state.start(job.id, action.worker)
+                    self.account.sent(action.worker)
+                    self.watchdog.began(action.worker, self.clock())
+                    self.pool.send(action.worker, self._order(job, attempt))
+
+    def _claim(self, job: Job) -> bool:
+        """Claim the job's key, or have the job wait while another run that shares the store computes it."""
+        claim = self.store.claim(job.key)
+        if claim is not None:
+            self.claims[job.id] = claim
+            return True
+        if job.id not in self.waiting:
+            self.waiting.add(job.id)
+            log.info("%s: another run computes it; waiting for that", job.id)
+            self.account.write("JobWaits", job=job.id, reason="another run computes it")
+        self.state.wait(job.id)
+        self.later.add(job.id, self.clock() + _OTHER_RUN_S)
+        return False
+
+    def _is_there(self, job: Job) -> bool:
+        """Whether the output of a job that is about to start exists: another run may share the store."""
+        problem = self.verified.problem(job.key)
+        if problem == NOT_STORED:
+            return False
+        if problem is not None:
+            self._set_aside(job.key, problem)
+            return False
+        self.claims.pop(job.id).release()
+        log.info("%s: another run has stored it", job.id)
+        self.account.write("JobFoundStored", job=job.id)
+        self.state.found(job.id)
+        return True
 
     def _order(self, job: Job, attempt: int) -> RunJob:
         return RunJob(
@@ -190,85 +268,112 @@ class _Run:
             inputs={name: list(keys) for name, keys in job.inputs.items()},
             store=str(self.store.root.absolute()),
             scratch=str(self.scratch.absolute()),
+            verified=str(self.verified.folder.absolute()),
             log_path=str(self._log_path(job.id, attempt)),
         )
 
     def _log_path(self, job_id: str, attempt: int) -> Path:
         return self.folder.job(job_id).absolute() / ("log.txt" if attempt == 1 else f"log.{attempt}.txt")
 
+    def _release_due(self) -> None:
+        for job_id in self.later.due(self.clock()):
+            self.state.retry(job_id)
+
     def _check_progress_possible(self) -> None:
-        if self.state.running or self.state.ready:
+        if self.state.running or self.state.can_start or self.later:
             return
         if self.state.unsettled:
             waiting = next(job_id for job_id, job in self.state.jobs.items() if job.status is JobStatus.pending)
             raise PlanError(f"{waiting} and {self.state.unsettled - 1} more jobs wait for rounds that come later")
 
     def _patience(self) -> float:
-        return max(0.0, self.next_status_s - self.clock() + _QUIET_INTERVAL_S - STATUS_INTERVAL_S)
+        now = self.clock()
+        dues = [self.next_status_s + _QUIET_INTERVAL_S - STATUS_INTERVAL_S]
+        dues += [due for due in (self.later.next_s(), self.watchdog.next_s()) if due is not None]
+        return max(0.0, min(dues) - now)
 
     def _show(self, due_s: float) -> None:
         now = self.clock()
         if now >= due_s:
             self.next_status_s = now + STATUS_INTERVAL_S
             running_s = {
-                worker.index: now - self.sent_s[worker.index] for worker in self.state.workers if worker.job_id
+                worker.index: self.account.running_s(worker.index)
+                for worker in self.state.workers
+                if worker.job_id
             }
             self.on_status(self.observer.snapshot(now - self.start_s, running_s))
+
+    def _kill_what_hangs(self) -> None:
+        for index, reason in self.watchdog.overdue(self.clock()).items():
+            log.warning("worker %d: %s: %s; killing it", index, self.state.workers[index].job_id, reason)
+            self.hangs[index] = reason
+            self.pool.abort(index)
 
     # -- events ------------------------------------------------------------------------------------------------
 
     def _take(self, index: int, message: FromWorker) -> None:
+        self.watchdog.heard(index, self.clock())
         match message:
             case WorkerReady():
                 self._worker_ready(index, message)
             case WorkerExited():
                 self._worker_exited(index, message)
+            case WorkerUnusable():
+                self.unusable.add(index)
+                self._quarantine(index, message.reason, [])
             case Heartbeat():
                 self.state.workers[index].rss_bytes = message.rss_bytes
-            case _ if not self.state.is_current(index, message.job_id, message.attempt):
+            case _ if index in self.hangs or not self.state.is_current(index, message.job_id, message.attempt):
                 log.warning("worker %d: late %s of %s", index, type(message).__name__, message.job_id)
             case JobStarted():
                 fields = {"job": message.job_id, "attempt": message.attempt, "worker": index}
-                self.journal.write("JobStarted", **fields)
+                self.account.write("JobStarted", **fields)
             case JobProgress():
                 worker = self.state.workers[index]
                 worker.done, worker.total, worker.tokens = message.done, message.total, message.tokens
+                self.watchdog.moved(index, self.clock(), message.done, message.tokens)
             case JobFinished():
                 self._job_finished(index, message)
             case JobRaised():
                 self._job_raised(index, message)
+            case JobStopped():
+                self._job_stopped(index, message)
         if isinstance(message, JobStarted | JobProgress):
             # A worker that is this very process lets the loop run only here.
             self._show(self.next_status_s)
 
     def _worker_ready(self, index: int, message: WorkerReady) -> None:
-        self.spans[self._span(index)] = replace(self.spans[self._span(index)], ready_s=self.clock())
+        self.account.worker_ready(index)
         self.state.worker_ready(index, message.device)
         log.info("worker %d: %s, pid %d", index, message.device, message.pid)
-        self.journal.write("WorkerStarted", worker=index, pid=message.pid, device=message.device)
+        self.account.write("WorkerStarted", worker=index, pid=message.pid, device=message.device)
 
     def _worker_exited(self, index: int, message: WorkerExited) -> None:
-        now = self.clock()
-        self.spans[self._span(index)] = replace(self.spans[self._span(index)], ended_s=now)
+        self.account.worker_ended(index)
+        self.watchdog.ended(index)
+        before = self.state.workers[index]
         job_id = self.state.worker_lost(index)
-        self.journal.write("WorkerExited", worker=index, exit_code=message.exit_code)
-        if job_id:
-            self._end_attempt(job_id, index, "stopped" if self.stopping else "lost")
+        self.account.write("WorkerExited", worker=index, exit_code=message.exit_code)
+        hang = self.hangs.pop(index, "")
         if self.stopping:
             if job_id:
+                self._note_stopped(job_id, index)
                 self.state.retry(job_id)
             return
-        self.spans.append(WorkerSpan(worker=index, started_s=now))
-        self.state.workers[index].status = "starting"
-        how = f"worker {index} was lost ({describe_exit(message.exit_code)})"
-        log.warning("%s%s", how, f" while it ran {job_id}" if job_id else "")
         if job_id:
-            self._failed(job_id, index, Failure(FailureKind.lost, how))
+            failure = _worker_failure(index, message.exit_code, hang, before.rss_bytes)
+            self._end_attempt(job_id, index, failure.kind.value)
+            self._failed(job_id, index, failure)
+        elif before.status == "idle":
+            log.warning("worker %d was lost (%s)", index, describe_exit(message.exit_code))
+        if self.state.workers[index].status != "quarantined":
+            self.account.worker_started(index)
+            self.state.workers[index].status = "starting"
 
     def _job_finished(self, index: int, message: JobFinished) -> None:
         attempt = self._end_attempt(message.job_id, index, "done", message.load_s)
         self.observer.measured(self.plan.jobs[message.job_id].seconds, attempt.total_s)
-        self.journal.write(
+        self.account.write(
             "JobFinished",
             job=message.job_id,
             attempt=message.attempt,
@@ -281,56 +386,163 @@ class _Run:
         self.state.finished(index, message.samples, message.tokens)
 
     def _job_raised(self, index: int, message: JobRaised) -> None:
-        self._end_attempt(message.job_id, index, "raised")
+        kind = FailureKind(message.kind)
+        self._end_attempt(message.job_id, index, kind.value)
         job_id = self.state.raised(index)
         first_line = (message.message.strip().splitlines() or [""])[0]
         what = f"{message.error_type}: {first_line}" if first_line else message.error_type
-        self._failed(job_id, index, Failure(FailureKind.raised, what), message.traceback)
+        failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
+        self._failed(job_id, index, failure)
+        if kind in NEEDS_FRESH_WORKER and not self.stopping and self.state.workers[index].status == "idle":
+            self.state.workers[index].status = "starting"
+            self.pool.restart(index)
 
-    def _failed(self, job_id: str, index: int, failure: Failure, traceback: str = "") -> None:
-        attempt = self.state.jobs[job_id].attempts
-        about = {"job": job_id, "attempt": attempt, "worker": index, "reason": failure.message}
-        verdict = judge(failure, attempt, self.settings.retry.max_attempts)
-        if verdict.retry:
-            log.warning("%s: attempt %d failed, trying again: %s", job_id, attempt, failure.message)
-            self.journal.write("JobRetried", **about, kind=failure.kind.value)
+    def _job_stopped(self, index: int, message: JobStopped) -> None:
+        self._note_stopped(message.job_id, index)
+        self.state.retry(self.state.raised(index))
+
+    def _note_stopped(self, job_id: str, index: int) -> None:
+        attempt = self._end_attempt(job_id, index, "stopped")
+        self.account.write("JobStopped", job=job_id, attempt=attempt.attempt, worker=index)
+
+    # -- failures ----------------------------------------------------------------------------------------------
+
+    def _failed(self, job_id: str, index: int, failure: Failure) -> None:
+        job = self.state.jobs[job_id]
+        if failure.kind is FailureKind.storage:
+            # No other job would fare better, and what they compute would be lost. So none is blamed, and the run
+            # ends as if it had been interrupted.
+            self._note_failure(job_id, index, failure, retry=True)
+            self.halted = f"{job_id}: {failure.message}"
             self.state.retry(job_id)
             return
-        log.error("%s failed: %s (log: %s)", job_id, verdict.reason, self._log_path(job_id, attempt))
-        self.journal.write("JobFailed", **about, kind=failure.kind.value, traceback=traceback)
-        for blocked in self.state.fail(job_id, verdict.reason):
+        job.failures[failure.kind] += 1
+        verdict = judge(failure, job.failures, self.settings.retry)
+        self._note_failure(job_id, index, failure, retry=verdict.retry, wait_s=verdict.wait_s)
+        self.state.blame.failed(job_id, index, failure.kind)
+        if verdict.retry:
+            wait = f" in {verdict.wait_s:g} s" if verdict.wait_s else ""
+            log.warning("%s: attempt %d failed, trying again%s: %s", job_id, job.attempts, wait, failure.message)
+            self._reopen_damaged(failure)
+            if verdict.wait_s:
+                self.later.add(job_id, self.clock() + verdict.wait_s)
+                self.state.wait(job_id)
+            else:
+                self.state.retry(job_id)
+        else:
+            self._give_up(job_id, failure, verdict.reason)
+        self._review_devices()
+
+    def _review_devices(self) -> None:
+        """Give no more jobs to a device that is the likely cause of failures, and take back what proved wrong."""
+        for worker in self.state.workers:
+            jobs = self.state.blame.suspect(worker.index)
+            if worker.status == "quarantined":
+                if not jobs and worker.index not in self.unusable:
+                    self._release(worker.index)
+            elif jobs and len(self.state.usable_workers()) > 1:
+                self._quarantine(worker.index, "jobs failed on it in a row, and on no other device", jobs)
+
+    def _release(self, index: int) -> None:
+        log.warning("worker %d is given jobs again: what failed on it has failed elsewhere too", index)
+        self.account.write("DeviceReleased", worker=index)
+        self.state.workers[index].status = "starting"
+        self.account.worker_started(index)
+        self.pool.reopen(index)
+
+    def _note_failure(
+        self, job_id: str, index: int, failure: Failure, *, retry: bool, wait_s: float = 0.0
+    ) -> None:
+        attempt = self.state.jobs[job_id].attempts
+        self.account.write(
+            "AttemptFailed",
+            job=job_id,
+            attempt=attempt,
+            worker=index,
+            device=self.state.workers[index].device,
+            kind=failure.kind.value,
+            reason=failure.message,
+            exit_code=failure.exit_code,
+            log=os.path.relpath(self._log_path(job_id, attempt), self.folder.path),
+            traceback=failure.traceback,
+            retry=retry,
+            wait_s=wait_s,
+        )
+
+    def _give_up(self, job_id: str, failure: Failure, reason: str) -> None:
+        attempts = self.state.jobs[job_id].attempts
+        log.error("%s failed: %s (log: %s)", job_id, reason, self._log_path(job_id, attempts))
+        fields = {"job": job_id, "attempts": attempts, "kind": failure.kind.value, "reason": reason}
+        self.account.write("JobFailed", **fields)
+        for blocked in self.state.fail(job_id, reason):
             log.warning("%s is blocked by %s", blocked, job_id)
-            self.journal.write("JobBlocked", job=blocked, root_cause=job_id)
+            self.account.write("JobBlocked", job=blocked, root_cause=job_id)
+
+    def _quarantine(self, index: int, reason: str, jobs: list[str]) -> None:
+        device = self.state.workers[index].device
+        names = f" ({', '.join(jobs)})" if jobs else ""
+        log.error("worker %d, %s, is given no more jobs: %s%s", index, device or "not started", reason, names)
+        self.account.write("DeviceQuarantined", worker=index, device=device, reason=reason, jobs=jobs)
+        self.state.quarantine(index)
+        self.pool.close(index)
+
+    def _reopen_damaged(self, failure: Failure) -> None:
+        if failure.damaged_key:
+            problem = self.store.problem(failure.damaged_key)
+            if problem is not None:
+                self._set_aside(failure.damaged_key, problem)
+            self._reopen(self.job_of_key[failure.damaged_key], problem or "it could not be read")
+
+    def _reopen(self, job_id: str, reason: str) -> None:
+        """Have a job run again, and with it all that it reads and that is not there any more."""
+        if not self.state.reopen(job_id):
+            return
+        log.warning("%s runs again: its stored output cannot be used (%s)", job_id, reason)
+        self.account.write("JobReopened", job=job_id, reason=reason)
+        for upstream in self.plan.inputs(job_id):
+            if not self.store.has(self.plan.jobs[upstream].key, checksums=False):
+                self._reopen(upstream, "not stored")
+
+    def _set_aside(self, key: str, problem: str) -> None:
+        aside = self.store.set_aside(key)
+        log.warning(
+            "stored output %s is damaged (%s): %s", key, problem, f"set aside to {aside}" if aside else "gone"
+        )
 
     # -- bookkeeping -------------------------------------------------------------------------------------------
 
     def _end_attempt(self, job_id: str, index: int, outcome: str, load_s: float = 0.0) -> Attempt:
-        attempt = Attempt(
-            job_id=job_id,
-            attempt=self.state.jobs[job_id].attempts,
-            worker=index,
-            sent_s=self.sent_s[index],
-            ended_s=self.clock(),
-            load_s=load_s,
-            outcome=outcome,
-        )
-        self.attempts.append(attempt)
-        return attempt
-
-    def _span(self, index: int) -> int:
-        """Where in `spans` the worker is that is in this place now."""
-        return next(at for at in range(len(self.spans) - 1, -1, -1) if self.spans[at].worker == index)
+        self.watchdog.ended(index)
+        if job_id in self.claims:
+            self.claims.pop(job_id).release()
+        return self.account.end_attempt(job_id, self.state.jobs[job_id].attempts, index, outcome, load_s)
 
     def _outcome(self) -> Outcome:
         states = self.state.jobs
+        books = self.account
         # A signal that came when nothing was left to do has interrupted nothing.
         interrupted = self.signals.received if self.state.unsettled else None
         return Outcome(
             jobs={job_id: state.status for job_id, state in states.items()},
             reasons={job_id: state.reason for job_id, state in states.items() if state.reason},
             root_causes={job_id: state.root_cause for job_id, state in states.items() if state.root_cause},
-            attempts=self.attempts,
-            workers=self.spans,
+            attempts=books.attempts,
+            workers=books.spans,
             interrupted=interrupted,
-            makespan=account(self.plan, self.attempts, self.spans, self.pool.size, self.start_s),
+            halted=self.halted,
+            makespan=account(self.plan, books.attempts, books.spans, self.pool.size, self.start_s),
         )
+
+
+def _worker_failure(index: int, exit_code: int | None, hang: str, rss_bytes: int) -> Failure:
+    if hang:
+        return Failure(FailureKind.hang, f"worker {index} was killed: {hang}", exit_code=exit_code)
+    how = describe_exit(exit_code) + _memory_hint(exit_code, rss_bytes)
+    return Failure(FailureKind.lost, f"worker {index} was lost ({how})", exit_code=exit_code)
+
+
+def _memory_hint(exit_code: int | None, rss_bytes: int) -> str:
+    """What a SIGKILL that nobody here has sent most often means."""
+    if exit_code != -9 or not rss_bytes:
+        return ""
+    return f"; it held {rss_bytes / 2**30:.1f} GiB, so the system may have been out of memory"

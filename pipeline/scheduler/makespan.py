@@ -26,7 +26,7 @@ class Attempt:
         sent_s: When it was handed to the worker.
         ended_s: When its end was known.
         load_s: Seconds of it spent loading.
-        outcome: ``done``, ``raised``, ``lost`` or ``stopped``.
+        outcome: ``done``, ``stopped``, or the kind of failure.
     """
 
     job_id: str

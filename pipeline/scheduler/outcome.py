@@ -21,7 +21,8 @@ class Outcome:
         root_causes: Blocked job -> the failed job behind it.
         attempts: Every attempt, in the order in which they ended.
         workers: Every worker that was started.
-        interrupted: ``SIGINT`` or ``SIGTERM`` if that ended the run.
+        interrupted: ``SIGINT``, ``SIGTERM`` or ``SIGUSR2`` if that ended the run.
+        halted: Why no further job could have succeeded, for example a full disk; or "".
         makespan: The account of device time, or None where nothing was finished.
     """
 
@@ -31,6 +32,7 @@ class Outcome:
     attempts: Sequence[Attempt] = ()
     workers: Sequence[WorkerSpan] = ()
     interrupted: str | None = None
+    halted: str = ""
     makespan: Makespan | None = None
 
     def failures(self) -> list[tuple[str, str]]:

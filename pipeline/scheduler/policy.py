@@ -2,7 +2,8 @@
 
 The longest remaining path goes first: critical-path-first list scheduling, which never leaves a device idle while
 a job is ready and so stays within Graham's bound. Among jobs of equal urgency a worker gets one whose model it
-holds, because loading a model is the one cost that a choice can save without making anything wait.
+holds, because loading a model is the one cost that a choice can save without making anything wait. A job that has
+failed on a worker goes elsewhere as long as there is anywhere else, so that job and device can be told apart.
 """
 
 from __future__ import annotations
@@ -29,16 +30,35 @@ def next_actions(state: RunState) -> list[Start]:
     Reads only as far into the queue as there are idle workers, however long it is.
     """
     idle = {worker.index: worker for worker in state.idle_workers()}
-    if not idle or not state.ready:
+    if not idle or not state.can_start:
         return []
+    actions = _assign_retries(state, idle)
+    for action in actions:
+        del idle[action.worker]
+    if not idle:
+        return actions
     holders = Counter(affinity for worker in state.workers for affinity in worker.holds)
-    actions: list[Start] = []
     for bucket in state.ready.buckets():
         for action in _assign(bucket, idle, holders):
             del idle[action.worker]
             actions.append(action)
         if not idle:
             break
+    return actions
+
+
+def _assign_retries(state: RunState, idle: Mapping[int, WorkerState]) -> list[Start]:
+    actions: list[Start] = []
+    taken: set[int] = set()
+    usable = set(state.usable_workers())
+    for job_id in sorted(state.retries, key=lambda job_id: (-state.plan.path_s[job_id], job_id)):
+        elsewhere = usable - set(state.blame.failed_on(job_id))
+        free = (elsewhere or usable) & set(idle) - taken
+        if free:
+            affinity = state.jobs[job_id].job.affinity
+            worker = min(free, key=lambda index: (affinity not in idle[index].holds, index))
+            actions.append(Start(job_id, worker))
+            taken.add(worker)
     return actions
 
 

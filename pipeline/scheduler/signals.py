@@ -15,11 +15,13 @@ _NAMES = {
     signal.SIGTERM: "SIGTERM",
     # The terminal was closed. Whoever started the run is gone, so it ends as if told to.
     signal.SIGHUP: "SIGTERM",
+    # What Slurm is commonly asked to send some minutes before the end of an allocation.
+    signal.SIGUSR2: "SIGUSR2",
 }
 
 
 class StopSignals:
-    """While entered, SIGINT, SIGTERM and SIGHUP make `fileno()` readable instead of ending the process.
+    """While entered, SIGINT, SIGTERM, SIGHUP and SIGUSR2 make `fileno()` readable instead of ending the process.
 
     Elsewhere than in the main thread Python cannot handle signals; there this does nothing.
 

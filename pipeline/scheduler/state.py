@@ -1,14 +1,17 @@
 """The state of a run as plain data, and how each event changes it. No clock, no process, no file.
 
-pending -> ready -> running -> done
-   |         ^         |-----> failed
-   |         '---------'       (a lost attempt that is retried)
-   '-> blocked                 (something it reads has failed)
-stored                          (was there before the run)
+pending -> ready -> running -> done -----.
+   |        ^ |        |-----> failed    |
+   |        | |        |                 |
+   |        '-|--------'                 |   a failed attempt that is retried
+   |          '-> stored                 |   there before the run, or made by another run meanwhile
+   '-> blocked      |                    |   something it reads has failed
+   ^----------------'--------------------'   its output was found damaged
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +21,9 @@ from pipeline.config.schema import Barrier
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.scheduler.blame import Blame
 from pipeline.scheduler.ready import ReadyQueue
+from pipeline.workers.failure import FailureKind
 
 
 class JobStatus(Enum):
@@ -33,6 +38,7 @@ class JobStatus(Enum):
     blocked = "blocked"
 
 
+THERE = frozenset({JobStatus.done, JobStatus.stored})
 SETTLED = frozenset({JobStatus.done, JobStatus.stored, JobStatus.failed, JobStatus.blocked})
 
 
@@ -45,6 +51,7 @@ class JobState:
         status: Where it stands.
         waits_for: Inputs that are not there yet.
         attempts: How many were begun.
+        failures: How many of them failed in each way.
         reason: Why it failed, or is blocked.
         root_cause: The failed job that blocks it, or "".
     """
@@ -53,6 +60,7 @@ class JobState:
     status: JobStatus = JobStatus.pending
     waits_for: int = 0
     attempts: int = 0
+    failures: Counter[FailureKind] = field(default_factory=Counter)
     reason: str = ""
     root_cause: str = ""
 
@@ -64,7 +72,7 @@ class WorkerState:
     Attributes:
         index: Number of the worker.
         device: Its device in words.
-        status: ``starting``, ``idle``, ``running`` or ``gone``.
+        status: ``starting``, ``idle``, ``running``, ``gone`` or ``quarantined``.
         job_id: The job that it runs, or "".
         holds: Affinity keys whose models it has in memory, the one used last at the end.
         done: Samples of its job that are finished.
@@ -95,7 +103,9 @@ class RunState:
         plan: What is carried out.
         jobs: Job id -> its state.
         workers: By index.
-        ready: Jobs that could start now.
+        ready: Jobs that could start now, on any worker.
+        retries: Jobs that could start now and have failed on a worker before, which the next attempt avoids.
+        blame: Which worker has failed which job.
         cells: Chain and round -> number of jobs by status.
         unsettled: Jobs that are neither there nor given up.
         running: Jobs that run.
@@ -112,6 +122,7 @@ class RunState:
         *,
         barrier: Barrier = Barrier.none,
         models_in_memory: int = 1,
+        device_failures: int = 3,
     ) -> None:
         """Set up the state before the first event.
 
@@ -121,11 +132,14 @@ class RunState:
             num_workers: Size of the pool.
             barrier: Whether a round waits for all earlier ones.
             models_in_memory: How many models a worker keeps.
+            device_failures: Different jobs in a row that make a device the suspect.
         """
         self.plan = plan
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
         self.workers = [WorkerState(index) for index in range(num_workers)]
         self.ready = ReadyQueue(plan.path_s)
+        self.retries: dict[str, None] = {}
+        self.blame = Blame(device_failures)
         self.cells: dict[Cell, Counter[JobStatus]] = {}
         self.unsettled = len(self.jobs)
         self.running = 0
@@ -141,9 +155,10 @@ class RunState:
     def _enter(self, stored: set[str]) -> None:
         for state in self.jobs.values():
             self.cells.setdefault(cell_of(state.job), Counter())[JobStatus.pending] += 1
-            state.waits_for = sum(upstream not in stored for upstream in self.plan.inputs(state.job.id))
         for job_id in sorted(stored & set(self.jobs)):
             self._set(self.jobs[job_id], JobStatus.stored)
+        for state in self.jobs.values():
+            state.waits_for = self._count_missing(state.job.id)
         self._release([state.job.id for state in self.jobs.values() if state.waits_for == 0])
 
     # -- workers -----------------------------------------------------------------------------------------------
@@ -159,14 +174,28 @@ class RunState:
             The job that it ran, or "".
         """
         worker = self.workers[index]
-        self.workers[index] = WorkerState(index, device=worker.device, status="gone")
+        status = "quarantined" if worker.status == "quarantined" else "gone"
+        self.workers[index] = WorkerState(index, device=worker.device, status=status)
         return worker.job_id
+
+    def quarantine(self, index: int) -> None:
+        """Give a place no more jobs."""
+        self.workers[index].status = "quarantined"
+
+    def usable_workers(self) -> list[int]:
+        """Places that are not quarantined."""
+        return [worker.index for worker in self.workers if worker.status != "quarantined"]
 
     def idle_workers(self) -> list[WorkerState]:
         """Workers that could take a job."""
         return [worker for worker in self.workers if worker.status == "idle"]
 
     # -- jobs --------------------------------------------------------------------------------------------------
+
+    @property
+    def can_start(self) -> bool:
+        """Whether a job could start now if a worker were idle."""
+        return bool(self.ready or self.retries)
 
     def start(self, job_id: str, index: int) -> int:
         """A ready job goes to an idle worker.
@@ -177,7 +206,7 @@ class RunState:
         state, worker = self.jobs[job_id], self.workers[index]
         assert state.status is JobStatus.ready
         assert worker.status == "idle"
-        self.ready.remove(state.job)
+        self._unqueue(state)
         self._set(state, JobStatus.running)
         state.attempts += 1
         worker.status, worker.job_id = "running", job_id
@@ -194,13 +223,43 @@ class RunState:
         job_id = self._free(index)
         self.samples += samples
         self.tokens += tokens
-        self._set(self.jobs[job_id], JobStatus.done)
-        arrived = []
-        for reader in self.plan.readers(job_id):
-            self.jobs[reader].waits_for -= 1
-            if self.jobs[reader].waits_for == 0:
-                arrived.append(reader)
-        self._release(arrived)
+        self.blame.finished(index)
+        self._arrive(job_id, JobStatus.done)
+
+    def found(self, job_id: str) -> None:
+        """The output of a ready job is there after all: another run has made it."""
+        self._unqueue(self.jobs[job_id])
+        self._arrive(job_id, JobStatus.stored)
+
+    def wait(self, job_id: str) -> None:
+        """A job must wait for a moment, or for something outside of this run; `retry` lets it go on."""
+        state = self.jobs[job_id]
+        if state.status is JobStatus.ready:
+            self._unqueue(state)
+        self._set(state, JobStatus.pending)
+
+    def reopen(self, job_id: str) -> bool:
+        """The output of a job is gone or cannot be used, so the job has to run again.
+
+        Whether what it reads itself is still there is for the caller to see.
+
+        Returns:
+            False where it was not taken for finished, so that nothing changes.
+        """
+        state = self.jobs[job_id]
+        if state.status not in THERE:
+            return False
+        self._set(state, JobStatus.pending)
+        for reader in map(self.jobs.__getitem__, self.plan.readers(job_id)):
+            if reader.status is JobStatus.ready:
+                self._unqueue(reader)
+                self._set(reader, JobStatus.pending)
+            if reader.status is JobStatus.pending:
+                reader.waits_for = self._count_missing(reader.job.id)
+        state.waits_for = self._count_missing(job_id)
+        if state.waits_for == 0:
+            self._release([job_id])
+        return True
 
     def raised(self, index: int) -> str:
         """A worker's job raised; the worker is free again.
@@ -211,9 +270,12 @@ class RunState:
         return self._free(index)
 
     def retry(self, job_id: str) -> None:
-        """A job whose attempt gave nothing may be tried again."""
-        self._set(self.jobs[job_id], JobStatus.pending)
-        self._release([job_id])
+        """A job whose attempt gave nothing may be tried again, once its inputs are there."""
+        state = self.jobs[job_id]
+        self._set(state, JobStatus.pending)
+        state.waits_for = self._count_missing(job_id)
+        if state.waits_for == 0:
+            self._release([job_id])
 
     def fail(self, job_id: str, reason: str) -> list[str]:
         """Give a job up, and with it all that depends on it.
@@ -243,6 +305,27 @@ class RunState:
         job_id, worker.job_id, worker.status = worker.job_id, "", "idle"
         return job_id
 
+    def _count_missing(self, job_id: str) -> int:
+        return sum(self.jobs[upstream].status not in THERE for upstream in self.plan.inputs(job_id))
+
+    def _arrive(self, job_id: str, status: JobStatus) -> None:
+        """The output of a job is there."""
+        self._set(self.jobs[job_id], status)
+        arrived = []
+        for reader in map(self.jobs.__getitem__, self.plan.readers(job_id)):
+            # A reader that runs or is settled has read an earlier output of the same content.
+            if reader.status is JobStatus.pending and reader.waits_for > 0:
+                reader.waits_for -= 1
+                if reader.waits_for == 0:
+                    arrived.append(reader.job.id)
+        self._release(arrived)
+
+    def _unqueue(self, state: JobState) -> None:
+        if state.job.id in self.retries:
+            del self.retries[state.job.id]
+        else:
+            self.ready.remove(state.job)
+
     def _remember(self, worker: WorkerState, affinity: str) -> None:
         if affinity:
             others = [held for held in worker.holds if held != affinity]
@@ -253,11 +336,11 @@ class RunState:
         counts[state.status] -= 1
         counts[status] += 1
         self.running += (status is JobStatus.running) - (state.status is JobStatus.running)
+        change = (status in SETTLED) - (state.status in SETTLED)
+        self.unsettled -= change
+        self.seconds_left -= change * state.job.seconds
+        self._unsettled_in_round[state.job.round] -= change
         state.status = status
-        if status in SETTLED:
-            self.unsettled -= 1
-            self.seconds_left -= state.job.seconds
-            self._unsettled_in_round[state.job.round] -= 1
 
     def _release(self, job_ids: Iterable[str]) -> None:
         """Make jobs ready whose inputs are there, or keep them until their round is open."""
@@ -275,8 +358,13 @@ class RunState:
         for number in sorted(open_rounds):
             for job_id in self._held_back.pop(number):
                 state = self.jobs[job_id]
+                if state.status is not JobStatus.pending or state.waits_for:
+                    continue  # an input was found damaged while it was held back; that input will release it
                 self._set(state, JobStatus.ready)
-                self.ready.push(state.job)
+                if self.blame.failed_on(job_id):
+                    self.retries[job_id] = None
+                else:
+                    self.ready.push(state.job)
 
 
 def cell_of(job: Job) -> Cell:
@@ -288,10 +376,17 @@ def check_runnable(plan: Plan) -> None:
     """Refuse what this engine cannot carry out.
 
     Raises:
-        PlanError: A job needs several devices, or its id cannot name a folder.
+        PlanError: A job needs several devices, its id cannot name a folder, or its payload is no plain data.
     """
     for job in plan.jobs.values():
         if job.devices != 1:
             raise PlanError(f"{job.id} needs {job.devices} devices at once; a worker has one")
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
             raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")
+        try:
+            json.dumps(job.payload)
+        except (TypeError, ValueError) as error:
+            raise PlanError(
+                f"{job.id}: its payload cannot be sent to a worker ({error}); it must be plain data: numbers, "
+                "texts, lists and mappings"
+            ) from error

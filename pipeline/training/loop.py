@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.config.schema import Warmup
+from pipeline.models.batch_size import BatchSize
+from pipeline.training.checkpoint import (
+    Checkpoints,
+    State,
+    random_state,
+    restore_random_state,
+    restore_training,
+    state_problem,
+    training_state,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +53,34 @@ class TrainSettings:
 
 @dataclass
 class TrainState:
-    """Everything a training needs to go on: what a checkpoint would hold."""
+    """Everything a training needs to go on: what a checkpoint holds.
+
+    Attributes:
+        step: Steps done.
+        history: The loss of each.
+        micro_batch: Sequences at once, which may have had to be fewer than configured.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    micro_batch: BatchSize
     step: int = 0
+    history: list[float] = field(default_factory=list)
+
+    def snapshot(self) -> State:
+        """For a checkpoint."""
+        return training_state(
+            self.model, self.optimizer, history=self.history, micro_batch_size=self.micro_batch.size
+        )
+
+    def resume(self, checkpoint: Checkpoints) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        saved = checkpoint.latest(lambda found: state_problem(found.state, self.model, self.optimizer))
+        if saved is not None:
+            own = restore_training(saved.state, self.model, self.optimizer)
+            self.step, self.history = saved.step, list(own["history"])
+            # Not a size that others have found since: the rest must be what it would have been.
+            self.micro_batch.start_at(int(own["micro_batch_size"]))
 
 
 def rate_at(step: int, settings: TrainSettings) -> float:
@@ -58,27 +91,47 @@ def rate_at(step: int, settings: TrainSettings) -> float:
     return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * step / max(1, settings.steps)))
 
 
-def train(model: nn.Module, settings: TrainSettings, losses_of: Callable[[int], Iterator[Tensor]]) -> list[float]:
+def train(
+    model: nn.Module,
+    settings: TrainSettings,
+    losses_of: Callable[[int], Iterator[Tensor]],
+    *,
+    checkpoint: Checkpoints | None = None,
+    micro_batch: BatchSize | None = None,
+) -> list[float]:
     """Train a model in place.
 
     Args:
         model: Its parameters that require gradients are trained.
         settings: How.
         losses_of: Step -> the losses of its micro-batches, weighted so that they add up to the loss of the batch.
-            Each is back-propagated before the next is asked for, so that only one is in memory.
+            Each is back-propagated before the next is asked for, so that only one is in memory. The step is the
+            position in the data: it may be asked for again, and the first to be asked for need not be 0.
+        checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
+        micro_batch: Its `size` is what `losses_of` cuts batches by. When memory runs out it is halved, the
+            gradients of the step are dropped, and the step is done again.
 
     Returns:
         The loss of every step.
+
+    Raises:
+        JobStopped: The run is about to end; the checkpoint is saved.
+        OutOfMemory: Not even the smallest micro-batch fits.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
     )
-    state = TrainState(model, optimizer)
+    state = TrainState(model, optimizer, BatchSize(1) if micro_batch is None else micro_batch)
+    if checkpoint is not None:
+        state.resume(checkpoint)
     model.train()
-    history = [_step(state, settings, trained, losses_of) for _ in range(settings.steps)]
+    while state.step < settings.steps:
+        state.history.append(_step(state, settings, trained, losses_of))
+        if checkpoint is not None:
+            checkpoint.after_step(state.step, state.snapshot, last=state.step == settings.steps)
     model.eval()
-    return history
+    return state.history
 
 
 def _step(
@@ -89,12 +142,23 @@ def _step(
 ) -> float:
     for group in state.optimizer.param_groups:
         group["lr"] = rate_at(state.step, settings)
-    total = 0.0
-    for loss in losses_of(state.step):
-        loss.backward()
-        total += loss.item()
-    if settings.grad_clip:
-        nn.utils.clip_grad_norm_(trained, settings.grad_clip)
+    before = random_state()
+
+    def gradients() -> float:
+        total = 0.0
+        for loss in losses_of(state.step):
+            loss.backward()
+            total += loss.item()
+        if settings.grad_clip:
+            nn.utils.clip_grad_norm_(trained, settings.grad_clip)
+        return total
+
+    def drop() -> None:
+        state.optimizer.zero_grad(set_to_none=True)
+        restore_random_state(*before)
+
+    total = state.micro_batch.run(gradients, undo=drop)
+    # Outside of what is repeated: it changes weights and moments in place, and no micro-batch makes it smaller.
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1

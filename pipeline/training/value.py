@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from torch import Tensor
 
 from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig
+from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.models.value import ValueModel
+from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, train
 from pipeline.training.losses import chosen_values, token_bce
 from pipeline.training.sequences import Sequences, epoch_order, micro_batches
@@ -24,6 +27,8 @@ def fit_value(
     device: str,
     clear_cache_interval: int = 0,
     on_step: Callable[[int, int], None],
+    checkpoint: Checkpoints | None = None,
+    hints: Path | None = None,
 ) -> list[float]:
     """Train a value model in place; a batch's loss is the mean over its supervised tokens.
 
@@ -35,7 +40,9 @@ def fit_value(
         seed: Of the order of the data.
         device: ``cpu`` or ``cuda``.
         clear_cache_interval: As `TrainSettings` has it.
-        on_step: Called after each step with sequences and tokens seen so far.
+        on_step: Called after each step with the sequences seen so far, and the tokens seen by this process.
+        checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
+        hints: Folder of batch sizes that fitted; None remembers nothing.
 
     Returns:
         The loss of every step, in nats per token.
@@ -43,15 +50,24 @@ def fit_value(
     if len(data) == 0:
         return []
     order = epoch_order(len(data), algo.epochs, seed)
+    micro_batch = BatchSizes(hints, device, model).begin(
+        "train with gradient checkpointing" if training.gradient_checkpointing else "train",
+        min(training.micro_batch_size, algo.batch_size, len(order)),
+        length=int(data.lengths.max()),
+        what=MICRO_BATCH,
+        remedy="Try training.gradient_checkpointing=true, shorter texts, or a device with more memory.",
+    )
     tokens = 0
 
     def losses_of(step: int) -> Iterator[Tensor]:
         nonlocal tokens
         rows = order[step * algo.batch_size : (step + 1) * algo.batch_size]
         supervised = int((data.lengths[rows] - data.starts[rows]).sum())
-        for batch in micro_batches(data, rows, training.micro_batch_size, device):
-            tokens += batch.ids.numel()
+        seen = 0
+        for batch in micro_batches(data, rows, micro_batch.size, device):
+            seen += batch.ids.numel()
             yield token_bce(token_values(model, batch.ids), batch.mask, batch.labels) / max(1, supervised)
+        tokens += seen
         on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
 
     settings = TrainSettings(
@@ -65,7 +81,7 @@ def fit_value(
     )
     if training.gradient_checkpointing:
         model.backbone.gradient_checkpointing_enable()
-    return train(model, settings, losses_of)
+    return train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch)
 
 
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:

@@ -22,7 +22,11 @@ def make_pool(execution: ExecutionConfig, devices: Sequence[Device], *, threads:
         log_dir: Folder for what worker processes write outside of jobs.
     """
     inline = execution.backend is Backend.inline
-    make = inline_workers(devices, threads) if inline else local_workers(execution, devices, threads, log_dir)
+    make = (
+        inline_workers(execution, devices, threads)
+        if inline
+        else local_workers(execution, devices, threads, log_dir)
+    )
     return Pool(
         make,
         1 if inline else len(devices),
@@ -31,9 +35,9 @@ def make_pool(execution: ExecutionConfig, devices: Sequence[Device], *, threads:
     )
 
 
-def inline_workers(devices: Sequence[Device], threads: int) -> MakeWorker:
+def inline_workers(execution: ExecutionConfig, devices: Sequence[Device], threads: int) -> MakeWorker:
     """Makes the one worker that is this process."""
-    return lambda index, _reaper: InlineWorker(index, devices[index], threads)
+    return lambda index, _reaper: InlineWorker(index, devices[index], threads, execution.stop_grace_s)
 
 
 def local_workers(

@@ -21,6 +21,7 @@ import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 from pipeline.devices.inventory import Device
 from pipeline.devices.visibility import describe_device
@@ -59,8 +60,10 @@ def main() -> None:
     """Run jobs until the engine says stop or hangs up."""
     settings = Settings.from_json(sys.argv[1])
     _die_with_parent(settings.parent_pid)
-    # Descriptor 2 is the log of whichever job runs, so the stack of a crash ends up there.
+    # Descriptor 2 is the log of whichever job runs, so the stack of a crash ends up there, and on SIGUSR1 the
+    # stacks of a job that hangs. That handler is in C and needs no cooperation of whatever hangs.
     faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     _restore_imports(settings)
     os.set_inheritable(settings.fd, False)
@@ -82,23 +85,29 @@ class _Main:
         self.settings = settings
         self.inbox: queue.SimpleQueue[RunJob | Shutdown] = queue.SimpleQueue()
         self.runner = JobRunner(channel.send, settings.device.kind)
-        self.busy = False
 
     def serve(self) -> None:
         """Run jobs as they arrive."""
         device = self.settings.device
+        # Slurm sends its notices to every process of a job. They mean the same as the engine's own request.
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGUSR2, self._on_signal)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         self.channel.send(WorkerReady(pid=os.getpid(), device=describe_device(device, os.environ)))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while isinstance(order := self.inbox.get(), RunJob):
-            # `busy` first, then `stop_requested`; the reader does the opposite. So either it sees a job to
-            # interrupt, or the request to stop is seen here.
-            self.busy = True
             if self.runner.stop_requested:
                 return
-            answer = self.runner.run(order)
-            self.busy = False
-            self.channel.send(answer)
+            self.channel.send(self.runner.run(order))
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and self.runner.stop_requested:
+            self.runner.interrupt()
+        self._stop()
+
+    def _stop(self) -> None:
+        self.runner.stop_requested = True
+        self.inbox.put(Shutdown())
 
     def _read(self) -> None:
         try:
@@ -113,11 +122,9 @@ class _Main:
 
     def _take(self, message: RunJob | Shutdown) -> None:
         if isinstance(message, Shutdown):
-            self.runner.stop_requested = True
-            if self.busy:
-                # A real signal, aimed at the thread: it also ends a blocking system call.
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        self.inbox.put(message)
+            self._stop()
+        else:
+            self.inbox.put(message)
 
     def _beat(self) -> None:
         never = threading.Event()

@@ -7,7 +7,9 @@ that was sent, and messages are delivered while it does.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from pipeline.devices.inventory import Device
@@ -20,8 +22,10 @@ from pipeline.workers.runner import JobRunner
 class InlineWorker:
     """Runs jobs in the calling thread."""
 
-    def __init__(self, index: int, device: Device, threads: int) -> None:
+    def __init__(self, index: int, device: Device, threads: int, stop_grace_s: float = 0.0) -> None:
         self._index = index
+        self._stop_grace_s = stop_grace_s
+        self._grace: threading.Timer | None = None
         self._device = device
         self._threads = threads
         self._runner = JobRunner(self._report, device.kind, own_process=False)
@@ -83,12 +87,22 @@ class InlineWorker:
         self._deliver(message)
 
     def interrupt(self) -> None:
-        """Break off the job that runs, if one does.
+        """Ask the job that runs to stop, if one does; the second time, or after the grace period, break it off.
 
         Raises:
             KeyboardInterrupt: In the middle of the job.
         """
-        self._runner.interrupt()
+        if self._grace is not None:
+            self._runner.interrupt()
+            return
+        self._runner.stop_requested = True
+        # Nobody else watches the clock while the job has this thread.
+        self._grace = threading.Timer(self._stop_grace_s, _signal_main_thread)
+        self._grace.daemon = True
+        self._grace.start()
+
+    def show_stacks(self) -> None:
+        """Nothing to do: when this could be called no job runs."""
 
     def ask_to_stop(self) -> None:
         """End at the next `receive`."""
@@ -110,9 +124,17 @@ class InlineWorker:
 
     def _end(self) -> None:
         self._state = "over"
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
         if self._saved_env is not None:
             _replace_environment(self._saved_env)
             self._saved_env = None
+
+
+def _signal_main_thread() -> None:
+    """As a further Ctrl-C would; only the main thread runs signal handlers."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _replace_environment(env: dict[str, str]) -> None:

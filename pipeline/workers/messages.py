@@ -28,13 +28,15 @@ class RunJob:
     """Root of the store: the worker resolves input keys and commits the output there."""
     scratch: str
     """Folder in which the unfinished output is written; on the store's file system."""
+    verified: str
+    """Folder of notes on which stored outputs were found good in this run."""
     log_path: str
     """File that receives everything the job writes to its standard output and error, native code included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shutdown:
-    """Engine -> worker: finish nothing more, exit with code 0."""
+    """Engine -> worker: take no further job; let the present one finish or save a checkpoint, then exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,25 @@ class JobRaised:
     message: str
     traceback: str
     run_s: float
+    kind: str
+    """Name of a `FailureKind`: decided in the worker, where the exception is still an object."""
+    damaged_key: str = ""
+    """Key of the stored output that the job could not use, for the kind ``damaged_input``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStopped:
+    """Worker -> engine: the job was asked to stop and has saved what it needs to go on later."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerUnusable:
+    """Made by the pool, never sent: workers cannot be started in this place, and it is given up."""
+
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +132,31 @@ class WorkerExited:
 
 
 ToWorker = RunJob | Shutdown
-FromWorker = WorkerReady | JobStarted | JobProgress | Heartbeat | JobFinished | JobRaised | WorkerExited
+FromWorker = (
+    WorkerReady
+    | JobStarted
+    | JobProgress
+    | Heartbeat
+    | JobFinished
+    | JobRaised
+    | JobStopped
+    | WorkerExited
+    | WorkerUnusable
+)
 
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
-    for cls in (RunJob, Shutdown, WorkerReady, JobStarted, JobProgress, Heartbeat, JobFinished, JobRaised)
+    for cls in (
+        RunJob,
+        Shutdown,
+        WorkerReady,
+        JobStarted,
+        JobProgress,
+        Heartbeat,
+        JobFinished,
+        JobRaised,
+        JobStopped,
+    )
 }
 
 

@@ -17,11 +17,14 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.errors import WorkerError, describe_exit
-from pipeline.workers.messages import FromWorker, JobStarted, RunJob, WorkerExited, WorkerReady
+from pipeline.workers.messages import FromWorker, JobStarted, RunJob, WorkerExited, WorkerReady, WorkerUnusable
 from pipeline.workers.protocol import Worker
 from pipeline.workers.reaper import Reaper
 
 MAX_FAILED_STARTS = 3
+STACKS_S = 1.0
+"""What a worker that hangs is given to write down its stacks before it is killed."""
+_TERMINATE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
 
 Deliver = Callable[[int, FromWorker], None]
@@ -56,6 +59,10 @@ class _Slot:
     used: bool = False
     """Whether the worker has begun a job."""
     alive: bool = False
+    kill_deadline: float | None = None
+    """When a worker that hangs is to be killed, whatever it says by then."""
+    closed: bool = False
+    """Whether the worker is not to be replaced when it ends."""
 
 
 class Pool:
@@ -80,7 +87,7 @@ class Pool:
             make: Makes the worker of an index.
             size: How many workers.
             start_timeout_s: Seconds until a new worker must have reported that it is ready.
-            stop_grace_s: Seconds that each of the gentler steps of stopping is given.
+            stop_grace_s: Seconds that a worker is given to end by itself when asked to.
             clock: Monotonic seconds.
         """
         self.size = size
@@ -118,15 +125,38 @@ class Pool:
         """Give a job to a worker that is ready and has none."""
         self._slots[index].worker.send(job)
 
+    def abort(self, index: int) -> None:
+        """Kill a worker that hangs, after a moment in which its stacks are written to the job's log."""
+        slot = self._slots[index]
+        slot.worker.show_stacks()
+        slot.kill_deadline = self._clock() + STACKS_S
+
+    def restart(self, index: int) -> None:
+        """Replace a worker that has no job, because what is in its process can no longer be relied on."""
+        self._slots[index].worker.kill()
+
+    def close(self, index: int) -> None:
+        """Give up a place: its worker ends, and no other follows it."""
+        self._slots[index].closed = True
+        self._slots[index].worker.kill()
+
+    def reopen(self, index: int) -> None:
+        """Undo `close`."""
+        slot = self._slots[index]
+        slot.closed = False
+        if not slot.alive:
+            self._start_another(slot)
+
     def interrupt(self) -> None:
-        """For signal handlers: break off a job that runs in this thread."""
+        """For signal handlers: ask a job that runs in this thread to stop; the second time, break it off."""
         for slot in self._slots:
             slot.worker.interrupt()
 
     def wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int] = ()) -> None:
         """Wait until some worker has something to say, and deliver it.
 
-        A worker that ended is replaced after its end was delivered.
+        A worker that ended is replaced after its end was delivered. A place in which workers end again and again
+        before they begin a job is given up, which `WorkerUnusable` tells.
 
         Args:
             timeout_s: Longest wait; None for as long as it takes.
@@ -134,10 +164,10 @@ class Pool:
             also: Other file descriptors that end the wait when they become readable.
 
         Raises:
-            WorkerError: Workers end again and again before they begin a job.
+            WorkerError: No place is left.
         """
         self._wait(timeout_s, deliver, also)
-        self._check_starts()
+        self._check_deadlines()
 
     def stop(self, deliver: Deliver, hurry: Sequence[int] = ()) -> None:
         """End all workers: ask, terminate, kill, each with a deadline. Returns when none is left.
@@ -149,7 +179,7 @@ class Pool:
         self._stopping = True
         try:
             for step, patience_s in zip(
-                _STEPS, (self._stop_grace_s, self._stop_grace_s, _KILL_TIMEOUT_S), strict=True
+                _STEPS, (self._stop_grace_s, _TERMINATE_TIMEOUT_S, _KILL_TIMEOUT_S), strict=True
             ):
                 for slot in self._living():
                     step(slot.worker)
@@ -191,16 +221,24 @@ class Pool:
             case JobStarted():
                 slot.used, slot.failed_starts = True, 0
             case WorkerExited():
-                slot.alive, slot.start_deadline = False, None
+                slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
         deliver(slot.worker.index, message)
         if isinstance(message, WorkerExited) and not self._stopping:
-            self._replace(slot, message)
+            self._replace(slot, message, deliver)
 
-    def _replace(self, slot: _Slot, ended: WorkerExited) -> None:
-        if not slot.used:
+    def _replace(self, slot: _Slot, ended: WorkerExited, deliver: Deliver) -> None:
+        if not slot.used and not slot.closed:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_FAILED_STARTS:
-                raise _cannot_start(slot, ended)
+                error = _cannot_start(slot, ended)
+                slot.closed = True
+                if all(other.closed for other in self._slots):
+                    raise error
+                deliver(slot.worker.index, WorkerUnusable(reason=str(error)))
+        if not slot.closed:
+            self._start_another(slot)
+
+    def _start_another(self, slot: _Slot) -> None:
         assert self._reaper is not None
         slot.worker = self._make(slot.worker.index, self._reaper)
         self._start(slot)
@@ -213,9 +251,12 @@ class Pool:
         slot.start_deadline = self._clock() + self._start_timeout_s
         slot.alive, slot.used = True, False
 
-    def _check_starts(self) -> None:
+    def _check_deadlines(self) -> None:
         now = self._clock()
         for slot in self._living():
+            if slot.kill_deadline is not None and now >= slot.kill_deadline:
+                slot.kill_deadline = None
+                slot.worker.kill()
             if slot.start_deadline is not None and now >= slot.start_deadline:
                 log.warning(
                     "worker %d was not ready within %g s; killing it",
@@ -226,7 +267,12 @@ class Pool:
                 slot.worker.kill()
 
     def _shorter(self, timeout_s: float | None) -> float | None:
-        deadlines = [slot.start_deadline for slot in self._living() if slot.start_deadline is not None]
+        deadlines = [
+            deadline
+            for slot in self._living()
+            for deadline in (slot.start_deadline, slot.kill_deadline)
+            if deadline is not None
+        ]
         waits = [max(0.0, deadline - self._clock()) for deadline in deadlines]
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 

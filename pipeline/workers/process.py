@@ -185,6 +185,12 @@ class LocalWorker:
                 self._log_path.parent.rmdir()
         return code
 
+    def show_stacks(self) -> None:
+        """SIGUSR1, which the worker answers by writing the stacks of all threads to its job's log."""
+        if self._process is not None and self._channel is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGUSR1)
+
     def ask_to_stop(self) -> None:
         """Send `Shutdown`."""
         self._send(Shutdown())

@@ -36,17 +36,23 @@ class Worker(Protocol):
     def receive(self, deliver: Deliver) -> None:
         """Deliver what has arrived, without waiting for more. `WorkerExited` comes last, and once."""
 
+    def show_stacks(self) -> None:
+        """Have what it does now written to the job's log, before it is killed for hanging."""
+
     def ask_to_stop(self) -> None:
-        """First step of stopping: leave the current job and exit."""
+        """First step of stopping: let the current job finish or save a checkpoint, then exit."""
 
     def terminate(self) -> None:
-        """Second step: end it in a way that it could catch."""
+        """Second step: break off the job, in a way that it could catch."""
 
     def kill(self) -> None:
         """Last step: end it and all its children in a way that nothing can catch."""
 
     def interrupt(self) -> None:
-        """Called in a signal handler: break off a job that occupies the calling thread itself, if there is one."""
+        """Called in a signal handler, for a job that occupies the calling thread itself: ask it to stop.
+
+        The second time, break it off.
+        """
 
     def last_words(self) -> str:
         """The end of what it wrote outside of jobs: why it could not start, for example. May be empty."""

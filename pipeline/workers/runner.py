@@ -15,9 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
-from pipeline.errors import JobError
+from pipeline.errors import DamagedOutput, JobError
+from pipeline.errors import JobStopped as StopJob
 from pipeline.results.store import Store
-from pipeline.workers.messages import FromWorker, JobFinished, JobProgress, JobRaised, JobStarted, RunJob
+from pipeline.results.verified import Verified
+from pipeline.workers.failure import class_name, classify
+from pipeline.workers.messages import (
+    FromWorker,
+    JobFinished,
+    JobProgress,
+    JobRaised,
+    JobStarted,
+    JobStopped,
+    RunJob,
+)
 from pipeline.workers.output import OutputTo
 from pipeline.workers.work import Work
 
@@ -32,7 +43,8 @@ class JobRunner:
 
     Attributes:
         memory: Handed to every job as `Work.memory`.
-        stop_requested: The worker is to stop, so a `KeyboardInterrupt` is not the job's own.
+        stop_requested: No further job will come, and the present one should save a checkpoint or finish.
+        cut_off: The patience with the present job is over, so a `KeyboardInterrupt` is not the job's own.
     """
 
     def __init__(self, send: Callable[[FromWorker], None], device: str, *, own_process: bool = True) -> None:
@@ -46,6 +58,7 @@ class JobRunner:
         """
         self.memory: dict[str, Any] = {}
         self.stop_requested = False
+        self.cut_off = False
         self._in_body = False
         self._send = send
         self._device = device
@@ -58,11 +71,11 @@ class JobRunner:
             KeyboardInterrupt: In the middle of the job's own code, but never between the steps around it, which
                 would be left half done.
         """
-        self.stop_requested = True
+        self.stop_requested = self.cut_off = True
         if self._in_body:
             raise KeyboardInterrupt
 
-    def run(self, order: RunJob) -> JobFinished | JobRaised:
+    def run(self, order: RunJob) -> JobFinished | JobRaised | JobStopped:
         """Run a job to its end.
 
         Raises:
@@ -75,7 +88,7 @@ class JobRunner:
         except OSError as error:  # the log itself cannot be written
             return _raised(order, error, start)
 
-    def _run_logged(self, order: RunJob, output: OutputTo, start: float) -> JobFinished | JobRaised:
+    def _run_logged(self, order: RunJob, output: OutputTo, start: float) -> JobFinished | JobRaised | JobStopped:
         def send(message: FromWorker) -> None:
             with self._streams(output):
                 self._send(message)
@@ -86,10 +99,13 @@ class JobRunner:
 
         try:
             send(JobStarted(job_id=order.job_id, attempt=order.attempt))
-            work = self._execute(order, report)
+            work = self._execute(order, report, start)
         except BaseException as error:  # SystemExit too: a job may end itself, not its worker
-            if isinstance(error, KeyboardInterrupt) and self.stop_requested:
+            if isinstance(error, KeyboardInterrupt) and self.cut_off:
                 raise
+            if isinstance(error, StopJob) and self.stop_requested:
+                print(f"stopped: {error}" if str(error) else "stopped", flush=True)  # noqa: T201 - the job's log
+                return JobStopped(job_id=order.job_id, attempt=order.attempt)
             traceback.print_exc()
             return _raised(order, error, start)
         return JobFinished(
@@ -109,7 +125,7 @@ class JobRunner:
         """The job's own code, where `interrupt` may strike."""
         self._in_body = True
         try:
-            if self.stop_requested:
+            if self.cut_off:
                 raise KeyboardInterrupt
             yield
         finally:
@@ -120,10 +136,10 @@ class JobRunner:
         self._in_body = False
         yield
         self._in_body = True
-        if self.stop_requested:
+        if self.cut_off:
             raise KeyboardInterrupt
 
-    def _execute(self, order: RunJob, report: Callable[[FromWorker], None]) -> Work:
+    def _execute(self, order: RunJob, report: Callable[[FromWorker], None], start: float) -> Work:
         store, scratch = Store(Path(order.store)), Path(order.scratch)
         out = store.begin(scratch, order.key, order.attempt) if order.key else scratch
         work = Work(
@@ -140,18 +156,27 @@ class JobRunner:
             stopping=lambda: self.stop_requested,
         )
         try:
+            self._check_inputs(order, store)
             with self._body():
                 with work.loading():
                     entry = load_entry(order.entry)
                 entry(work)
             if order.key:
-                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
+                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order, work, start)))
                 shutil.rmtree(work.checkpoints, ignore_errors=True)
         except BaseException:
             if order.key:
                 shutil.rmtree(out, ignore_errors=True)
             raise
         return work
+
+    @staticmethod
+    def _check_inputs(order: RunJob, store: Store) -> None:
+        """Trust no input that was not read whole in this run and is as it was then."""
+        verified = Verified(store, Path(order.verified))
+        for keys in order.inputs.values():
+            for key in keys:
+                verified.require(key)
 
 
 class _Progress:
@@ -191,8 +216,11 @@ def _link(folder: Path, output: Path) -> None:
         (folder / "output").symlink_to(os.path.relpath(output, folder))
 
 
-def _about(order: RunJob) -> dict[str, str]:
-    return {"job": order.job_id, **_versions()}
+def _about(order: RunJob, work: Work, start: float) -> dict[str, Any]:
+    """What is recorded beside an output: where it comes from, and what it took to make."""
+    run_s = round(time.monotonic() - start, 3)
+    took = {"run_s": run_s, "load_s": round(work.load_s, 3), "samples": work.samples, "tokens": work.tokens}
+    return {"job": order.job_id, **_versions(), **took}
 
 
 @cache
@@ -208,13 +236,12 @@ def _versions() -> dict[str, str]:
 
 
 def _raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
-    kind = type(error)
     return JobRaised(
         job_id=order.job_id,
         attempt=order.attempt,
-        error_type=kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}",
+        error_type=class_name(type(error)),
+        kind=classify(error).value,
+        damaged_key=error.key if isinstance(error, DamagedOutput) else "",
         message=str(error)[:_MAX_TEXT],
         traceback="".join(traceback.format_exception(error))[-_MAX_TEXT:],
         run_s=round(time.monotonic() - start, 6),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import logging
 import os
@@ -10,9 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.errors import JobStopped
 from pipeline.workers.work import Work
 
 ENVIRONMENT_AT_IMPORT = dict(os.environ)
@@ -161,3 +164,169 @@ def raise_keyboard_interrupt(work: Work) -> None:
 
 def write_over_a_folder(work: Work) -> None:
     work.out.write_text("this is a folder")
+
+
+def die_once_slowly(work: Work) -> None:
+    """The first attempt is killed in the middle of writing a large output."""
+    with (work.out / "large.bin").open("wb") as file:
+        for index in range(64):
+            file.write(bytes([index]) * (1 << 16))
+            file.flush()
+            if work.attempt == 1 and index == 32:
+                kill_self(work)
+
+
+def abort(work: Work) -> None:
+    os.abort()
+
+
+def loop_in_native_code(work: Work) -> None:
+    """Hold the interpreter's lock for ever, so that no other thread of the process runs."""
+    deque(itertools.repeat(0), maxlen=0)
+
+
+def loop_without_progress(work: Work) -> None:
+    """Alive, with heartbeats, but never any further."""
+    work.progress(1, 10)
+    while True:
+        work.progress(1, 10)
+        time.sleep(0.02)
+
+
+def fail_at_import(work: Work) -> None:
+    import tests.doubles.raises_at_import  # noqa: F401
+
+
+def print_much(work: Work) -> None:
+    line = "x" * 999 + "\n"
+    for _ in range(20_000):
+        sys.stdout.write(line)
+
+
+def write_huge(work: Work) -> None:
+    with (work.out / "huge.bin").open("wb") as file:
+        file.truncate(200 << 20)
+
+
+def report_huge(work: Work) -> None:
+    """A message to the engine that is far larger than any pipe's buffer."""
+    raise ValueError("m" * 5_000_000)
+
+
+def raise_connection_error(work: Work) -> None:
+    raise ConnectionResetError(104, "Connection reset by peer")
+
+
+def lose_connection_twice(work: Work) -> None:
+    if work.attempt < 3:
+        raise_connection_error(work)
+    write(work)
+
+
+def raise_out_of_memory(work: Work) -> None:
+    raise MemoryError("no room")
+
+
+def device_breaks_once(work: Work) -> None:
+    """As PyTorch reports an error after which the process's CUDA context cannot be used."""
+    if work.attempt == 1:
+        (Path(work.payload["flag"])).write_text(str(os.getpid()))
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert Path(work.payload["flag"]).read_text() != str(os.getpid())
+    write(work)
+
+
+def fail_on_slot_0(work: Work) -> None:
+    """Work everywhere but on the first device."""
+    if slot_of(work) == "0":
+        kill_self(work)
+    time.sleep(0.4)
+    write(work)
+
+
+def slot_of(work: Work) -> str:
+    """Which worker this is, by the argument it was started with."""
+    settings = json.loads(Path("/proc/self/cmdline").read_bytes().split(b"\0")[-2])
+    return str(settings["device"]["index"])
+
+
+def stop_with_checkpoint(work: Work) -> None:
+    """Count, one step at a time; save the count and stop when asked to."""
+    saved = work.checkpoints / "count"
+    count = int(saved.read_text()) if saved.exists() else 0
+    flag = Path(work.payload["flag"])
+    start = count
+    while count < int(work.payload["steps"]):
+        count += 1
+        work.progress(count, int(work.payload["steps"]))
+        if work.stopping():
+            work.checkpoints.mkdir(parents=True, exist_ok=True)
+            saved.write_text(str(count))
+            raise JobStopped(f"at step {count}")
+        if count == start + 3:
+            flag.write_text("started")
+        time.sleep(0.01)
+    (work.out / "started_from").write_text(str(start))
+
+
+def finish_soon(work: Work) -> None:
+    """Take a moment longer than the request to stop."""
+    Path(work.payload["flag"]).write_text("started")
+    time.sleep(0.5)
+    write(work)
+
+
+def spin_until_stopped(work: Work) -> None:
+    Path(work.payload["flag"]).write_text(str(os.getpid()))
+    while not work.stopping():
+        time.sleep(0.01)
+    raise JobStopped
+
+
+def fill_the_disk(work: Work) -> None:
+    """From here on this process cannot write a file of more than a few bytes, as on a full disk."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+    (work.out / "value.json").write_text("more than ten bytes")
+
+
+def damage_own_input(work: Work) -> None:
+    """Change a stored output behind the store's back, before another job reads it."""
+    write(work)
+    victim, flag = Path(work.payload["victim"]) / "value.json", Path(work.payload["flag"])
+    if not flag.exists():
+        flag.touch()
+        data = bytearray(victim.read_bytes())
+        data[0] ^= 1
+        victim.write_bytes(data)
+
+
+def stand_still_once(work: Work) -> None:
+    """Stop this process; whoever lets it go on finds the job done at once."""
+    if work.attempt == 1:
+        Path(work.payload["flag"]).write_text(str(os.getpid()))
+        stop_self(work)
+    write(work)
+
+
+def die_many_times(work: Work) -> None:
+    if work.attempt <= int(work.payload["times"]):
+        kill_self(work)
+
+
+def write_slowly(work: Work) -> None:
+    time.sleep(0.3)
+    write(work)
+
+
+def write_number(work: Work) -> None:
+    """Write a number that follows from the job's own and those of its inputs."""
+    read = [int((folder / "number.txt").read_text()) for folders in work.inputs.values() for folder in folders]
+    (work.out / "number.txt").write_text(str((work.payload["number"] + 31 * sum(read)) % 1_000_003))
+
+
+def die_many_times_and_write(work: Work) -> None:
+    die_many_times(work)
+    write_number(work)

@@ -64,28 +64,26 @@ class Engine:
         workers: int = 2,
         backend: Backend = Backend.local,
         barrier: Barrier = Barrier.none,
-        max_attempts: int = 3,
+        retry: RetryConfig | None = None,
         stored: Iterable[str] = (),
         stop_grace_s: float = 2.0,
-        start_timeout_s: float = 60.0,
-        heartbeat_s: float = 5.0,
         watcher: Callable[[RunStatus], None] | None = None,
+        **settings: Any,
     ) -> Outcome:
         """Run jobs to the end and keep the journal."""
         self.runs += 1
         self.run_dir.mkdir(parents=True)
         self.statuses = []
-        settings = ExecutionConfig(
+        execution = ExecutionConfig(
             backend=backend,
             barrier=barrier,
-            retry=RetryConfig(max_attempts=max_attempts),
+            retry=retry or RetryConfig(wait_s=0.05),
             stop_grace_s=stop_grace_s,
-            start_timeout_s=start_timeout_s,
-            heartbeat_s=heartbeat_s,
+            **settings,
         )
         path = self.run_dir / "journal.jsonl"
         journal = Journal(path)
-        pool = make_pool(settings, cpu_slots(workers), threads=1, log_dir=self.run_dir / "workers")
+        pool = make_pool(execution, cpu_slots(workers), threads=1, log_dir=self.run_dir / "workers")
         try:
             return run_plan(
                 plan_of(*jobs),
@@ -94,7 +92,7 @@ class Engine:
                 pool=pool,
                 journal=journal,
                 run_dir=self.run_dir,
-                settings=settings,
+                settings=execution,
                 on_status=watcher or self.statuses.append,
             )
         finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.config.schema import Backend
+from pipeline.config.schema import Backend, RetryConfig
 from pipeline.devices import visibility
 from pipeline.errors import WorkerError
 from pipeline.scheduler.state import JobStatus
@@ -36,13 +36,15 @@ def statuses(engine_outcome: object) -> dict[str, str]:
 def test_a_lost_worker_costs_attempts_of_its_job_alone(
     engine: Engine, body: str, exit_code: int, said: str
 ) -> None:
-    outcome = engine.run(job("bad", body), job("below", needs=["bad"]), *GOOD, max_attempts=2, heartbeat_s=0.1)
+    outcome = engine.run(
+        job("bad", body), job("below", needs=["bad"]), *GOOD, retry=RetryConfig(worker_lost=2), heartbeat_s=0.1
+    )
     assert statuses(outcome) == {"bad": "failed", "below": "blocked", **{one.id: "done" for one in GOOD}}
     assert said in outcome.reason("bad")
-    assert "2 attempts" in outcome.reason("bad")
+    assert "ended 2 workers" in outcome.reason("bad")
     assert outcome.root_causes == {"below": "bad"}
     assert len(engine.events("JobStarted", "bad")) == 2
-    assert len(engine.events("JobRetried", "bad")) == 1
+    assert len(engine.events("AttemptFailed", "bad")) == 2
     assert len(engine.events("JobFailed", "bad")) == 1
     assert [event["exit_code"] for event in engine.events("WorkerExited")].count(exit_code) == 2
     assert all(len(engine.events("JobStarted", one.id)) == 1 for one in GOOD)
@@ -58,7 +60,7 @@ def test_a_job_whose_worker_was_lost_is_tried_again(engine: Engine) -> None:
 
 
 def test_the_stack_of_a_crash_is_in_the_jobs_log(engine: Engine) -> None:
-    engine.run(job("bad", "segfault"), max_attempts=1)
+    engine.run(job("bad", "segfault"), retry=RetryConfig(worker_lost=1))
     assert "Segmentation fault" in engine.log("bad")
     assert "in segfault" in engine.log("bad")
 
@@ -83,14 +85,17 @@ def test_an_error_in_a_jobs_own_code_fails_it_at_once(
     assert reason in outcome.reason("bad")
     assert len(engine.events("JobStarted", "bad")) == 1
     assert "Traceback" in engine.log("bad")
-    assert "Traceback" in engine.events("JobFailed", "bad")[0]["traceback"]
+    assert "Traceback" in engine.events("AttemptFailed", "bad")[0]["traceback"]
     # The worker itself is as good as before.
     assert len(engine.events("WorkerStarted")) == 1
 
 
 def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "die": True}), max_attempts=1)
+    engine.run(
+        job("parent", "leave_grandchild", payload={"flag": str(flag), "die": True}),
+        retry=RetryConfig(worker_lost=1),
+    )
     worker, grandchild = eval(flag.read_text())
     assert gone(worker)
     assert gone(grandchild)
@@ -142,13 +147,13 @@ def test_an_interrupted_run_stops_its_workers(
         job("slow", "unwind_when_stopped", payload=payload),
         job("below", needs=["slow"]),
         backend=backend,
-        stop_grace_s=20,
+        stop_grace_s=0.3,
     )
     assert outcome.interrupted == name
     assert statuses(outcome) == {"slow": "ready", "below": "pending"}
     assert unwound.exists()
     assert engine.journal[-1]["interrupted"] == name
-    assert engine.events("JobRetried") == []
+    assert engine.events("AttemptFailed") == []
     assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 

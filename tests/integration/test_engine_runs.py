@@ -41,9 +41,18 @@ def test_both_kinds_of_worker_store_the_same_bytes(engine: Engine) -> None:
 
 def test_stored_jobs_do_not_run_again(engine: Engine) -> None:
     engine.run(*DIAMOND)
-    outcome = engine.run(*DIAMOND, stored=["make/000", "make/001"])
+    more = (*DIAMOND, job("after", needs=["measure"]))
+    outcome = engine.run(*more, stored=[job.id for job in DIAMOND])
     assert outcome.jobs["make/000"] is JobStatus.stored
-    assert [event["job"] for event in engine.events("JobStarted")] == ["join", "measure"]
+    assert [event["job"] for event in engine.events("JobStarted")] == ["after"]
+
+
+def test_what_another_run_has_stored_meanwhile_is_taken_as_it_is(engine: Engine) -> None:
+    engine.run(*DIAMOND)
+    outcome = engine.run(*DIAMOND)  # as if nothing had been stored when it was planned
+    assert set(outcome.jobs.values()) == {JobStatus.stored}
+    assert engine.events("JobStarted") == []
+    assert len(engine.events("JobFoundStored")) == 4
 
 
 def test_nothing_to_do_starts_and_ends(engine: Engine) -> None:
@@ -141,6 +150,11 @@ def test_a_plan_that_can_never_go_on_is_an_error_not_a_hang(engine: Engine) -> N
 def test_a_job_for_several_devices_is_refused(engine: Engine) -> None:
     with pytest.raises(PlanError, match="2 devices"):
         engine.run(job("wide", devices=2))
+
+
+def test_a_job_that_cannot_be_sent_is_refused(engine: Engine) -> None:
+    with pytest.raises(PlanError, match=r"cannot be sent to a worker.*function"):
+        engine.run(job("odd", payload={"callback": lambda: None}))
 
 
 @pytest.mark.parametrize("name", ["../x", "a//b", "/a", "a/."])

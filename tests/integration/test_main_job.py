@@ -246,3 +246,34 @@ def wait_for(condition, timeout_s: float = 120) -> None:  # type: ignore[no-unty
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.02)
+
+
+UNGUARDED = """
+import sys
+from omegaconf import OmegaConf
+from pipeline import cli
+OmegaConf.register_new_resolver("twice", lambda number: 2 * number)
+print("started")
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_script_without_a_guard_and_with_resolvers_of_its_own_works(tmp_path: Path) -> None:
+    """Workers neither import the user's script again nor need the resolvers that it registered."""
+    script = tmp_path / "mine.py"
+    script.write_text(UNGUARDED)
+    little = ["rounds_of_training=1", "algos.PITA.enabled=false", "models.tiny.steps=${twice:10}"]
+    arguments = [*command(tmp_path / "outputs", *little)[2:], "execution.workers=2"]
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("started") == 1
+    training = json.loads(next((tmp_path / "outputs" / ".store").glob("*/*/training.json")).read_bytes())
+    assert len(training["loss"]) > 0
+    assert "steps: 20" in (tmp_path / "outputs" / "t" / "latest" / "config.yaml").read_text()

@@ -108,7 +108,10 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
 def test_a_chain_ends_in_metrics_of_every_round(chains: Chains) -> None:
     for algo, number in [("reference", 0), ("PITA", 1), ("PITA", 2), ("QSharp", 1), ("QSharp", 2)]:
         found = chains.metrics(algo, number)
-        assert set(found) == {"pass@1", "reward", "kl_per_sequence", "kl_per_token", "length", "truncated"}
+        assert {"pass@1", "reward", "kl_per_sequence", "kl_per_token", "length", "truncated"} <= set(found)
+        assert ("pass@1/vs_reference" in found) == (algo != "reference")
+        assert ("pass@1/vs_previous/p" in found) == (number == 2)
+        assert found["reward_errors"] == found["reward_timeouts"] == found["reward_crashes"] == 0
         assert 0 <= found["pass@1"] <= found["reward"] <= 1
         assert found["length"] == 4
         assert found["truncated"] == 0
@@ -188,6 +191,21 @@ def test_infinite_eta_is_the_reference_to_the_byte(tmp_path: Path, algo: str) ->
         assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
     kept = endless.memory["models"]
     assert not [key for key in kept._kept if key[0] == "value"]
+
+
+def test_a_sweep_of_eta_gives_points_of_reward_against_kl(tmp_path: Path) -> None:
+    sweep = Chains(
+        tmp_path,
+        "evaluation.etas=[0.05,2,inf]",
+        "algos.PITA.enabled=false",
+        "rounds_of_training=1",
+        "data_collection.prompts_per_round=20",
+    )
+    found = sweep.metrics("QSharp", 1)
+    kl = [found[f"kl_per_sequence/eta={eta}"] for eta in ("0.05", "2", "inf")]
+    assert kl[0] > kl[1] > kl[2] == 0
+    assert found["front/eta=inf"] == 1  # nothing has less divergence
+    assert found["reward/eta=inf"] == sweep.metrics("reference", 0)["reward"]
 
 
 @pytest.mark.parametrize("head", ["v", "q"])

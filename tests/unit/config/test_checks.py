@@ -43,6 +43,8 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("evaluation.num_prompts=20000", "has 10000 prompts"),
         ("algos.PITA.min_p=1", "algos.PITA.min_p"),
         ("training.micro_batch_size=0", "training.micro_batch_size=0"),
+        ("distributed.num_gpus=0", "distributed.num_gpus=0: must be at least 1"),
+        ("distributed.master_port=80", "distributed.master_port=80: must be between 1024 and 65535"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -> None:

@@ -95,7 +95,7 @@ def test_impossible_settings_are_refused(settings: dict[str, object], said: str)
 
 
 def test_an_unknown_dataset_or_split_lists_the_known_ones() -> None:
-    assert sorted(DATASETS) == ["addition"]
+    assert "addition" in DATASETS
     with pytest.raises(ConfigError, match="Did you mean 'addition'"):
         load_dataset(DatasetConfig(kind="adition"))
     with pytest.raises(ConfigError, match="test, train, validation"):

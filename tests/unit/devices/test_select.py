@@ -1,51 +1,67 @@
-"""Which devices a run uses."""
-
-from typing import Any
+"""Devices for a run, looked at or leased."""
 
 import pytest
 
-from pipeline.config.schema import DeviceChoice
-from pipeline.devices.inventory import Device
-from pipeline.devices.select import WORKER_MEMORY_BYTES, choose_devices, default_slots
-from pipeline.errors import DeviceError
-
-GPUS = [Device(kind="cuda", index=i, uuid=f"GPU-{i}", name="", memory_total_bytes=0) for i in range(4)]
-
-
-def choose(choice: DeviceChoice, workers: int | None, gpus: list[Device], **machine: Any) -> list[str]:
-    found = choose_devices(
-        choice, workers, gpus=lambda: gpus, cores=lambda: 3, memory_bytes=lambda: 100 << 30, **machine
-    )
-    return [device.label for device in found]
+from pipeline.config.load import load_config
+from pipeline.config.schema import DeviceChoice, DistributedConfig
+from pipeline.devices.lease import holders
+from pipeline.devices.resolve import DeviceRequest
+from pipeline.devices.select import choose_devices, lease_devices
+from pipeline.errors import ConfigError, DeviceError
+from tests.unit.devices.conftest import UseMachine
 
 
-def test_gpus_go_one_to_a_worker() -> None:
-    assert choose(DeviceChoice.auto, None, GPUS) == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
-    assert choose(DeviceChoice.cuda, 2, GPUS) == ["GPU 0", "GPU 1"]
+def test_gpus_go_one_to_a_worker(machine: UseMachine) -> None:
+    machine("two")
+    assert [one.label for one in choose_devices(DeviceChoice.auto, None)] == ["GPU 0", "GPU 1"]
+    assert [one.label for one in choose_devices(DeviceChoice.cuda, 1)] == ["GPU 1"]
 
 
-def test_cpu_slots_are_used_where_there_is_no_gpu_or_none_is_wanted() -> None:
-    assert choose(DeviceChoice.auto, None, []) == ["cpu slot 0", "cpu slot 1", "cpu slot 2"]
-    assert choose(DeviceChoice.cpu, 5, GPUS) == [f"cpu slot {index}" for index in range(5)]
+def test_the_section_of_the_configuration_decides() -> None:
+    config = load_config(["experiment.name=t", "distributed.gpu_ids=[0,1]", "distributed.wait=true"])
+    assert (config.distributed.gpu_ids, config.distributed.num_gpus) == ([0, 1], None)
+    with pytest.raises(ConfigError, match="num_gpus"):
+        load_config(["experiment.name=t", "distributed.num_gpu=1"])
 
 
-@pytest.mark.parametrize(
-    ("choice", "workers", "gpus", "said"),
-    [
-        (DeviceChoice.cuda, None, [], "no usable GPU"),
-        (DeviceChoice.cuda, 5, GPUS, "there are 4 usable GPUs"),
-        (DeviceChoice.auto, 5, GPUS, "workers=4 or less"),
-        (DeviceChoice.auto, 0, GPUS, "at least one worker"),
-    ],
-)
-def test_what_cannot_be_had_is_refused(
-    choice: DeviceChoice, workers: int | None, gpus: list[Device], said: str
-) -> None:
-    with pytest.raises(DeviceError, match=said):
-        choose(choice, workers, gpus)
+def test_messages_name_the_keys_of_the_configuration(machine: UseMachine) -> None:
+    machine("two")
+    with pytest.raises(DeviceError, match=r"distributed\.num_gpus=3, but there are 2"):
+        choose_devices(DeviceChoice.auto, None, DistributedConfig(num_gpus=3))
+    cli = DeviceRequest(num_gpus=4, names=("--num-gpus", "--gpu-ids"))
+    with pytest.raises(DeviceError, match="--num-gpus=4, but there are 2"):
+        choose_devices(DeviceChoice.auto, None, DistributedConfig(num_gpus=3), cli=cli)
 
 
-@pytest.mark.parametrize(("cores", "gib", "slots"), [(8, 64, 8), (8, 2, 2), (8, 0.1, 1), (1, 64, 1)])
-def test_slots_are_bounded_by_cores_and_memory(cores: int, gib: float, slots: int) -> None:
-    assert default_slots(cores, int(gib * 2**30)) == slots
-    assert WORKER_MEMORY_BYTES < 2**30
+def test_what_another_run_holds_is_passed_over_by_count_and_refused_by_id(machine: UseMachine) -> None:
+    machine("eight")
+    four = DistributedConfig(num_gpus=4)
+    with lease_devices(DeviceChoice.auto, None, four, experiment="first") as first:
+        assert [one.index for one in first.devices] == [4, 5, 6, 7]
+        with lease_devices(DeviceChoice.auto, None, four, experiment="second") as second:
+            assert [one.index for one in second.devices] == [0, 1, 2, 3]
+            with pytest.raises(
+                DeviceError, match=r"8 of these 8 are leased: 'second' .* has GPU 0, 1, 2, 3; 'first' .* has GPU 4"
+            ):
+                lease_devices(DeviceChoice.auto, 1)
+        with pytest.raises(DeviceError, match=r"2 of GPU 3, 4 wanted, but 1 of these 2 are leased: 'first'"):
+            lease_devices(DeviceChoice.auto, None, DistributedConfig(gpu_ids=[4, 3]))
+        assert len(holders(first.devices)) == 4
+    assert holders(first.devices) == {}
+
+
+def test_workers_get_gpus_in_their_order(machine: UseMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine("eight")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2,4")
+    with lease_devices(DeviceChoice.auto, None) as lease:
+        assert [one.index for one in lease.devices] == [6, 2, 4]
+
+
+def test_cpu_slots_need_no_lease(machine: UseMachine) -> None:
+    machine("mismatch")
+    with (
+        lease_devices(DeviceChoice.cpu, 2) as one,
+        lease_devices(DeviceChoice.cpu, 2) as other,
+    ):
+        assert one.devices == other.devices
+        assert [device.label for device in one.devices] == ["cpu slot 0", "cpu slot 1"]

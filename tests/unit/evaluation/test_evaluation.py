@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.evaluation.metrics import FILE, Sample, metric_rows, read_samples, shown_samples, write_samples
+from pipeline.evaluation.metrics import FILE, Sample, evaluation_rows, read_samples, shown_samples, write_samples
 from pipeline.evaluation.statistics import ratio_estimate
 
 
@@ -17,7 +17,7 @@ def sample(row: int, index: int = 0, **fields: object) -> Sample:
 
 
 def metrics(samples: list[Sample], **settings: object) -> dict[str, dict[str, float]]:
-    rows = metric_rows(samples, EvaluationConfig(bootstrap_samples=200, **settings))  # type: ignore[arg-type]
+    rows = evaluation_rows(samples, EvaluationConfig(bootstrap_samples=200, **settings))  # type: ignore[arg-type]
     return {row["metric"]: row for row in rows}
 
 
@@ -30,6 +30,9 @@ def test_metrics_by_hand() -> None:
             sample(8, 1, tokens=8, kl=3.0),
         ]
     )
+    faults = {name: row for name, row in found.items() if name.startswith("reward_")}
+    assert {row["value"] for row in faults.values()} == {0}
+    found = {name: row for name, row in found.items() if name not in faults and name != "pass@2"}
     assert {name: row["value"] for name, row in found.items()} == pytest.approx(
         {
             "pass@1": 0.5,

@@ -60,7 +60,9 @@ def test_a_hang_up_is_noticed_after_the_last_message(ends: Ends) -> None:
 
 def test_a_large_message_passes_while_the_other_side_reads(ends: Ends) -> None:
     ours, theirs, _ = ends
-    message = JobRaised(job_id="a", attempt=1, error_type="E", message="m" * 3_000_000, traceback="", run_s=0)
+    message = JobRaised(
+        job_id="a", attempt=1, error_type="E", message="m" * 3_000_000, traceback="", run_s=0, kind="bug"
+    )
     sender = threading.Thread(target=theirs.send, args=[message])
     sender.start()
     lines: list[bytes] = []
@@ -73,7 +75,9 @@ def test_a_large_message_passes_while_the_other_side_reads(ends: Ends) -> None:
 
 def test_sending_to_one_who_takes_nothing_ends_in_time(ends: Ends) -> None:
     ours, _, _ = ends
-    message = JobRaised(job_id="a", attempt=1, error_type="E", message="m" * 3_000_000, traceback="", run_s=0)
+    message = JobRaised(
+        job_id="a", attempt=1, error_type="E", message="m" * 3_000_000, traceback="", run_s=0, kind="bug"
+    )
     with pytest.raises(TimeoutError):
         ours.send(message)
 

@@ -1,0 +1,48 @@
+"""What chains of a dataset and model share before anything is generated: rows by split, prompts as token ids.
+
+Only for datasets that are read from files or the hub; the others make their rows on the spot. Runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pipeline.algos.base import REFERENCE_TRAIN, Algorithm, JobContext, Read, Stage
+from pipeline.errors import JobError
+
+NAME = "dataset"
+PREPARE = Stage("prepare", config=("dataset",), seeded=False, loads_models=False, seconds=5.0)
+TOKENIZE = Stage(
+    "tokenize",
+    reads=(Read("prepare"), REFERENCE_TRAIN),
+    config=("dataset", "model"),
+    seeded=False,
+    loads_models=False,
+    seconds=10.0,
+)
+
+
+class Preparation(Algorithm):
+    """The work on a dataset that comes before all algorithms."""
+
+    name: ClassVar[str] = NAME
+    stages: ClassVar[tuple[Stage, ...]] = (PREPARE, TOKENIZE)
+
+    def prepare(self, ctx: JobContext) -> None:
+        """Read the source once and write its rows by split."""
+        with ctx.loading():
+            from pipeline.datasets.prepared import prepare
+        prepare(ctx.config.dataset, ctx.out)
+
+    def tokenize(self, ctx: JobContext) -> None:
+        """Write the token ids of every prompt, by the reference's tokenizer."""
+        with ctx.loading():
+            from pipeline.algos.text import open_dataset, reference_source, trusts_code
+            from pipeline.datasets.prepared import PreparedDataset
+            from pipeline.datasets.tokenized import tokenized
+            from pipeline.models.load import load_tokenizer
+        dataset = open_dataset(ctx)
+        if not isinstance(dataset, PreparedDataset):
+            raise JobError(f"{ctx.job_id}: its dataset was not prepared")
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenized(dataset, tokenizer, ctx.out)

@@ -1,0 +1,148 @@
+"""Where the rows of a dataset are: local files by split, or an id of the Hugging Face hub. Reads no row.
+
+A path that exists is local and never touches the network. Planning uses this module, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import DataError
+
+JSON = (".jsonl", ".ndjson", ".json")
+CSV = (".csv", ".tsv")
+PARQUET = (".parquet",)
+ARROW = (".arrow",)
+TEXT = (".txt",)
+TABLES = (*JSON, *CSV, *PARQUET, *ARROW)
+
+_WORDS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+_ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+"""What `datasets` writes beside the rows."""
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Files on this machine.
+
+    Attributes:
+        root: As it was given, for messages.
+        splits: Split -> its files, sorted by name.
+    """
+
+    root: Path
+    splits: Mapping[str, tuple[Path, ...]]
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset on the hub, or what the local cache has of it."""
+
+    repo: str
+    subset: str | None
+    revision: str | None
+
+
+Location = LocalFiles | HubDataset
+
+
+def locate(
+    path: str, formats: Collection[str], *, hub: bool, subset: str | None = None, revision: str | None = None
+) -> Location:
+    """Find out what a path means.
+
+    Args:
+        path: File, folder or hub id.
+        formats: Suffixes that may be read.
+        hub: Whether an id of the hub is allowed.
+        subset: Configuration of the hub's dataset, or a folder inside `path`.
+        revision: Of the hub's dataset.
+
+    Raises:
+        DataError: There is nothing of that name, or nothing in it that can be read.
+    """
+    root = Path(path).expanduser()
+    if root.is_file():
+        if format_of(root) not in formats:
+            raise DataError(
+                f"{root}: cannot read this kind of file. Known here: {', '.join(formats)} (or with .gz)."
+            )
+        return LocalFiles(root, {"train": (root,)})
+    if root.is_dir():
+        inside = root / subset if subset and (root / subset).is_dir() else root
+        return LocalFiles(root, _by_split(inside, formats))
+    # Something like data/train.jsonl or ./data can only have been meant as a file.
+    if not hub or not _HUB_ID.fullmatch(path) or path.startswith(".") or format_of(root) in TABLES:
+        raise DataError(
+            f"{path}: there is no such file or folder (looked for {root.absolute()})."
+            + ("" if hub else " This kind of dataset is read from local files; kind 'hf' takes a hub id as well.")
+        )
+    return HubDataset(path, subset, revision)
+
+
+def format_of(path: Path) -> str:
+    """Suffix without ``.gz``, in lower case."""
+    name = path.name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def _by_split(folder: Path, formats: Collection[str]) -> dict[str, tuple[Path, ...]]:
+    found = sorted(
+        path
+        for path in folder.rglob("*")
+        if format_of(path) in formats
+        and path.name not in _ABOUT
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.is_file()
+    )
+    if not found:
+        raise DataError(f"{folder}: holds no file that can be read here ({', '.join(formats)}).")
+    exact = {path: _split_word(path.relative_to(folder), loosely=False) for path in found}
+    certain = set(exact.values())
+    splits: dict[str, list[Path]] = {}
+    for path in found:
+        # train_extra.jsonl belongs to train unless there is a train.jsonl.
+        loose = _split_word(path.relative_to(folder), loosely=True)
+        name = exact[path] or (loose if loose not in certain else None)
+        splits.setdefault(name or f"/{_stem(path)}", []).append(path)
+    if all(name.startswith("/") for name in splits):
+        splits = {"train": found}
+    return {name.lstrip("/"): _of_one_format(name.lstrip("/"), paths, folder) for name, paths in splits.items()}
+
+
+def _split_word(relative: Path, *, loosely: bool) -> str | None:
+    for part in relative.parts[:-1]:
+        if part.lower() in _WORDS:
+            return _WORDS[part.lower()]
+    words = re.split(r"[^a-z]+", _stem(relative).lower())
+    if not loosely:
+        # train, train-00000-of-00002, train_1
+        return _WORDS.get(words[0]) if set(words[1:]) <= {"", "of"} else None
+    return next((_WORDS[word] for word in words if word in _WORDS), None)
+
+
+def _stem(path: Path) -> str:
+    return path.name.split(".")[0]
+
+
+def _of_one_format(split: str, paths: Iterable[Path], folder: Path) -> tuple[Path, ...]:
+    files = tuple(paths)
+    formats = sorted({format_of(path) for path in files})
+    if len(formats) > 1:
+        raise DataError(
+            f"{folder}: split '{split}' has files of several kinds ({', '.join(formats)}), which may hold the "
+            "same rows. Name one file or a folder with one kind."
+        )
+    return files

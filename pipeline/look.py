@@ -1,0 +1,180 @@
+"""The commands that look at runs from another terminal: status, logs, why. They read what runs leave."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from pipeline.config.checks import check_config
+from pipeline.config.load import load_config
+from pipeline.config.schema import Config
+from pipeline.errors import ConfigError
+from pipeline.plan.build import build_plan
+from pipeline.plan.models import check_models
+from pipeline.report.logs import follow_job, follow_run, print_log
+from pipeline.report.status import glance_at, overview_table, print_run, run_json
+from pipeline.report.why import explain_job, explain_request
+from pipeline.results.paths import RunFolder
+from pipeline.results.runs import RecordedRun, choose_run, experiments, find_job, logs_of, runs_of
+from pipeline.results.sources import read_models, read_sources
+from pipeline.results.store import Store
+
+
+def status(output_dir: Path, name: str | None, stamp: str | None, console: Console, *, as_json: bool) -> None:
+    """Print all experiments, or one run.
+
+    Raises:
+        PipelineError: There is no such run, or it cannot be read.
+    """
+    now = time.time()
+    if name is not None:
+        run = RecordedRun(choose_run(output_dir, name, stamp))
+        if as_json:
+            typer.echo(json.dumps(run_json(run, now), indent=1))
+        else:
+            print_run(run, now, console)
+        return
+    rows = [
+        glance_at(RecordedRun(choose_run(output_dir, known), glance=True), now)
+        for known in experiments(output_dir)
+    ]
+    if as_json:
+        typer.echo(json.dumps([vars(row) for row in rows], indent=1))
+    elif rows:
+        console.print(overview_table(rows))
+    else:
+        console.print(f"there are no runs in {output_dir}", markup=False, highlight=False)
+
+
+def logs(
+    output_dir: Path,
+    name: str,
+    job: str | None,
+    stamp: str | None,
+    *,
+    attempt: int | None,
+    lines: int | None,
+    follow: bool,
+) -> None:
+    """Print the engine's log or a job's.
+
+    Raises:
+        PipelineError: There is no such run, job or attempt.
+        KeyboardInterrupt: The user has seen enough.
+    """
+    run = RecordedRun(choose_run(output_dir, name, stamp), glance=job is None)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if job is None:
+        if follow:
+            follow_run(run, sys.stdout, _note, lines)
+        elif run.folder.log.is_file():
+            print_log(run.folder.log, sys.stdout, lines)
+        else:
+            raise ConfigError(f"{run.folder.path} has no run.log.")
+        return
+    job_id = find_job(run.plan.jobs, job)
+    if follow and run.view.jobs[job_id].status != "stored":
+        follow_job(run, job_id, sys.stdout, _note, attempt=attempt, lines=lines)
+        return
+    path = _log_of(run, job_id, attempt)
+    if path.stat().st_size == 0:
+        _note(f"{path} is empty: the job wrote nothing")
+    print_log(path, sys.stdout, lines)
+
+
+def why(output_dir: Path, name: str, job: str, stamp: str | None, overrides: Sequence[str]) -> list[str]:
+    """Explain a job: of a run, or of the request that these overrides would make.
+
+    Args:
+        output_dir: Folder of all runs.
+        name: The experiment.
+        job: Id of the job, or a part of it.
+        stamp: The run to compare with; None for the one before (with overrides: the newest).
+        overrides: ``key=value`` as on the command line of a run.
+
+    Raises:
+        PipelineError: There is no such run or job, or the request is wrong.
+    """
+    now = time.time()
+    if overrides:
+        config = _request(name, overrides)
+        run, plan = (
+            RecordedRun(choose_run(output_dir, name, stamp)),
+            build_plan(config, sources=read_sources(config), models=read_models(config)),
+        )
+        store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
+        return explain_request(run, plan, find_job(plan.jobs, job), store)
+    run = RecordedRun(choose_run(output_dir, name))
+    job_id = find_job(run.plan.jobs, job)
+    return explain_job(run, job_id, _earlier(output_dir, run, job_id, stamp), now)
+
+
+def _request(name: str, overrides: Sequence[str]) -> Config:
+    wrong = [override for override in overrides if "=" not in override and not override.startswith("~")]
+    if wrong:
+        raise ConfigError(f"cannot read '{wrong[0]}'. After the job come settings as for a run: KEY=VALUE.")
+    config = load_config([f"experiment.name={name}", *overrides])
+    check_config(config)
+    check_models(config)
+    return config
+
+
+def _earlier(output_dir: Path, run: RecordedRun, job_id: str, stamp: str | None) -> RecordedRun | None:
+    """The run to compare with: the one that was asked for, or the last before this one that has the job."""
+    if stamp is not None:
+        chosen = RecordedRun(choose_run(output_dir, run.name, stamp))
+        if job_id not in chosen.plan.jobs:
+            raise ConfigError(f"run {chosen.stamp} of {run.name} has no job {job_id}.")
+        return chosen
+    for folder in reversed(_before(run)):
+        if not folder.plan.is_file():
+            continue
+        earlier = RecordedRun(folder)
+        if job_id in earlier.plan.jobs:
+            return earlier
+    return None
+
+
+def _before(run: RecordedRun) -> list[RunFolder]:
+    """Runs of the same experiment that are older, oldest first."""
+    folders = runs_of(run.folder.path.parent.parent, run.name)
+    names = [folder.path.name for folder in folders]
+    return folders[: names.index(run.stamp)] if run.stamp in names else folders
+
+
+def _log_of(run: RecordedRun, job_id: str, attempt: int | None) -> Path:
+    """The log of an attempt or of the last; of a job that was stored, the log of the run that made it."""
+    found = run.logs(job_id)
+    if not found:
+        made_by = _maker(run, job_id)
+        if made_by is None:
+            where = run.view.jobs[job_id].status
+            raise ConfigError(f"{job_id} has no log in run {run.stamp} of {run.name}, where it is {where}.")
+        _note(f"{job_id} did not run in {run.stamp}; this is its log from {made_by.path.name}")
+        found = logs_of(made_by, job_id)
+    number = max(found) if attempt is None else attempt
+    if number not in found:
+        raise ConfigError(f"{job_id} has no log of attempt {number}; there are: {', '.join(map(str, found))}.")
+    return found[number]
+
+
+def _maker(run: RecordedRun, job_id: str) -> RunFolder | None:
+    """The last earlier run that has logs of the job and made the output that this run uses."""
+    for folder in reversed(_before(run)):
+        output = folder.job(job_id) / "output"
+        if logs_of(folder, job_id) and output.is_symlink() and output.readlink().name == run.plan.jobs[job_id].key:
+            return folder
+    return None
+
+
+def _note(text: str) -> None:
+    sys.stdout.flush()
+    typer.echo(f"==> {text}", err=True)

@@ -1,0 +1,171 @@
+"""Finds and removes what a store no longer needs: outputs that no run refers to, and what was left lying around.
+
+`find_garbage` only looks. `remove` first moves a thing out of the way by one rename, so that an interruption
+leaves no half output under a key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import psutil
+
+from pipeline.errors import StoreError
+from pipeline.results.contents import job_of, kind_of, size_of
+from pipeline.results.references import RunReference
+from pipeline.results.store import Store
+
+
+class GarbageKind(Enum):
+    """Why something may go."""
+
+    output = "output that no run refers to"
+    aside = "damaged output, set aside"
+    checkpoint = "checkpoint of no use"
+    leftover = "leftover of a run that is gone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garbage:
+    """Something that may be removed.
+
+    Attributes:
+        kind: Why.
+        path: The folder.
+        what: What it was, for people: ``addition/tiny PITA generate``, or "".
+        size: Bytes of its files.
+    """
+
+    kind: GarbageKind
+    path: Path
+    what: str
+    size: int
+
+
+@dataclass(frozen=True)
+class NotRemoved:
+    """Something that could not be removed.
+
+    Attributes:
+        path: What.
+        reason: Why not.
+    """
+
+    path: Path
+    reason: str
+
+
+def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
+    """List what may be removed, in the order of `GarbageKind`; removes nothing.
+
+    Args:
+        store: The store.
+        runs: The runs whose outputs are kept.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    needed = {key for run in runs for key in run.keys}
+    return [
+        *_outputs(store, needed),
+        *(_garbage(GarbageKind.aside, path) for path in _entries(store.root / ".aside")),
+        *_checkpoints(store, needed),
+        *(
+            _garbage(GarbageKind.leftover, path)
+            for path in _entries(store.root / ".tmp")
+            if engine_of(path) is None and _PID.search(path.name)
+        ),
+    ]
+
+
+def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, NotRemoved | None]]:
+    """Remove things one by one, and tell of each how it went. The store must be held alone."""
+    bin_ = store.scratch(f"gc-{os.getpid()}")
+    try:
+        for number, thing in enumerate(garbage):
+            yield thing, _remove(thing, bin_ / str(number))
+    finally:
+        shutil.rmtree(bin_, ignore_errors=True)
+    for path in _entries(store.root / ".claims"):
+        # Left by engines that were killed. Claiming and releasing removes one without a race.
+        with suppress(StoreError):
+            claim = store.claim(path.name)
+            if claim is not None:
+                claim.release()
+
+
+def active_run(store: Store) -> str | None:
+    """Name of a scratch folder whose engine is alive on this machine."""
+    return next((path.name for path in _entries(store.root / ".tmp") if engine_of(path) is not None), None)
+
+
+def engine_of(scratch: Path) -> int | None:
+    """Process id of the engine that a scratch folder belongs to, while it lives."""
+    named = _PID.search(scratch.name)
+    try:
+        if named is None or scratch.name.startswith("gc-"):
+            return None
+        process = psutil.Process(int(named[1]))
+        # A process that is younger than the last change of the folder only has the number of the one that made it.
+        return process.pid if process.create_time() <= scratch.lstat().st_mtime + 1 else None
+    except psutil.AccessDenied:
+        return int(named[1]) if named else None
+    except (psutil.NoSuchProcess, OSError, OverflowError):
+        return None
+
+
+_PID = re.compile(r"-(\d+)$")
+
+
+def _outputs(store: Store, needed: set[str]) -> Iterator[Garbage]:
+    for key in store.stored_keys():
+        if key not in needed:
+            kind = kind_of(job_of(store, key), ())
+            yield _garbage(GarbageKind.output, store.path(key), f"{kind.chain} {kind.algo} {kind.stage}".strip())
+
+
+def _checkpoints(store: Store, needed: set[str]) -> Iterator[Garbage]:
+    for path in _entries(store.root / ".checkpoints"):
+        if path.name not in needed or store.has(path.name, checksums=False):
+            yield _garbage(GarbageKind.checkpoint, path)
+
+
+def _garbage(kind: GarbageKind, path: Path, what: str = "") -> Garbage:
+    return Garbage(kind=kind, path=path, what=what, size=size_of(path))
+
+
+def _remove(thing: Garbage, moved: Path) -> NotRemoved | None:
+    try:
+        try:
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            thing.path.rename(moved)
+        except FileNotFoundError:
+            return None
+        except OSError:  # a full disk may have no room for another folder
+            moved = thing.path
+        if moved.is_dir() and not moved.is_symlink():
+            shutil.rmtree(moved)
+        else:
+            moved.unlink()
+    except OSError as error:
+        return NotRemoved(Path(str(error.filename or thing.path)), error.strerror or str(error))
+    if thing.kind is GarbageKind.output:
+        with suppress(OSError):  # others are still in it
+            thing.path.parent.rmdir()
+    return None
+
+
+def _entries(folder: Path) -> Sequence[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"cannot read {folder}: {error.strerror}") from error

@@ -1,0 +1,78 @@
+"""What results took to make, from the manifests of their outputs: tokens and device time by chain and round.
+
+Device time depends on the machine, so none of this is in ``results.json``; it goes to ``compute.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.errors import StoreError
+from pipeline.plan.job import Job
+from pipeline.results.paths import write_whole
+from pipeline.results.store import Store
+
+FILE = "compute.json"
+EVALUATION = ("evaluate", "metrics")
+
+
+@dataclass(frozen=True, order=True)
+class ComputeRow:
+    """What the stages of one round of a chain took.
+
+    Attributes:
+        dataset: Name of the dataset.
+        model: Name of the model.
+        algo: Algorithm, ``reference``, or ``dataset`` for its preparation.
+        seed: Seed of the chain; None for work that all seeds share.
+        round: Of the chain.
+        stage: Of the round.
+        tokens: Generated or trained on.
+        device_s: Seconds that a device was held, loading included, without attempts that failed.
+        load_s: Seconds of them spent loading.
+    """
+
+    dataset: str
+    model: str
+    algo: str
+    seed: int | None
+    round: int
+    stage: str
+    tokens: int
+    device_s: float
+    load_s: float
+
+
+def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
+    """Add up the shards of every stage whose outputs are stored."""
+    sums: dict[tuple[str, str, str, int | None, int, str], list[float]] = {}
+    for job in jobs:
+        try:
+            about = store.manifest(job.key)["about"]
+        except (StoreError, OSError, ValueError, KeyError):
+            continue  # not stored: an interrupted run
+        where = (job.dataset, job.model, job.algo, job.seed, job.round, job.stage)
+        total = sums.setdefault(where, [0, 0.0, 0.0])
+        for place, name in enumerate(("tokens", "run_s", "load_s")):
+            total[place] += about.get(name, 0)
+    rows = [
+        ComputeRow(*where, int(tokens), round(run_s, 3), round(load_s, 3))
+        for where, (tokens, run_s, load_s) in sums.items()
+    ]
+    return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
+
+
+def write_compute(folder: Path, rows: Iterable[ComputeRow]) -> None:
+    """Write ``compute.json`` to the folder of a run."""
+    write_whole(folder / FILE, json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+def read_compute(folder: Path) -> list[ComputeRow]:
+    """Read ``compute.json`` of a run; empty where it has none."""
+    path = folder / FILE
+    if not path.is_file():
+        return []
+    return [ComputeRow(**row) for row in json.loads(path.read_bytes())["rows"]]

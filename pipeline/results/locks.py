@@ -1,0 +1,124 @@
+"""Locks on files and folders, which the kernel frees when their holder dies, however it dies.
+
+They are ``flock`` locks: they belong to the open file, so two of them in one process exclude each other too, and a
+worker, which is a fresh program, does not inherit its engine's.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
+"""Answers of file systems without locks; EBADF is how NFS refuses an exclusive one on what is open for reading."""
+
+
+class LocksUnsupportedError(OSError):
+    """The file system has no locks."""
+
+
+def lock(descriptor: int, *, shared: bool = False, wait: bool = True) -> bool:
+    """Lock an open file or folder until it is closed.
+
+    Args:
+        descriptor: The open file.
+        shared: Whether others may hold it too, all of them shared.
+        wait: Wait until it is free.
+
+    Returns:
+        False if someone else holds it and `wait` is False.
+
+    Raises:
+        LocksUnsupportedError: The file system has no locks.
+    """
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise LocksUnsupportedError(error.errno, error.strerror) from error
+        raise
+    return True
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process after the other work on a folder that exists. Without locks they all work at once.
+
+    Raises:
+        OSError: The folder cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        with suppress(LocksUnsupportedError):
+            lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class Claim:
+    """The right to be the only one who computes a key, held until `release` or the end of this process."""
+
+    def __init__(self, key: str, path: Path, descriptor: int) -> None:
+        self.key = key
+        self._path = path
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Let others claim the key. Doing it twice does nothing."""
+        if self._descriptor is None:
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        with suppress(OSError):
+            # Before the lock is gone, so nobody else's file is removed: who opened this one meanwhile finds
+            # that it no longer has its name, and tries again.
+            if _same_file(self._path, descriptor):
+                self._path.unlink()
+        os.close(descriptor)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def claim(key: str, path: Path) -> Claim | None:
+    """Claim a key by a file of that path, which is made; None if someone else has it.
+
+    On a file system without locks everybody is given it: the work is then done twice, and stays right.
+
+    Raises:
+        OSError: The file cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            with suppress(LocksUnsupportedError):
+                if not lock(descriptor, wait=False):
+                    os.close(descriptor)
+                    return None
+            if _same_file(path, descriptor):
+                return Claim(key, path, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its last holder removed it between the opening and the lock
+
+
+def _same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,72 @@
+"""What datasets and models are besides their settings: the content of files, an id on the hub.
+
+Reads files, so it comes before planning, which does not. Hashes of unchanged files are remembered.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.schema import Config
+from pipeline.datasets.fingerprint import file_sha256, source_fingerprint
+from pipeline.plan.models import model_identities
+from pipeline.results.paths import write_whole
+
+FILE = "file_hashes.json"
+
+
+def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Fingerprints of all datasets of a request, by name; empty for those that make their rows.
+
+    Args:
+        config: The request.
+        hints: Folder of the store in which hashes are remembered; None, or one that is not there, remembers none.
+
+    Raises:
+        PipelineError: A dataset's settings are wrong, or a file is not there.
+    """
+    known = _Hashes(hints)
+    found = {name: source_fingerprint(section, known.sha256) for name, section in config.datasets.items()}
+    known.save()
+    return found
+
+
+def read_models(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
+    """What identifies the content of all models of a request, by name; see `plan.models`.
+
+    Args:
+        config: The request; its models are checked.
+        hints: As in `read_sources`.
+    """
+    known = _Hashes(hints)
+    found = {name: model_identities(section, known.sha256) for name, section in config.models.items()}
+    known.save()
+    return found
+
+
+class _Hashes:
+    """SHA-256 of files by path, size, inode and time of change."""
+
+    def __init__(self, hints: Path | None) -> None:
+        self._path = hints / FILE if hints is not None and hints.is_dir() else None
+        self._known: dict[str, str] = {}
+        self._new = False
+        if self._path is not None:
+            with suppress(OSError, ValueError):
+                self._known = dict(json.loads(self._path.read_bytes()))
+
+    def sha256(self, path: Path) -> str:
+        status = path.stat()
+        name = f"{path.absolute()}:{status.st_size}:{status.st_ino}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+        if name not in self._known:
+            self._known[name] = file_sha256(path)
+            self._new = True
+        return self._known[name]
+
+    def save(self) -> None:
+        if self._path is not None and self._new:
+            with suppress(OSError):
+                write_whole(self._path, json.dumps(self._known))

@@ -1,0 +1,177 @@
+"""Main function of a process that grades: calls rewards, one completion at a time, as `pool` tells it.
+
+It imports nothing but the rewards it is asked for. Requests and answers are lines of JSON over one socket; an
+answer is data that a hostile completion may have shaped, so nothing else than JSON is read from it.
+
+    request   {"function", "options", "limit_s", "items": [{"id", "prompt", "completion", "ids", "columns"}]}
+    answers   {"loaded": true} once per request, or {"broken": message};
+              {"start": id} and then {"id", "value", "answer"}, {"id", "error"} or {"id", "timeout"} for each item
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import inspect
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from pipeline.rewards.traits import RewardTraits, traits_of
+
+_PR_SET_PDEATHSIG = 1
+_LONGEST_ERROR = 4000
+_LONGEST_ANSWER = 1000
+
+
+def main() -> None:
+    """Grade until the pool hangs up."""
+    settings = json.loads(sys.argv[1])
+    _die_with_parent(int(settings["parent_pid"]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the pool
+    sys.path[:] = settings["sys_path"]
+    os.set_inheritable(int(settings["fd"]), False)
+    connection = socket.socket(fileno=int(settings["fd"]))
+    answers = _Answers(connection)
+    with connection.makefile("rb") as requests:
+        for line in requests:
+            _serve(json.loads(line), answers, float(settings["memory_gib"]))
+    os._exit(0)
+
+
+class _Answers:
+    """Sends answers, whole lines only."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, **fields: Any) -> None:
+        with self._lock:
+            self._connection.sendall(json.dumps(fields).encode() + b"\n")
+
+
+def _serve(request: dict[str, Any], answers: _Answers, memory_gib: float) -> None:
+    try:
+        function, traits = _load(request["function"])
+    except BaseException as error:  # a module may raise anything, SystemExit included
+        answers.send(broken=f"cannot import the reward '{request['function']}': {_told(error)}")
+        return
+    _limit_memory(memory_gib)
+    answers.send(loaded=True)
+    if inspect.iscoroutinefunction(function):
+        asyncio.run(_grade_together(function, traits, request, answers))
+        return
+    for item in request["items"]:
+        answers.send(start=item["id"])
+        answers.send(id=item["id"], **_grade(function, traits, item, request["options"]))
+
+
+@cache
+def _load(path: str) -> tuple[Callable[..., Any], RewardTraits]:
+    function = resolve_name(path)
+    return function, traits_of(function)
+
+
+@cache
+def _limit_memory(gib: float) -> None:
+    """Allow so much more address space than the process has now, after its imports. Linux only."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return
+    import resource
+
+    held = int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = held + int(gib * 2**30)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _grade(
+    function: Callable[..., Any], traits: RewardTraits, item: dict[str, Any], options: dict[str, Any]
+) -> dict[str, Any]:
+    try:
+        return _checked(function(**_arguments(item, options)), traits, item)
+    except BaseException as error:  # whatever it is belongs to this completion alone
+        return {"error": _told(error)}
+
+
+async def _grade_together(
+    function: Callable[..., Any], traits: RewardTraits, request: dict[str, Any], answers: _Answers
+) -> None:
+    """Await all items at once; each has the deadline that the pool would otherwise enforce."""
+
+    async def grade(item: dict[str, Any]) -> None:
+        answers.send(start=item["id"])
+        try:
+            async with asyncio.timeout(request["limit_s"]):
+                given = await function(**_arguments(item, request["options"]))
+            answers.send(id=item["id"], **_checked(given, traits, item))
+        except TimeoutError:
+            answers.send(id=item["id"], timeout=True)
+        except BaseException as error:  # as above
+            answers.send(id=item["id"], error=_told(error))
+
+    await asyncio.gather(*(grade(item) for item in request["items"]))
+
+
+def _arguments(item: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """One item in TRL's signature: every list has one entry."""
+    return {
+        "prompts": [item["prompt"]],
+        "completions": [item["completion"]],
+        "completion_ids": [item["ids"]],
+        **{name: [value] for name, value in item["columns"].items()},
+        **options,
+        "trainer_state": None,
+        "log_extra": _ignore,
+        "log_metric": _ignore,
+    }
+
+
+def _checked(given: Any, traits: RewardTraits, item: dict[str, Any]) -> dict[str, Any]:
+    scores = list(given)
+    if len(scores) != 1:
+        raise ValueError(f"the reward returned {len(scores)} scores for one completion")
+    value = None if scores[0] is None else float(scores[0])
+    if value is not None and math.isinf(value):
+        raise ValueError("the reward is infinite")
+    answer = traits.answer(item["completion"])
+    return {
+        "value": None if value is None or math.isnan(value) else value,
+        "answer": None if answer is None else str(answer)[:_LONGEST_ANSWER],
+    }
+
+
+def _told(error: BaseException) -> str:
+    text = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return text[:_LONGEST_ERROR] + where
+
+
+def _ignore(name: str, value: object) -> None:
+    """TRL's hooks for rewards that log something of their own."""
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Have the kernel end this process with its parent, even while a regular expression holds the interpreter."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Reward 1 for an answer that equals the solution mathematically, judged by the package `math-verify`.
+
+Its parsing and simplification may run for ever on hostile input. Its own timeouts are switched off: they need
+`signal.alarm`, and the processes that grade have a deadline already.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
+
+
+@lru_cache(maxsize=8)
+def _parse(text: str) -> list[Any]:
+    """Parse a text; kept for a moment, as a completion is asked for its score and then for its answer."""
+    try:
+        from math_verify import parse
+    except ImportError as error:
+        raise ConfigError("the reward 'math_verify' needs a package: pip install 'pipeline[math]'") from error
+    # It warns at every call that its timeout is off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    parsed: list[Any] = parse(text, parsing_timeout=None, raise_on_error=True)
+    return parsed
+
+
+def parsed_answer(completion: Text) -> str | None:
+    """The answer of a completion as the parser reads it, so that ``1/2`` and a half in LaTeX are one vote."""
+    parsed = _parse(text_of(completion))
+    return str(parsed[0]) if parsed else None
+
+
+@reward(RewardTraits(answer=parsed_answer, packages=("math-verify", "sympy")))
+def math_verify(completions: Sequence[Text], solution: Sequence[str], **_: Any) -> list[float | None]:
+    """Compare answers as mathematics.
+
+    Args:
+        completions: Texts or conversations.
+        solution: Column with the answer, in LaTeX or plain. Rows whose solution cannot be read get None.
+    """
+    return [_equal(text_of(given), wanted) for given, wanted in zip(completions, solution, strict=True)]
+
+
+def _equal(given: str, wanted: str) -> float | None:
+    gold = _parse(wanted) or _parse(f"${wanted}$")
+    if not gold:
+        return None
+    from math_verify import verify
+
+    answer = _parse(given)
+    return float(bool(answer) and bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True)))

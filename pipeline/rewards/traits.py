@@ -1,0 +1,62 @@
+"""What the engine may know of a reward beyond TRL's signature, attached to the function by a decorator.
+
+Light on purpose: the processes that grade import this and little else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Message = Mapping[str, str]
+Text = str | Sequence[Message]
+"""A prompt or completion as TRL gives it: text, or a conversation."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+_ATTRIBUTE = "reward_traits"
+
+
+def text_of(completion: Text) -> str:
+    """The text of a completion; of a conversation, that of its last message."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def stripped(completion: Text) -> str | None:
+    """The answer of a completion where a reward names none: its text without surrounding white space."""
+    return text_of(completion).strip() or None
+
+
+@dataclass(frozen=True)
+class RewardTraits:
+    """What a reward is like.
+
+    Attributes:
+        verifies: Whether a value of 1 means that the completion is correct; without such a reward there is no
+            pass@k and no maj@k.
+        isolated: Whether to call it in a process of its own with a deadline, one completion at a time.
+        answer: Takes a completion and gives what it votes for in maj@k, or None for no vote.
+        packages: Packages whose version is part of the key of kept scores.
+        version: Part of that key too; raise it when scores would change.
+    """
+
+    verifies: bool = True
+    isolated: bool = True
+    answer: Callable[[Text], str | None] = stripped
+    packages: tuple[str, ...] = ()
+    version: int = 1
+
+
+def reward(traits: RewardTraits) -> Callable[[Function], Function]:
+    """Attach traits to a reward. A function without any, for example one written for TRL, gets the defaults."""
+
+    def attach(function: Function) -> Function:
+        setattr(function, _ATTRIBUTE, traits)
+        return function
+
+    return attach
+
+
+def traits_of(function: object) -> RewardTraits:
+    """The traits of a reward."""
+    traits = getattr(function, _ATTRIBUTE, None)
+    return traits if isinstance(traits, RewardTraits) else RewardTraits()

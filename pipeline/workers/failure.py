@@ -1,0 +1,98 @@
+"""What kind of failure an exception is: decided where it happened, while it is still an object. Free of torch."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from enum import Enum
+
+from pipeline.errors import DamagedOutput, StoreError
+
+
+class FailureKind(Enum):
+    """How an attempt at a job failed; each kind has a budget of its own (`execution.retry`)."""
+
+    bug = "bug"  # the job's own code raised: it would again
+    lost = "lost"  # its worker ended under it: another may live
+    hang = "hang"  # its worker had to be killed
+    out_of_memory = "out_of_memory"  # of the device or the machine, with the smallest batches
+    device = "device"  # an error of the device, which this process cannot recover from
+    transient = "transient"  # a connection or a file system, which may be back soon
+    storage = "storage"  # outputs cannot be written: no other job would fare better
+    damaged_input = "damaged_input"  # a stored output that it reads was found damaged
+
+
+NEEDS_FRESH_WORKER = frozenset({FailureKind.out_of_memory, FailureKind.device})
+"""Failures after which memory may be fragmented or a CUDA context broken."""
+
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+_TRANSIENT = {
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENETRESET,
+    errno.EHOSTUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENFILE,
+    errno.EREMOTEIO,
+}
+_TRANSIENT_CLASSES = {
+    "httpx.TransportError",
+    "httpx2.TransportError",
+    "requests.exceptions.ConnectionError",
+    "requests.exceptions.Timeout",
+    "urllib3.exceptions.HTTPError",
+}
+_TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_OUT_OF_MEMORY_CLASSES = {"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"}
+_OUT_OF_MEMORY_TEXTS = ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory")
+_DEVICE_CLASSES = {"torch.AcceleratorError"}
+_DEVICE_TEXTS = ("CUDA error", "CUDA driver error", "NCCL error", "cuDNN error", "CUBLAS_STATUS_")
+
+
+def classify(error: BaseException) -> FailureKind:
+    """Say what kind of failure an exception is, by itself or by what it was raised from."""
+    kinds = (_kind(one) for one in _chain(error))
+    return next((kind for kind in kinds if kind is not FailureKind.bug), FailureKind.bug)
+
+
+def class_name(kind: type[BaseException]) -> str:
+    """The name of an exception's class as people write it."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def _kind(error: BaseException) -> FailureKind:
+    if isinstance(error, DamagedOutput):
+        return FailureKind.damaged_input
+    # By name, so that nobody has to import these libraries to tell their errors.
+    names = {class_name(base) for base in type(error).__mro__}
+    text = str(error)
+    if isinstance(error, MemoryError) or names & _OUT_OF_MEMORY_CLASSES or "OutOfMemory" in type(error).__name__:
+        return FailureKind.out_of_memory
+    if isinstance(error, RuntimeError):
+        if any(part in text for part in _OUT_OF_MEMORY_TEXTS):
+            return FailureKind.out_of_memory
+        if names & _DEVICE_CLASSES or any(part in text for part in _DEVICE_TEXTS):
+            return FailureKind.device
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        return FailureKind.storage
+    if isinstance(error, StoreError) and isinstance(error.__cause__, PermissionError):
+        return FailureKind.storage
+    if isinstance(error, (ConnectionError, TimeoutError)) or names & _TRANSIENT_CLASSES:
+        return FailureKind.transient
+    if isinstance(error, OSError) and error.errno in _TRANSIENT:
+        return FailureKind.transient
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return FailureKind.transient if status in _TRANSIENT_STATUS else FailureKind.bug

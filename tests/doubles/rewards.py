@@ -1,0 +1,112 @@
+"""Rewards that misbehave where a completion tells them to. Light imports: grading processes load this module."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.rewards.traits import RewardTraits, reward
+
+
+def obedient(completions: Sequence[str], **columns: Any) -> list[float | None]:
+    """Do what the completion says."""
+    return [_obey(text, columns) for text in completions]
+
+
+def _obey(text: str, columns: dict[str, Any]) -> float | None:
+    order, _, rest = text.partition(" ")
+    if order == "loop":
+        while True:
+            pass
+    if order == "regex":  # holds the interpreter: no thread of this process gets to run
+        re.match(r"(a+)+$", "a" * 40 + "b")
+    if order == "exit":
+        os._exit(3)
+    if order == "quit":
+        sys.exit("no more")
+    if order == "raise":
+        raise ValueError(rest)
+    if order == "memory":
+        return float(len(bytearray(64 << 30)))
+    if order == "recurse":
+        return _obey(text, columns)
+    if order == "none":
+        return None
+    if order == "nan":
+        return float("nan")
+    if order == "infinite":
+        return float("inf")
+    if order == "print":
+        print("x" * 100_000)
+        return 0.5
+    if order == "sleep":
+        time.sleep(float(rest))
+        return 0.25
+    if order == "family":  # children that hide in sessions of their own, then an endless sleep
+        for _ in range(2):
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        time.sleep(600)
+    if order == "orphan":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        os._exit(1)
+    if order == "thread":  # answers, and leaves something behind that keeps the interpreter busy
+        threading.Thread(target=re.match, args=(r"(a+)+$", "a" * 40 + "b"), daemon=True).start()
+        return 0.75
+    if order == "garbage":  # writes to every socket it can find
+        for fd in range(3, 30):
+            with suppress(OSError):
+                os.write(fd, b'{"id": 0, "value": 1.0, "answer": null}\n]\n')
+        time.sleep(600)
+    if order == "pid":
+        return float(os.getpid())
+    if order == "torch":
+        return float("torch" in sys.modules)
+    if order == "devices":
+        return float(len(os.environ["CUDA_VISIBLE_DEVICES"]))
+    return float(columns["level"][0]) if "level" in columns else 1.0
+
+
+def wrong_number(**_: Any) -> list[float]:
+    return [0.0, 1.0]
+
+
+def always_raises(**_: Any) -> list[float]:
+    raise KeyError("solution")
+
+
+def counted(completions: Sequence[str], log: Sequence[str], **_: Any) -> list[float]:
+    """Append a line to a file at every call."""
+    with Path(log[0]).open("a") as file:
+        file.write("called\n")
+    return [float(len(text)) for text in completions]
+
+
+@reward(RewardTraits(verifies=False, answer=lambda completion: str(completion)[:1]))
+def first_letter(completions: Sequence[str], letter: str = "a", **_: Any) -> list[float]:
+    return [float(text.startswith(letter)) for text in completions]
+
+
+async def judge(completions: Sequence[str], **_: Any) -> list[float | None]:
+    """Wait for a rendezvous: fulfilled only if others are awaited at the same time."""
+    text = completions[0]
+    if text == "never":
+        await asyncio.sleep(600)
+    if text == "block":
+        time.sleep(600)
+    if text == "raise":
+        raise ValueError("no verdict")
+    if text.startswith("meet"):
+        _waiting.append(text)
+        while len(_waiting) < 3:
+            await asyncio.sleep(0.01)
+    return [float(len(text))]
+
+
+_waiting: list[str] = []

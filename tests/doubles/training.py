@@ -1,0 +1,192 @@
+"""Small trainings that are killed at a chosen moment, by a signal that nothing can catch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from pipeline.algos.run import prepare_torch, run_stage
+from pipeline.config.schema import AdditionConfig, HeadType, TinyModelConfig, TrainingConfig, ValueAlgoConfig
+from pipeline.datasets.registry import load_dataset
+from pipeline.models.tiny import train_reference
+from pipeline.models.value import value_model_from
+from pipeline.training import checkpoint
+from pipeline.training.checkpoint import Checkpoints, State
+from pipeline.training.sequences import Sequences
+from pipeline.training.value import fit_value
+from pipeline.workers.work import Work
+
+STEPS = 9
+"""Of each training below."""
+
+
+def small_sequences() -> Sequences:
+    generator = np.random.default_rng(0)
+    ids = [generator.integers(0, 10, length).tolist() for length in generator.integers(3, 10, 24)]
+    return Sequences.of(ids, [len(row) - 2 for row in ids], [float(row[-1] % 2) for row in ids])
+
+
+def _value(head: HeadType, checkpoints: Checkpoints, hints: Path | None) -> tuple[PreTrainedModel, list[float]]:
+    config = GPT2Config(
+        vocab_size=13, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None
+    )
+    torch.manual_seed(0)
+    model = value_model_from(GPT2LMHeadModel(config), head)
+    losses = fit_value(
+        model,
+        small_sequences(),
+        ValueAlgoConfig(batch_size=8, learning_rate=1e-2, epochs=3),
+        TrainingConfig(micro_batch_size=3, warmup_steps=2),
+        seed=0,
+        device="cpu",
+        on_step=lambda done, tokens: None,
+        checkpoint=checkpoints,
+        hints=hints,
+    )
+    return model, losses
+
+
+def _reference(checkpoints: Checkpoints, hints: Path | None) -> tuple[PreTrainedModel, list[float]]:
+    config = TinyModelConfig(
+        kind="tiny", steps=STEPS, batch_size=6, n_embd=16, n_head=2, n_inner=16, warmup_steps=2
+    )
+    dataset = load_dataset(AdditionConfig(kind="addition"))
+    return train_reference(config, dataset, "cpu", lambda step, tokens: None, checkpoint=checkpoints, hints=hints)
+
+
+TRAININGS: dict[str, Callable[[Checkpoints, Path | None], tuple[PreTrainedModel, list[float]]]] = {
+    "value of tokens": lambda checkpoints, hints: _value(HeadType.v, checkpoints, hints),
+    "value of next tokens": lambda checkpoints, hints: _value(HeadType.q, checkpoints, hints),
+    "reference": _reference,
+}
+
+
+def run_training(
+    kind: str, out: Path, checkpoints: Path, moment: str = "", step: int = 0, **settings: Any
+) -> None:
+    """Do a training and write what its stage would; die at a moment of a step.
+
+    What it prints goes to ``<out>.log``.
+    """
+    with out.with_suffix(".log").open("a") as log:
+        sys.stdout = log
+        prepare_torch(1)
+        die_at(moment, step)
+        made = Checkpoints(checkpoints, {"training": kind}, **{"every_steps": 2, "every_minutes": 0, **settings})
+        model, losses = TRAININGS[kind](made, None)
+        out.mkdir()
+        model.save_pretrained(out)
+        (out / "training.json").write_text(json.dumps({"loss": losses}))
+
+
+def die_at(moment: str, step: int) -> None:
+    """Have this process kill itself, at a moment of a step that is named in `MOMENTS`."""
+    if moment:
+        MOMENTS[moment](step)
+
+
+def die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _after_step(step: int) -> None:
+    after_step = Checkpoints.after_step
+
+    def patched(self: Checkpoints, now: int, state: Callable[[], State], *, last: bool = False) -> None:
+        if now == step:
+            die()
+        after_step(self, now, state, last=last)
+
+    Checkpoints.after_step = patched  # type: ignore[method-assign]
+
+
+def _in_backward(step: int) -> None:
+    """In the last micro-batch of a step, with gradients half accumulated."""
+    clip = torch.nn.utils.clip_grad_norm_
+    calls = iter(range(1, 1000))
+    torch.nn.utils.clip_grad_norm_ = lambda *a, **b: die() if next(calls) == step else clip(*a, **b)  # type: ignore
+
+
+def _while_saving(step: int, patch: Callable[[], None]) -> None:
+    save = Checkpoints.save
+
+    def patched(self: Checkpoints, now: int, state: State) -> None:
+        if now >= step:
+            patch()
+        save(self, now, state)
+
+    Checkpoints.save = patched  # type: ignore[method-assign]
+
+
+def _half_of_the_tensors() -> None:
+    def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        save_file(tensors, path)
+        os.truncate(path, path.stat().st_size // 2)
+        die()
+
+    checkpoint.save_file = save
+
+
+def _renamed() -> None:
+    rename = Path.rename
+    Path.rename = lambda self, target: (rename(self, target), die())  # type: ignore
+
+
+def _older_half_removed() -> None:
+    remove = checkpoint.shutil.rmtree
+
+    def patched(path: Path, **options: Any) -> None:
+        if path.name.startswith("step-"):
+            (path / "state.json").unlink()
+            die()
+        remove(path, **options)
+
+    checkpoint.shutil.rmtree = patched  # type: ignore[assignment]
+
+
+MOMENTS: dict[str, Callable[[int], None]] = {
+    "after a step": _after_step,
+    "in a step": _in_backward,
+    "saving: before anything": lambda step: _while_saving(step, die),
+    "saving: half of the tensors": lambda step: _while_saving(step, _half_of_the_tensors),
+    "saving: before the rename": lambda step: _while_saving(step, lambda: setattr(checkpoint, "_fsync", die)),
+    "saving: after the rename": lambda step: _while_saving(step, _renamed),
+    "saving: an older one half removed": lambda step: _while_saving(step, _older_half_removed),
+}
+
+
+def stage(work: Work) -> None:
+    """A stage of the pipeline whose worker dies after a step of its first attempts: ``die_after`` lists them."""
+    steps = work.payload["die_after"]
+    if work.attempt <= len(steps):
+        die_at("after a step", steps[work.attempt - 1])
+    run_stage(work)
+
+
+def slow_stage(work: Work) -> None:
+    """A stage whose training makes a file, ``flag``, after the step ``flag_after``, and waits to be stopped."""
+    after_step = Checkpoints.after_step
+
+    def patched(self: Checkpoints, now: int, state: Callable[[], State], *, last: bool = False) -> None:
+        if now == work.payload["flag_after"]:
+            Path(work.payload["flag"]).touch()
+            while not work.stopping():
+                time.sleep(0.01)
+        after_step(self, now, state, last=last)
+
+    Checkpoints.after_step = patched  # type: ignore[method-assign]
+    try:
+        run_stage(work)
+    finally:
+        Checkpoints.after_step = after_step  # type: ignore[method-assign]

@@ -1,0 +1,67 @@
+"""Short versions of `benchmarks/chaos.py`: what is shot at ends in the same bytes as what is left alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos import TOLERANT, calm_run, shoot_at
+from pipeline.config.schema import RetryConfig
+from pipeline.plan.job import Job
+from pipeline.scheduler.state import JobStatus
+from tests.doubles.engine import Engine, job
+
+SMALL = [
+    "models.tiny.steps=150",
+    "models.tiny.batch_size=32",
+    "data_collection.prompts_per_round=60",
+    "execution.shard_size=20",
+    "execution.workers=2",
+    "evaluation.num_prompts=40",
+    "evaluation.bootstrap_samples=50",
+    "algos.PITA.epochs=1",
+    "algos.QSharp.epochs=1",
+    "rounds_of_training=1",
+]
+
+
+@pytest.mark.timeout(280)
+def test_an_experiment_that_is_shot_at_gives_the_same_bytes(tmp_path: Path) -> None:
+    calm = calm_run(tmp_path / "calm", SMALL)
+    battle = shoot_at(tmp_path / "chaos", [*SMALL, *TOLERANT], worker_kills=5, engine_kills=1, pause_s=2.0)
+    assert battle.digests == calm.digests
+    assert battle.left == []
+    assert battle.worker_kills + battle.engine_kills > 0
+
+
+def layered_plan(lethal: float) -> list[Job]:
+    """200 jobs in layers, each reading some of the layer above; a share of them kills its worker once or twice."""
+    draw = random.Random(5)
+    jobs: list[Job] = []
+    for layer in range(10):
+        above = [one.id for one in jobs if one.round == layer - 1]
+        for index in range(20):
+            needs = draw.sample(above, 3) if above else []
+            hit, deaths = draw.random() < lethal, draw.choice([1, 2])
+            times = deaths if hit else 0
+            body = "die_many_times_and_write" if lethal else "write_number"
+            payload = {"number": 20 * layer + index, "times": times}
+            jobs.append(job(f"l{layer}/{index:02d}", body, needs, payload=payload, round=layer))
+    return jobs
+
+
+@pytest.mark.timeout(120)
+def test_two_hundred_jobs_with_random_deaths_end_in_the_same_bytes(engine: Engine) -> None:
+    calm = Engine(engine.root / "calm")
+    calm.run(*layered_plan(0.0))
+    retry = RetryConfig(worker_lost=10, device_failures=1000)
+    outcome = engine.run(*layered_plan(0.2), retry=retry)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert len(engine.events("AttemptFailed")) > 20
+    assert values(engine) == values(calm)
+
+
+def values(engine: Engine) -> dict[str, bytes]:
+    return {one.id: (engine.store.path(one.key) / "number.txt").read_bytes() for one in layered_plan(0.0)}

@@ -1,0 +1,101 @@
+"""The engine is killed at and within every record of its journal; the next run ends in the same bytes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.results.journal import read_journal
+from pipeline.scheduler.state import JobStatus
+from tests.doubles.engine import Engine, job
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(__file__).parents[2]
+PLAN = (
+    job("make/000", payload={"value": 1}),
+    job("make/001", payload={"value": 2}),
+    job("join", needs=["make/000", "make/001"]),
+    job("measure", needs=["join"]),
+)
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.results.journal import Journal
+from tests.doubles.engine import Engine
+from tests.integration.test_engine_crash_points import PLAN
+root, last, torn = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "torn"
+written, write = 0, Journal.write
+def write_and_die(journal, event, **fields):
+    global written
+    written += 1
+    if written < last:
+        return write(journal, event, **fields)
+    if torn:
+        os.write(journal._file.fileno(), b'{"event":"Job')
+    else:
+        write(journal, event, **fields)
+    os.kill(os.getpid(), signal.SIGKILL)
+Journal.write = write_and_die
+Engine(root).run(*PLAN)
+"""
+
+
+def killed_run(root: Path, record: int, how: str) -> int:
+    arguments = [sys.executable, "-c", SCRIPT, str(root), str(record), how]
+    return subprocess.run(arguments, cwd=ROOT, capture_output=True, timeout=60).returncode
+
+
+def test_a_run_goes_on_from_wherever_it_was_killed(tmp_path: Path) -> None:
+    calm = Engine(tmp_path / "calm")
+    calm.run(*PLAN)
+    records = len(calm.journal)
+    assert records > 10
+    for record in range(1, records + 1):
+        for how in ("whole", "torn"):
+            root = tmp_path / f"{record}-{how}"
+            assert killed_run(root, record, how) == -signal.SIGKILL
+            told = list(read_journal(root / "run1" / "journal.jsonl"))
+            finished = {event["job"] for event in told if event["event"] == "JobFinished"}
+
+            engine = Engine(root, runs=1)
+            stored = [one.id for one in PLAN if engine.store.has(one.key)]
+            outcome = engine.run(*PLAN, stored=stored)
+            assert set(outcome.jobs.values()) <= {JobStatus.done, JobStatus.stored}
+            assert finished <= set(stored)
+            assert not {event["job"] for event in engine.events("JobStarted")} & finished
+            assert outputs(engine) == outputs(calm)
+            assert engine.leftovers() == []
+
+
+def outputs(engine: Engine) -> dict[str, bytes]:
+    return {name: data for name, data in engine.files().items() if not name.startswith(".")}
+
+
+def test_two_runs_that_share_a_store_share_the_work(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from tests.doubles.engine import Engine, job\n"
+        "engine = Engine(Path(sys.argv[1]), runs=int(sys.argv[2]))\n"
+        "jobs = [job(f'j/{i}', 'write_slowly') for i in range(8)]\n"
+        "engine.run(*jobs, job('all', needs=[one.id for one in jobs]))\n"
+        "print(*(event['job'] for event in engine.events('JobStarted')))\n"
+    )
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path), str(number)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    said = [run.communicate(timeout=100) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    started = [job_id for out, _ in said for job_id in out.split()]
+    assert sorted(started) == sorted(set(started)) == sorted([*(f"j/{index}" for index in range(8)), "all"])
+    assert all(out for out, _ in said), "one of them did everything"

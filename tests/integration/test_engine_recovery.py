@@ -1,0 +1,335 @@
+"""What the engine does about faults beyond one job: devices, damage, full disks, requests to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.config.schema import Backend, RetryConfig
+from pipeline.errors import StoreError, WorkerError
+from pipeline.results.journal import Journal, read_journal
+from pipeline.scheduler.state import JobStatus
+from tests.doubles.engine import Engine, job, key
+
+pytestmark = pytest.mark.timeout(60)
+
+PATIENT = RetryConfig(worker_lost=4, device_failures=3, wait_s=0.05)
+
+
+# -- blame -----------------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_fails_three_jobs_in_a_row_is_given_no_more(engine: Engine) -> None:
+    jobs = [job(f"j/{index}", "fail_on_slot_0") for index in range(8)]
+    outcome = engine.run(*jobs, workers=2, retry=PATIENT)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    (event,) = engine.events("DeviceQuarantined")
+    assert event["worker"] == 0
+    assert event["device"].startswith("cpu slot 0")
+    assert len(set(event["jobs"])) == 3
+    assert len([failure for failure in engine.events("AttemptFailed") if failure["worker"] == 0]) == 3
+    assert not [failure for failure in engine.events("AttemptFailed") if failure["worker"] != 0]
+
+
+def test_the_last_device_is_kept(engine: Engine) -> None:
+    outcome = engine.run(*(job(f"j/{i}", "kill_self") for i in range(4)), job("good"), workers=1)
+    assert outcome.jobs["good"] is JobStatus.done
+    assert engine.events("DeviceQuarantined") == []
+
+
+def test_a_job_that_fails_everywhere_is_blamed_itself(engine: Engine) -> None:
+    outcome = engine.run(*(job(f"bad/{i}", "kill_self") for i in range(4)), job("good"), workers=2)
+    assert outcome.jobs["good"] is JobStatus.done
+    assert engine.events("DeviceQuarantined") == []
+    for index in range(4):
+        workers = [failure["worker"] for failure in engine.events("AttemptFailed", f"bad/{index}")]
+        assert set(workers) == {0, 1}
+        assert "set aside after it ended 3 workers" in outcome.reason(f"bad/{index}")
+
+
+def test_an_error_of_the_device_costs_the_worker_its_process(engine: Engine, tmp_path: Path) -> None:
+    payload = {"flag": str(tmp_path / "pid")}
+    outcome = engine.run(job("once", "device_breaks_once", payload=payload), workers=1)
+    assert outcome.jobs["once"] is JobStatus.done
+    assert [failure["kind"] for failure in engine.events("AttemptFailed")] == ["device"]
+    assert len(engine.events("WorkerStarted")) == 2
+
+
+def test_a_passing_fault_is_waited_out(engine: Engine) -> None:
+    retry = RetryConfig(transient=3, wait_s=0.1, max_wait_s=10)
+    outcome = engine.run(job("net", "lose_connection_twice"), job("below", needs=["net"]), retry=retry)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert [failure["wait_s"] for failure in engine.events("AttemptFailed")] == [0.1, 0.2]
+
+
+def test_a_late_result_of_an_attempt_that_was_given_up_does_not_count(engine: Engine) -> None:
+    """The worker stands still for longer than allowed and then goes on, just before it is killed."""
+    flag = engine.root / "flag"
+    engine.root.mkdir(parents=True)
+
+    def wake() -> None:
+        until(lambda: engine_said_hang(engine))
+        os.kill(int(flag.read_text()), signal.SIGCONT)
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    outcome = engine.run(
+        job("late", "stand_still_once", payload={"flag": str(flag)}),
+        heartbeat_s=0.1,
+        heartbeat_timeout_s=0.6,
+    )
+    thread.join()
+    assert outcome.jobs["late"] in (JobStatus.done, JobStatus.stored)
+    assert [failure["kind"] for failure in engine.events("AttemptFailed")] == ["hang"]
+    finished = engine.events("JobFinished")
+    assert all(event["attempt"] == 2 for event in finished)
+    assert engine.store.has(key("late"))
+
+
+def engine_said_hang(engine: Engine) -> bool:
+    """The engine is between asking for the stacks and killing the worker."""
+    log = engine.run_dir / "jobs" / "late" / "log.txt"
+    pid = engine.root / "flag"
+    if not (log.exists() and pid.exists() and pid.read_text()):
+        return False
+    status = Path(f"/proc/{pid.read_text()}/status")
+    pending = [line for line in status.read_text().splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(int(line.split()[1], 16) & 1 << (signal.SIGUSR1 - 1) for line in pending)
+
+
+# -- damage ----------------------------------------------------------------------------------------------------
+
+
+def test_an_input_that_was_damaged_meanwhile_is_made_again(engine: Engine, tmp_path: Path) -> None:
+    victim = engine.store.path(key("first"))
+    payload = {"victim": str(victim), "flag": str(tmp_path / "flag")}
+    outcome = engine.run(
+        job("first", payload={"value": 1}),
+        job("vandal", "damage_own_input", needs=["first"], payload=payload),
+        job("reader", needs=["first", "vandal"]),
+    )
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert [event["job"] for event in engine.events("JobReopened")] == ["first"]
+    assert [event["kind"] for event in engine.events("AttemptFailed")] == ["damaged_input"]
+    assert engine.store.has(key("first"))
+    assert list((engine.store.root / ".aside").iterdir())
+
+
+def test_what_is_needed_to_mend_damage_is_made_again_too(engine: Engine, tmp_path: Path) -> None:
+    plan = (job("a"), job("b", needs=["a"]), job("c", needs=["b"]))
+    engine.run(*plan[:2])
+    import shutil
+
+    shutil.rmtree(engine.store.path(key("a")))  # removed, since nothing needed it any more
+    value = engine.store.path(key("b")) / "value.json"
+    value.write_bytes(value.read_bytes()[:-1])
+    outcome = engine.run(*plan, stored=["a", "b"])
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert [event["job"] for event in engine.events("JobReopened")] == ["b", "a"]
+
+
+# -- disks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_is_there(engine: Engine) -> None:
+    plan = (job("first"), job("full", "fill_the_disk", needs=["first"]), job("below", needs=["full"]))
+    outcome = engine.run(*plan, workers=1)
+    assert "File too large" in outcome.halted
+    assert outcome.jobs == {
+        "first": JobStatus.done,
+        "full": JobStatus.ready,
+        "below": JobStatus.pending,
+    }
+    assert engine.events("AttemptFailed")[0]["kind"] == "storage"
+    assert engine.journal[-1]["event"] == "RunFinished"
+    assert engine.store.problem(key("full")) == "not stored"
+    again = engine.run(plan[0], job("full", needs=["first"]), plan[2])
+    assert set(again.jobs.values()) <= {JobStatus.done, JobStatus.stored}
+
+
+JOURNAL_SCRIPT = """
+import resource, signal, sys
+from pathlib import Path
+from tests.doubles.engine import Engine, job
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (900, resource.RLIM_INFINITY))
+outcome = Engine(Path(sys.argv[1])).run(*(job(f"n/{i}", "nothing") for i in range(50)), workers=1)
+print(outcome.halted)
+"""
+
+
+def test_a_journal_that_cannot_be_written_ends_the_run_and_stays_readable(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", JOURNAL_SCRIPT, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=50
+    )
+    assert "cannot write" in done.stdout, done.stderr
+    assert "journal.jsonl" in done.stdout
+    path = tmp_path / "run1" / "journal.jsonl"
+    assert path.stat().st_size <= 900
+    assert path.read_bytes().endswith(b"\n")
+    assert [event["event"] for event in read_journal(path)][:2] == ["RunStarted", "WorkerStarted"]
+
+
+def test_a_torn_last_line_is_cut_off_when_the_journal_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"event":"A"}\n{"event":"B"')
+    journal = Journal(path)
+    journal.write("C")
+    journal.close()
+    assert [event["event"] for event in read_journal(path)] == ["A", "C"]
+
+
+def test_a_second_engine_cannot_write_the_same_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    with pytest.raises(StoreError, match="another process is writing"):
+        Journal(tmp_path / "journal.jsonl")
+    journal.close()
+    Journal(tmp_path / "journal.jsonl").close()
+
+
+# -- stopping --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2], ids=lambda one: one.name)
+def test_a_job_that_is_asked_to_stop_goes_on_later_from_its_checkpoint(
+    engine: Engine, tmp_path: Path, backend: Backend, number: signal.Signals
+) -> None:
+    flag = tmp_path / "flag"
+    steps = job("steps", "stop_with_checkpoint", payload={"flag": str(flag), "steps": 200})
+    signal_when(flag, number)
+    outcome = engine.run(steps, job("below", needs=["steps"]), backend=backend, stop_grace_s=30)
+    assert outcome.interrupted == number.name
+    assert outcome.jobs == {"steps": JobStatus.ready, "below": JobStatus.pending}
+    assert len(engine.events("JobStopped", "steps")) == 1
+    assert "stopped: at step" in engine.log("steps")
+    assert engine.events("WorkerExited")[-1]["exit_code"] == 0
+    again = engine.run(steps, backend=backend)
+    assert again.jobs == {"steps": JobStatus.done}
+    assert int((engine.store.path(key("steps")) / "started_from").read_text()) >= 3
+    assert not engine.store.checkpoints(key("steps")).exists()
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_a_job_that_is_nearly_done_may_finish(engine: Engine, tmp_path: Path, backend: Backend) -> None:
+    flag = tmp_path / "flag"
+    signal_when(flag, signal.SIGINT)
+    outcome = engine.run(
+        job("soon", "finish_soon", payload={"flag": str(flag)}),
+        job("below", needs=["soon"]),
+        backend=backend,
+        stop_grace_s=30,
+    )
+    assert outcome.interrupted == "SIGINT"
+    assert outcome.jobs == {"soon": JobStatus.done, "below": JobStatus.ready}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2], ids=lambda one: one.name)
+def test_a_notice_that_reaches_every_process_is_no_loss(
+    engine: Engine, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Slurm signals the workers too, and perhaps before the engine."""
+    flag = tmp_path / "flag"
+
+    def notify() -> None:
+        until(lambda: flag.exists() and flag.read_text())
+        me = psutil.Process()
+        for process in [*(child for child in me.children() if "entrypoint" in " ".join(child.cmdline())), me]:
+            process.send_signal(number)
+
+    thread = threading.Thread(target=notify)
+    thread.start()
+    spin = job("spin", "spin_until_stopped", payload={"flag": str(flag)})
+    outcome = engine.run(spin, workers=1, stop_grace_s=30)
+    thread.join()
+    assert outcome.interrupted == number.name
+    assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
+    assert {event["exit_code"] for event in engine.events("WorkerExited")} == {0}
+
+
+# -- workers that cannot be used -------------------------------------------------------------------------------
+
+
+def test_a_place_in_which_no_worker_starts_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.workers import process
+
+    environment = process.worker_environment
+
+    def broken(device, threads, base):  # type: ignore[no-untyped-def]
+        env = environment(device, threads, base)
+        return {**env, "PYTHONHOME": "/nowhere"} if device.index == 0 else env
+
+    monkeypatch.setattr(process, "worker_environment", broken)
+    outcome = engine.run(*(job(f"j/{index}", "sleep", payload={"seconds": 0.2}) for index in range(6)))
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    (event,) = engine.events("DeviceQuarantined")
+    assert event["worker"] == 0
+    assert "encodings" in event["reason"]
+
+
+def test_without_any_place_left_the_run_ends(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.devices import visibility
+
+    monkeypatch.setitem(visibility.FIXED, "PYTHONHOME", "/nowhere")
+    with pytest.raises(WorkerError, match="3 times in a row"):
+        engine.run(job("a"), workers=3)
+
+
+def test_the_clock_on_the_wall_may_jump(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, jumps = time.time, iter(range(1_000_000))
+    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 10_000_000)
+    outcome = engine.run(
+        *(job(f"j/{index}", "sleep", payload={"seconds": 0.05}) for index in range(6)),
+        heartbeat_timeout_s=20,
+        progress_timeout_s=20,
+        job_timeout_s=20,
+    )
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+
+
+def test_a_job_over_its_time_is_killed_even_if_it_makes_progress(engine: Engine) -> None:
+    outcome = engine.run(
+        job("slow", "report_slowly"), retry=RetryConfig(hang=1), job_timeout_s=0.5, heartbeat_timeout_s=30
+    )
+    assert "took longer than execution.job_timeout_s=0.5" in outcome.reason("slow")
+    assert "in report_slowly" in engine.log("slow")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_thousand_lost_workers_leave_nothing(engine: Engine) -> None:
+    # The fixture compares descriptors, children and unfinished outputs before and after.
+    shared = set(Path("/dev/shm").iterdir())
+    retry = RetryConfig(worker_lost=1000, device_failures=10**6)
+    jobs = [job(f"d/{index}", "die_many_times", payload={"times": 10}) for index in range(100)]
+    outcome = engine.run(*jobs, workers=4, retry=retry)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert len(engine.events("AttemptFailed")) == 1000
+    assert set(Path("/dev/shm").iterdir()) <= shared
+
+
+def signal_when(flag: Path, number: signal.Signals) -> None:
+    """Send this process a signal once a job has made the file."""
+
+    def wait_and_signal() -> None:
+        until(lambda: flag.exists() and flag.read_text())
+        psutil.Process().send_signal(number)
+
+    threading.Thread(target=wait_and_signal, daemon=True).start()
+
+
+def until(condition: object, timeout_s: float = 30.0) -> None:
+    give_up, pause = time.monotonic() + timeout_s, threading.Event()
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > give_up:
+            return
+        pause.wait(0.02)

@@ -1,0 +1,101 @@
+"""One table of everything a job can do to its worker: how it is called, how often it is tried, what is left."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline.config.schema import RetryConfig
+from tests.doubles.engine import Engine, job
+
+pytestmark = pytest.mark.timeout(60)
+
+RETRY = RetryConfig(worker_lost=2, hang=2, out_of_memory=2, device=2, transient=3, wait_s=0.05, max_wait_s=0.1)
+TIMEOUTS = {"heartbeat_s": 0.1, "heartbeat_timeout_s": 1.0, "progress_timeout_s": 3.0}
+GOOD = tuple(job(f"good/{index}") for index in range(3))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fault.
+
+    Attributes:
+        body: What the job does.
+        kind: What its failure is called; "" where it succeeds.
+        attempts: How many it gets.
+        exit_code: Of its worker; None where that lives on.
+        log: What the job's last log says.
+        reason: What the run says about the job.
+    """
+
+    body: str
+    kind: str
+    attempts: int
+    exit_code: int | None = None
+    log: str = ""
+    reason: str = ""
+
+
+TABLE = [
+    Row("write", "", 1),
+    Row("print_much", "", 1, log="x" * 999),
+    Row("write_huge", "", 1),
+    Row("report_much", "", 1),
+    Row("kill_self_once", "", 2),
+    Row("die_once_slowly", "", 2),
+    Row("lose_connection_twice", "", 3),
+    Row("raise_error", "bug", 1, log="Traceback", reason="ValueError: this body raises"),
+    Row("raise_system_exit", "bug", 1, log="SystemExit", reason="SystemExit: 3"),
+    Row("raise_keyboard_interrupt", "bug", 1, log="KeyboardInterrupt"),
+    Row("report_huge", "bug", 1, log="ValueError: mmm", reason="ValueError: mmm"),
+    Row("no_function", "bug", 1, log="does not name a function"),
+    Row("fail_at_import", "bug", 1, log="this module cannot be imported", reason="RuntimeError"),
+    Row("tests.doubles.raises_at_import:body", "bug", 1, log="this module cannot be imported"),
+    Row("pipeline.algos.run:run_stage", "bug", 1, log="KeyError", reason="KeyError: 'config'"),
+    Row("write_over_a_folder", "bug", 1, log="IsADirectoryError"),
+    Row("raise_connection_error", "transient", 3, log="ConnectionResetError", reason="given up after 3 attempts"),
+    Row("raise_out_of_memory", "out_of_memory", 2, log="MemoryError", reason="given up after 2 attempts"),
+    Row("exit_at_once", "lost", 2, exit_code=7, reason="exit code 7"),
+    Row("segfault", "lost", 2, exit_code=-signal.SIGSEGV, log="Segmentation fault", reason="SIGSEGV"),
+    Row("abort", "lost", 2, exit_code=-signal.SIGABRT, log="Aborted", reason="SIGABRT"),
+    Row("kill_self", "lost", 2, exit_code=-signal.SIGKILL, reason="set aside after it ended 2 workers"),
+    Row("hang_up", "lost", 2, exit_code=-signal.SIGKILL),
+    Row("write_garbage", "lost", 2, exit_code=-signal.SIGKILL),
+    Row("stop_self", "hang", 2, exit_code=-signal.SIGKILL, reason="no sign of life"),
+    Row("loop_in_native_code", "hang", 2, exit_code=-signal.SIGKILL, log="in loop_in_native_code"),
+    Row("loop_without_progress", "hang", 2, exit_code=-signal.SIGKILL, log="in loop_without_progress"),
+]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.body)
+def test_a_fault_costs_what_the_table_says(engine: Engine, row: Row) -> None:
+    outcome = engine.run(
+        job("bad", row.body), job("below", "nothing", needs=["bad"]), *GOOD, retry=RETRY, **TIMEOUTS
+    )
+
+    # The engine fixture adds: no child lives, no unfinished output, no descriptor is left.
+    statuses = {name: status.value for name, status in outcome.jobs.items()}
+    ends = {"bad": "failed", "below": "blocked"} if row.kind else {"bad": "done", "below": "done"}
+    assert statuses == {**ends, **{one.id: "done" for one in GOOD}}
+    assert len(engine.events("JobStarted", "bad")) == row.attempts
+    assert row.reason in outcome.reason("bad")
+    assert row.log in engine.log("bad", row.attempts)
+
+    failures = engine.events("AttemptFailed", "bad")
+    if row.kind:
+        assert [failure["kind"] for failure in failures] == [row.kind] * row.attempts
+        assert [failure["retry"] for failure in failures] == [True] * (row.attempts - 1) + [False]
+        assert {failure["exit_code"] for failure in failures} == {row.exit_code}
+        assert all((engine.run_dir / failure["log"]).exists() for failure in failures)
+        assert bool(failures[0]["traceback"]) == (row.exit_code is None)
+        assert engine.events("JobFailed", "bad")[0]["kind"] == row.kind
+        assert engine.events("JobBlocked")[0] == engine.events("JobBlocked")[0] | {
+            "job": "below",
+            "root_cause": "bad",
+        }
+    else:
+        assert len(failures) == row.attempts - 1
+    assert all(len(engine.events("JobStarted", one.id)) == 1 for one in GOOD)
+    assert engine.journal[-1]["event"] == "RunFinished"

@@ -1,0 +1,110 @@
+"""status, logs and why on runs that the engine has carried out, as a user types them."""
+
+import fcntl
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pipeline.__main__ import app
+from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
+from tests.integration.test_main_job import SMALL, run
+
+TRAIN = "addition/tiny/s0/PITA/r1/train"
+
+
+def look(output_dir: Path, *words: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [*words, "--output-dir", str(output_dir)])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs; a setting of PITA differs."""
+    output_dir = tmp_path_factory.mktemp("twice") / "outputs"
+    run(output_dir, "execution.workers=2", "rounds_of_training=1")
+    run(output_dir, "execution.workers=2", "rounds_of_training=1", "algos.PITA.eta=0.5")
+    return output_dir
+
+
+def test_status_of_all_and_of_one(twice: Path) -> None:
+    assert [look(twice, "status").output.split()[at] for at in (-6, -4, -3)] == ["t", "done", "18/18"]
+    text = look(twice, "status", "t").output
+    assert "18/18 jobs done (11 stored before)" in text
+    first = min(path.name for path in (twice / "t").iterdir())
+    assert "18/18 jobs done (0 stored before)" in look(twice, "status", "t", "--run", first).output
+    data = json.loads(look(twice, "status", "t", "--json").output)
+    assert (data["state"], data["done"], data["failed_jobs"]) == ("done", 18, [])
+    assert [row["name"] for row in json.loads(look(twice, "status", "--json").output)] == ["t"]
+
+
+def test_names_that_do_not_exist_are_refused_with_those_that_do(twice: Path) -> None:
+    for words in (["status", "u"], ["logs", "u"], ["why", "u", "train"]):
+        result = look(twice, *words, code=2)
+        assert "Known: t" in result.output
+    assert TRAIN in look(twice, "logs", "t", "PITA/r1/trian", code=2).output
+    assert "fits 3 jobs" in look(twice, "logs", "t", "train", code=2).output
+    assert "no log of attempt 7" in look(twice, "logs", "t", TRAIN, "--attempt", "7", code=2).output
+    assert "no folder" in look(twice / "nothing", "status", code=2).output
+
+
+def test_logs_of_the_engine_and_of_a_job(twice: Path) -> None:
+    assert "worker 1: cpu slot 1" in look(twice, "logs", "t").output
+    assert len(look(twice, "logs", "t", "-n", "1", "-f").stdout.splitlines()) == 1
+    assert look(twice, "logs", "t", TRAIN, "-f").stderr.endswith(f"{TRAIN}: done\n")
+
+
+def test_the_log_of_a_stored_job_is_that_of_the_run_that_made_it(twice: Path) -> None:
+    first = min(path.name for path in (twice / "t").iterdir())
+    log = twice / "t" / first / "jobs/addition/tiny/s0/QSharp/r1/train/log.txt"
+    log.write_text("made here\n")
+    result = look(twice, "logs", "t", "QSharp/r1/train")
+    assert result.stdout == "made here\n"
+    assert f"this is its log from {first}" in result.stderr
+
+
+def test_why_a_job_ran_again(twice: Path) -> None:
+    text = look(twice, "why", "t", "PITA/r1/metrics").output
+    assert "algos.PITA.eta: 1.0 -> 0.5" in text
+    assert text.count("->") < 6
+    assert "Its output is in the store" in text
+    assert "Nothing changed since run" in look(twice, "why", "t", "QSharp/r1/metrics").output
+
+
+def test_why_a_job_would_run_with_other_settings(twice: Path) -> None:
+    same = [*SMALL, "rounds_of_training=1", "algos.PITA.eta=0.5"]
+    assert "would not run: its output is stored" in look(twice, "why", "t", TRAIN, *same).output
+    text = look(twice, "why", "t", TRAIN, *same, "models.tiny.steps=41").output
+    assert "would run" in text
+    assert "models.tiny.steps: 40 -> 41" in text
+    assert "Did you mean" in look(twice, "why", "t", TRAIN, "models.tiny.stepz=41", code=2).output
+    assert "KEY=VALUE" in look(twice, "why", "t", TRAIN, "rubbish", code=2).output
+
+
+def test_why_after_the_store_was_emptied(twice: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "outputs"
+    shutil.copytree(twice, copy, symlinks=True)
+    shutil.rmtree(copy / ".store")
+    assert "the same command would run it again" in look(copy, "why", "t", TRAIN).output
+
+
+def test_ctrl_c_ends_following_cleanly(tmp_path: Path) -> None:
+    written = WrittenRun(tmp_path, chain_plan())
+    written.begin(f"{CHAIN}/r1/train", log="at work [1/2]\n")
+    with written.folder.journal.open("ab") as engine:
+        fcntl.flock(engine, fcntl.LOCK_EX)
+        command = [sys.executable, "-m", "pipeline", "logs", "x", "r1/train", "-f", "--output-dir", str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+            assert following.stdout is not None
+            assert following.stdout.readline() == "at work [1/2]\n"
+            following.send_signal(signal.SIGINT)
+            rest, errors = following.communicate(timeout=30)
+    assert following.returncode == 130
+    assert (rest, errors) == ("", "")

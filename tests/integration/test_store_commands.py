@@ -1,0 +1,379 @@
+"""``python -m pipeline store``: what a user sees, and that nothing is removed that a run needs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from pipeline.results.store import MANIFEST, Store
+
+ROOT = Path(__file__).parents[2]
+KEYS = [f"{number:02x}" * 20 for number in range(6)]
+JOBS = [
+    "addition/tiny/reference/train",
+    "addition/tiny/s0/reference/evaluate/000",
+    "addition/tiny/s0/PITA/r1/generate/000",
+    "addition/tiny/s0/PITA/r1/generate/001",
+    "addition/tiny/s0/PITA/r2/train",
+    "addition/tiny/s1/QSharp/r1/metrics",
+]
+
+
+class Outputs:
+    """An output folder with a store of six outputs, and runs that refer to them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = Store(path / ".store")
+        for key, job in zip(KEYS, JOBS, strict=True):
+            self.put(key, job)
+
+    def put(self, key: str, job: str) -> None:
+        folder = self.store.begin(self.store.scratch("done"), key, 1)
+        (folder / "data.bin").write_bytes(b"x" * 1000)
+        self.store.commit(key, folder, {"job": job})
+        self.store.scratch("done").rmdir()
+
+    def add_run(self, name: str, keys: list[str], age_days: float = 0.0) -> Path:
+        folder = self.path / name / f"{datetime.now() - timedelta(days=age_days):%Y-%m-%d_%H-%M-%S}"
+        folder.mkdir(parents=True)
+        plan = {"jobs": [{"id": "x", "key": key} for key in keys], "edges": []}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        return folder
+
+    def stored(self) -> list[int]:
+        """Which of the outputs are there, all of them whole."""
+        assert all(self.store.has(key) for key in self.store.stored_keys())
+        return [KEYS.index(key) for key in self.store.stored_keys()]
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Outputs:
+    return Outputs(tmp_path / "outputs")
+
+
+def store_command(outputs: Outputs, *arguments: str, code: int = 0, answer: str | None = None) -> str:
+    where = [] if "--store" in arguments else ["--output-dir", str(outputs.path)]
+    done = CliRunner().invoke(app, ["store", *arguments, *where], input=answer)
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    return done.output
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+# -- verify ----------------------------------------------------------------------------------------------------
+
+
+def test_verify_finds_nothing_wrong_where_nothing_is(outputs: Outputs) -> None:
+    before = snapshot(outputs.path)
+    assert store_command(outputs, "verify") == "6 outputs checked, 0 damaged\n"
+    assert snapshot(outputs.path) == before
+
+
+def flip(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+@pytest.mark.parametrize("name", ["data.bin", MANIFEST])
+def test_verify_lists_what_is_damaged_and_repair_sets_it_aside(
+    outputs: Outputs, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(outputs.store.path(KEYS[2]) / name)
+    said = store_command(outputs, "verify", code=1)
+    first, last = said.splitlines()
+    assert first.startswith(f"{KEYS[2]}  ")
+    assert name in first or "manifest" in first
+    assert last == "6 outputs checked, 1 damaged; --repair sets them aside, to be made anew"
+    if name == "data.bin":
+        assert JOBS[2] in first
+    assert "set aside to" in store_command(outputs, "verify", "--repair", code=1)
+    assert outputs.stored() == [0, 1, 3, 4, 5]
+    assert store_command(outputs, "verify") == "5 outputs checked, 0 damaged\n"
+    outputs.put(KEYS[2], JOBS[2])
+    assert outputs.stored() == [0, 1, 2, 3, 4, 5]
+
+
+def test_verify_lists_every_problem(outputs: Outputs) -> None:
+    for key in KEYS[:3]:
+        truncate(outputs.store.path(key) / "data.bin")
+    said = store_command(outputs, "verify", code=1)
+    assert [line.split()[0] for line in said.splitlines()] == [*KEYS[:3], "6"]
+    assert said.count("data.bin has 999 bytes instead of 1000") == 3
+
+
+def test_verify_reads_only_the_keys_it_is_given(outputs: Outputs) -> None:
+    truncate(outputs.store.path(KEYS[2]) / "data.bin")
+    assert store_command(outputs, "verify", "0101", "03") == "2 outputs checked, 0 damaged\n"
+    assert "1 output checked, 1 damaged" in store_command(outputs, "verify", KEYS[2], code=1)
+
+
+def test_verify_reports_what_is_no_output_and_leaves_it_alone(outputs: Outputs, tmp_path: Path) -> None:
+    (outputs.store.root / "00" / "notes").mkdir()
+    (outputs.store.root / "[red]x").write_text("")
+    said = store_command(outputs, "verify", "--repair")
+    assert f"note: {outputs.store.root / '00' / 'notes'} is no output; it is left alone" in said
+    assert "[red]x is no output" in said
+    assert (outputs.store.root / "00" / "notes").is_dir()
+
+
+# -- du --------------------------------------------------------------------------------------------------------
+
+
+def test_du_adds_up_what_takes_the_space_in_columns_that_line_up(outputs: Outputs) -> None:
+    outputs.add_run("first", KEYS[:4])
+    outputs.add_run("second", KEYS[:2])
+    truncate(outputs.store.path(KEYS[5]) / "data.bin")
+    outputs.store.set_aside(KEYS[5])
+    outputs.store.checkpoints(KEYS[4]).mkdir(parents=True)
+    (outputs.store.checkpoints(KEYS[4]) / "state").write_bytes(b"x" * 70_000)
+    outputs.store.scratch("r-1").mkdir(parents=True)
+    (outputs.store.scratch("r-1") / "part").write_bytes(b"x" * 5_000_000)
+    said = store_command(outputs, "du")
+    rows = [" ".join(line.split()) for line in said.splitlines()]
+    each = 1000 + (outputs.store.path(KEYS[2]) / MANIFEST).stat().st_size
+    assert f"first addition/tiny PITA generate 2 {2 * each / 1000:.1f} kB" in rows
+    assert any(row.startswith("first, second addition/tiny reference train 1 ") for row in rows)
+    assert any(row.startswith("(no run) addition/tiny PITA train 1 ") for row in rows)
+    assert "(checkpoints) 1 70.0 kB" in rows
+    assert "(unfinished) 1 5.0 MB" in rows
+    assert any(row.startswith("(damaged, set aside) 1 1.") for row in rows)
+    table = [line for line in said.splitlines() if line.rstrip().endswith(("B", "bytes", "size"))]
+    total = sum(path.stat().st_size for path in outputs.store.root.rglob("*") if path.is_file())
+    assert rows[-1 if rows[-1] else -2].startswith("total")
+    assert f"{total / 1e6:.1f} MB" in said
+    assert len({len(line.rstrip()) for line in table}) == 1
+
+
+def test_du_copes_with_what_it_cannot_read(outputs: Outputs) -> None:
+    (outputs.store.path(KEYS[0]) / MANIFEST).write_text("{")
+    assert "(unknown job)" in store_command(outputs, "du")
+
+
+# -- gc --------------------------------------------------------------------------------------------------------
+
+
+def test_gc_removes_what_no_run_refers_to_and_nothing_else(outputs: Outputs) -> None:
+    outputs.add_run("first", KEYS[:2])
+    outputs.add_run("second", KEYS[1:4])
+    shown = store_command(outputs, "gc", "--dry-run")
+    assert "addition/tiny PITA train" in shown
+    assert "addition/tiny QSharp metrics" in shown
+    assert "generate" not in shown
+    assert "Nothing was removed" in shown
+    said = store_command(outputs, "gc", "--yes")
+    assert "removed 2, freed 2." in said
+    assert outputs.stored() == [0, 1, 2, 3]
+    assert not (outputs.store.root / "04").exists()
+    assert not list(outputs.store.root.glob(".tmp/*"))
+    assert "Everything in the store is needed" in store_command(outputs, "gc", "--yes")
+
+
+def test_gc_dry_run_changes_not_one_file(outputs: Outputs) -> None:
+    outputs.add_run("first", KEYS[:2])
+    before = snapshot(outputs.path)
+    store_command(outputs, "gc", "--dry-run")
+    assert snapshot(outputs.path) == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "left"), [("y\n", 0, [0]), ("n\n", 1, [0, 1, 2, 3, 4, 5]), ("", 1, [0, 1, 2, 3, 4, 5])]
+)
+def test_gc_asks_first(outputs: Outputs, answer: str, code: int, left: list[int]) -> None:
+    outputs.add_run("first", KEYS[:1])
+    said = store_command(outputs, "gc", answer=answer, code=code)
+    assert "Remove all this?" in said
+    assert outputs.stored() == left
+
+
+def test_gc_keeps_what_the_last_runs_of_each_experiment_refer_to(outputs: Outputs) -> None:
+    outputs.add_run("first", KEYS[:2], age_days=9)
+    outputs.add_run("first", KEYS[1:3], age_days=5)
+    outputs.add_run("second", KEYS[4:5], age_days=99)
+    store_command(outputs, "gc", "--yes", "--keep-runs", "2")
+    assert outputs.stored() == [0, 1, 2, 4]
+    store_command(outputs, "gc", "--yes", "--keep-runs", "1")
+    assert outputs.stored() == [1, 2, 4]
+
+
+def test_gc_keeps_what_recent_runs_refer_to(outputs: Outputs) -> None:
+    outputs.add_run("first", KEYS[:2], age_days=9)
+    outputs.add_run("first", KEYS[1:3], age_days=5)
+    outputs.add_run("second", KEYS[4:5], age_days=99)
+    store_command(outputs, "gc", "--yes", "--older-than", "7.5")
+    assert outputs.stored() == [1, 2]
+
+
+def test_gc_removes_damaged_outputs_useless_checkpoints_and_dead_leftovers(outputs: Outputs) -> None:
+    missing, forgotten = "aa" * 20, "bb" * 20
+    outputs.add_run("first", [*KEYS, missing])
+    store = outputs.store
+    truncate(store.path(KEYS[5]) / "data.bin")
+    store.set_aside(KEYS[5])
+    for key in (KEYS[0], KEYS[5], missing, forgotten):
+        store.checkpoints(key).mkdir(parents=True)
+        (store.checkpoints(key) / "state").write_text("x")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for name in (f"first-2026-01-01_00-00-00-{ended.pid}", "named_by_a_person"):
+        store.scratch(name).mkdir(parents=True)
+    store.hints.mkdir()
+    (store.hints / "batch").write_text("8")
+    (store.root / ".claims").mkdir()
+    (store.root / ".claims" / KEYS[5]).write_text("")
+    (store.root / "durations.json").write_text("{}")
+    said = store_command(outputs, "gc", "--yes")
+    assert "removed 4, freed" in said
+    assert not list((store.root / ".aside").iterdir())
+    assert {path.name for path in (store.root / ".checkpoints").iterdir()} == {KEYS[5], missing}
+    assert [path.name for path in (store.root / ".tmp").iterdir()] == ["named_by_a_person"]
+    assert not list((store.root / ".claims").iterdir())
+    assert (store.hints / "batch").is_file()
+    assert (store.root / "durations.json").is_file()
+
+
+RUN = """
+import sys, time
+from pathlib import Path
+from pipeline.results.store import Store
+with Store(Path(sys.argv[1])).in_use():
+    print("in", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_gc_removes_nothing_while_a_run_uses_the_store(outputs: Outputs) -> None:
+    outputs.add_run("first", KEYS[:1])
+    command = [sys.executable, "-c", RUN, str(outputs.store.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout
+        assert run.stdout.readline() == "in\n"
+        said = store_command(outputs, "gc", "--yes", code=2)
+        assert said.startswith(f"error: a run is using {outputs.store.root}: nothing was removed.")
+        assert said.count("\n") == 1
+        assert "no longer needed" in store_command(outputs, "gc", "--dry-run")
+        run.communicate("\n")
+    assert outputs.stored() == [0, 1, 2, 3, 4, 5]
+    store_command(outputs, "gc", "--yes")
+    assert outputs.stored() == [0]
+
+
+def test_gc_removes_nothing_while_an_engine_lives_that_holds_no_lock(outputs: Outputs) -> None:
+    outputs.add_run("first", KEYS[:1])
+    scratch = outputs.store.scratch(f"first-2026-01-01_00-00-00-{os.getpid()}")
+    scratch.mkdir(parents=True)
+    assert f"the run {scratch.name} is using" in store_command(outputs, "gc", "--yes", code=2)
+    assert scratch.is_dir()
+    # Long before this process began, its number was another's.
+    os.utime(scratch, (1e9, 1e9))
+    store_command(outputs, "gc", "--yes")
+    assert not scratch.exists()
+
+
+def test_gc_counts_the_runs_of_other_folders_that_used_the_store(outputs: Outputs, tmp_path: Path) -> None:
+    outputs.add_run("first", KEYS[:1])
+    elsewhere = Outputs(tmp_path / "elsewhere")
+    elsewhere.add_run("second", KEYS[2:3])
+    with outputs.store.in_use(elsewhere.path):
+        pass
+    store_command(outputs, "gc", "--yes")
+    assert outputs.stored() == [0, 2]
+    elsewhere.path.rename(tmp_path / "gone")
+    said = store_command(outputs, "gc", "--dry-run")
+    assert "elsewhere, whose runs used this store, is gone" in said
+
+
+def test_gc_counts_runs_behind_links_and_deeper_down(outputs: Outputs, tmp_path: Path) -> None:
+    moved = outputs.add_run("first", KEYS[:1])
+    moved.parent.rename(tmp_path / "moved")
+    (outputs.path / "first").symlink_to(tmp_path / "moved")
+    (outputs.path / "first" / "latest").symlink_to(moved.name)
+    (outputs.path / "loop").symlink_to(outputs.path)
+    outputs.add_run("sweep/trial", KEYS[1:2])
+    store_command(outputs, "gc", "--yes")
+    assert outputs.stored() == [0, 1]
+
+
+def test_gc_removes_a_link_in_the_store_but_not_what_it_leads_to(outputs: Outputs, tmp_path: Path) -> None:
+    outputs.add_run("first", KEYS[:5])
+    outputs.store.path(KEYS[5]).rename(tmp_path / "outside")
+    outputs.store.path(KEYS[5]).symlink_to(tmp_path / "outside")
+    store_command(outputs, "gc", "--yes")
+    assert not os.path.lexists(outputs.store.path(KEYS[5]))
+    assert (tmp_path / "outside" / "data.bin").is_file()
+
+
+# -- wrong requests --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["verify", "--store", "no/such"], "there is no store at "),
+        (["du", "--store", "no/such"], "there is no store at "),
+        (["gc", "--store", "no/such"], "there is no store at "),
+        (["verify", "--store", "pyproject.toml"], "is a file, not the folder of a store"),
+        (["gc", "--store", "pipeline"], "is no store"),
+        (["verify", "zz"], "no output in "),
+        (["verify", "../x"], "has a key that begins with '../x'; keys look like 000000000000"),
+        (["verify", ""], "begins with ''"),
+        (["gc", "--keep-runs", "0"], "--keep-runs=0: must be at least 1"),
+        (["gc", "--older-than", "-1"], "--older-than=-1: must be a number of days"),
+        (["gc", "--older-than", "nan"], "--older-than=nan: must be a number of days"),
+        (["gc", "--keep-runs", "1", "--older-than", "1"], "exclude each other"),
+        (["gc", "--dry-run", "--yes"], "exclude each other"),
+        (["gc", "--yes"], "no run was found in "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_request_is_refused_in_one_line(
+    outputs: Outputs, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    refused = store_command(outputs, *arguments, code=2)
+    assert said in refused
+    assert refused.startswith("error: ")
+    assert refused.count("\n") == 1
+    assert outputs.stored() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_folder_around_a_store_is_not_taken_for_it(outputs: Outputs) -> None:
+    outputs.add_run("first", [])
+    said = store_command(outputs, "verify", "--store", str(outputs.path), code=2)
+    assert f"Did you mean {outputs.store.root}?" in said
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"jobs": [1]}', '{"jobs": [{"id": "x"}]}'])
+def test_gc_refuses_to_guess_what_a_run_needs(outputs: Outputs, text: str) -> None:
+    outputs.add_run("first", KEYS[:1])
+    (outputs.add_run("second", []) / "plan.json").write_text(text)
+    said = store_command(outputs, "gc", "--yes", code=2)
+    assert "plan.json" in said
+    assert outputs.stored() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_command_line_knows_the_commands(outputs: Outputs) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "store", "verify", "--output-dir", str(outputs.path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6 outputs checked, 0 damaged\n", "")

@@ -1,0 +1,122 @@
+"""Trainings that are killed or stopped end in the bytes of one that ran through."""
+
+import json
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import JobStopped
+from tests.doubles.training import MOMENTS, STEPS, TRAININGS, run_training
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ForkServerContext]:
+    """Child processes that have torch loaded when they start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.doubles.training"])
+    yield context
+    # Other tests count the children of this process.
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    multiprocessing.resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+def attempt(processes: ForkServerContext, *args: Any, **settings: Any) -> int | None:
+    """One attempt at a training in a process of its own; its exit code."""
+    process = processes.Process(target=run_training, args=args, kwargs=settings)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+@pytest.fixture(scope="module")
+def calm(processes: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """What each training writes when nothing happens to it."""
+    root = tmp_path_factory.mktemp("calm")
+    for kind in TRAININGS:
+        assert attempt(processes, kind, root / kind, root / f"{kind}.c", every_steps=0) == 0
+        assert not (root / f"{kind}.c").exists()
+    return {kind: files(root / kind) for kind in TRAININGS}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(json.loads(found["training.json"])["loss"]) == STEPS
+    assert "model.safetensors" in found
+    return found
+
+
+SAVED_BEFORE = {
+    "after a step": 4,
+    "in a step": 4,
+    "saving: before anything": 4,
+    "saving: half of the tensors": 4,
+    "saving: before the rename": 4,
+    "saving: after the rename": 6,
+    "saving: an older one half removed": 6,
+}
+"""Where the next attempt goes on when a training that saves every second step dies at step 6."""
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_a_killed_training_ends_in_the_same_bytes(
+    processes: ForkServerContext, calm: dict[str, dict[str, bytes]], tmp_path: Path, kind: str, moment: str
+) -> None:
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    assert attempt(processes, kind, out, checkpoints, moment, 6) == -signal.SIGKILL
+    assert not out.exists()
+    assert attempt(processes, kind, out, checkpoints) == 0
+    assert f"going on from the checkpoint of step {SAVED_BEFORE[moment]}\n" == out.with_suffix(".log").read_text()
+    assert files(out) == calm[kind]
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000008"]
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_a_training_that_is_killed_at_every_step_still_ends(
+    processes: ForkServerContext, calm: dict[str, dict[str, bytes]], tmp_path: Path, kind: str
+) -> None:
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    for step in range(1, STEPS):
+        code = attempt(processes, kind, out, checkpoints, "saving: after the rename", step, every_steps=1)
+        assert code == -signal.SIGKILL
+    assert attempt(processes, kind, out, checkpoints, every_steps=1) == 0
+    assert files(out) == calm[kind]
+
+
+@pytest.mark.parametrize("what", ["tensors.safetensors", "state.json", "manifest.json"])
+def test_a_training_starts_afresh_where_its_only_checkpoint_is_damaged(
+    processes: ForkServerContext, calm: dict[str, dict[str, bytes]], tmp_path: Path, what: str
+) -> None:
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    assert attempt(processes, "reference", out, checkpoints, "after a step", 6) == -signal.SIGKILL
+    damaged = checkpoints / "step-00000004" / what
+    os.truncate(damaged, damaged.stat().st_size // 2)
+    assert attempt(processes, "reference", out, checkpoints) == 0
+    assert "warning: the checkpoint of step 4 is passed over" in out.with_suffix(".log").read_text()
+    assert files(out) == calm["reference"]
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_a_training_that_is_stopped_ends_in_the_same_bytes(
+    calm: dict[str, dict[str, bytes]], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after 1 step, after 3 more, after 2: in this process, whose generators are used meanwhile."""
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    monkeypatch.setattr("sys.stdout", None)  # put back afterwards: each attempt sets its own
+    for asked in (1, 3, 2):
+        left = iter([False] * (asked - 1))
+        with pytest.raises(JobStopped):
+            run_training(kind, out, checkpoints, every_steps=0, stopping=lambda left=left: next(left, True))
+    run_training(kind, out, checkpoints, every_steps=0)
+    lines = out.with_suffix(".log").read_text().splitlines()
+    assert lines == [f"going on from the checkpoint of step {step}" for step in (1, 4, 6)]
+    assert files(out) == calm[kind]

@@ -1,0 +1,93 @@
+"""Stages that train, in workers that die or are told to stop: the store ends up with the same bytes."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.plan.build import build_plan
+from pipeline.plan.job import Job
+from pipeline.results.store import Store
+from tests.doubles.engine import Engine
+
+pytestmark = pytest.mark.timeout(120)
+
+SMALL = (
+    "experiment.name=t",
+    "models.tiny.steps=30",
+    "models.tiny.batch_size=16",
+    "data_collection.prompts_per_round=60",
+    "rounds_of_training=1",
+    "algos.PITA.enabled=false",
+    "algos.QSharp.epochs=4",
+    "algos.QSharp.batch_size=16",
+    "training.checkpoint_every_steps=4",
+)
+
+
+def stages(entry: str | None = None, **payload: Any) -> list[Job]:
+    """The trainings of a small plan and what they read; with another entry where one is given."""
+    jobs = [job for job in build_plan(load_config(SMALL)).jobs.values() if job.stage in ("train", "generate")]
+    if entry is None:
+        return jobs
+    trainings = {"entry": f"tests.doubles.training:{entry}"}
+    return [
+        replace(job, **trainings, payload={**job.payload, **payload}) if job.stage == "train" else job
+        for job in jobs
+    ]
+
+
+@pytest.fixture(scope="module")
+def calm_store(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """The stages of the small plan, run in one worker to which nothing happens."""
+    engine = Engine(tmp_path_factory.mktemp("stages"))
+    engine.run(*stages(), workers=1)
+    return engine
+
+
+def outputs(store: Store) -> dict[str, dict[str, bytes]]:
+    """Every file of every output but the manifests, which name versions."""
+    return {job.id: {path.name: path.read_bytes() for path in store.path(job.key).iterdir()} for job in stages()}
+
+
+def test_a_stage_whose_worker_dies_goes_on_in_the_next(engine: Engine, calm_store: Engine) -> None:
+    outcome = engine.run(*stages("stage", die_after=[7]), workers=1)
+    assert {status.value for status in outcome.jobs.values()} == {"done"}
+    assert outputs(engine.store) == outputs(calm_store.store)
+    for job in stages():
+        if job.stage == "train":
+            assert "going on" not in engine.log(job.id)
+            assert "going on from the checkpoint of step 4\n" in engine.log(job.id, 2)
+            assert not engine.store.checkpoints(job.key).exists()
+
+
+def test_a_run_that_is_interrupted_goes_on_where_its_trainings_were(
+    engine: Engine, calm_store: Engine, tmp_path: Path
+) -> None:
+    flag = tmp_path / "flag"
+    threading.Thread(target=interrupt_when, args=(flag,), daemon=True).start()
+    outcome = engine.run(*stages("slow_stage", flag=str(flag), flag_after=11), workers=1, stop_grace_s=30)
+    assert outcome.interrupted == "SIGINT"
+    assert [one.outcome for one in outcome.attempts] == ["stopped"]
+    (training,) = (job for job in stages() if job.algo == "reference")
+    assert "stopped: at step 11; the next attempt goes on from step 11" in engine.log(training.id)
+    assert [path.name for path in (engine.store.checkpoints(training.key) / "reference").iterdir()] == [
+        "step-00000011"
+    ]
+    engine.run(*stages(), workers=1)
+    assert "going on from the checkpoint of step 11" in engine.log(training.id)
+    assert outputs(engine.store) == outputs(calm_store.store)
+    assert not engine.store.checkpoints(training.key).exists()
+
+
+def interrupt_when(flag: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not flag.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,103 @@
+"""Reading files: values as written, and faults named by file and line."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.datasets.readers import Record, read_records
+from pipeline.errors import DataError
+
+ROWS = [{"prompt": "eins", "n": 1}, {"prompt": "zwei ü", "n": 2}]
+
+
+def test_json_lines_skip_blank_lines_and_name_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n  {"prompt": "\xc3\xbc"}')
+    assert list(read_records(path)) == [
+        Record(f"{path}:1", {"prompt": "a"}),
+        Record(f"{path}:3", {"prompt": "ü"}),
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json", "a.ndjson", "list.json"])
+def test_json_in_other_wrappings(tmp_path: Path, name: str) -> None:
+    text = json.dumps(ROWS) if name == "list.json" else "".join(json.dumps(row) + "\n" for row in ROWS)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    assert [record.data for record in read_records(path)] == ROWS
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_csv_quotes_line_breaks_and_long_fields(tmp_path: Path, name: str) -> None:
+    mark = "," if name.endswith("csv") else "\t"
+    path = tmp_path / name
+    long = "x" * 200_000
+    path.write_text(f'prompt{mark}n\n"two\nlines, ""quoted"""{mark}1\n\n{long}{mark}2\n', encoding="utf-8-sig")
+    records = list(read_records(path))
+    assert [record.data for record in records] == [
+        {"prompt": 'two\nlines, "quoted"', "n": "1"},
+        {"prompt": long, "n": "2"},
+    ]
+    assert [record.place for record in records] == [f"{path}:2", f"{path}:5"]
+
+
+def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        records = list(read_records(tmp_path / name))
+        assert [record.data for record in records] == ROWS
+        assert records[1].place == f"{tmp_path / name}: row 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b', r"a.jsonl:2: not valid JSON \(Unterminated string"),
+        ("a.jsonl", b'{"prompt": "a"}\n\xff\xfe\n', r"a.jsonl:2: not valid JSON in UTF-8"),
+        ("a.jsonl", b'["a", "b"]\n', r"a.jsonl:1: expected an object of columns"),
+        (
+            "a.json",
+            b'[{"prompt": "a"},\n{"prompt": }]',
+            r"a.json:2: not valid JSON \(Expecting value, character 12\)\.$",
+        ),
+        ("a.json", b'{"prompt": "a"}\n{"prompt": "b"\n', r"a.json:2: not valid JSON"),
+        ("a.json", b'[{"prompt": "a"}, 7]', r"a.json: row 2: expected an object of columns .* found 7"),
+        ("a.jsonl", b"", r"a.jsonl: is empty; it has no rows"),
+        ("a.jsonl", b"\n \n", r"a.jsonl: is empty"),
+        ("a.json", b"[]", r"a.json: is empty"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50)[:-12], r"a.jsonl.gz: cannot be read .*cut off"),
+        ("a.jsonl.gz", b"no gzip", r"a.jsonl.gz: cannot be read .*ot a gzipped file"),
+        ("a.csv", b"", r"a.csv: is empty"),
+        ("a.csv", b"prompt,n\n", r"a.csv: is empty"),
+        ("a.csv", b"prompt,n\na,1\nb\n", r"a.csv:3: has 1 fields where the header names 2: prompt, n"),
+        ("a.csv", b'prompt,n\n"never closed,1\n', r"a.csv:2: not valid CSV \(unexpected end of data"),
+        ("a.csv", b"prompt\na\n\xff\n", r"a.csv:3: not valid CSV"),
+        ("a.parquet", b"PAR1 cut", r"a.parquet: not a whole Parquet file .*fetch it again"),
+        ("a.parquet", b"", r"a.parquet: not a whole Parquet file"),
+        ("a.arrow", b"cut", r"a.arrow: not a whole Arrow file"),
+        ("a.txt", b"\xff", r"a.txt: not UTF-8 text"),
+    ],
+)
+def test_a_damaged_file_is_one_readable_message(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said) as caught:
+        list(read_records(tmp_path / name))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_parquet_cut_in_the_middle(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["x" * 50 + str(n) for n in range(5000)]}), tmp_path / "a.parquet")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="not a whole Parquet file"):
+        list(read_records(tmp_path / "a.parquet"))
+    (tmp_path / "a.parquet").write_bytes(whole[:100] + bytes(400) + whole[500:])
+    with pytest.raises(DataError, match=r"a.parquet"):
+        list(read_records(tmp_path / "a.parquet"))

@@ -1,0 +1,34 @@
+"""Which points of a sweep no other point beats."""
+
+import numpy as np
+
+from pipeline.evaluation.front import FrontPoint, reward_kl_front
+
+
+def test_dominated_points_are_left_out() -> None:
+    points = [
+        FrontPoint(0.0, 0.4, "inf"),
+        FrontPoint(3.0, 0.7, "0.3"),
+        FrontPoint(2.0, 0.7, "0.5"),  # as good as the one above for less
+        FrontPoint(1.0, 0.3, "1"),  # worse than the reference
+        FrontPoint(5.0, 0.8, "0.1"),
+        FrontPoint(float("nan"), 0.9, "failed"),
+    ]
+    assert [point.label for point in reward_kl_front(points)] == ["inf", "0.5", "0.1"]
+
+
+def test_equal_points_stay_together() -> None:
+    points = [FrontPoint(1.0, 0.5, name) for name in "ab"]
+    assert [point.label for point in reward_kl_front(points)] == ["a", "b"]
+    assert reward_kl_front([]) == []
+
+
+def test_against_the_definition() -> None:
+    generator = np.random.default_rng(0)
+    points = [FrontPoint(float(a), float(b), str(i)) for i, (a, b) in enumerate(generator.integers(0, 9, (60, 2)))]
+    expected = {
+        p
+        for p in points
+        if not any(q.kl <= p.kl and q.reward >= p.reward and (q.kl, q.reward) != (p.kl, p.reward) for q in points)
+    }
+    assert set(reward_kl_front(points)) == expected
