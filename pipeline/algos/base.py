@@ -194,7 +194,3 @@ METRICS = Stage(
 
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 """What any stage that decodes text depends on."""
-
-
-class PostTrainingAlgorithms(Algorithm):
-    """Methods that change the weights of the policy (DPO, GRPO, GRPO-HF)."""

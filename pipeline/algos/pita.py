@@ -35,8 +35,8 @@ class PITA(ValueGuidedAlgorithms):
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
         """Two completions from every cut; pairs of which nothing can be said are left out."""
         from pipeline.algos import text
-        from pipeline.algos.preference import prefer
         from pipeline.algos.rollouts import Rollouts
+        from pipeline.rewards.preference import decide
         from pipeline.training.sequences import Sequences
 
         algo = ctx.config.algo
@@ -47,8 +47,17 @@ class PITA(ValueGuidedAlgorithms):
         first_stream = None if algo.pairing is Pairing.greedy else "first"
         pair = [rollouts.finish(reference, prefixes, stream) for stream in (first_stream, "second")]
         size = ctx.config.data_collection.reward_batch_size
-        scores = [text.score_completions(ctx, reference, rollouts.rows, side, size) for side in pair]
-        preferred = prefer(scores[0], scores[1], rollouts.draws("preference"), algo.preference, algo.beta)
+        scored = [text.score(ctx, rollouts.rows, reference.text(side), side, size) for side in pair]
+        preferred = decide(
+            scored[0],
+            scored[1],
+            rollouts.draws("preference"),
+            source=algo.source,
+            preference=algo.preference,
+            beta=algo.beta,
+            ties=algo.ties,
+        )
+        rollouts.note_cost()
         kept = [index for index in range(len(cuts)) if preferred[index] >= 0]
         sides = [(index, side) for index in kept for side in (0, 1)]
         return Sequences.of(

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, ClassVar
 from pipeline.algos.base import JobContext
 from pipeline.algos.value_guided import ValueGuidedAlgorithms
 from pipeline.config.schema import AlgoConfig, QSharpConfig, ValueAlgoConfig
+from pipeline.errors import JobError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from pipeline.datasets.base import Dataset
     from pipeline.generation.policy import TextPolicy
     from pipeline.generation.tilt import Offset
@@ -21,16 +25,25 @@ if TYPE_CHECKING:
 
 
 class QSharp(ValueGuidedAlgorithms):
-    """Q# with the Bernoulli head: rewards in {0, 1}, offset log(1 - p + p * exp(1/eta))."""
+    """Q# with a distribution over n rewards, or its Bernoulli case with two; offset log E[exp(R / eta)]."""
 
     name: ClassVar[str] = "QSharp"
     config_class: ClassVar[type[AlgoConfig]] = QSharpConfig
 
     def offset(self, algo: ValueAlgoConfig) -> Offset:
-        """The Bernoulli offset."""
-        from pipeline.generation.tilt import bernoulli_offset
+        """The soft value of the rewards that are to come."""
+        from pipeline.generation.tilt import atoms_offset, bernoulli_offset
 
-        return bernoulli_offset(algo.eta)
+        assert isinstance(algo, QSharpConfig)
+        if algo.atoms > 1:
+            return atoms_offset(atom_rewards(algo), algo.eta)
+        # The lowest reward is in every offset alike, and adding a constant changes nothing.
+        return bernoulli_offset(algo.eta / (algo.value_max - algo.value_min))
+
+    def atoms(self, algo: ValueAlgoConfig) -> int:
+        """As the settings say."""
+        assert isinstance(algo, QSharpConfig)
+        return algo.atoms
 
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
         """One roll-out per roll-in, labelled with its reward."""
@@ -45,11 +58,43 @@ class QSharp(ValueGuidedAlgorithms):
         cuts = rollouts.cut()
         prefixes = [tokens[: cut + 1] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
         completions = rollouts.finish(reference, prefixes, "roll_out")
+        rollouts.note_cost()
         size = ctx.config.data_collection.reward_batch_size
         rewards = text.score_completions(ctx, reference, rollouts.rows, completions, size)
         kept = [index for index in range(len(completions)) if not np.isnan(rewards[index])]
+        labels = self.labels(ctx, rewards[kept])
         return Sequences.of(
             [rollouts.prompts[index] + completions[index] for index in kept],
             [len(rollouts.prompts[index]) + int(cuts[index]) for index in kept],
-            [float(rewards[index]) for index in kept],
+            labels.tolist(),
         )
+
+    def labels(self, ctx: JobContext, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Rewards on the scale from 0 to 1, which the value model is trained on.
+
+        Raises:
+            JobError: A reward is outside of the range that the settings give.
+        """
+        algo = settings(ctx)
+        low, high = algo.value_min, algo.value_max
+        odd = rewards[(rewards < low) | (rewards > high)]
+        if len(odd):
+            key = f"algos.{ctx.algo}"
+            raise JobError(
+                f"{ctx.job_id}: a reward of {odd[0]:g} is outside of {key}.value_min={low:g} and "
+                f"{key}.value_max={high:g}. Set them to what the reward can give; with more than two rewards "
+                f"{key}.atoms=11 learns their distribution."
+            )
+        return (rewards - low) / (high - low)
+
+
+def atom_rewards(algo: QSharpConfig) -> list[float]:
+    """The rewards of the atoms, evenly spaced over the range."""
+    step = (algo.value_max - algo.value_min) / (algo.atoms - 1)
+    return [algo.value_min + step * place for place in range(algo.atoms)]
+
+
+def settings(ctx: JobContext) -> QSharpConfig:
+    """The settings of a method of the Q# kind."""
+    assert isinstance(ctx.config.algo, QSharpConfig)
+    return ctx.config.algo

@@ -7,8 +7,15 @@ from pipeline.config.load import import_object
 from pipeline.errors import ConfigError, unknown_name
 
 ALGORITHMS = {
+    "BestOfN": "pipeline.algos.best_of_n:BestOfN",
+    "CD": "pipeline.algos.cd:CD",
+    "DPO": "pipeline.algos.dpo:DPO",
+    "GRPO": "pipeline.algos.grpo:GRPO",
+    "GRPO-HF": "pipeline.algos.grpo_hf:GRPOHF",
     "PITA": "pipeline.algos.pita:PITA",
     "QSharp": "pipeline.algos.qsharp:QSharp",
+    "QSharp-HF": "pipeline.algos.qsharp_hf:QSharpHF",
+    "SFT": "pipeline.algos.sft:SFT",
 }
 """Name -> dotted path of the class."""
 

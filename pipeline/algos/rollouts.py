@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.algos.base import JobContext
+from pipeline.algos.rounds import write_generation
 from pipeline.algos.text import encode, round_rows, row_ids
 from pipeline.datasets.base import Dataset
 from pipeline.generation.policy import TextPolicy
@@ -36,6 +37,10 @@ class Rollouts:
         self.tokens = decoded.tokens
         self.rows = [row for row in rows for _ in range(self._samples)]
         self.prompts = [prompt for prompt in encoded for _ in range(self._samples)]
+
+    def note_cost(self) -> None:
+        """Write down what all of it has taken."""
+        write_generation(self._ctx, len(self._ids), len(self.rows), self._generated)
 
     def keys(self, stream: str) -> Keys:
         """Streams of draws for a purpose, shape [prompts, samples]; every round has its own."""

@@ -63,6 +63,20 @@ class ValueGuidedAlgorithms(Algorithm):
         """Collect the labelled sequences of one shard."""
         raise NotImplementedError(f"{type(self).__name__} must define collect()")
 
+    def atoms(self, algo: ValueAlgoConfig) -> int:  # noqa: ARG002 - for methods that have a setting
+        """Rewards that the value model has a distribution over; 1 is a single probability."""
+        return 1
+
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+        """The folders of labelled sequences to train on."""
+        from pipeline.algos.rounds import rounds_to_train_on
+
+        return rounds_to_train_on(ctx, aggregate=_settings(ctx).aggregate)
+
+    def spent_before(self, ctx: JobContext) -> int:  # noqa: ARG002 - for methods with more stages
+        """Tokens that earlier stages of this round have trained on."""
+        return 0
+
     def generate(self, ctx: JobContext) -> None:
         """Collect data; in the first round the current policy is the reference itself."""
         with ctx.loading():
@@ -78,13 +92,13 @@ class ValueGuidedAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""
         with ctx.loading():
+            from pipeline.algos.rounds import tokens_generated
             from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
             from pipeline.training.sequences import Sequences
             from pipeline.training.value import fit_value
         algo = _settings(ctx)
-        generated = ctx.inputs["generate@so_far"]
-        data = Sequences.load(generated if algo.aggregate else _last_round(generated, ctx.round))
+        data = Sequences.load(self.data(ctx))
         model = self._start(ctx)
         losses = fit_value(
             model,
@@ -101,7 +115,12 @@ class ValueGuidedAlgorithms(Algorithm):
         model.cpu().save_pretrained(ctx.out)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
         tokenizer.save_pretrained(ctx.out)
-        about = {"sequences": len(data), "mean_label": float(data.labels.mean()) if len(data) else None}
+        about = {
+            "tokens_generated": tokens_generated(ctx),
+            "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
+            "sequences": len(data),
+            "mean_label": float(data.labels.mean()) if len(data) else None,
+        }
         (ctx.out / "training.json").write_text(json.dumps({**about, "loss": losses}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
@@ -152,7 +171,7 @@ class ValueGuidedAlgorithms(Algorithm):
                 with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
                     source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
                     backbone = load_policy(source, system, ctx.device, trust_remote_code=trusts_code(ctx))
-                model = value_model_from(backbone, algo.head)
+                model = value_model_from(backbone, algo.head, self.atoms(algo))
         model.to(ctx.device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model
@@ -163,8 +182,3 @@ def _settings(ctx: JobContext) -> ValueAlgoConfig:
     if not isinstance(algo, ValueAlgoConfig):
         raise JobError(f"{ctx.job_id}: its settings are {type(algo).__name__}, not ValueAlgoConfig")
     return algo
-
-
-def _last_round(items: tuple[Path, ...], rounds: int) -> tuple[Path, ...]:
-    """The shards of the last round: every round has equally many."""
-    return items[len(items) // rounds * (rounds - 1) :]

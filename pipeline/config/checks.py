@@ -10,10 +10,18 @@ from pipeline.config.schema import (
     REWARD_NAMES,
     AlgoConfig,
     Attention,
+    BestOfNConfig,
     Config,
     DatasetConfig,
+    DPOConfig,
+    DPOLoss,
+    GRPOConfig,
     HeadType,
     ModelConfig,
+    PairSource,
+    PolicyAlgoConfig,
+    QSharpConfig,
+    SFTConfig,
     ValueAlgoConfig,
 )
 from pipeline.errors import ConfigError, unknown_name
@@ -142,7 +150,7 @@ def _tables(config: Config) -> Iterator[str]:
             yield f"algos.{name}: this name is taken by {taken_by}"
     for name, algo in config.algos.items():
         if algo.enabled:
-            yield from _algo(f"algos.{name}", algo)
+            yield from _algo(f"algos.{name}", algo, config)
             yield from _attention(f"algos.{name}", algo, config)
     for name, dataset in config.datasets.items():
         yield from _dataset(f"datasets.{name}", dataset, config)
@@ -150,7 +158,7 @@ def _tables(config: Config) -> Iterator[str]:
         yield from _model(f"models.{name}", model)
 
 
-def _algo(key: str, algo: AlgoConfig) -> Iterator[str]:
+def _algo(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:
     if algo.batch_size < 1:
         yield f"{key}.batch_size={algo.batch_size}: must be at least 1"
     if algo.epochs < 1:
@@ -159,6 +167,8 @@ def _algo(key: str, algo: AlgoConfig) -> Iterator[str]:
         yield f"{key}.num_workers={algo.num_workers}: must be 0 or more"
     if not (algo.learning_rate > 0 and math.isfinite(algo.learning_rate)):
         yield f"{key}.learning_rate={algo.learning_rate}: must be a positive number"
+    yield from _groups(key, algo, config)
+    yield from _objective(key, algo)
     if not isinstance(algo, ValueAlgoConfig):
         return
     if not algo.eta > 0:
@@ -170,6 +180,74 @@ def _algo(key: str, algo: AlgoConfig) -> Iterator[str]:
         yield f"{key}.top_k={algo.top_k}: must be at least 1"
     if not 0 <= algo.min_p < 1:
         yield f"{key}.min_p={algo.min_p}: must be 0 or more and below 1"
+
+
+def _groups(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:
+    """Completions that are compared with each other must be there, and in the same batch."""
+    micro = config.training.micro_batch_size
+    if isinstance(algo, (PolicyAlgoConfig, BestOfNConfig)):
+        compared = not isinstance(algo, SFTConfig) and not (
+            isinstance(algo, DPOConfig) and algo.pairs is PairSource.existing
+        )
+        least = 2 if compared else 1
+        if algo.num_generations < least:
+            why = ", since the completions of a prompt are compared with each other" if compared else ""
+            yield f"{key}.num_generations={algo.num_generations}: must be at least {least}{why}"
+    if isinstance(algo, GRPOConfig) and algo.num_generations >= 2:
+        for name, size in ((f"{key}.batch_size", algo.batch_size), ("training.micro_batch_size", micro)):
+            if size % algo.num_generations:
+                yield (
+                    f"{name}={size}: would split a group, as it is no multiple of {key}.num_generations="
+                    f"{algo.num_generations}. Use {max(1, size // algo.num_generations) * algo.num_generations}"
+                )
+    pairs = [(f"{key}.batch_size", algo.batch_size)] if isinstance(algo, (DPOConfig, BestOfNConfig)) else []
+    reward_model = getattr(algo, "reward_model", None)
+    if reward_model is not None:
+        pairs.append((f"{key}.reward_model.batch_size", reward_model.batch_size))
+        if reward_model.epochs < 1:
+            yield f"{key}.reward_model.epochs={reward_model.epochs}: must be at least 1"
+        if not (reward_model.learning_rate > 0 and math.isfinite(reward_model.learning_rate)):
+            yield f"{key}.reward_model.learning_rate={reward_model.learning_rate}: must be a positive number"
+    if pairs:
+        pairs.append(("training.micro_batch_size", micro))
+    for name, size in pairs:
+        if size < 1 or size % 2:
+            yield f"{name}={size}: must be even, since both completions of a pair count"
+
+
+def _objective(key: str, algo: AlgoConfig) -> Iterator[str]:
+    preferences = getattr(algo, "preferences", None)
+    if preferences is not None:
+        if preferences.pairs_per_prompt < 1:
+            yield f"{key}.preferences.pairs_per_prompt={preferences.pairs_per_prompt}: must be at least 1"
+        if not preferences.beta >= 0:
+            yield f"{key}.preferences.beta={preferences.beta}: must be 0 or more"
+    if isinstance(algo, PolicyAlgoConfig) and algo.lora.rank < 0:
+        yield f"{key}.lora.rank={algo.lora.rank}: must be 0 (no adapters) or more"
+    if isinstance(algo, DPOConfig):
+        if not algo.beta > 0:
+            yield f"{key}.beta={algo.beta}: must be above 0"
+        if algo.loss_type is DPOLoss.exo_pair and not 0 < algo.label_smoothing < 1:
+            yield (
+                f"{key}.label_smoothing={algo.label_smoothing}: the loss exo_pair needs it between 0 and 1, "
+                "for example 0.001"
+            )
+        if algo.loss_type is not DPOLoss.exo_pair and not 0 <= algo.label_smoothing < 0.5:
+            yield f"{key}.label_smoothing={algo.label_smoothing}: must be 0 or more and below 0.5"
+        if algo.sft_weight < 0:
+            yield f"{key}.sft_weight={algo.sft_weight}: must be 0 or more"
+    if isinstance(algo, GRPOConfig):
+        if algo.beta < 0:
+            yield f"{key}.beta={algo.beta}: must be 0 (no KL term) or more"
+        if not 0 < algo.epsilon < 1:
+            yield f"{key}.epsilon={algo.epsilon}: must be between 0 and 1"
+        if algo.epsilon_high is not None and algo.epsilon_high <= 0:
+            yield f"{key}.epsilon_high={algo.epsilon_high}: must be above 0, or null to take epsilon"
+    if isinstance(algo, QSharpConfig):
+        if algo.atoms < 1:
+            yield f"{key}.atoms={algo.atoms}: must be 1 (a single probability) or more"
+        if not algo.value_min < algo.value_max:
+            yield f"{key}.value_min={algo.value_min} must be below {key}.value_max={algo.value_max}"
 
 
 def _attention(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:

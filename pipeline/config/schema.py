@@ -117,6 +117,61 @@ class LongPrompts(Enum):
     truncate = "truncate"  # its last tokens are kept
 
 
+class PairSource(Enum):
+    """Where DPO's pairs come from."""
+
+    sampled = "sampled"  # from the current policy, decided by scores
+    existing = "existing"  # the columns `chosen` and `rejected` of the dataset
+
+
+class Anchor(Enum):
+    """The policy that a trained one is held close to."""
+
+    initial = "initial"  # the reference, in every round
+    previous = "previous"  # what the round started from
+
+
+class DPOLoss(Enum):
+    """Losses of `trl.DPOTrainer`, by its names: those that are a mean over pairs."""
+
+    sigmoid = "sigmoid"
+    hinge = "hinge"
+    ipo = "ipo"
+    exo_pair = "exo_pair"
+    nca_pair = "nca_pair"
+    robust = "robust"
+    bco_pair = "bco_pair"
+    sppo_hard = "sppo_hard"
+    apo_zero = "apo_zero"
+    apo_down = "apo_down"
+    discopop = "discopop"
+    sigmoid_norm = "sigmoid_norm"
+
+
+class GRPOLoss(Enum):
+    """How GRPO averages over tokens, by TRL's names."""
+
+    grpo = "grpo"  # over the tokens of each completion, then over completions
+    bnpo = "bnpo"  # over all tokens of a batch
+    dr_grpo = "dr_grpo"  # summed over tokens, divided by completions and the longest length allowed
+    dapo = "dapo"  # summed over tokens, divided by the tokens that an average batch of the round has
+
+
+class ScaleRewards(Enum):
+    """What GRPO divides advantages by, by TRL's names."""
+
+    group = "group"  # the standard deviation of the group
+    batch = "batch"  # the standard deviation of all completions of the round
+    none = "none"  # nothing
+
+
+class Selection(Enum):
+    """How best-of-n picks. Never by the reward that it is tested with."""
+
+    reward_model = "reward_model"  # the highest score of a reward model fitted to training prompts
+    majority = "majority"  # the commonest answer, the first of equals
+
+
 class Warmup(Enum):
     """Learning-rate schedule after the warm-up."""
 
@@ -324,6 +379,55 @@ class QSharpConfig(ValueAlgoConfig):
     """Q# (arXiv 2502.20548)."""
 
     learning_rate: float = 3e-3
+    atoms: int = 1
+    """Values at which the head has a probability each, evenly spaced over the range; 1 is the Bernoulli head, a
+    single probability of the highest value."""
+    value_min: float = 0.0
+    """Lowest reward."""
+    value_max: float = 1.0
+    """Highest reward."""
+
+
+@dataclass(kw_only=True)
+class CDConfig(QSharpConfig):
+    """Controlled decoding (arXiv 2310.17022)."""
+
+
+@dataclass(kw_only=True)
+class RewardModelConfig:
+    """A reward model that is fitted to preferences (Bradley and Terry 1952), on the value models' backbone."""
+
+    batch_size: int = 128
+    """Sequences per optimizer step; both completions of a pair count."""
+    learning_rate: float = 1e-3
+    epochs: int = 2
+
+
+@dataclass(kw_only=True)
+class PreferenceConfig:
+    """How pairs of completions of one prompt are decided."""
+
+    source: PreferenceSource = PreferenceSource.correctness_then_reward
+    preference: Preference = Preference.hard
+    """How a difference of scores decides."""
+    beta: float = 1.0
+    """Slope of the Bradley-Terry draw."""
+    ties: Ties = Ties.drop
+    pairs_per_prompt: int = 3
+    """Decided pairs that are kept of each prompt at most."""
+
+
+@dataclass(kw_only=True)
+class QSharpHFConfig(QSharpConfig):
+    """Q# on a reward that is learnt from preferences and standardised."""
+
+    eta: float = 0.2
+    atoms: int = 11
+    value_min: float = -2.0
+    """In standard deviations of the learnt reward; what lies outside is clipped."""
+    value_max: float = 2.0
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
 
 
 @dataclass(kw_only=True)
@@ -333,10 +437,109 @@ class PITAConfig(ValueAlgoConfig):
     eta: float = 1.0
     batch_size: int = 64
     pairing: Pairing = Pairing.greedy
+    source: PreferenceSource = PreferenceSource.correctness_then_reward
     preference: Preference = Preference.hard
-    """Used where correctness does not decide."""
+    """How a difference of scores decides."""
     beta: float = 1.0
     """Slope of the Bradley-Terry draw."""
+    ties: Ties = Ties.drop
+
+
+@dataclass(kw_only=True)
+class LoraSettings:
+    """Low-rank adapters instead of whole weights (arXiv 2106.09685); merged into the model when it is saved."""
+
+    rank: int = 0
+    """0 trains the weights themselves."""
+    alpha: int = 32
+    """The adapters' share is scaled by alpha / rank."""
+    target_modules: list[str] | None = None
+    """Names of the layers that get adapters; null takes every linear layer but the output head."""
+
+
+@dataclass(kw_only=True)
+class PolicyAlgoConfig(AlgoConfig):
+    """What algorithms that train the policy share."""
+
+    num_generations: int = 4
+    """Completions drawn for each training prompt; TRL's name. `data_collection.samples_per_example` is for
+    value-guided algorithms."""
+    batch_size: int = 128
+    """Sequences per optimizer step, for DPO both completions of a pair."""
+    learning_rate: float = 2e-4
+    epochs: int = 1
+    """Passes over the data of a round."""
+    aggregate: bool = False
+    """Train on the data of all rounds so far rather than of this round alone."""
+    warm_start: bool = True
+    """Continue from the policy of the previous round; false starts from the reference again."""
+    lora: LoraSettings = field(default_factory=LoraSettings)
+
+
+@dataclass(kw_only=True)
+class DPOConfig(PolicyAlgoConfig):
+    """Direct preference optimisation (arXiv 2305.18290), the losses of TRL."""
+
+    aggregate: bool = True
+    """As for every algorithm. With `reference=initial`, fresh pairs alone let a round undo what the one before it
+    has learnt: pairs of the current policy's new mistakes have by far the largest gradients."""
+    beta: float = 1.0
+    """Strength of the pull towards the anchor."""
+    loss_type: DPOLoss = DPOLoss.sigmoid
+    label_smoothing: float = 0.0
+    """For `robust` the probability that a label is wrong; for `exo_pair` its epsilon."""
+    sft_weight: float = 0.0
+    """Weight of the chosen completions' negative log-likelihood per token: RPO (arXiv 2404.19733)."""
+    reference: Anchor = Anchor.initial
+    pairs: PairSource = PairSource.sampled
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
+
+
+@dataclass(kw_only=True)
+class GRPOConfig(PolicyAlgoConfig):
+    """Group-relative policy optimisation (arXiv 2402.03300), the loss of TRL. `epochs` is TRL's num_iterations."""
+
+    loss_type: GRPOLoss = GRPOLoss.grpo
+    beta: float = 0.04
+    """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
+    epsilon: float = 0.2
+    """The probability ratio to the sampling policy is clipped to 1 - epsilon and 1 + epsilon_high."""
+    epsilon_high: float | None = None
+    """Null takes epsilon."""
+    scale_rewards: ScaleRewards = ScaleRewards.group
+    reference: Anchor = Anchor.initial
+
+
+@dataclass(kw_only=True)
+class GRPOHFConfig(GRPOConfig):
+    """GRPO on a reward that is learnt from preferences among the samples of each group."""
+
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+
+
+@dataclass(kw_only=True)
+class SFTConfig(PolicyAlgoConfig):
+    """Rejection sampling: imitate the best of n."""
+
+    only_correct: bool = True
+    """Leave out prompts whose best completion is known to be wrong."""
+
+
+@dataclass(kw_only=True)
+class BestOfNConfig(AlgoConfig):
+    """Best of n samples of the reference, with nothing trained but what picks."""
+
+    num_generations: int = 4
+    """Samples that are picked from, n."""
+    selection: Selection = Selection.reward_model
+    aggregate: bool = True
+    """Fit the reward model to the data of all rounds so far rather than of this round alone."""
+    batch_size: int = 128
+    """Sequences per optimizer step of the reward model; both completions of a pair count."""
+    learning_rate: float = 1e-3
+    epochs: int = 2
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
 
 REWARD_NAMES = ("boxed", "exact_match", "gsm8k", "length", "math_verify", "model", "star_graph", "vader")
@@ -582,7 +785,17 @@ class StageConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
 
 
-ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {"PITA": PITAConfig, "QSharp": QSharpConfig}
+ALGO_SCHEMAS: dict[str, type[AlgoConfig]] = {
+    "BestOfN": BestOfNConfig,
+    "CD": CDConfig,
+    "DPO": DPOConfig,
+    "GRPO": GRPOConfig,
+    "GRPO-HF": GRPOHFConfig,
+    "PITA": PITAConfig,
+    "QSharp": QSharpConfig,
+    "QSharp-HF": QSharpHFConfig,
+    "SFT": SFTConfig,
+}
 """Settings of the algorithms that ship, by name. One of your own names its dataclass as `config_class`."""
 
 DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {

@@ -176,7 +176,7 @@ class VocabularyReader:
         """Read the token that was taken last, then look the candidates up."""
         if self._unread is not None:
             self._next = self._read(self._unread)
-        return self._next.gather(-1, candidates)
+        return candidate_values(self._next, candidates)
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - columns matter to head "v" only
         """Remember the token that was taken; it is read when a value is asked for, so the last one never is."""
@@ -200,6 +200,21 @@ class VocabularyReader:
         self._prefix.keep(rows)
         self._next = self._next[rows]
         self._unread = None if self._unread is None else self._unread[rows]
+
+
+def candidate_values(values: Tensor, candidates: Tensor) -> Tensor:
+    """Look candidates up in the output of head "q".
+
+    Args:
+        values: For every next token, shape [B, V], or [B, V, n] with n atoms.
+        candidates: Token ids, shape [B, K].
+
+    Returns:
+        Shape [B, K], or [B, K, n].
+    """
+    if values.ndim == 2:
+        return values.gather(-1, candidates)
+    return values.gather(1, candidates[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def candidate_mask(padding: Tensor | None, length: int, candidates: Tensor, dtype: torch.dtype) -> Tensor | None:

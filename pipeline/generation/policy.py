@@ -159,6 +159,14 @@ class TextPolicy:
                 on_batch(done * samples, generated)
         return Decoded(tokens, kl)
 
+    def logprobs(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]]:
+        """Log-probabilities of completions' tokens under a policy without guidance; see `completion_scores`."""
+        from pipeline.generation.likelihood import completion_scores
+
+        return completion_scores(self._model, prompts, completions, self._settings)
+
     def _decode(
         self,
         prompts: Sequence[Sequence[int]],

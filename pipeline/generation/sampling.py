@@ -68,6 +68,20 @@ def sample_keys(seed: int, stream: str, rows: NDArray[np.int64], samples: int) -
     return _absorb(per_row[:, None], np.arange(samples, dtype=np.uint64)[None, :])
 
 
+def split_keys(keys: Keys, count: int) -> Keys:
+    """Make several independent streams of each, the first of which is the stream itself.
+
+    Args:
+        keys: Any shape.
+        count: Streams of each, at least 1.
+
+    Returns:
+        Shape [*keys.shape, count].
+    """
+    more = _absorb(keys[..., None], np.arange(1, count, dtype=np.uint64))
+    return np.concatenate([keys[..., None], more], -1)
+
+
 def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
     """Draws in the open interval (0, 1), one per step of each key; step t of a key is always the same number.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from pipeline.config.schema import HeadType
+from pipeline.generation.guide import candidate_values
 from pipeline.generation.sampling import policy_logprobs
 from pipeline.generation.tilt import Tilt, find_candidates, full_row, guided_logprobs
 from pipeline.models.value import ValueModel
@@ -60,11 +61,11 @@ class GuidedLogitsProcessor(LogitsProcessor):
 
     def _values(self, prefix: Tensor, candidates: Tensor) -> Tensor:
         if self.model.config.head == HeadType.q.name:
-            return self._forward(prefix)[:, -1].gather(-1, candidates)
+            return candidate_values(self._forward(prefix)[:, -1], candidates)
         columns = [
             self._forward(torch.cat([prefix, candidates[:, [k]]], -1))[:, -1] for k in range(candidates.shape[1])
         ]
-        return torch.stack(columns, -1)
+        return torch.stack(columns, 1)
 
     def _forward(self, ids: Tensor) -> Tensor:
         mask = torch.ones_like(ids)

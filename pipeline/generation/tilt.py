@@ -10,7 +10,7 @@ Shapes: B rows, V tokens of the vocabulary, K candidates; columns are sorted by 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,25 @@ def bernoulli_offset(eta: float) -> Offset:
     z and eta.
     """
     return lambda z: F.softplus(z + 1 / eta) - F.softplus(z)
+
+
+def atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
+    """Q# for rewards with a distribution: ``log E[exp(R/eta)]``, R one of n atoms (arXiv 2502.20548, section 3).
+
+    Values have n logits each, in their last dimension. With the atoms 0 and 1 it is `bernoulli_offset` of the
+    difference of the two logits.
+    """
+    return lambda z: (z.log_softmax(-1) + torch.tensor(atoms, device=z.device) / eta).logsumexp(-1)
+
+
+def expected_offset(eta: float, low: float = 0.0, high: float = 1.0) -> Offset:
+    """Controlled decoding (arXiv 2310.17022): ``E[R] / eta``; R is `high` with chance sigmoid(z), else `low`."""
+    return lambda z: (low + (high - low) * torch.sigmoid(z)) / eta
+
+
+def expected_atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
+    """Controlled decoding with a distribution: ``E[R] / eta``, R one of n atoms."""
+    return lambda z: (z.softmax(-1) * torch.tensor(atoms, device=z.device)).sum(-1) / eta
 
 
 def preference_offset(eta: float) -> Offset:
@@ -89,7 +108,7 @@ def guided_logprobs(candidates: Candidates, values: Tensor, tilt: Tilt) -> Tenso
 
     Args:
         candidates: Of the step.
-        values: Their value logits z, shape [B, K].
+        values: Their value logits z, shape [B, K], or [B, K, n] with n atoms.
         tilt: Settings of guidance.
     """
     tilted = (candidates.logprobs + tilt.offset(values.float())).log_softmax(-1)

@@ -5,10 +5,12 @@ Shapes: B sequences, T positions, V tokens of the vocabulary.
     head "v"    one output per position: the value of the token that stands there, given what precedes it
     head "q"    V outputs per position: the value of each token that could come next
 
+An output is one logit, or with n atoms n of them: a distribution over n rewards.
+
 A saved one is its backbone as transformers saves it, which any program loads with `AutoModel`, and the head:
 
     config.json, model.safetensors      the backbone
-    value_head.json                     {"head": "v"}
+    value_head.json                     {"head": "v", "atoms": 1}
     value_head.safetensors              weight, shape [outputs, hidden size], and bias, shape [outputs]
 """
 
@@ -39,13 +41,18 @@ class ValueConfig(PreTrainedConfig):
     sub_configs = {"backbone": AutoConfig}  # noqa: RUF012 - the name and type that transformers looks for
 
     def __init__(
-        self, backbone: dict[str, Any] | PreTrainedConfig | None = None, head: str = "v", **rest: Any
+        self,
+        backbone: dict[str, Any] | PreTrainedConfig | None = None,
+        head: str = "v",
+        atoms: int = 1,
+        **rest: Any,
     ) -> None:
         if isinstance(backbone, dict):
             kind = AutoConfig.for_model(backbone["model_type"])
             backbone = type(kind).from_dict(backbone)
         self.backbone = backbone
         self.head = head
+        self.atoms = atoms
         super().__init__(**rest)
 
 
@@ -70,7 +77,7 @@ class ValueModel(PreTrainedModel):
         assert isinstance(shape, PreTrainedConfig)
         made = AutoModel.from_config(shape) if backbone is None else backbone
         outputs = 1 if config.head == HeadType.v.name else shape.get_text_config().vocab_size
-        self.head = nn.Linear(shape.get_text_config().hidden_size, outputs)
+        self.head = nn.Linear(shape.get_text_config().hidden_size, outputs * config.atoms)
         if backbone is None:
             self.backbone = made
             self.post_init()
@@ -93,7 +100,9 @@ class ValueModel(PreTrainedModel):
         self.backbone.save_pretrained(folder, **options)
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
         save_file(weights, folder / HEAD_WEIGHTS)
-        write_whole(folder / HEAD_SETTINGS, json.dumps({"head": self.config.head}) + "\n")
+        write_whole(
+            folder / HEAD_SETTINGS, json.dumps({"head": self.config.head, "atoms": self.config.atoms}) + "\n"
+        )
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str], **options: Any) -> ValueModel:  # type: ignore[override]
@@ -108,11 +117,12 @@ class ValueModel(PreTrainedModel):
         """
         backbone: PreTrainedModel = AutoModel.from_pretrained(str(folder), **options)
         try:
-            head = json.loads((Path(folder) / HEAD_SETTINGS).read_bytes())["head"]
+            settings = json.loads((Path(folder) / HEAD_SETTINGS).read_bytes())
+            head, atoms = HeadType[settings["head"]].name, int(settings["atoms"])
             # A copy: what a model does to its configuration is not for the backbone's, which is loaded already.
             shape = copy.deepcopy(backbone.config)
             attention = backbone.config._attn_implementation
-            config = ValueConfig(backbone=shape, head=HeadType[head].name, attn_implementation=attention)
+            config = ValueConfig(backbone=shape, head=head, atoms=atoms, attn_implementation=attention)
             model = cls(config, backbone)
             model.head.load_state_dict(load_file(Path(folder) / HEAD_WEIGHTS))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -142,6 +152,7 @@ class ValueModel(PreTrainedModel):
 
         Returns:
             Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
+            With n atoms one more dimension at the end, along which softmax(z) is a distribution.
         """
         hidden = self.backbone(
             input_ids=input_ids,
@@ -151,10 +162,13 @@ class ValueModel(PreTrainedModel):
             use_cache=use_cache,
         ).last_hidden_state
         values: Tensor = self.head(hidden).float()
+        if self.config.atoms > 1:
+            values = values.unflatten(-1, (-1, self.config.atoms))
+            return values.squeeze(-2) if self.config.head == HeadType.v.name else values
         return values.squeeze(-1) if self.config.head == HeadType.v.name else values
 
 
-def value_model_from(backbone: PreTrainedModel, head: HeadType) -> ValueModel:
+def value_model_from(backbone: PreTrainedModel, head: HeadType, atoms: int = 1) -> ValueModel:
     """A value model that starts as a copy of a language model's backbone.
 
     The head starts at zero, so that before training every candidate has the same value and guidance changes
@@ -163,6 +177,7 @@ def value_model_from(backbone: PreTrainedModel, head: HeadType) -> ValueModel:
     Args:
         backbone: A causal language model, or the model inside it.
         head: Type of the head.
+        atoms: Rewards that the head has a distribution over; 1 is a single probability.
     """
     inner = backbone.base_model
     assert isinstance(inner, PreTrainedModel)
@@ -170,7 +185,7 @@ def value_model_from(backbone: PreTrainedModel, head: HeadType) -> ValueModel:
     _without_dropout(config)
     # Where the backbone was loaded from is no part of the result.
     config._name_or_path = ""
-    model = ValueModel(ValueConfig(backbone=config, head=head.name))
+    model = ValueModel(ValueConfig(backbone=config, head=head.name, atoms=atoms))
     model.backbone.load_state_dict(inner.state_dict())
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)

@@ -26,15 +26,40 @@ def token_bce(values: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return torch.where(mask, losses, torch.zeros_like(losses)).sum()
 
 
+def token_atoms(values: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of labels under a distribution over n atoms, evenly spaced on [0, 1], summed.
+
+    A label between two atoms is split between them so that their mean is the label (as in Bellemare et al., arXiv
+    1707.06887, section 4). With two atoms this is `token_bce` of the difference of the two logits.
+
+    Args:
+        values: Logits, shape [B, T, n], float32.
+        mask: True where a token is supervised, shape [B, T].
+        labels: In [0, 1], shape [B].
+
+    Returns:
+        The sum over supervised tokens, a scalar.
+    """
+    count = values.shape[-1]
+    places = labels * (count - 1)
+    atoms = torch.arange(count, device=labels.device)
+    weights = (1 - (places[:, None] - atoms).abs()).clamp(min=0)
+    losses = -(values.log_softmax(-1) * weights[:, None]).sum(-1)
+    return torch.where(mask, losses, torch.zeros_like(losses)).sum()
+
+
 def chosen_values(values: Tensor, ids: Tensor) -> Tensor:
     """From the outputs of a Q head, the value of each token that was taken.
 
     Args:
-        values: Output at each position for every next token, shape [B, T, V].
+        values: Output at each position for every next token, shape [B, T, V], or [B, T, V, n] with n atoms.
         ids: Token ids, shape [B, T].
 
     Returns:
-        Shape [B, T]: at position t the value of token t given what precedes it; 0 at the first position.
+        Shape [B, T] or [B, T, n]: at position t the value of token t given what precedes it; 0 at the first one.
     """
+    if values.ndim == 4:
+        places = ids[:, 1:, None, None].expand(-1, -1, 1, values.shape[-1])
+        return F.pad(values[:, :-1].gather(2, places).squeeze(2), (0, 0, 1, 0))
     taken = values[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
     return F.pad(taken, (1, 0))

@@ -46,14 +46,14 @@ class Sequences:
             padded[row, : len(tokens)] = tokens
         return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32))
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, name: str = FILE) -> None:
         """Write them to a folder."""
-        save_file(dict(vars(self)), folder / FILE)
+        save_file(dict(vars(self)), folder / name)
 
     @staticmethod
-    def load(folders: Sequence[Path]) -> Sequences:
+    def load(folders: Sequence[Path], name: str = FILE) -> Sequences:
         """Read and join the sequences of several folders, in their order."""
-        parts = [load_file(folder / FILE) for folder in folders]
+        parts = [load_file(folder / name) for folder in folders]
         width = max(part["ids"].shape[1] for part in parts)
         ids = [np.pad(part["ids"], ((0, 0), (0, width - part["ids"].shape[1]))) for part in parts]
         rest = {name: np.concatenate([part[name] for part in parts]) for name in ("lengths", "starts", "labels")}

@@ -13,7 +13,7 @@ from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.models.value import ValueModel
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, train
-from pipeline.training.losses import chosen_values, token_bce
+from pipeline.training.losses import chosen_values, token_atoms, token_bce
 from pipeline.training.sequences import Sequences, epoch_order, micro_batches
 
 
@@ -66,10 +66,11 @@ def fit_value(
         seen = 0
         for batch in micro_batches(data, rows, micro_batch.size, device):
             seen += batch.ids.numel()
-            yield token_bce(token_values(model, batch.ids), batch.mask, batch.labels) / max(1, supervised)
+            yield token_loss(token_values(model, batch.ids), batch.mask, batch.labels) / max(1, supervised)
         tokens += seen
         on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
 
+    token_loss = token_atoms if model.config.atoms > 1 else token_bce
     settings = TrainSettings(
         steps=math.ceil(len(order) / algo.batch_size),
         learning_rate=algo.learning_rate,
@@ -85,7 +86,7 @@ def fit_value(
 
 
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:
-    """Value logit of every token of whole sequences, padded on the right; shape [B, T]."""
+    """Value of every token of whole sequences, padded on the right; shape [B, T], or [B, T, n] with n atoms."""
     # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
     values: Tensor = model(ids)
     return values if model.config.head == HeadType.v.name else chosen_values(values, ids)

@@ -1,0 +1,135 @@
+"""Best of n: the reference as it is, asked n times (Cobbe et al., arXiv 2110.14168, with a learnt verifier).
+
+A baseline for methods that spend compute on training: this one spends it on every answer. What picks must not
+be the reward that the answer is tested with, or the result would be pass@n under another name. So it is a reward
+model fitted to preferences on training prompts, or a majority vote.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, ClassVar
+
+from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.algos.post_training import EVALUATE
+from pipeline.config.schema import AlgoConfig, BestOfNConfig, RewardModelConfig, Selection
+from pipeline.errors import JobError
+
+if TYPE_CHECKING:
+    from pipeline.generation.best_of_n import Picker
+    from pipeline.generation.policy import TextPolicy
+
+
+class BestOfN(Algorithm):
+    """n samples of the reference, one of which is given. The policy is the same in every round; what picks learns.
+
+    generate    draw groups by the reference, pair them         (per shard)
+    train       fit the reward model
+    evaluate    draw n completions for each, pick one           (per shard)
+    metrics     numbers with intervals
+    """
+
+    name: ClassVar[str] = "BestOfN"
+    config_class: ClassVar[type[AlgoConfig]] = BestOfNConfig
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            "generate",
+            shards="train",
+            reads=(REFERENCE_TRAIN,),
+            config=(*TEXT, "data_collection", "algo"),
+            seconds=0.5,
+        ),
+        Stage(
+            "train",
+            reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
+            config=("system", "training", "algo", "model"),
+            seconds=10.0,
+        ),
+        EVALUATE,
+        METRICS,
+    )
+
+    def generate(self, ctx: JobContext) -> None:
+        """Draw, score and pair; a majority vote needs none of it."""
+        with ctx.loading():
+            from pipeline.algos import text
+            from pipeline.algos.groups import PAIRS, draw_groups
+            from pipeline.algos.rounds import write_generation
+        algo = _settings(ctx)
+        if algo.selection is Selection.majority:
+            write_generation(ctx, 0, 0, 0)
+            return
+        dataset = text.open_dataset(ctx)
+        groups = draw_groups(ctx, dataset, text.reference_policy(ctx, dataset), algo.num_generations)
+        groups.pairs(algo.preferences).save(ctx.out, PAIRS)
+        write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated)
+
+    def train(self, ctx: JobContext) -> None:
+        """Fit the reward model that picks."""
+        with ctx.loading():
+            from pipeline.algos.reward_stage import LearntReward
+            from pipeline.algos.rounds import rounds_to_train_on, tokens_generated
+        algo = _settings(ctx)
+        spent = {"tokens_generated": tokens_generated(ctx)}
+        if algo.selection is Selection.majority:
+            (ctx.out / "training.json").write_text(json.dumps({**spent, "tokens_trained": 0}) + "\n")
+            return
+        settings = RewardModelConfig(
+            batch_size=algo.batch_size, epochs=algo.epochs, learning_rate=algo.learning_rate
+        )
+        folders = rounds_to_train_on(ctx, aggregate=algo.aggregate)
+        learnt = LearntReward(ctx, folders, settings, more=False)
+        learnt.about |= spent
+        learnt.save("training.json")
+
+    def evaluate(self, ctx: JobContext) -> None:
+        """Give the best of n for every completion that is asked for."""
+        with ctx.loading():
+            from pipeline.algos import text
+            from pipeline.generation import best_of_n
+            from pipeline.models.batch_size import BatchSizes
+        algo, dataset = _settings(ctx), text.open_dataset(ctx)
+        model, tokenizer = text.reference_model(ctx)
+        sizes = BatchSizes(ctx.hints, ctx.device, model)
+        policy = best_of_n.BestOfN(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
+        policy.count = algo.num_generations
+        policy.pick = _majority(ctx, policy) if algo.selection is Selection.majority else _reward_model(ctx)
+        text.evaluate(ctx, policy, dataset, ctx.out)
+
+    def metrics(self, ctx: JobContext) -> None:
+        """Metrics of all evaluated samples."""
+        with ctx.loading():
+            from pipeline.algos import text
+        text.write_metrics(ctx)
+
+
+def _reward_model(ctx: JobContext) -> Picker:
+    from pipeline.generation.best_of_n import by_score
+    from pipeline.models.load import load_value
+    from pipeline.training.reward_model import reward_scores
+
+    folder, system = ctx.input("train"), ctx.config.system
+    key = ("value", str(folder))
+    model = ctx.models.get(key, lambda: load_value(folder, system, ctx.device), ctx.loading)
+    size = ctx.config.generation.batch_size
+    return by_score(lambda data: reward_scores(model, data, micro_batch_size=size, device=ctx.device))
+
+
+def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:
+    from pipeline.generation.best_of_n import by_majority
+    from pipeline.rewards.registry import judge_of, load_rewards
+
+    dataset = ctx.config.dataset
+    judge = judge_of(load_rewards(dataset, ctx.device), dataset)
+    if judge is None:
+        raise JobError(
+            f"{ctx.job_id}: no reward of this dataset says what an answer is, so there is no majority; "
+            "use algos.BestOfN.selection=reward_model"
+        )
+    answer = judge.traits.answer
+    return by_majority(lambda completion: answer(policy.text([completion])[0]))
+
+
+def _settings(ctx: JobContext) -> BestOfNConfig:
+    assert isinstance(ctx.config.algo, BestOfNConfig)
+    return ctx.config.algo

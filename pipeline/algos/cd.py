@@ -1,0 +1,31 @@
+"""Controlled decoding (Mudgal et al., arXiv 2310.17022): guidance by the expected reward, a baseline for Q#.
+
+It collects the same data and fits the same value model as Q#; only the tilt differs. Q# adds log E[exp(R / eta)],
+which is optimal for the KL-regularised objective; CD adds E[R] / eta, which Jensen's inequality makes the smaller.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pipeline.algos.qsharp import QSharp, atom_rewards
+from pipeline.config.schema import AlgoConfig, CDConfig, QSharpConfig, ValueAlgoConfig
+
+if TYPE_CHECKING:
+    from pipeline.generation.tilt import Offset
+
+
+class CD(QSharp):
+    """Q# with the expectation in the place of the soft value."""
+
+    name: ClassVar[str] = "CD"
+    config_class: ClassVar[type[AlgoConfig]] = CDConfig
+
+    def offset(self, algo: ValueAlgoConfig) -> Offset:
+        """The expected reward over eta."""
+        from pipeline.generation.tilt import expected_atoms_offset, expected_offset
+
+        assert isinstance(algo, QSharpConfig)
+        if algo.atoms > 1:
+            return expected_atoms_offset(atom_rewards(algo), algo.eta)
+        return expected_offset(algo.eta, algo.value_min, algo.value_max)

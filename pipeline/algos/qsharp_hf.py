@@ -1,0 +1,112 @@
+"""Q#-HF: Q# on a reward that is learnt from preferences.
+
+From every cut the reference completes the response twice. A Bradley-Terry reward model is fitted to the
+preferences between the two, scores all of these texts, and its standardised scores are the labels that Q# learns
+from. After the generate stage no other reward is looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pipeline.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.algos.qsharp import QSharp, settings
+from pipeline.algos.reward_stage import REWARD
+from pipeline.config.schema import AlgoConfig, QSharpHFConfig
+
+if TYPE_CHECKING:
+    from pipeline.datasets.base import Dataset
+    from pipeline.generation.policy import TextPolicy
+    from pipeline.training.sequences import Sequences
+
+
+class QSharpHF(QSharp):
+    """Q# with one more stage, which labels its data by a learnt reward."""
+
+    name: ClassVar[str] = "QSharp-HF"
+    config_class: ClassVar[type[AlgoConfig]] = QSharpHFConfig
+    stages: ClassVar[tuple[Stage, ...]] = (
+        QSharp.stages[0],
+        REWARD,
+        Stage(
+            "train",
+            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
+            config=QSharp.stages[1].config,
+            seconds=15.0,
+        ),
+        QSharp.stages[2],
+        METRICS,
+    )
+
+    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
+        """Two roll-outs per roll-in, still without labels; and the pairs that can be decided."""
+        from pipeline.algos import text
+        from pipeline.algos.groups import PAIRS
+        from pipeline.algos.rollouts import Rollouts
+        from pipeline.rewards.preference import UNDECIDED, decide
+        from pipeline.training.sequences import Sequences
+
+        rollouts = Rollouts(ctx, dataset, roll_in)
+        cuts = rollouts.cut()
+        prefixes = [tokens[:cut] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
+        pair = [rollouts.finish(reference, prefixes, stream) for stream in ("first", "second")]
+        rollouts.note_cost()
+        size, how = ctx.config.data_collection.reward_batch_size, _settings(ctx).preferences
+        scored = [text.score(ctx, rollouts.rows, reference.text(side), side, size) for side in pair]
+        decided = decide(
+            scored[0],
+            scored[1],
+            rollouts.draws("preference"),
+            source=how.source,
+            preference=how.preference,
+            beta=how.beta,
+            ties=how.ties,
+        )
+        best = [
+            index for index, one in enumerate(decided) if one != UNDECIDED and pair[0][index] != pair[1][index]
+        ]
+        ordered = [pair[side][index] for index in best for side in (1 - int(decided[index]), int(decided[index]))]
+        prompts = [rollouts.prompts[index] for index in best for _ in (0, 1)]
+        Sequences.of(
+            [prompt + tokens for prompt, tokens in zip(prompts, ordered, strict=True)],
+            [len(prompt) for prompt in prompts],
+            [1.0, 0.0] * len(best),
+        ).save(ctx.out, PAIRS)
+        places = [(index, side) for index in range(len(cuts)) for side in (0, 1)]
+        return Sequences.of(
+            [rollouts.prompts[index] + pair[side][index] for index, side in places],
+            [len(rollouts.prompts[index]) + int(cuts[index]) for index, _ in places],
+            [0.0] * len(places),
+        )
+
+    def reward(self, ctx: JobContext) -> None:
+        """Fit the reward model and label every roll-out by it."""
+        from dataclasses import replace
+
+        with ctx.loading():
+            from pipeline.algos.reward_stage import LearntReward
+            from pipeline.training.sequences import Sequences
+        algo = _settings(ctx)
+        folders = super().data(ctx)
+        learnt = LearntReward(ctx, folders, algo.reward_model)
+        data = Sequences.load(folders)
+        rewards = learnt.scores(data).clip(algo.value_min, algo.value_max)
+        replace(data, labels=self.labels(ctx, rewards).astype("float32")).save(ctx.out)
+        learnt.save()
+
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+        """The roll-outs as the reward stage has labelled them."""
+        return ctx.inputs["reward"]
+
+    def spent_before(self, ctx: JobContext) -> int:
+        """The reward model's tokens."""
+        from pipeline.algos.reward_stage import reward_tokens_trained
+
+        return reward_tokens_trained(ctx)
+
+
+def _settings(ctx: JobContext) -> QSharpHFConfig:
+    algo = settings(ctx)
+    assert isinstance(algo, QSharpHFConfig)
+    return algo

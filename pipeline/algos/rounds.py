@@ -1,0 +1,30 @@
+"""What a stage knows of its chain's rounds: which data is new, and what it took to generate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline.algos.base import JobContext
+
+FILE = "generation.json"
+GENERATED = "generate@so_far"
+
+
+def rounds_to_train_on(ctx: JobContext, *, aggregate: bool) -> tuple[Path, ...]:
+    """Folders of generated data: those of all rounds so far, or of this round alone."""
+    folders = ctx.inputs[GENERATED]
+    # Every round has equally many shards.
+    return folders if aggregate else folders[len(folders) // ctx.round * (ctx.round - 1) :]
+
+
+def write_generation(ctx: JobContext, prompts: int, completions: int, tokens: int) -> None:
+    """Note what generation took: prompts, completions and their tokens."""
+    about = {"prompts": prompts, "completions": completions, "tokens": tokens}
+    (ctx.out / FILE).write_text(json.dumps(about) + "\n")
+
+
+def tokens_generated(ctx: JobContext) -> int:
+    """Tokens that this round has generated to learn from."""
+    folders = rounds_to_train_on(ctx, aggregate=False)
+    return sum(int(json.loads((folder / FILE).read_bytes())["tokens"]) for folder in folders)

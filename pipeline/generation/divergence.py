@@ -1,0 +1,57 @@
+"""Policies that are not a tilt of the reference: how far they are from it, measured on what they draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from pipeline.generation.decode import Decoded
+from pipeline.generation.likelihood import rows_at_once, whole_texts
+from pipeline.generation.policy import TextPolicy
+from pipeline.generation.sampling import Keys
+from pipeline.training.policy import score_sequences, sequence_divergence
+
+
+class TrainedPolicy(TextPolicy):
+    """A policy with weights of its own.
+
+    What it draws comes with its KL divergence from the reference, as guided policies have it: exact at every step,
+    over the whole vocabulary, at the temperature of sampling. A nucleus is left out of it, since two nuclei may
+    share no token and the divergence would be infinite.
+    """
+
+    reference: PreTrainedModel | None = None
+    """What divergence is measured against; None measures nothing."""
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int = 1,
+        budgets: NDArray[np.int64] | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> Decoded:
+        """Complete prompts; see `TextPolicy.complete`."""
+        decoded = super().complete(prompts, keys, samples=samples, budgets=budgets, on_batch=on_batch)
+        if self.reference is None:
+            return decoded
+        repeated = [prompt for prompt in prompts for _ in range(samples)]
+        return replace(decoded, kl=self._divergence(self.reference, repeated, decoded.tokens))
+
+    def _divergence(
+        self, reference: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        data = whole_texts(prompts, tokens)
+        with torch.inference_mode():
+            return score_sequences(
+                data,
+                lambda batch: sequence_divergence(self._model, reference, batch, self._settings.temperature),
+                micro_batch_size=rows_at_once(reference, data, self._settings),
+                device=self._settings.device,
+            )

@@ -1,0 +1,236 @@
+"""Training a policy's weights: what every method does besides its loss.
+
+Shapes: B sequences of a micro-batch, T positions, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pipeline.config.schema import TrainingConfig
+from pipeline.generation.sampling import policy_logprobs
+from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.loop import TrainSettings, train
+from pipeline.training.sequences import Batch, Sequences, epoch_order, micro_batches
+
+_REMEDY = "Try training.gradient_checkpointing=true, lora.rank=16, shorter texts, or a device with more memory."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """How a model is fitted, whatever the loss.
+
+    Attributes:
+        batch_size: Sequences per optimizer step.
+        epochs: Passes over the data.
+        learning_rate: At its highest.
+        training: Micro-batch size, decay, clipping, schedule.
+        seed: Of the order of the data.
+        device: ``cpu`` or ``cuda``.
+        clear_cache_interval: As `TrainSettings` has it.
+        on_step: Called after each step with the sequences seen so far, those of all epochs, and the tokens seen by
+            this process.
+        checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
+        hints: Folder of batch sizes that fitted; None remembers nothing.
+    """
+
+    batch_size: int
+    epochs: int
+    learning_rate: float
+    training: TrainingConfig
+    seed: int
+    device: str
+    clear_cache_interval: int = 0
+    on_step: Callable[[int, int, int], None] | None = None
+    checkpoint: Checkpoints | None = None
+    hints: Path | None = None
+
+
+def fit(
+    model: nn.Module,
+    data: Sequences,
+    fitting: Fitting,
+    loss_of: Callable[[Batch, NDArray[np.int64], NDArray[np.int64]], Tensor],
+    *,
+    group: int = 1,
+    backbone: PreTrainedModel | None = None,
+) -> list[float]:
+    """Train a model in place on groups of adjacent sequences, which no batch and no micro-batch ever splits.
+
+    Args:
+        model: Its parameters that require gradients are trained.
+        data: Whole groups.
+        fitting: How.
+        loss_of: From a micro-batch, the indices of its sequences and those of its whole batch to its share of the
+            batch's loss: the shares of all micro-batches add up to it.
+        group: Sequences that belong together; divides `fitting.batch_size`.
+        backbone: What gradient checkpointing is switched on for; None where that is the model.
+
+    Returns:
+        The loss of every step.
+
+    Raises:
+        ValueError: The batch size or the data do not consist of whole groups.
+    """
+    if fitting.batch_size % group or len(data) % group:
+        raise ValueError(f"batches of {fitting.batch_size} and {len(data)} sequences in groups of {group}")
+    if len(data) == 0:
+        return []
+    order = grouped_order(len(data), group, fitting.epochs, fitting.seed)
+    checkpointing = fitting.training.gradient_checkpointing
+    micro_batch = BatchSizes(fitting.hints, fitting.device, model).begin(
+        "train with gradient checkpointing" if checkpointing else "train",
+        min(fitting.training.micro_batch_size, fitting.batch_size, len(order)),
+        length=int(data.lengths.max()),
+        group=group,
+        what=MICRO_BATCH,
+        remedy=_REMEDY,
+    )
+    tokens = 0
+
+    def losses_of(step: int) -> Iterator[Tensor]:
+        nonlocal tokens
+        rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
+        seen = start = 0
+        for batch in micro_batches(data, rows, micro_batch.size, fitting.device):
+            part = rows[start : start + len(batch.ids)]
+            start += len(part)
+            seen += int(data.lengths[part].sum())
+            yield loss_of(batch, part, rows)
+        tokens += seen
+        if fitting.on_step is not None:
+            fitting.on_step(min(len(order), (step + 1) * fitting.batch_size), len(order), tokens)
+
+    settings = TrainSettings(
+        steps=math.ceil(len(order) / fitting.batch_size),
+        learning_rate=fitting.learning_rate,
+        weight_decay=fitting.training.weight_decay,
+        grad_clip=fitting.training.grad_clip,
+        warmup_steps=fitting.training.warmup_steps,
+        schedule=fitting.training.schedule,
+        clear_cache_interval=fitting.clear_cache_interval,
+    )
+    if checkpointing:
+        _checkpoint_gradients(model if backbone is None else backbone)
+    return train(model, settings, losses_of, checkpoint=fitting.checkpoint, micro_batch=micro_batch)
+
+
+def grouped_order(count: int, group: int, epochs: int, seed: int) -> NDArray[np.int64]:
+    """Indices of all epochs, groups in an order of their own in each, their members adjacent."""
+    groups = epoch_order(count // group, epochs, seed)
+    return (groups[:, None] * group + np.arange(group)).reshape(-1)
+
+
+def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities of the supervised tokens of whole sequences.
+
+    Args:
+        model: A causal language model.
+        batch: Padded on the right.
+        temperature: Of the policy.
+
+    Returns:
+        Shape [B, T], float32: at position t that of token t given what precedes it; 0 where nothing is supervised.
+    """
+    logprobs, first = _next_token_logprobs(model, batch, temperature)
+    taken = logprobs.gather(-1, batch.ids[:, first + 1 :, None]).squeeze(-1)
+    taken = nn.functional.pad(taken, (first + 1, 0))
+    return torch.where(batch.mask, taken, torch.zeros_like(taken))
+
+
+def sequence_divergence(model: nn.Module, reference: nn.Module, batch: Batch, temperature: float) -> Tensor:
+    """KL divergence of a policy from the reference at every supervised position, summed over each sequence.
+
+    Exact: over the whole vocabulary at each step of the sequences that are given.
+
+    Args:
+        model: The policy.
+        reference: What it is compared with.
+        batch: Sequences that the policy has drawn.
+        temperature: Of both.
+
+    Returns:
+        In nats, shape [B], float64.
+    """
+    logprobs, first = _next_token_logprobs(model, batch, temperature)
+    others, _ = _next_token_logprobs(reference, batch, temperature)
+    steps = (logprobs.double().exp() * (logprobs.double() - others.double())).sum(-1)
+    return torch.where(batch.mask[:, first + 1 :], steps, torch.zeros_like(steps)).sum(-1)
+
+
+def _next_token_logprobs(model: nn.Module, batch: Batch, temperature: float) -> tuple[Tensor, int]:
+    """Distributions from position `first` to the last but one: those that supervised tokens are drawn from."""
+    # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
+    first = max(0, int(batch.mask.int().argmax(-1).min()) - 1) if bool(batch.mask.any()) else 0
+    width = batch.ids.shape[1]
+    logits = model(input_ids=batch.ids, use_cache=False, logits_to_keep=width - first).logits
+    return policy_logprobs(logits[:, :-1], temperature), first
+
+
+@torch.inference_mode()
+def score_sequences(
+    data: Sequences,
+    score: Callable[[Batch], Tensor],
+    *,
+    micro_batch_size: int,
+    device: str,
+    width: int | None = None,
+) -> NDArray[np.float64]:
+    """Evaluate a function of sequences without gradients, longest ones apart from short ones.
+
+    Args:
+        data: The sequences.
+        score: From a batch to one row per sequence, shape [B] or [B, T].
+        micro_batch_size: Sequences at once.
+        device: ``cpu`` or ``cuda``.
+        width: Columns of the result where `score` gives shape [B, T]; None where it gives [B].
+
+    Returns:
+        Shape [N], or [N, width] padded with 0.
+    """
+    found = np.zeros((len(data),) if width is None else (len(data), width))
+    order = np.argsort(data.lengths, kind="stable")
+    done = 0
+    for batch in micro_batches(data, order, micro_batch_size, device):
+        rows = order[done : done + len(batch.ids)]
+        done += len(rows)
+        values = score(batch).double().cpu().numpy()
+        if width is None:
+            found[rows] = values
+        else:
+            found[rows, : values.shape[1]] = values
+    return found
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Switch dropout off: its noise would come from the global generator, and depend on earlier jobs."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            # Attention modules keep rates as plain numbers.
+            if isinstance(value, float) and "dropout" in name:
+                setattr(module, name, 0.0)
+
+
+def trained_tokens(data: Sequences, epochs: int) -> int:
+    """Tokens of prompts and completions that a training goes over."""
+    return int(data.lengths.sum()) * epochs
+
+
+def _checkpoint_gradients(model: nn.Module) -> None:
+    assert isinstance(model, PreTrainedModel) or hasattr(model, "gradient_checkpointing_enable")
+    model.gradient_checkpointing_enable()  # type: ignore[operator]
+    if hasattr(model, "enable_input_require_grads"):
+        # With frozen weights below the adapters no gradient would reach them otherwise.
+        model.enable_input_require_grads()  # type: ignore[operator]
