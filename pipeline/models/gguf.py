@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from pipeline.errors import JobError
+from pipeline.models.batch_size import is_out_of_memory
 
 
 def convert(file: Path, out: Path) -> PreTrainedModel:
@@ -34,7 +35,9 @@ def convert(file: Path, out: Path) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(file.parent), dtype=torch.float32, **place
         )
-    except (OSError, ValueError, KeyError, ImportError, NotImplementedError, IndexError) as error:
+    except Exception as error:  # whatever a wrong byte leads the readers of this format to
+        if is_out_of_memory(error):
+            raise
         raise JobError(
             f"cannot read {file} as a model ({type(error).__name__}: {error}). transformers reads GGUF files of "
             "some architectures; for others, or a damaged file, get the safetensors of the model."

@@ -69,6 +69,13 @@ def context_length(model: PreTrainedModel) -> int | None:
     return length if isinstance(length, int) and length > 0 else None
 
 
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Have a model that is trained compute layers again in the backward pass instead of keeping their outputs."""
+    # Renamed within transformers 5, where the old name warns.
+    new = getattr(model, "activation_checkpointing_enable", None)
+    (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
 def _options(system: SystemConfig) -> dict[str, Any]:
     return {
         "dtype": getattr(torch, system.dtype.name),

@@ -119,7 +119,12 @@ def _gguf(path: str) -> Any:
     """What the head of a GGUF file says; it takes some seconds to read."""
     from gguf import GGUFReader
 
-    return GGUFReader(path)
+    try:
+        return GGUFReader(path)
+    except Exception as error:  # whatever a wrong byte leads it to
+        raise ConfigError(
+            f"{path}: cannot be read as a GGUF file ({type(error).__name__}). Get it again."
+        ) from error
 
 
 def _cached(repo: str) -> Path | None:

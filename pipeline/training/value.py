@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.models.load import checkpoint_activations
 from pipeline.models.value import ValueModel
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, train
@@ -81,7 +82,7 @@ def fit_value(
         clear_cache_interval=clear_cache_interval,
     )
     if training.gradient_checkpointing:
-        model.backbone.gradient_checkpointing_enable()
+        checkpoint_activations(model.backbone)
     return train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch)
 
 
