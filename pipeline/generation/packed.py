@@ -65,7 +65,8 @@ class Packing:
 
         Places without a candidate hold what another one of their row has.
         """
-        return sequence[0].index_select(0, self.nearest).unflatten(0, self.shape)
+        rectangle: Tensor = sequence[0].index_select(0, self.nearest).unflatten(0, self.shape)
+        return rectangle
 
     def chosen(self, columns: Tensor) -> Tensor:
         """Index in the sequence of the candidate in a column of each row; both of shape [B]."""
