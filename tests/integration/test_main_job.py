@@ -200,7 +200,10 @@ def test_dry_run_imports_no_torch(tmp_path: Path) -> None:
         (["algos.DPOO.enabled=true"], "unknown algorithm 'DPOO'"),
         (["execution.workers=0"], "execution.workers=0: must be at least 1"),
         (["algos.PITA.eta=0"], "algos.PITA.eta=0.0: must be above 0"),
-        (["models.tiny.value_path=no/such/folder"], "models.tiny.value_path=no/such/folder: there is no such file"),
+        (
+            ["models.tiny.value_path=no/such/folder"],
+            "models.tiny.value_path=no/such/folder: there is no such file",
+        ),
         (["device=cuda"], "no usable GPU"),
     ],
     ids=["key", "algorithm", "workers", "eta", "value model", "device"],
