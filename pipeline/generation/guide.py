@@ -37,7 +37,7 @@ class ValueReader(Protocol):
             valid: Which of them are asked for, shape [B, K]; the first of a row always is.
 
         Returns:
-            Shape [B, K]; finite but of no meaning where nothing is asked for.
+            Shape [B, K], or [B, K, n] with n atoms; finite but of no meaning where nothing is asked for.
         """
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:

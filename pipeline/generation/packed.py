@@ -61,8 +61,12 @@ class Packing:
         return rectangle.reshape(-1).index_select(0, self.flat)[None]
 
     def unpack(self, sequence: Tensor) -> Tensor:
-        """Lay a sequence, shape [1, N], out as a rectangle, shape [B, W]; places without a candidate hold any."""
-        return sequence[0].index_select(0, self.nearest).view(self.shape)
+        """Lay a sequence, shape [1, N, ...], out as a rectangle, shape [B, W, ...].
+
+        Places without a candidate hold what another one of their row has.
+        """
+        rectangle: Tensor = sequence[0].index_select(0, self.nearest).unflatten(0, self.shape)
+        return rectangle
 
     def chosen(self, columns: Tensor) -> Tensor:
         """Index in the sequence of the candidate in a column of each row; both of shape [B]."""

@@ -12,7 +12,7 @@ from pipeline.config.schema import HeadType
 from pipeline.generation.batching import PromptBatch, pad_left
 from pipeline.generation.guide import CandidateReader
 from pipeline.generation.packed import Packing
-from pipeline.models.value import ValueModel
+from pipeline.models.value import ValueModel, value_model_from
 from tests.unit.generation.conftest import VOCABULARY, language_model
 
 MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
@@ -40,7 +40,7 @@ class Run:
         shape = (len(self.texts), valid.shape[1])
         candidates = torch.from_numpy(self.numbers.integers(1, VOCABULARY, shape)).to(self.device)
         values = self.reader.values(candidates, valid.to(self.device))
-        assert values.shape == shape
+        assert values.shape[:2] == shape
         assert values.isfinite().all()
         places = valid.nonzero().tolist()
         alone = [self.alone([*self.texts[row], int(candidates[row, column])]) for row, column in places]
@@ -69,6 +69,18 @@ def test_values_are_those_of_each_candidate_alone(make_value: MakeValue, kind: s
     run.keep([3, 1])
     for valid in (VALID[[1, 0]], VALID[[3, 2]]):
         ours, alone = run.step(valid)
+        assert torch.allclose(ours, alone, atol=2e-4)
+
+
+@torch.inference_mode()
+def test_values_with_atoms() -> None:
+    """A distribution over rewards has one more dimension."""
+    value = value_model_from(language_model("llama", seed=1), HeadType.v, atoms=3).eval()
+    value.head.weight.copy_(torch.randn(value.head.weight.shape, generator=torch.Generator().manual_seed(3)))
+    run = Run(value)
+    for valid in (VALID, VALID.flip(0)):
+        ours, alone = run.step(valid)
+        assert ours.shape == (int(valid.sum()), 3)
         assert torch.allclose(ours, alone, atol=2e-4)
 
 
