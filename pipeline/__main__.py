@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from pipeline import cli, gpu_commands, look, preflight, store_commands
+from pipeline.doctor.sbatch import check_script
+from pipeline.doctor.slurm import Starter
 from pipeline.errors import PipelineError
 from pipeline.experiment import print_results
 from pipeline.launch import command as launch_command
@@ -36,9 +38,18 @@ def run(context: typer.Context) -> None:
 
 
 @app.command(help="Check this machine and prove parallel generation on it.")
-def check(output_dir: OutputDir = Path("outputs")) -> None:
+def check(
+    output_dir: OutputDir = Path("outputs"),
+    sbatch: Annotated[Path | None, typer.Option(help="Check this batch script for Slurm instead.")] = None,
+    ranks: Annotated[
+        Starter | None, typer.Option(help="Who starts the ranks of the script's program; guessed if left out.")
+    ] = None,
+) -> None:
     """Run every check; exit code 1 if one fails."""
-    raise typer.Exit(preflight.main(output_dir))
+    with _refusing():
+        if sbatch is not None:
+            raise typer.Exit(preflight.print_checks(check_script(sbatch, ranks), "sbatch may have it."))
+        raise typer.Exit(preflight.main(output_dir))
 
 
 @app.command(help="Print the table of an experiment's newest run again.")
