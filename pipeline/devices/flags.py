@@ -61,18 +61,18 @@ def _values(flag: str, rest: list[str]) -> list[str]:
 def _device(values: Sequence[str]) -> str:
     names = [choice.name for choice in DeviceChoice]
     if len(values) != 1 or values[0] not in names:
-        raise ConfigError(f"--device {' '.join(values)}: one of {', '.join(names)}".replace("  ", " "))
+        raise ConfigError(f"{' '.join(['--device', *values])}: one of {', '.join(names)}")
     return values[0]
 
 
 def _count(values: Sequence[str]) -> str:
     if len(values) != 1 or not values[0].isdigit():
-        raise ConfigError(f"--num-gpus {' '.join(values)}: how many GPUs, as in --num-gpus 2".replace(" :", ":"))
+        raise ConfigError(f"{' '.join(['--num-gpus', *values])}: how many GPUs, as in --num-gpus 2")
     return values[0]
 
 
 def _ids(values: Sequence[str]) -> str:
     ids = [entry for value in values for entry in value.split(",") if entry]
     if not ids or not all(entry.isdigit() for entry in ids):
-        raise ConfigError(f"--gpu-ids {' '.join(values)}: ids of GPUs, as in --gpu-ids 0 2 3".replace(" :", ":"))
+        raise ConfigError(f"{' '.join(['--gpu-ids', *values])}: ids of GPUs, as in --gpu-ids 0 2 3")
     return f"[{','.join(ids)}]"

@@ -134,8 +134,8 @@ RULES = (
         Verdict.FAIL,
         lambda job: job.starter is Starter.lightning and job.here == 1 and (job.gpus or 0) > 1,
         lambda job: (
-            f"one task with {job.gpus} GPUs: Lightning sees SLURM_NTASKS, takes the task for the only rank that there "
-            "is, and trains on one GPU without an error; so does a script that starts no ranks"
+            f"one task with {job.gpus} GPUs: Lightning sees SLURM_NTASKS, takes the task for the only rank that "
+            "there is, and trains on one GPU without an error; so does a script that starts no ranks"
         ),
         lambda job: (
             f"start it by `python -m pipeline launch -- ...`, which hides SLURM_NTASKS; or {_task_per_gpu(job)}"

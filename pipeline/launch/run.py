@@ -82,7 +82,13 @@ def take_devices(request: LaunchRequest, name: str, environ: Mapping[str, str], 
             f"there is no usable GPU{hidden}. `python -m pipeline check` says more; for processes without GPUs "
             "use --device cpu --nproc N."
         )
-    asked = DeviceRequest(device=DeviceChoice.cuda, num_gpus=request.num_gpus, gpu_ids=request.gpus, names=_NAMES)
+    asked = DeviceRequest(
+        device=DeviceChoice.cuda,
+        num_gpus=request.num_gpus,
+        gpu_ids=request.gpus,
+        names=_NAMES,
+        without="--device cpu --nproc N",
+    )
     found = candidates(asked, DeviceRequest(), environ, Inventory())
     if request.gpus is None and request.num_gpus is None:
         found = type(found)(devices=found.order, count=len(found.order), order=found.order)
