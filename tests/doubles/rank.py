@@ -1,8 +1,9 @@
-"""A program to launch: says what each rank sees, adds up ranks over gloo, and then does as it is told.
+"""A program to launch: says what each rank sees once all ranks have met, and then does as it is told.
 
-python tests/doubles/rank.py FOLDER [exit CODE RANK | kill RANK | hang | deaf RANK | spawn]
+python tests/doubles/rank.py FOLDER [add | kill RANK | exit CODE RANK | hang | deaf RANK | spawn]
 
-FOLDER/rank-N.json is written once all ranks have met.
+With `add` and `kill` ranks meet over gloo and add up their numbers; else by files, which is quicker.
+FOLDER/rank-N.json is what rank N saw.
 """
 
 import json
@@ -14,9 +15,6 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 SEEN = (
     "RANK",
     "LOCAL_RANK",
@@ -26,33 +24,50 @@ SEEN = (
     "CUDA_DEVICE_ORDER",
     "SLURM_NTASKS",
 )
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def main() -> None:
     folder, what, *details = Path(sys.argv[1]), *sys.argv[2:], ""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    total = torch.tensor([float(dist.get_rank())])
-    dist.all_reduce(total)
-    rank = dist.get_rank()
-    left = []
-    if what == "deaf" and rank != int(details[0]):
+    if what == "deaf" and int(details[0]) != RANK:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    report = {"pid": os.getpid(), "left": [], **{name: os.environ.get(name) for name in SEEN}}
     if what == "spawn":
-        left = [subprocess.Popen(["sleep", "300"], start_new_session=True).pid]
-    seen = {"sum": total.item(), "pid": os.getpid(), "left": left, **{name: os.environ.get(name) for name in SEEN}}
-    report = folder / f"rank-{rank}.json"
-    report.with_suffix(".new").write_text(json.dumps(seen))
-    dist.barrier()
-    report.with_suffix(".new").replace(report)
-    if what == "exit" and rank == int(details[1]):
-        os._exit(int(details[0]))
-    if what in ("kill", "deaf") and rank == int(details[0]):
+        report["left"] = [subprocess.Popen(["sleep", "300"], start_new_session=True).pid]
+    if what in ("add", "kill"):
+        add(folder, report, dies=int(details[0]) if what == "kill" else None)
+        return
+    write(folder, report)
+    while not all((folder / f"rank-{rank}.json").exists() for rank in range(WORLD_SIZE)):
+        time.sleep(0.02)
+    if what == "exit" and int(details[1]) == RANK:
+        sys.exit(int(details[0]))
+    if what == "deaf" and int(details[0]) == RANK:
         os.kill(os.getpid(), signal.SIGKILL)
-    if what in ("exit", "kill"):
-        dist.all_reduce(total)  # never ends, as one is missing
-    if what in ("hang", "deaf"):
+    if what in ("exit", "hang", "deaf"):
         time.sleep(300)
+
+
+def add(folder: Path, report: dict[str, object], dies: int | None) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    total = torch.tensor([float(RANK)])
+    dist.all_reduce(total)
+    write(folder, {**report, "sum": total.item()})
+    dist.barrier()
+    if dies == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if dies is not None:
+        dist.all_reduce(total)  # waits for one that is missing
     dist.destroy_process_group()
+
+
+def write(folder: Path, report: dict[str, object]) -> None:
+    path = folder / f"rank-{RANK}.json"
+    path.with_suffix(".new").write_text(json.dumps(report))
+    path.with_suffix(".new").replace(path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``python -m pipeline launch`` with real ranks on the CPU: they meet, they end together, nothing is left behind."""
+"""``python -m pipeline launch`` with real ranks on the CPU: they meet, end together and leave nothing behind."""
 
 import json
 import os
@@ -93,7 +93,6 @@ def test_ranks_meet_in_a_clean_environment(launches: Launches) -> None:
         ("0", "0", "2"),
         ("1", "1", "2"),
     ]
-    assert {one["sum"] for one in reports} == {1.0}
     assert {one["SLURM_NTASKS"] for one in reports} == {None}
     assert {one["CUDA_VISIBLE_DEVICES"] for one in reports} == {""}
 
@@ -101,7 +100,7 @@ def test_ranks_meet_in_a_clean_environment(launches: Launches) -> None:
 def test_two_nodes_are_one_group(launches: Launches) -> None:
     port = free_port()
     where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
-    nodes = [launches.start(options=(*where, "--node-rank", str(rank))) for rank in (0, 1)]
+    nodes = [launches.start("add", options=(*where, "--node-rank", str(rank))) for rank in (0, 1)]
     ends = [finish(node) for node in nodes]
     assert [code for code, _ in ends] == [0, 0], ends
     reports = launches.met(4)
