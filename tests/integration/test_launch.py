@@ -181,7 +181,11 @@ def test_gpus_are_leased_while_the_program_runs(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     command = [sys.executable, "-m", "pipeline", "launch", "--gpus", "2,0", "--"]
-    program = "import os, sys; print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'], flush=True); sys.stdin.read()"
+    program = (
+        "import os, sys\n"
+        "print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        "sys.stdin.read()"
+    )
     first = subprocess.Popen(
         [*command, sys.executable, "-c", program],
         cwd=ROOT,
