@@ -10,21 +10,27 @@ from typing import Annotated
 
 import typer
 
-from pipeline import cli, look, preflight, store_commands
+from pipeline import cli, gpu_commands, look, preflight, store_commands
+from pipeline.doctor.sbatch import check_script
+from pipeline.doctor.slurm import Starter
 from pipeline.errors import PipelineError
 from pipeline.experiment import print_results
+from pipeline.launch import command as launch_command
 from pipeline.results.paths import find_run
 from pipeline.results.record import read_results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(store_commands.app, name="store")
+app.add_typer(gpu_commands.app, name="gpus")
+app.command("launch", context_settings=launch_command.SETTINGS, help=launch_command.HELP)(launch_command.launch)
 
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
 
 
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    help="Train and compare, like run_parallel.py: pipeline run experiment.name=NAME [KEY=VALUE ...].",
+    help="Train and compare, like run_parallel.py: pipeline run experiment.name=NAME [KEY=VALUE ...] "
+    "[--num-gpus N | --gpu-ids 0 2 3 | --device cpu].",
 )
 def run(context: typer.Context) -> None:
     """Carry out one request."""
@@ -32,9 +38,18 @@ def run(context: typer.Context) -> None:
 
 
 @app.command(help="Check this machine and prove parallel generation on it.")
-def check(output_dir: OutputDir = Path("outputs")) -> None:
+def check(
+    output_dir: OutputDir = Path("outputs"),
+    sbatch: Annotated[Path | None, typer.Option(help="Check this batch script for Slurm instead.")] = None,
+    ranks: Annotated[
+        Starter | None, typer.Option(help="Who starts the ranks of the script's program; guessed if left out.")
+    ] = None,
+) -> None:
     """Run every check; exit code 1 if one fails."""
-    raise typer.Exit(preflight.main(output_dir))
+    with _refusing():
+        if sbatch is not None:
+            raise typer.Exit(preflight.print_checks(check_script(sbatch, ranks), "sbatch may have it."))
+        raise typer.Exit(preflight.main(output_dir))
 
 
 @app.command(help="Print the table of an experiment's newest run again.")

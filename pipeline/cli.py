@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from pipeline.config.load import COMPOSITION_ERRORS, VERSION_BASE, conf_dir, explain, register_schemas, typed
+from pipeline.devices.flags import as_overrides
 from pipeline.errors import PipelineError
 from pipeline.experiment import run_experiment
 
@@ -26,6 +27,8 @@ NO_TERMINAL_WIDTH = 120
 
 def main(arguments: Sequence[str]) -> int:
     """Run what a command line asks for; Hydra's own flags (``--cfg job``, ``--multirun``, ...) all work.
+
+    So do ``--num-gpus``, ``--gpu-ids`` and ``--device``.
 
     Returns:
         The exit code; the highest one of a multirun.
@@ -44,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
     try:
+        arguments = as_overrides(arguments)
         with _for_hydra(arguments):
             register_schemas(arguments)
             entry()

@@ -75,6 +75,7 @@ class LeaseSet:
         experiment: str = "",
         timeout_s: float | None = None,
         on_wait: Callable[[str], None] | None = None,
+        how_to_wait: str = "distributed.wait=true",
     ) -> LeaseSet:
         """Take devices, all or none. CPU slots are free to all.
 
@@ -85,6 +86,7 @@ class LeaseSet:
             experiment: Whose run this is, for the messages of others.
             timeout_s: Seconds to wait at most; None for as long as it takes.
             on_wait: Told once who is waited for.
+            how_to_wait: What a user adds to the command to wait, for messages.
 
         Raises:
             DeviceError: Others hold too many of them, or did so until the time was over. Names them.
@@ -106,7 +108,7 @@ class LeaseSet:
                     busy = _refusal(folder, devices, count)
                     if not wait:
                         raise DeviceError(
-                            f"{busy}. Ask for fewer or for others, or wait for them with distributed.wait=true."
+                            f"{busy}. Ask for fewer or for others, or wait for them with {how_to_wait}."
                         )
                     if end is not None and time.monotonic() >= end:
                         raise DeviceError(f"{busy}. Waited {timeout_s:g} s for them in vain.")

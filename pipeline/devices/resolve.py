@@ -40,12 +40,14 @@ class DeviceRequest:
         num_gpus: How many GPUs.
         gpu_ids: Exactly these, as positions in the visible set.
         names: How the source calls `num_gpus` and `gpu_ids`, for messages.
+        without: What to say to it for a run without GPUs, for messages.
     """
 
     device: DeviceChoice | None = None
     num_gpus: int | None = None
     gpu_ids: Sequence[int] | None = None
     names: tuple[str, str] = ("num_gpus", "gpu_ids")
+    without: str = "device=cpu"
 
     @property
     def silent(self) -> bool:
@@ -158,7 +160,8 @@ def _gpus(
     if wanted > len(devices):
         raise DeviceError(
             f"{request.names[0]}={wanted}, but there are {len(visible)} usable GPUs: "
-            f"{_listed(visible, environment)}. Use {request.names[0]}={len(visible)} or less, or device=cpu."
+            f"{_listed(visible, environment)}. Use {request.names[0]}={len(visible)} or less, or "
+            f"{request.without}."
         )
     if workers is not None and workers > wanted:
         raise DeviceError(
@@ -191,10 +194,12 @@ def _check_numbers(request: DeviceRequest) -> None:
     count, ids = request.num_gpus, request.gpu_ids
     count_name, ids_name = request.names
     if count is not None and count < 1:
-        raise DeviceError(f"{count_name}={count}: must be at least 1. For a run without GPUs use device=cpu.")
+        raise DeviceError(
+            f"{count_name}={count}: must be at least 1. For a run without GPUs use {request.without}."
+        )
     if ids is not None and not ids:
         raise DeviceError(
-            f"{ids_name}=[] names no GPU. For a run without GPUs use device=cpu; null leaves it open."
+            f"{ids_name}=[] names no GPU. For a run without GPUs use {request.without}; null leaves it open."
         )
     if count is not None and ids is not None and count != len(ids):
         raise DeviceError(

@@ -79,7 +79,7 @@ def fit_table(fit: Fit) -> Table:
     """How a training fits: a row for each strategy, with what takes the memory of each GPU."""
     table = _empty(f"{fit.shape.name}: {fit.shape.parameters / 1e9:.2f}B parameters, GB on each GPU")
     table.add_column("strategy", no_wrap=True)
-    for name in ("weights", "gradients", "optimizer", "working", "activations", "logits", "all", "usable", "host"):
+    for name in ("weights", "grads", "optim", "work", "activ", "logits", "all", "usable", "host"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict")
     for trial in fit.shown():

@@ -22,18 +22,36 @@ FIXED = {
     "PYTHONUNBUFFERED": "1",
 }
 
-# A launcher such as torchrun or srun may have started the engine. A worker that inherits its ranks would try to
-# join a process group that does not exist.
-_LAUNCHER = (
+# A launcher such as torchrun, srun or mpirun may have started this process. A program that inherits its ranks
+# would wait for others that do not exist.
+RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
+    "NODE_RANK",
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
+    # Lightning takes SLURM_NTASKS for the number of ranks that somebody else has started.
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_GTIDS",
 )
-_LAUNCHER_PREFIXES = ("MASTER_", "TORCHELASTIC_")
+RANK_PREFIXES = ("MASTER_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_WORLD_")
+
+
+def is_of_launcher(name: str) -> bool:
+    """Whether a variable tells a process its rank, or where the ranks of a launcher meet."""
+    return name in RANK_VARIABLES or name.startswith(RANK_PREFIXES)
 
 
 def worker_environment(device: Device, threads: int, base_env: Mapping[str, str]) -> dict[str, str]:
@@ -44,11 +62,7 @@ def worker_environment(device: Device, threads: int, base_env: Mapping[str, str]
         threads: Threads for numerical libraries.
         base_env: The environment it inherits.
     """
-    env = {
-        name: value
-        for name, value in base_env.items()
-        if name not in _LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES)
-    }
+    env = {name: value for name, value in base_env.items() if not is_of_launcher(name)}
     env.update(FIXED)
     env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.

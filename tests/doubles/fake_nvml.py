@@ -6,7 +6,7 @@ at every opening, so a test changes what the driver says by writing it anew:
     {"gpus": [{"name": "NVIDIA H200", "total_gib": 141, "used_gib": 0, "utilization": 0,
                "processes": [[4711, 12.5]], "uuid": "GPU-...", "capability": [9, 0], "cores": 16896,
                "error": "GPU_IS_LOST", "slices": [{"total_gib": 17, "uuid": "MIG-...", "instances": [7, 0]}]}],
-     "installed": true, "error": "LIB_RM_VERSION_MISMATCH"}
+     "driver": "570.86.15", "cuda": [12, 8], "installed": true, "error": "LIB_RM_VERSION_MISMATCH"}
 
 `error` of a GPU is raised when it is asked for, that of the file when NVML is opened.
 """
@@ -119,6 +119,13 @@ class _Nvml:
         if not self._open:
             _fail("UNINITIALIZED")
         self._open -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return str(self._machine.get("driver", "570.86.15"))
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        major, minor = self._machine.get("cuda", [12, 8])
+        return int(major * 1000 + minor * 10)
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self._gpus())

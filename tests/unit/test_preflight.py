@@ -1,4 +1,4 @@
-"""The checks of a machine fail when they should, and say what to do."""
+"""The doctor runs every check, whatever the others do, and says how they ended."""
 
 from pathlib import Path
 
@@ -6,7 +6,10 @@ import pytest
 
 from pipeline import preflight
 from pipeline.devices.inventory import Device
-from pipeline.preflight import Verdict
+from pipeline.doctor import generation, setup
+from pipeline.doctor.check import Check, Verdict
+from pipeline.doctor.facts import Facts, TorchFacts
+from tests.doubles import fake_nvml
 
 CPU = [Device(kind="cpu", index=index, uuid=None, name="x", memory_total_bytes=1) for index in range(2)]
 GPUS = [
@@ -20,42 +23,48 @@ def report(pid: int, **changed: object) -> dict[str, object]:
 
 
 def test_simple_checks_pass_here(tmp_path: Path) -> None:
-    checks = [preflight.check_python(), preflight.check_packages(), preflight.check_store(tmp_path)]
+    checks = [setup.check_python(), setup.check_packages(), setup.check_store(tmp_path)]
     assert [check.verdict for check in checks] == [Verdict.PASS] * 3
 
 
 def test_the_round_trip_covers_every_group_option() -> None:
-    check = preflight.check_config()
+    check = setup.check_config()
     assert check.verdict is Verdict.PASS
     assert "group options" in check.detail
 
 
 def test_a_missing_package_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "PACKAGES", ("torch", "no-such-package"))
-    check = preflight.check_packages()
+    monkeypatch.setattr(setup, "PACKAGES", ("torch", "no-such-package"))
+    check = setup.check_packages()
     assert check.verdict is Verdict.FAIL
     assert "no-such-package" in check.detail
     assert "pip install" in check.remedy
 
 
 def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "MINIMUM_PYTHON", (99, 0))
-    assert preflight.check_python().verdict is Verdict.FAIL
+    monkeypatch.setattr(setup, "MINIMUM_PYTHON", (99, 0))
+    assert setup.check_python().verdict is Verdict.FAIL
+
+
+def test_torch_that_cannot_be_imported_fails() -> None:
+    check = setup.check_imports(TorchFacts(failure="ImportError: libgomp"))
+    assert check.verdict is Verdict.FAIL
+    assert "libgomp" in check.detail
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check = preflight.check_store(tmp_path / "file")
+    check = setup.check_store(tmp_path / "file")
     assert check.verdict is Verdict.FAIL
     assert "output_dir" in check.remedy
 
 
 def test_workers_with_processes_of_their_own_pass() -> None:
-    assert preflight._which_device(CPU, [report(1), report(2)]).verdict is Verdict.PASS
+    assert generation._which_device(CPU, [report(1), report(2)]).verdict is Verdict.PASS
 
 
 def test_workers_that_share_a_process_fail() -> None:
-    assert preflight._which_device(CPU, [report(1), report(1)]).verdict is Verdict.FAIL
+    assert generation._which_device(CPU, [report(1), report(1)]).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -72,22 +81,60 @@ def test_gpu_workers_must_each_see_one_gpu_of_their_own(
     visible: tuple[str, str], count: int, verdict: Verdict
 ) -> None:
     reports = [report(pid, visible=uuid, visible_gpus=count, device="X") for pid, uuid in enumerate(visible, 1)]
-    assert preflight._which_device(GPUS, reports).verdict is verdict
+    assert generation._which_device(GPUS, reports).verdict is verdict
 
 
 def test_different_text_from_one_seed_is_a_warning() -> None:
-    assert preflight._same_text([report(1), report(2, text="b")]).verdict is Verdict.WARN
+    assert generation._same_text([report(1), report(2, text="b")]).verdict is Verdict.WARN
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks that take time."""
+    monkeypatch.setattr(preflight, "read_facts", lambda _: Facts(memory_bytes=2**34, disks={".": 2**40}))
+    monkeypatch.setattr(setup, "check_imports", lambda _: setup.check_python())
+    monkeypatch.setattr(setup, "check_config", setup.check_python)
+    monkeypatch.setattr(preflight, "check_generation", lambda: iter([]))
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_check_that_raises_has_failed_and_the_others_still_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def broken() -> preflight.Check:
-        raise RuntimeError("no such driver")
+    def broken() -> Check:
+        raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(preflight, "check_devices", broken)
-    monkeypatch.setattr(preflight, "check_imports", preflight.check_python)
-    monkeypatch.setattr(preflight, "check_generation", lambda: iter([]))
+    monkeypatch.setattr(setup, "check_devices", broken)
     checks = list(preflight.run_checks(tmp_path))
-    assert [check.detail for check in checks if check.verdict is Verdict.FAIL] == ["RuntimeError: no such driver"]
+    failed = [check for check in checks if check.verdict is Verdict.FAIL]
+    assert [(check.name, check.detail) for check in failed] == [("devices", "RuntimeError: no such thing")]
     assert checks[-1].name == "store"
+
+
+@pytest.mark.usefixtures("quick")
+def test_facts_that_cannot_be_read_fail_by_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(_: Path) -> Facts:
+        raise OSError("/proc is not mounted")
+
+    monkeypatch.setattr(preflight, "read_facts", broken)
+    failed = [check for check in preflight.run_checks(tmp_path) if check.verdict is Verdict.FAIL]
+    assert [(check.name, check.detail) for check in failed] == [("facts", "OSError: /proc is not mounted")]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_broken_driver_fails_one_after_the_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake_nvml.use(monkeypatch, tmp_path, "mismatch")
+    failed = [check for check in preflight.run_checks(tmp_path) if check.verdict is Verdict.FAIL]
+    assert [check.name for check in failed] == ["devices"]
+    assert "reboot" in failed[0].detail
+
+
+def test_the_exit_code_tells_whether_anything_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    good, odd = Check("a", Verdict.PASS, "b"), Check("c", Verdict.WARN, "d", "e")
+    assert preflight.print_checks([good, odd], "Ready.") == 0
+    assert "1 passed, 1 warned, 0 failed. Ready." in capsys.readouterr().out
+    assert preflight.print_checks([good, Check("f", Verdict.FAIL, "g", "h")], "Ready.") == 1
+    shown = capsys.readouterr().out
+    assert "FAIL  f: g\n      try: h\n" in shown
+    assert "Ready." not in shown

@@ -1,0 +1,127 @@
+"""``python -m pipeline gpus``: the GPUs of this machine, and which way of training a model fits on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from pipeline import cli
+from pipeline.config.schema import Sharding, Strategy
+from pipeline.devices.api import get_gpu_info
+from pipeline.devices.fit import Fit, fit_model
+from pipeline.devices.memory import Optimizer, Precision, Workload
+from pipeline.devices.table import fit_table, gpu_table
+from pipeline.errors import ConfigError, PipelineError
+
+app = typer.Typer(help="Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.")
+
+
+@app.callback(invoke_without_command=True)
+def gpus(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON; ids and memory in MB.")] = False,
+) -> None:
+    """Show every GPU with its memory, its load, who holds it and what runs there."""
+    if context.invoked_subcommand is not None:
+        return
+    with _refusals():
+        if as_json:
+            typer.echo(json.dumps(get_gpu_info(), indent=1))
+        else:
+            _print_whole(gpu_table())
+
+
+@app.command(help="Reckon which strategy trains MODEL on which GPUs, from its config.json alone.")
+def fit(
+    model: Annotated[str, typer.Argument(help="A folder with a config.json, or the id of a model on the hub.")],
+    strategy: Annotated[Strategy, typer.Option(help="Which to try; auto tries all, the simplest first.")] = (
+        Strategy.auto
+    ),
+    sharding: Annotated[Sharding, typer.Option(help="What fsdp spreads.")] = Sharding.full_shard,
+    cpu_offload: Annotated[bool, typer.Option("--cpu-offload", help="fsdp keeps that in host memory.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of a micro-batch on each GPU.")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
+    effective_batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of an optimizer step; says how many steps to accumulate.")
+    ] = None,
+    precision: Annotated[Precision, typer.Option(help="Of weights and optimizer state.")] = Precision.mixed,
+    optimizer: Annotated[Optimizer, typer.Option(help="What it remembers.")] = Optimizer.adam,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="Attention that stores its scores.")] = False,
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank alone.")] = None,
+    num_gpus: Annotated[int | None, typer.Option(min=1, help="Exactly so many.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Plan for so many GPUs that need not exist ...")] = None,
+    memory: Annotated[float | None, typer.Option(min=1, help="... with so many GiB each.")] = None,
+) -> None:
+    """Show what fits, why the others do not, and the figures behind it."""
+    with _refusals():
+        work = Workload(
+            batch=batch,
+            tokens=tokens,
+            precision=precision,
+            optimizer=optimizer,
+            checkpointing=checkpointing,
+            flash=not eager,
+            lora_rank=lora_rank,
+        )
+        found = fit_model(
+            model,
+            work,
+            gpus=gpus,
+            memory_gib=memory,
+            strategy=strategy,
+            sharding=sharding,
+            offload=cpu_offload,
+            num_gpus=num_gpus,
+        )
+        _print_whole(fit_table(found))
+        typer.echo(summary(found, effective_batch))
+
+
+def summary(found: Fit, effective_batch: int | None) -> str:
+    """What to do, in a line or two.
+
+    Args:
+        found: Every way that was tried.
+        effective_batch: Sequences of an optimizer step; None for whatever comes out.
+
+    Raises:
+        DeviceError: Nothing fits.
+        ConfigError: The effective batch is smaller than what the GPUs take at once.
+    """
+    chosen = found.require()
+    ranks, micro = len(chosen.gpus), found.work.batch
+    at_once = ranks * micro
+    if effective_batch is None:
+        return f"{chosen.label}: {at_once} sequences a step ({micro} x {ranks} GPUs), times accumulation."
+    if effective_batch < at_once:
+        raise ConfigError(
+            f"--effective-batch {effective_batch} is less than the {at_once} sequences that {ranks} GPUs take at "
+            f"once: use --batch {max(1, effective_batch // ranks)} or fewer GPUs"
+        )
+    steps = -(-effective_batch // at_once)
+    real = steps * at_once
+    note = "" if real == effective_batch else f" rather than {effective_batch}, which they do not divide"
+    return f"{chosen.label}: accumulate {steps} steps: {micro} x {ranks} GPUs x {steps} = {real} sequences{note}."
+
+
+def _print_whole(table: Table) -> None:
+    """Print a table; where there is no terminal, as wide as it likes to be."""
+    console = cli.make_console()
+    if not console.is_terminal:
+        wide = console.options.update(width=1000)
+        console.width = max(console.width, console.measure(table, options=wide).maximum)
+    console.print(table)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except PipelineError as error:
+        raise typer.Exit(cli.refuse(error)) from error

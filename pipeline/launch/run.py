@@ -1,0 +1,274 @@
+"""Carry out a launch: take the devices, start the agent in a clean environment, pass signals on, clear up.
+
+    this process (leases, no torch)  ->  agent (torchrun)  ->  ranks  ->  whatever they start
+
+Each rank is in a session of its own, so Ctrl-C in a terminal reaches this process alone, which passes it on. What
+is orphaned becomes a child of this process (it is their "subreaper"), which ends when nothing is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from pipeline.config.schema import DeviceChoice
+from pipeline.devices.inventory import Device, cpu_slots, find_gpus, usable_cores
+from pipeline.devices.lease import LeaseSet
+from pipeline.devices.locks import LockFile, lease_dir
+from pipeline.devices.mask import VISIBLE
+from pipeline.devices.resolve import DeviceRequest, Inventory, candidates
+from pipeline.devices.visibility import is_of_launcher
+from pipeline.errors import ConfigError, DeviceError
+from pipeline.launch.agent import SIGNALLED
+from pipeline.launch.request import LaunchRequest, Meeting, check_request, find_meeting, find_program
+
+_NAMES = ("--num-gpus", "--gpus")
+_PR_SET_CHILD_SUBREAPER = 36
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""What Slurm may be asked to send before the end of an allocation; for the program to make of it what it likes."""
+_MARGIN_S = 5.0
+"""What the agent needs on top of the grace that it gives the ranks."""
+
+Say = Callable[[str], None]
+
+
+def launch(request: LaunchRequest, say: Say) -> int:
+    """Run a program on each of some devices.
+
+    Args:
+        request: What was asked for.
+        say: Told one line about what was started, and about waiting.
+
+    Returns:
+        The program's exit code: that of the rank that failed first. 128 + n after signal n.
+
+    Raises:
+        PipelineError: The request cannot be met; nothing was started.
+    """
+    check_request(request)
+    program = find_program(request.program, Path.cwd())
+    meeting = find_meeting(request, os.environ)
+    with ExitStack() as held:
+        if meeting.port is not None and meeting.node_rank == 0:
+            held.enter_context(hold_port(meeting.port))
+        lease = held.enter_context(take_devices(request, Path(program.name).name, os.environ, say))
+        say(describe(lease.devices, meeting))
+        arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
+        environment = rank_environment(os.environ, lease.devices, usable_cores())
+        return _run_agent([*arguments, program.name, *program.arguments], environment, request.grace_s)
+
+
+def take_devices(request: LaunchRequest, name: str, environ: Mapping[str, str], say: Say) -> LeaseSet:
+    """Lease the devices of a request; that of LOCAL_RANK 0 first.
+
+    Raises:
+        DeviceError: There are none such, or others hold them.
+    """
+    if request.on_cpu:
+        return LeaseSet(cpu_slots(request.nproc or 1), {})
+    if not find_gpus(environ):
+        hidden = f": {VISIBLE}={environ[VISIBLE]!r} hides them, or there is none" if VISIBLE in environ else ""
+        raise DeviceError(
+            f"there is no usable GPU{hidden}. `python -m pipeline check` says more; for processes without GPUs "
+            "use --device cpu --nproc N."
+        )
+    asked = DeviceRequest(
+        device=DeviceChoice.cuda,
+        num_gpus=request.num_gpus,
+        gpu_ids=request.gpus,
+        names=_NAMES,
+        without="--device cpu --nproc N",
+    )
+    found = candidates(asked, DeviceRequest(), environ, Inventory())
+    if request.gpus is None and request.num_gpus is None:
+        found = type(found)(devices=found.order, count=len(found.order), order=found.order)
+    _refuse_slices(found.devices[: found.count])
+    lease = LeaseSet.acquire(
+        found.devices,
+        request.wait,
+        count=found.count,
+        experiment=f"launch {name}",
+        on_wait=say,
+        how_to_wait="--wait",
+    )
+    if request.gpus is None:
+        lease.devices = found.sorted(lease.devices)
+    return lease
+
+
+def _refuse_slices(devices: Sequence[Device]) -> None:
+    slices = [device.label for device in devices if device.slice_index is not None]
+    if slices and len(devices) > 1:
+        raise DeviceError(
+            f"{', '.join(slices)}: CUDA shows a process one MIG slice and nothing else, so ranks cannot work "
+            "together on slices. Give --gpus one of them, or whole GPUs."
+        )
+
+
+def rank_environment(base: Mapping[str, str], devices: Sequence[Device], cores: int) -> dict[str, str]:
+    """The environment of every rank: LOCAL_RANK i computes on ``devices[i]``, which is its ``cuda:i``.
+
+    Args:
+        base: What this process has; the ranks and meeting points of other launchers are left out.
+        devices: In the order of ranks.
+        cores: Usable cores, which the ranks divide unless OMP_NUM_THREADS says otherwise.
+    """
+    environment = {name: value for name, value in base.items() if not is_of_launcher(name)}
+    gpus = [device.uuid or str(device.index) for device in devices if device.kind == "cuda"]
+    environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(gpus), "PYTHONUNBUFFERED": "1"}
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(devices))))
+    return environment
+
+
+def describe(devices: Sequence[Device], meeting: Meeting) -> str:
+    """One line about what is started."""
+    many = f"{len(devices)} process{'es' if len(devices) != 1 else ''}"
+    if devices[0].kind == "cpu":
+        return f"{many} on the CPU, {meeting}"
+    places = ", ".join(f"{rank}={device.label}" for rank, device in enumerate(devices))
+    return f"{many} (LOCAL_RANK {places}), {meeting}"
+
+
+@contextmanager
+def hold_port(port: int) -> Iterator[None]:
+    """Be the only launch that uses a port of this machine.
+
+    The agent opens it seconds later, once torch is imported; until then a lock keeps other launches away.
+
+    Raises:
+        ConfigError: Another launch has it, or any other program.
+    """
+    with LockFile(lease_dir() / f"port-{port}.lock") as file:
+        if not file.try_lock():
+            raise ConfigError(f"port {port} is held by another launch of yours. {_OTHER_PORT}")
+        try:
+            socket.create_server(("", port)).close()
+        except PermissionError as error:
+            raise ConfigError(f"port {port} is for the system's own services. {_OTHER_PORT}") from error
+        except OSError as error:
+            raise ConfigError(f"port {port} is in use{listener(port)}. {_OTHER_PORT}") from error
+        yield
+
+
+_OTHER_PORT = (
+    "Give another by --master-port, or none at all (and no MASTER_PORT) on a single machine: a free one is found."
+)
+
+
+def listener(port: int) -> str:
+    """Who listens on a port, as in `` by python (pid 4711)``; empty where the system does not tell."""
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    return ""
+
+
+def _run_agent(arguments: Sequence[str], environment: Mapping[str, str], grace_s: int) -> int:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    command = [sys.executable, "-m", "pipeline.launch.agent", str(os.getpid()), str(grace_s), *arguments]
+    with _Signals(grace_s) as signals:
+        agent = subprocess.Popen(command, env=dict(environment), start_new_session=True)
+        signals.to(agent)
+        try:
+            while (code := _wait(agent)) is None:
+                if signals.overdue():
+                    agent.kill()
+        finally:
+            _kill_descendants()
+        if signals.received:
+            return SIGNALLED + signals.received
+    return code if code >= 0 else SIGNALLED - code
+
+
+def _wait(agent: subprocess.Popen[bytes]) -> int | None:
+    with suppress(subprocess.TimeoutExpired):
+        return agent.wait(0.5)
+    return None
+
+
+class _Signals:
+    """While entered, passes signals on to an agent, and remembers the first request to stop.
+
+    Attributes:
+        received: Its number; 0 for none.
+    """
+
+    def __init__(self, grace_s: int) -> None:
+        self.received = 0
+        self._grace_s = grace_s
+        self._end = float("inf")
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (*_STOP, *_PASS_ON):
+            # `nohup` ignores SIGHUP, and means it.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)  # type: ignore[arg-type]
+
+    def to(self, agent: subprocess.Popen[bytes]) -> None:
+        """Whom to pass them on to; one that came before is passed on now."""
+        self._agent = agent
+        if self.received:
+            agent.send_signal(self.received)
+
+    def overdue(self) -> bool:
+        """Whether the time to stop is over."""
+        return time.monotonic() >= self._end
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number in _PASS_ON:
+            self._to_ranks(number)
+            return
+        if self.received:  # a second one: at once
+            self._end = 0
+            return
+        self.received = number
+        self._end = time.monotonic() + self._grace_s + _MARGIN_S
+        if self._agent is not None:
+            self._agent.send_signal(number)
+
+    def _to_ranks(self, number: int) -> None:
+        import psutil
+
+        if self._agent is not None:
+            with suppress(psutil.Error):
+                for rank in psutil.Process(self._agent.pid).children():
+                    rank.send_signal(number)
+
+
+def _kill_descendants() -> None:
+    """Kill what the agent or the ranks left behind; orphans have become children of this process."""
+    import psutil
+
+    end = time.monotonic() + _MARGIN_S
+    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < end:
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+
+
+def say_to_stderr(text: str) -> None:
+    """Print a line where it does not mix with the program's output."""
+    sys.stderr.write(f"launch: {text}\n")
+    sys.stderr.flush()

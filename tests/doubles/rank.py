@@ -1,0 +1,74 @@
+"""A program to launch: says what each rank sees once all ranks have met, and then does as it is told.
+
+python tests/doubles/rank.py FOLDER [add | kill RANK | exit CODE RANK | hang | deaf RANK | spawn]
+
+With `add` and `kill` ranks meet over gloo and add up their numbers; else by files, which is quicker.
+FOLDER/rank-N.json is what rank N saw.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+SEEN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "SLURM_NTASKS",
+)
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def main() -> None:
+    folder, what, *details = Path(sys.argv[1]), *sys.argv[2:], ""
+    if what == "deaf" and int(details[0]) != RANK:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    report = {"pid": os.getpid(), "left": [], **{name: os.environ.get(name) for name in SEEN}}
+    if what == "spawn":
+        report["left"] = [subprocess.Popen(["sleep", "300"], start_new_session=True).pid]
+    if what in ("add", "kill"):
+        add(folder, report, dies=int(details[0]) if what == "kill" else None)
+        return
+    write(folder, report)
+    while not all((folder / f"rank-{rank}.json").exists() for rank in range(WORLD_SIZE)):
+        time.sleep(0.02)
+    if what == "exit" and int(details[1]) == RANK:
+        sys.exit(int(details[0]))
+    if what == "deaf" and int(details[0]) == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what in ("exit", "hang", "deaf"):
+        time.sleep(300)
+
+
+def add(folder: Path, report: dict[str, object], dies: int | None) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    total = torch.tensor([float(RANK)])
+    dist.all_reduce(total)
+    write(folder, {**report, "sum": total.item()})
+    dist.barrier()
+    if dies == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if dies is not None:
+        dist.all_reduce(total)  # waits for one that is missing
+    dist.destroy_process_group()
+
+
+def write(folder: Path, report: dict[str, object]) -> None:
+    path = folder / f"rank-{RANK}.json"
+    path.with_suffix(".new").write_text(json.dumps(report))
+    path.with_suffix(".new").replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The doctor on this machine as it would be under Slurm or with other GPUs, and the diagnostic one-liners."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.doubles import fake_nvml
+
+ROOT = Path(__file__).parents[2]
+
+
+def check(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", "check", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_a_machine_on_which_much_is_wrong(tmp_path: Path) -> None:
+    """Torch here sees no GPU, NVML two; the job has one task too many for each."""
+    described = fake_nvml.write(tmp_path / "nvml.json", fake_nvml.MACHINES["two"])
+    done = check(
+        tmp_path,
+        PIPELINE_TEST_NVML=described,
+        PIPELINE_LEASE_DIR=str(tmp_path / "leases"),
+        CUDA_VISIBLE_DEVICES="0,1,1",
+        WORLD_SIZE="8",
+        MASTER_PORT="many",
+        SLURM_JOB_ID="7",
+        SLURM_GPUS_ON_NODE="1",
+        SLURM_NTASKS="8",
+        SLURM_NTASKS_PER_NODE="8",
+    )
+    assert done.returncode == 1
+    for line in (
+        "FAIL  CUDA_VISIBLE_DEVICES: CUDA_VISIBLE_DEVICES=0,1,1: '1' is given twice",
+        "WARN  leaked ranks: WORLD_SIZE=8: a script of yours would wait for 8 processes",
+        "FAIL  ports: MASTER_PORT=many is no port",
+        "FAIL  Slurm: fewer GPUs than tasks: 8 tasks on a node with 1 GPU",
+        "PASS  store",
+    ):
+        assert line in done.stdout
+    assert "Repair what failed" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_batch_script_is_checked_without_anything_else(tmp_path: Path) -> None:
+    script = tmp_path / "job.slurm"
+    script.write_text("#!/bin/bash\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks=1\npython train.py\n")
+    done = check(tmp_path, "--sbatch", str(script))
+    assert done.returncode == 1
+    assert "FAIL  Slurm: one GPU of several" in done.stdout
+    assert "PASS" not in done.stdout
+    assert check(tmp_path, "--sbatch", str(script), "--ranks", "itself").returncode == 0
+    assert check(tmp_path, "--sbatch", "missing.slurm").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "import torch; print(f'CUDA: {torch.cuda.is_available()}, Devices: {torch.cuda.device_count()}')",
+            "CUDA: False, Devices: 0",
+        ),
+        ("import pipeline.algos; import pipeline.datasets; print('Imports OK')", "Imports OK"),
+        (
+            "from omegaconf import OmegaConf; from hydra import compose, initialize; "
+            "initialize(config_path='conf', version_base=None); cfg = compose(config_name='config'); "
+            "d = OmegaConf.to_container(cfg, resolve=True); print('Serialization OK')",
+            "Serialization OK",
+        ),
+        ("from pipeline.devices import get_available_gpus; print(get_available_gpus())", "[]"),
+        ("from pipeline.devices import print_gpu_info; print_gpu_info()", "No CUDA GPUs available"),
+    ],
+    ids=["CUDA", "imports", "serialization", "GPUs", "GPU info"],
+)
+def test_diagnostic_one_liners(code: str, says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == says, done.stderr
+
+
+def test_an_algorithm_of_ones_own_is_still_known_where_hydra_starts_by_itself() -> None:
+    """Hydra's plugin must not put the plain schema over the one with the user's algorithms."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "run_parallel.py",
+            "experiment.name=a",
+            "algos.Mine.class_path=pipeline.algos.pita.PITA",
+            "algos.Mine.enabled=true",
+            "algos.Mine.batch_size=7",
+            "--cfg",
+            "job",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Mine:" in done.stdout, done.stderr
+    assert "batch_size: 7" in done.stdout

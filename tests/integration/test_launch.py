@@ -1,0 +1,238 @@
+"""``python -m pipeline launch`` with real ranks on the CPU: they meet, end together and leave nothing behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.doubles import fake_nvml
+
+ROOT = Path(__file__).parents[2]
+RANK = "tests/doubles/rank.py"
+MEET_S = 60
+"""Seconds for ranks to import torch and meet, on a machine that is busy with other tests."""
+
+
+class Launches:
+    """Launches of ranks that report to one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *what: str, options: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+        command = ["-m", "pipeline", "launch", "--device", "cpu", "--nproc", "2", "--grace", "4", *options]
+        program = ["--", RANK, str(self.folder), *what]
+        launch = subprocess.Popen(
+            [sys.executable, *command, *program],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(launch)
+        return launch
+
+    def met(self, ranks: int) -> list[dict[str, Any]]:
+        """What ranks report, once all have met."""
+        end = time.monotonic() + MEET_S
+        paths = [self.folder / f"rank-{rank}.json" for rank in range(ranks)]
+        while not all(path.exists() for path in paths):
+            assert time.monotonic() < end, [path.name for path in paths if path.exists()]
+            time.sleep(0.05)
+        return [json.loads(path.read_text()) for path in paths]
+
+
+def finish(launch: subprocess.Popen[str]) -> tuple[int, str]:
+    _, said = launch.communicate(timeout=MEET_S)
+    return launch.returncode, said
+
+
+def alive(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+@pytest.fixture
+def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    """No process of a rank is left when a test is over."""
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    found = Launches(tmp_path)
+    yield found
+    for launch in found.started:
+        assert launch.poll() is not None
+    reports = [json.loads(path.read_text()) for path in tmp_path.glob("rank-*.json")]
+    assert alive([pid for report in reports for pid in (report["pid"], *report["left"])]) == []
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_ranks_meet_in_a_clean_environment(launches: Launches) -> None:
+    leaked = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_PORT": "1", "SLURM_NTASKS": "8", "TORCHELASTIC_RUN_ID": "x"}
+    code, said = finish(launches.start(**leaked))
+    assert code == 0, said
+    reports = launches.met(2)
+    assert [(one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"]) for one in reports] == [
+        ("0", "0", "2"),
+        ("1", "1", "2"),
+    ]
+    assert {one["SLURM_NTASKS"] for one in reports} == {None}
+    assert {one["CUDA_VISIBLE_DEVICES"] for one in reports} == {""}
+
+
+def test_two_nodes_are_one_group(launches: Launches) -> None:
+    port = free_port()
+    where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    nodes = [launches.start("add", options=(*where, "--node-rank", str(rank))) for rank in (0, 1)]
+    ends = [finish(node) for node in nodes]
+    assert [code for code, _ in ends] == [0, 0], ends
+    reports = launches.met(4)
+    assert {one["sum"] for one in reports} == {0.0 + 1 + 2 + 3}
+    assert {one["WORLD_SIZE"] for one in reports} == {"4"}
+    assert [one["LOCAL_RANK"] for one in reports] == ["0", "1", "0", "1"]
+    assert {one["MASTER_PORT"] for one in reports} == {str(port)}
+
+
+def test_a_rank_that_is_killed_ends_those_on_both_nodes(launches: Launches) -> None:
+    where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    nodes = [launches.start("kill", "3", options=(*where, "--node-rank", str(rank))) for rank in (0, 1)]
+    ends = [finish(node) for node in nodes]
+    assert ends[1][0] == 128 + signal.SIGKILL
+    assert "rank 3 (pid " in ends[1][1]
+    assert "signal 9 (SIGKILL)" in ends[1][1]
+    assert ends[0][0] != 0
+
+
+def test_the_exit_code_of_the_program_is_passed_on(launches: Launches) -> None:
+    code, said = finish(launches.start("exit", "7", "1"))
+    assert code == 7
+    assert "launch: rank 1 (pid " in said
+    assert "ended with exit code 7" in said
+
+
+def test_a_rank_that_ignores_requests_to_stop_is_killed_after_the_grace(launches: Launches) -> None:
+    """Torch itself would give it half a minute."""
+    code, said = finish(launches.start("deaf", "1"))
+    assert code == 128 + signal.SIGKILL
+    assert "rank 1 (pid " in said
+    assert "Unable to shutdown process" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_stop_reaches_every_rank(number: signal.Signals, launches: Launches) -> None:
+    launch = launches.start("hang")
+    pids = [one["pid"] for one in launches.met(2)]
+    assert alive(pids) == pids
+    launch.send_signal(number)
+    code, _ = finish(launch)
+    assert code == 128 + number
+    assert alive(pids) == []
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(launches: Launches) -> None:
+    launch = launches.start("hang")
+    pids = [one["pid"] for one in launches.met(2)]
+    launch.kill()
+    finish(launch)
+    end = time.monotonic() + 30
+    while alive(pids):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_what_ranks_leave_behind_is_ended(launches: Launches) -> None:
+    code, said = finish(launches.start("spawn"))
+    assert code == 0, said
+    assert [len(one["left"]) for one in launches.met(2)] == [1, 1]  # the fixture sees to it that they are gone
+
+
+def test_modules_and_executables(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+    (tmp_path / "mine" / "train.py").write_text("import os, sys\nprint(os.environ['RANK'], sys.argv[1:])")
+    for program, shown in ((["-m", "mine.train", "--lr", "1"], "0 ['--lr', '1']"), (["printenv", "RANK"], "0")):
+        command = [sys.executable, "-m", "pipeline", "launch", "--device", "cpu", "--nproc", "1", "--", *program]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=MEET_S, check=False
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, shown), done.stderr
+
+
+def test_gpus_are_leased_while_the_program_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_nvml.use(monkeypatch, tmp_path, "eight")
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    command = [sys.executable, "-m", "pipeline", "launch", "--gpus", "2,0", "--"]
+    program = (
+        "import os, sys\n"
+        "print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        "sys.stdin.read()"
+    )
+    first = subprocess.Popen(
+        [*command, sys.executable, "-c", program],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout
+    seen = sorted(first.stdout.readline().split() for _ in range(2))
+    gpus = ",".join(fake_nvml.MACHINES["eight"]["gpus"][index]["uuid"] for index in (6, 4))
+    assert seen == [["0", gpus], ["1", gpus]]
+    second = subprocess.run([*command, "true"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert second.returncode == 2
+    assert "2 of these 2 are leased: 'launch " in second.stderr
+    assert "wait for them with --wait" in second.stderr
+    assert second.stderr.count("\n") == 1
+    _, said = first.communicate()
+    assert first.returncode == 0, said
+    third = subprocess.run([*command, "true"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert third.returncode == 0, third.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--gpus", "0", "--", "missing.py"], "there is no file missing.py"),
+        (["--device", "cpu", "--", RANK], "needs --nproc N"),
+        (["--device", "tpu", "--", RANK], "--device tpu: cpu, or leave it out"),
+        (["--gpus", "0-3", "--", RANK], "'0-3' is no id"),
+        (["--device", "cpu", "--nproc", "2"], "there is no program to start"),
+    ],
+)
+def test_wrong_use_is_one_message(options: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "pipeline", "launch", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(launches: Launches) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code, said = finish(launches.start(options=("--master-port", str(port))))
+    assert code == 2
+    assert f"port {port} is in use by " in said
+    assert said.count("\n") == 1
