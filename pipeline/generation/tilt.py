@@ -42,7 +42,7 @@ def atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
 
 
 def expected_offset(eta: float, low: float = 0.0, high: float = 1.0) -> Offset:
-    """Controlled decoding (arXiv 2310.17022): ``E[R] / eta``; R is `high` with probability sigmoid(z), else `low`."""
+    """Controlled decoding (arXiv 2310.17022): ``E[R] / eta``; R is `high` with probability sigmoid(z) or `low`."""
     return lambda z: (low + (high - low) * torch.sigmoid(z)) / eta
 
 

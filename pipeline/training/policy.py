@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,7 +122,7 @@ def fit(
         clear_cache_interval=fitting.clear_cache_interval,
     )
     if checkpointing:
-        _checkpoint_gradients(model if backbone is None else backbone)
+        checkpoint_gradients(model if backbone is None else backbone)
     return train(model, settings, losses_of, checkpoint=fitting.checkpoint, micro_batch=micro_batch)
 
 
@@ -228,9 +229,14 @@ def trained_tokens(data: Sequences, epochs: int) -> int:
     return int(data.lengths.sum()) * epochs
 
 
-def _checkpoint_gradients(model: nn.Module) -> None:
-    assert isinstance(model, PreTrainedModel) or hasattr(model, "gradient_checkpointing_enable")
-    model.gradient_checkpointing_enable()  # type: ignore[operator]
-    if hasattr(model, "enable_input_require_grads"):
-        # With frozen weights below the adapters no gradient would reach them otherwise.
-        model.enable_input_require_grads()  # type: ignore[operator]
+def checkpoint_gradients(model: Any) -> None:
+    """Let the backward pass compute activations again instead of keeping them.
+
+    Args:
+        model: A `PreTrainedModel`, or one with adapters around it.
+    """
+    # transformers has given the method another name.
+    name = "activation_checkpointing_enable"
+    getattr(model, name if hasattr(model, name) else "gradient_checkpointing_enable")()
+    # With frozen weights below the adapters no gradient would reach them otherwise.
+    model.enable_input_require_grads()

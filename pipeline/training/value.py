@@ -14,6 +14,7 @@ from pipeline.models.value import ValueModel
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, train
 from pipeline.training.losses import chosen_values, token_atoms, token_bce
+from pipeline.training.policy import checkpoint_gradients
 from pipeline.training.sequences import Sequences, epoch_order, micro_batches
 
 
@@ -81,7 +82,7 @@ def fit_value(
         clear_cache_interval=clear_cache_interval,
     )
     if training.gradient_checkpointing:
-        model.backbone.gradient_checkpointing_enable()
+        checkpoint_gradients(model.backbone)
     return train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch)
 
 
