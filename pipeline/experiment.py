@@ -14,18 +14,20 @@ from rich.console import Console
 
 from pipeline.config.checks import check_config
 from pipeline.config.load import to_plain
-from pipeline.config.schema import Backend, Config, ExecutionConfig
+from pipeline.config.schema import Backend, Config, ExecutionConfig, StageChoice
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
 from pipeline.devices.lease import LeaseSet
 from pipeline.devices.select import choose_devices, lease_devices
 from pipeline.errors import StoreError, WorkerError
+from pipeline.plan.attention import usable_attention
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
+from pipeline.plan.models import check_models
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.summary import estimated_makespan, summarize
-from pipeline.plan.tokenizers import check_tokenizers
+from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
 from pipeline.report.live import make_reporter
 from pipeline.report.plan import plan_table
 from pipeline.report.tables import result_tables
@@ -35,7 +37,7 @@ from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
-from pipeline.results.sources import read_sources
+from pipeline.results.sources import read_models, read_sources
 from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
@@ -57,6 +59,8 @@ class Request:
     plan: Plan
     store: Store
     devices: list[Device]
+    warnings: tuple[str, ...] = ()
+    """What was changed about the request, for the user to know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +83,9 @@ def run_experiment(config: Config, console: Console) -> int:
         PipelineError: The request is wrong. Nothing was started.
     """
     request = prepare(config)
-    store = request.store
+    config, store = request.config, request.store
+    for warning in request.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if config.dry_run:
         # A dry run only looks, and writes nothing.
         print_plan(request, look_up(request, lambda key: store.problem(key, checksums=False)), console)
@@ -118,11 +124,16 @@ def prepare(config: Config) -> Request:
         PipelineError: The request is wrong.
     """
     check_config(config)
+    check_models(config)
     check_tokenizers(config)
+    check_chat_templates(config)
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
+    config, warning = usable_attention(config, gpu=any(device.kind == "cuda" for device in devices))
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
-    plan = build_plan(config, read_durations(store.root), read_sources(config, store.hints))
-    return Request(config=config, plan=plan, store=store, devices=devices)
+    sources, models = read_sources(config, store.hints), read_models(config, store.hints)
+    plan = build_plan(config, read_durations(store.root), sources, models)
+    warnings = () if warning is None else (warning,)
+    return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
 
 
 def look_up(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
@@ -167,6 +178,8 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
     try:
         write_whole(run.config, yaml.safe_dump(to_plain(config), sort_keys=False))
         write_whole(run.plan, plan_text(plan, stored=set(plan.jobs) - set(stored.missing)))
+        for warning in request.warnings:
+            log.warning("%s", warning)
         for key, problem in stored.damaged.items():
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
         _announce(request, stored.missing, run, console)
@@ -175,7 +188,10 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
         write_results(run, rows)
         write_samples(run, store, plan.jobs.values())
         write_compute(run.path, collect_compute(store, plan.jobs.values()))
-        print_results(console, rows, run, config.evaluation.confidence)
+        if config.stage is StageChoice.prepare:
+            _tell_prepared(request, outcome, console)
+        else:
+            print_results(console, rows, run, config.evaluation.confidence)
         for note in _notes(config) if rows else []:
             console.print(note, style="dim", markup=False, highlight=False)
         return _conclude(request, outcome, run, console)
@@ -191,6 +207,14 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
     finally:
         log.removeHandler(handler)
         handler.close()
+
+
+def _tell_prepared(request: Request, outcome: Outcome | None, console: Console) -> None:
+    if not request.plan.jobs:
+        made = ", ".join(request.config.datasets)
+        console.print(f"nothing to prepare: {made} makes its rows on the spot", highlight=False)
+    elif outcome is None or not (outcome.failures() or outcome.interrupted or outcome.halted):
+        console.print("prepared; the same command without stage=prepare goes on from here", highlight=False)
 
 
 def _run_missing(
@@ -273,7 +297,8 @@ def _announce(request: Request, missing: Sequence[str], run: RunFolder, console:
     total = len(request.plan.jobs)
     name = request.config.experiment.name
     if not missing:
-        console.print(f"{name}: all {jobs(total)} are stored; nothing to run.", highlight=False)
+        if total:
+            console.print(f"{name}: all {jobs(total)} are stored; nothing to run.", highlight=False)
         return
     devices = _used_devices(request)
     names = ", ".join(device.label for device in devices)

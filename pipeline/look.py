@@ -17,12 +17,13 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
+from pipeline.plan.models import check_models
 from pipeline.report.logs import follow_job, follow_run, print_log
 from pipeline.report.status import glance_at, overview_table, print_run, run_json
 from pipeline.report.why import explain_job, explain_request
 from pipeline.results.paths import RunFolder
 from pipeline.results.runs import RecordedRun, choose_run, experiments, find_job, logs_of, runs_of
-from pipeline.results.sources import read_sources
+from pipeline.results.sources import read_models, read_sources
 from pipeline.results.store import Store
 
 
@@ -107,7 +108,7 @@ def why(output_dir: Path, name: str, job: str, stamp: str | None, overrides: Seq
         config = _request(name, overrides)
         run, plan = (
             RecordedRun(choose_run(output_dir, name, stamp)),
-            build_plan(config, sources=read_sources(config)),
+            build_plan(config, sources=read_sources(config), models=read_models(config)),
         )
         store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
         return explain_request(run, plan, find_job(plan.jobs, job), store)
@@ -122,6 +123,7 @@ def _request(name: str, overrides: Sequence[str]) -> Config:
         raise ConfigError(f"cannot read '{wrong[0]}'. After the job come settings as for a run: KEY=VALUE.")
     config = load_config([f"experiment.name={name}", *overrides])
     check_config(config)
+    check_models(config)
     return config
 
 

@@ -84,7 +84,7 @@ class PostTrainingAlgorithms(Algorithm):
         """Train, and save a model that loads as any other, with its tokenizer."""
         with ctx.loading():
             from pipeline.algos.rounds import tokens_generated
-            from pipeline.algos.text import reference_source
+            from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
             from pipeline.training.lora import merged
         model = self._start(ctx)
@@ -93,7 +93,8 @@ class PostTrainingAlgorithms(Algorithm):
         whole = merged(model).cpu()
         whole.config._name_or_path = ""
         whole.save_pretrained(ctx.out)
-        load_tokenizer(reference_source(ctx.input("reference.train"))).save_pretrained(ctx.out)
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenizer.save_pretrained(ctx.out)
         (ctx.out / "training.json").write_text(json.dumps({**spent, **about}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
@@ -118,14 +119,19 @@ class PostTrainingAlgorithms(Algorithm):
 
     def anchor_model(self, ctx: JobContext, anchor: Anchor) -> PreTrainedModel:
         """The frozen policy that training is held close to."""
-        from pipeline.algos.text import reference_source
+        from pipeline.algos.text import reference_source, trusts_code
         from pipeline.models.load import load_policy
 
         previous = ctx.optional_input("train@previous") if anchor is Anchor.previous else None
-        source = str(previous) if previous else reference_source(ctx.input("reference.train"))
+        source = str(previous) if previous else reference_source(ctx)
         with ctx.loading():
             # As precise as what is trained: the difference of the two is what counts.
-            return load_policy(source, replace(ctx.config.system, dtype=self._dtype(ctx)), ctx.device)
+            return load_policy(
+                source,
+                replace(ctx.config.system, dtype=self._dtype(ctx)),
+                ctx.device,
+                trust_remote_code=trusts_code(ctx),
+            )
 
     def _dtype(self, ctx: JobContext) -> DType:
         """Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway."""
@@ -134,15 +140,20 @@ class PostTrainingAlgorithms(Algorithm):
     def _start(self, ctx: JobContext) -> PreTrainedModel:
         """The policy that training starts from: last round's, or the reference. Never a kept one."""
         with ctx.loading():
-            from pipeline.algos.text import reference_source
+            from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_policy
             from pipeline.training.lora import with_adapters
             from pipeline.training.policy import without_dropout
         algo = policy_settings(ctx)
         previous = ctx.optional_input("train@previous") if algo.warm_start else None
-        source = str(previous) if previous else reference_source(ctx.input("reference.train"))
+        source = str(previous) if previous else reference_source(ctx)
         with ctx.loading():
-            model = load_policy(source, replace(ctx.config.system, dtype=self._dtype(ctx)), ctx.device)
+            model = load_policy(
+                source,
+                replace(ctx.config.system, dtype=self._dtype(ctx)),
+                ctx.device,
+                trust_remote_code=trusts_code(ctx),
+            )
         model.requires_grad_(True)
         adapted: Any = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
         without_dropout(adapted)
@@ -193,7 +204,7 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
         folder: Output of a training.
         compared: Whether its divergence from the reference is wanted.
     """
-    from pipeline.algos.text import reference_model
+    from pipeline.algos.text import reference_model, trusts_code
     from pipeline.generation.divergence import TrainedPolicy
     from pipeline.models.batch_size import BatchSizes
     from pipeline.models.load import load_policy
@@ -201,7 +212,9 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
     reference, tokenizer = reference_model(ctx)
     system = ctx.config.system
     key = ("policy", str(folder))
-    model = ctx.models.get(key, lambda: load_policy(folder, system, ctx.device), ctx.loading)
+    model = ctx.models.get(
+        key, lambda: load_policy(folder, system, ctx.device, trust_remote_code=trusts_code(ctx)), ctx.loading
+    )
     sizes = BatchSizes(ctx.hints, ctx.device, model)
     policy = TrainedPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
     policy.reference = reference if compared else None

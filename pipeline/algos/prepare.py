@@ -15,7 +15,7 @@ PREPARE = Stage("prepare", config=("dataset",), seeded=False, loads_models=False
 TOKENIZE = Stage(
     "tokenize",
     reads=(Read("prepare"), REFERENCE_TRAIN),
-    config=("dataset",),
+    config=("dataset", "model"),
     seeded=False,
     loads_models=False,
     seconds=10.0,
@@ -37,11 +37,12 @@ class Preparation(Algorithm):
     def tokenize(self, ctx: JobContext) -> None:
         """Write the token ids of every prompt, by the reference's tokenizer."""
         with ctx.loading():
-            from pipeline.algos.text import open_dataset, reference_source
+            from pipeline.algos.text import open_dataset, reference_source, trusts_code
             from pipeline.datasets.prepared import PreparedDataset
             from pipeline.datasets.tokenized import tokenized
             from pipeline.models.load import load_tokenizer
         dataset = open_dataset(ctx)
         if not isinstance(dataset, PreparedDataset):
             raise JobError(f"{ctx.job_id}: its dataset was not prepared")
-        tokenized(dataset, load_tokenizer(reference_source(ctx.input("reference.train"))), ctx.out)
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenized(dataset, tokenizer, ctx.out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import ClassVar
 
 from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
@@ -21,12 +20,12 @@ class Reference(Algorithm):
     )
 
     def train(self, ctx: JobContext) -> None:
-        """Train a tiny model, or note where the model is that the configuration names."""
+        """Train a tiny model, or note where the model is that the configuration names; see `models.source`."""
         model = ctx.config.model
         if not isinstance(model, TinyModelConfig):
-            path = Path(str(model.path))
-            source = str(path.absolute()) if path.is_dir() else model.path
-            (ctx.out / "model.json").write_text(json.dumps({"path": source}) + "\n")
+            with ctx.loading():
+                from pipeline.models.source import write_reference
+            write_reference(model, ctx.out)
             return
         with ctx.loading():
             from pipeline.algos.text import open_dataset

@@ -19,8 +19,11 @@ ALGORITHMS = {
 }
 """Name -> dotted path of the class."""
 
-REFERENCE = ("reference", "pipeline.algos.reference:Reference")
-"""The pseudo-algorithm of round 0."""
+SHARED = {
+    "dataset": "pipeline.algos.prepare:Preparation",
+    "reference": "pipeline.algos.reference:Reference",
+}
+"""What all chains share, written as algorithms of round 0."""
 
 
 def known_algorithms() -> list[str]:
@@ -34,7 +37,7 @@ def load_algorithm(name: str, class_path: str | None = None) -> type[Algorithm]:
     Raises:
         ConfigError: The name is unknown, the path names no `Algorithm`, or a stage has no method.
     """
-    known = dict([*ALGORITHMS.items(), REFERENCE])
+    known = {**ALGORITHMS, **SHARED}
     if class_path is None and name not in known:
         raise ConfigError(unknown_name("algorithm", name, ALGORITHMS))
     path = class_path or known[name]

@@ -9,6 +9,7 @@ trains on.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -84,11 +85,12 @@ class LearntReward:
 
     def save(self, name: str = ABOUT) -> None:
         """Save the model with its tokenizer, and what became of the fit."""
-        from pipeline.algos.text import reference_source
+        from pipeline.algos.text import reference_source, trusts_code
         from pipeline.models.load import load_tokenizer
 
         self.model.cpu().save_pretrained(self._ctx.out)
-        load_tokenizer(reference_source(self._ctx.input("reference.train"))).save_pretrained(self._ctx.out)
+        source, trust = reference_source(self._ctx), trusts_code(self._ctx)
+        load_tokenizer(source, trust_remote_code=trust).save_pretrained(self._ctx.out)
         (self._ctx.out / name).write_text(json.dumps(self.about) + "\n")
 
 
@@ -98,14 +100,16 @@ def reward_tokens_trained(ctx: JobContext) -> int:
 
 
 def _fresh(ctx: JobContext) -> ValueModel:
-    from pipeline.algos.text import reference_source
+    from pipeline.algos.text import reference_source, trusts_code
     from pipeline.models.load import load_policy
+    from pipeline.models.source import value_folder
     from pipeline.models.value import value_model_from
 
-    source = ctx.config.model.value_path or reference_source(ctx.input("reference.train"))
     system = replace(ctx.config.system, dtype=DType.float32)
-    with ctx.loading():
-        model = value_model_from(load_policy(source, system, ctx.device), HeadType.v)
+    with ctx.loading(), tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
+        source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
+        backbone = load_policy(source, system, ctx.device, trust_remote_code=trusts_code(ctx))
+        model = value_model_from(backbone, HeadType.v)
     model.to(ctx.device)  # type: ignore[arg-type]
     model.requires_grad_(True)
     return model

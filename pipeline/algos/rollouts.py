@@ -68,7 +68,7 @@ class Rollouts:
         Returns:
             Whole completions: prefix and rest.
         """
-        limits = [0 if self._over(policy, prefix) else policy.limit - len(prefix) for prefix in prefixes]
+        limits = [0 if policy.ended(prefix) else policy.limit - len(prefix) for prefix in prefixes]
         open_ones = [index for index, limit in enumerate(limits) if limit > 0]
         keys = None if stream is None else self.keys(stream).reshape(-1, 1)[open_ones]
         starts = [self.prompts[index] + list(prefixes[index]) for index in open_ones]
@@ -79,9 +79,6 @@ class Rollouts:
         for index, rest in zip(open_ones, decoded.tokens, strict=True):
             finished[index] += rest
         return finished
-
-    def _over(self, policy: TextPolicy, prefix: Sequence[int]) -> bool:
-        return policy.eos_id is not None and bool(prefix) and prefix[-1] == policy.eos_id
 
     def _report(self, done: int, tokens: int) -> None:
         self._ctx.progress(min(done, len(self._ids) * self._samples), tokens=self._generated + tokens)

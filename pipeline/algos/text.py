@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.algos.base import DATASET, PROMPTS, JobContext
 from pipeline.config.load import to_plain
+from pipeline.config.schema import HFModelConfig
 from pipeline.datasets.base import Dataset, Row, plain_text
 from pipeline.datasets.registry import load_dataset
 from pipeline.datasets.tokenized import TokenizedPrompts
@@ -26,26 +27,35 @@ from pipeline.generation.sampling import sample_keys
 from pipeline.generation.tilt import Tilt
 from pipeline.models.batch_size import BatchSizes
 from pipeline.models.load import load_policy, load_tokenizer, load_value
+from pipeline.models.source import reference_folder
 from pipeline.rewards.scoring import Scored, Scorer
 
 FRONT_METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token")
-POINTER = "model.json"
-"""In the output of a reference that was not trained in the run: where its model is."""
 
 
-def reference_source(folder: Path) -> str:
-    """Folder or hub id of the reference's model."""
-    pointer = folder / POINTER
-    return str(json.loads(pointer.read_bytes())["path"]) if pointer.is_file() else str(folder)
+def reference_source(ctx: JobContext) -> str:
+    """The folder of the reference's model and tokenizer."""
+    return reference_folder(ctx.input("reference.train"), ctx.config.model)
 
 
 def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The reference and its tokenizer, kept loaded between jobs."""
-    source = reference_source(ctx.input("reference.train"))
-    system = ctx.config.system
-    model = ctx.models.get(("policy", source), lambda: load_policy(source, system, ctx.device), ctx.loading)
-    tokenizer = ctx.models.get(("tokenizer", source), lambda: load_tokenizer(source), ctx.loading)
+    source, system, trust = reference_source(ctx), ctx.config.system, trusts_code(ctx)
+    model = ctx.models.get(
+        ("policy", source),
+        lambda: load_policy(source, system, ctx.device, trust_remote_code=trust),
+        ctx.loading,
+    )
+    tokenizer = ctx.models.get(
+        ("tokenizer", source), lambda: load_tokenizer(source, trust_remote_code=trust), ctx.loading
+    )
     return model, tokenizer
+
+
+def trusts_code(ctx: JobContext) -> bool:
+    """Whether the user lets the model bring Python code along."""
+    model = ctx.config.model
+    return isinstance(model, HFModelConfig) and model.trust_remote_code
 
 
 def reference_policy(ctx: JobContext, dataset: Dataset) -> TextPolicy:
@@ -74,9 +84,9 @@ def encode(ctx: JobContext, policy: TextPolicy, rows: Sequence[Row]) -> list[lis
     """Token ids of the prompts of rows: those of the preparation, where there was one."""
     prepared = ctx.optional_input(PROMPTS)
     if prepared is None:
-        return policy.encode([row.prompt for row in rows])
+        return policy.fitted(policy.encode([row.prompt for row in rows]))
     prompts = TokenizedPrompts(prepared)
-    return [prompts[row.id] for row in rows]
+    return policy.fitted([prompts[row.id] for row in rows])
 
 
 def round_rows(ctx: JobContext, dataset: Dataset) -> list[Row]:

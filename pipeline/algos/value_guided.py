@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -92,7 +93,7 @@ class ValueGuidedAlgorithms(Algorithm):
         """Fit the value model and save it with the reference's tokenizer."""
         with ctx.loading():
             from pipeline.algos.rounds import tokens_generated
-            from pipeline.algos.text import reference_source
+            from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
             from pipeline.training.sequences import Sequences
             from pipeline.training.value import fit_value
@@ -112,7 +113,8 @@ class ValueGuidedAlgorithms(Algorithm):
             hints=ctx.hints,
         )
         model.cpu().save_pretrained(ctx.out)
-        load_tokenizer(reference_source(ctx.input("reference.train"))).save_pretrained(ctx.out)
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenizer.save_pretrained(ctx.out)
         about = {
             "tokens_generated": tokens_generated(ctx),
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
@@ -155,8 +157,9 @@ class ValueGuidedAlgorithms(Algorithm):
     def _start(self, ctx: JobContext) -> ValueModel:
         """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
         with ctx.loading():
-            from pipeline.algos.text import reference_source
+            from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_policy, load_value
+            from pipeline.models.source import value_folder
             from pipeline.models.value import value_model_from
         # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
         algo, system = _settings(ctx), replace(ctx.config.system, dtype=DType.float32)
@@ -165,8 +168,10 @@ class ValueGuidedAlgorithms(Algorithm):
             if previous is not None and algo.warm_start:
                 model = load_value(previous, system, ctx.device)
             else:
-                source = ctx.config.model.value_path or reference_source(ctx.input("reference.train"))
-                model = value_model_from(load_policy(source, system, ctx.device), algo.head, self.atoms(algo))
+                with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
+                    source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
+                    backbone = load_policy(source, system, ctx.device, trust_remote_code=trusts_code(ctx))
+                model = value_model_from(backbone, algo.head, self.atoms(algo))
         model.to(ctx.device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model

@@ -145,8 +145,9 @@ def _tables(config: Config) -> Iterator[str]:
         if not names:
             yield f"{table} is empty: name at least one"
         yield from (f"{table}.{name}: not a plain name" for name in names if not _NAME.fullmatch(name))
-    if "reference" in config.algos:
-        yield "algos.reference: this name is taken by the reference policy"
+    for name, taken_by in (("reference", "the reference policy"), ("dataset", "the preparation of datasets")):
+        if name in config.algos:
+            yield f"algos.{name}: this name is taken by {taken_by}"
     for name, algo in config.algos.items():
         if algo.enabled:
             yield from _algo(f"algos.{name}", algo, config)

@@ -53,6 +53,7 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
         overrides: The command line; ``algos.NAME.class_path=...`` makes NAME a known algorithm with the
             settings of its class.
     """
+    OmegaConf.register_new_resolver("shipped", lambda name: str(conf_dir() / name), replace=True)
     store = ConfigStore.instance()
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
     shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}

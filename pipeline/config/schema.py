@@ -110,6 +110,13 @@ class Ties(Enum):
     coin = "coin"  # a fair draw decides
 
 
+class LongPrompts(Enum):
+    """What happens to a prompt that leaves no room for the completion in the model's context."""
+
+    refuse = "refuse"  # the job fails and says which prompt it is
+    truncate = "truncate"  # its last tokens are kept
+
+
 class PairSource(Enum):
     """Where DPO's pairs come from."""
 
@@ -226,6 +233,7 @@ class GenerationConfig:
     temperature: float = 1.0
     top_p: float = 1.0
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
+    long_prompts: LongPrompts = LongPrompts.refuse
 
 
 @dataclass(kw_only=True)
@@ -693,11 +701,23 @@ class ModelConfig:
     """A reference policy and the backbone of the value models that guide it."""
 
     kind: str = MISSING
-    """`tiny` (trained in the run) or `hf` (a Hugging Face folder or hub id)."""
-    path: str | None = None
-    """Folder or hub id, for `hf`."""
-    value_path: str | None = None
-    """Backbone of value models; null copies the reference's. Must share its tokenizer."""
+    """`tiny` (trained in the run) or `hf` (any causal language model that transformers loads)."""
+    path: str | None = _hint(None)
+    """For `hf`: folder, GGUF file or hub id. Results depend on the content (`plan.models`), not on where it is."""
+    value_path: str | None = _hint(None)
+    """Backbone of value models, likewise; null copies the reference's. Must share its tokenizer."""
+
+
+@dataclass(kw_only=True)
+class HFModelConfig(ModelConfig):
+    """A causal language model of the Hugging Face ecosystem; docs/models.md has examples."""
+
+    revision: str | None = _hint(None)
+    """Commit, tag or branch of `path` on the hub; null takes the newest."""
+    value_revision: str | None = _hint(None)
+    """The same for `value_path`."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for models whose code you have read."""
 
 
 @dataclass(kw_only=True)
@@ -792,5 +812,5 @@ DATASET_SCHEMAS: dict[str, type[DatasetConfig]] = {
 }
 """Settings of the datasets that ship, by kind."""
 
-MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {"tiny": TinyModelConfig, "hf": ModelConfig}
+MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {"tiny": TinyModelConfig, "hf": HFModelConfig}
 """Settings of models, by kind."""

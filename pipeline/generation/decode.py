@@ -8,6 +8,7 @@ Shapes: N samples in all, B rows of a batch, V tokens of the vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ class DecodeSettings:
         temperature: Of the reference's distribution, before guidance.
         top_p: Nucleus of it that is kept.
         eos_id: Token that ends a completion, which includes it; None where nothing does.
+        further_end_ids: Others that do, for models that have several.
         pad_id: Token that fills up short prompts.
         device: ``cpu`` or ``cuda``.
     """
@@ -41,6 +43,7 @@ class DecodeSettings:
     temperature: float = 1.0
     top_p: float = 1.0
     eos_id: int | None = None
+    further_end_ids: tuple[int, ...] = ()
     pad_id: int = 0
     device: str = "cpu"
 
@@ -172,13 +175,16 @@ class _Rows:
         if self.guidance is None:
             return logprobs.argmax(-1) if uniform is None else draw_tokens(logprobs, uniform)
         tokens, divergence = guided_step(self.guidance, logprobs, uniform)
-        kl[live] += divergence
+        kl.index_add_(0, live, divergence)
         return tokens
 
     def _drop_finished(self, step: int, tokens: Tensor, ends: NDArray[np.int64]) -> bool:
         finished = self.budgets[self.live] <= step + 1
         if self.settings.eos_id is not None:
-            finished |= (tokens == self.settings.eos_id).cpu().numpy()
+            ends_here = tokens == self.settings.eos_id
+            for token in self.settings.further_end_ids:
+                ends_here |= tokens == token
+            finished |= ends_here.cpu().numpy()
         if not finished.any():
             return False
         ends[self.live[finished]] = step + 1
@@ -228,13 +234,14 @@ def guided_step(guidance: Guidance, logprobs: Tensor, uniform: Tensor | None) ->
         Tokens, shape [B], and the KL divergence of the step in nats, shape [B].
     """
     candidates = find_candidates(logprobs, guidance.tilt)
-    asked = candidates.ids
+    asked, valid = candidates.ids, candidates.logprobs > -math.inf
     draw = None if uniform is None else split_draw(logprobs, candidates, uniform, guidance.tilt)
     outside = draw is not None and not guidance.tilt.truncate and bool(draw.outside.any())
     if draw is not None and outside:
         # A row whose draw falls outside still has to feed that token to the value model: in a column of its own.
         asked = torch.cat([asked, draw.tokens[:, None]], -1)
-    values = guidance.reader.values(asked)
+        valid = torch.cat([valid, draw.outside[:, None]], -1)
+    values = guidance.reader.values(asked, valid)
     width = candidates.ids.shape[1]
     guided = guided_logprobs(candidates, values[:, :width], guidance.tilt)
     columns = guided.argmax(-1) if draw is None else draw_columns(guided, draw)

@@ -1,7 +1,7 @@
 """A value model that follows decoding with a KV cache of its own.
 
-    head "v"    all candidates in one forward pass, each seeing the prefix and itself alone (a 4-D mask); the
-                chosen candidate's keys and values then stay in the cache, so no token is computed twice
+    head "v"    all candidates in one forward pass, each seeing the prefix and itself alone; the chosen candidate's
+                keys and values then stay in the cache, so no token is computed twice
     head "q"    one token per step: its output already holds the value of every next token
 
 Shapes: B rows, L cached positions, K candidates, V tokens of the vocabulary.
@@ -9,13 +9,16 @@ Shapes: B rows, L cached positions, K candidates, V tokens of the vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.config.schema import HeadType
 from pipeline.generation.batching import PromptBatch
+from pipeline.generation.packed import CannotPack, PackedStep, Packing, can_pack, packed
 from pipeline.generation.slots import SlotCache
 from pipeline.models.value import ValueModel
 
@@ -26,8 +29,16 @@ class ValueReader(Protocol):
     def begin(self, batch: PromptBatch, samples: int, room: int) -> None:
         """Read the prompts; each becomes `samples` rows, adjacent, with room for so many further slots."""
 
-    def values(self, candidates: Tensor) -> Tensor:
-        """Value logits of tokens that could come next, shape [B, K] as `candidates`."""
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+        """Value logits of tokens that could come next.
+
+        Args:
+            candidates: Token ids, shape [B, K].
+            valid: Which of them are asked for, shape [B, K]; the first of a row always is.
+
+        Returns:
+            Shape [B, K], or [B, K, n] with n atoms; finite but of no meaning where nothing is asked for.
+        """
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
         """The rows took these tokens, which stood in these columns of the last call of `values`; shape [B]."""
@@ -80,17 +91,47 @@ class CandidateReader:
 
     def __init__(self, model: ValueModel) -> None:
         self._model = model
+        self._packs = can_pack(model.backbone)
         self._prefix: _Prefix
+        self._hidden: Tensor | None
+        self._packing: Packing | None
         self._length = 0
 
     def begin(self, batch: PromptBatch, samples: int, room: int) -> None:
         """Read the prompts."""
-        self._prefix = _Prefix(self._model, batch, room)
-        self._prefix.read(samples)
+        self._prefix = prefix = _Prefix(self._model, batch, room)
+        prefix.read(samples)
+        self._hidden = None
+        if prefix.mask is not None:
+            padding = F.pad(prefix.mask == 0, (0, prefix.cache.get_max_length() - prefix.mask.shape[1]))
+            hidden = torch.zeros(padding.shape, dtype=self._model.dtype, device=padding.device)
+            self._hidden = hidden.masked_fill_(padding, -math.inf)[:, None]
 
-    def values(self, candidates: Tensor) -> Tensor:
-        """Forward all candidates at once; their slots stay in the cache until `advance`."""
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+        """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
+        if self._packs:
+            try:
+                return self._packed(candidates, valid)
+            except CannotPack:
+                self._packs = False
+        return self._padded(candidates)
+
+    def _packed(self, candidates: Tensor, valid: Tensor) -> Tensor:
         prefix = self._prefix
+        self._packing = packing = Packing(valid)
+        with packed(self._model.backbone, PackedStep(packing, prefix.cache, self._hidden)):
+            values: Tensor = self._model(
+                packing.pack(candidates),
+                position_ids=prefix.lengths.index_select(0, packing.rows)[None],
+                past_key_values=prefix.cache,
+                use_cache=True,
+            )
+        return packing.unpack(values)
+
+    def _padded(self, candidates: Tensor) -> Tensor:
+        """The way for any model: candidates of all rows side by side in the cache, until one is chosen."""
+        prefix = self._prefix
+        self._packing = None
         self._length = prefix.cache.get_seq_length()
         values: Tensor = self._model(
             candidates,
@@ -101,15 +142,19 @@ class CandidateReader:
         )
         return values
 
-    def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - their slots are in the cache
-        """Keep the slot of the chosen candidate and drop the others."""
+    def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - their keys are known already
+        """Keep what attention needs of the chosen candidate and drop the others."""
         prefix = self._prefix
-        prefix.cache.keep_slot(self._length, columns)
+        if self._packing is None:
+            prefix.cache.keep_slot(self._length, columns)
+        else:
+            prefix.cache.append_held(self._packing.chosen(columns))
         prefix.grow()
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows only."""
         self._prefix.keep(rows)
+        self._hidden = None if self._hidden is None else self._hidden[rows]
 
 
 class VocabularyReader:
@@ -127,7 +172,7 @@ class VocabularyReader:
         self._next = self._prefix.read(samples)
         self._unread = None
 
-    def values(self, candidates: Tensor) -> Tensor:
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:  # noqa: ARG002 - all are there
         """Read the token that was taken last, then look the candidates up."""
         if self._unread is not None:
             self._next = self._read(self._unread)

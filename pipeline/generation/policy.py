@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config.schema import GenerationConfig
+from pipeline.config.schema import GenerationConfig, LongPrompts
 from pipeline.datasets.base import Dataset, Text
 from pipeline.datasets.tokenized import encode_prompts
+from pipeline.errors import DataError
 from pipeline.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.generation.sampling import Keys
 from pipeline.models.batch_size import BatchSizes
+from pipeline.models.load import context_length, end_ids
 
 
 class TextPolicy:
@@ -23,6 +25,7 @@ class TextPolicy:
     Attributes:
         limit: New tokens per completion at most.
         eos_id: Token that ends a completion, or None.
+        end_ids: All tokens that do, `eos_id` first.
     """
 
     def __init__(
@@ -36,7 +39,9 @@ class TextPolicy:
         sizes: BatchSizes | None = None,
     ) -> None:
         self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
-        self.eos_id = tokenizer.eos_token_id
+        self.end_ids = end_ids(model, tokenizer)
+        self.eos_id = self.end_ids[0] if self.end_ids else None
+        self._long_prompts = generation.long_prompts
         self._fixed_length = dataset.fixed_length
         self._model = model
         self._tokenizer = tokenizer
@@ -47,6 +52,7 @@ class TextPolicy:
             temperature=generation.temperature,
             top_p=generation.top_p,
             eos_id=self.eos_id,
+            further_end_ids=self.end_ids[1:],
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
             device=device,
         )
@@ -55,14 +61,41 @@ class TextPolicy:
         """Token ids of prompts; see `encode_prompts`."""
         return encode_prompts(self._tokenizer, prompts)
 
+    def fitted(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Prompts that leave room for a whole completion in the model's context.
+
+        Raises:
+            DataError: One does not, and `generation.long_prompts` says to refuse it.
+        """
+        context = context_length(self._model)
+        room = None if context is None else context - self.limit
+        if room is not None and room < 1:
+            raise DataError(
+                f"generation.max_new_tokens={self.limit} leaves no room for a prompt in the model's context of "
+                f"{context} tokens; ask for fewer"
+            )
+        for prompt in prompts:
+            if room is not None and len(prompt) > room and self._long_prompts is LongPrompts.refuse:
+                start = str(self._tokenizer.decode(list(prompt[:20])))
+                raise DataError(
+                    f"a prompt of {len(prompt)} tokens ({start!r}...) does not fit: the model's context of "
+                    f"{context} tokens has room for {room} beside the {self.limit} of a completion. Leave such "
+                    "rows out, lower generation.max_new_tokens, or set generation.long_prompts=truncate to keep "
+                    "the last tokens."
+                )
+        return [list(prompt if room is None else prompt[-room:]) for prompt in prompts]
+
     def text(self, completions: Sequence[Sequence[int]]) -> list[str]:
         """Texts of completions, without special tokens."""
         return [str(self._tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in completions]
 
     def truncated(self, completion: Sequence[int]) -> bool:
         """Whether a completion was cut off at the limit rather than ended by the policy."""
-        ended = bool(completion) and completion[-1] == self.eos_id and self.eos_id is not None
-        return not self._fixed_length and len(completion) >= self.limit and not ended
+        return not self._fixed_length and len(completion) >= self.limit and not self.ended(completion)
+
+    def ended(self, completion: Sequence[int]) -> bool:
+        """Whether the policy itself ended a completion."""
+        return bool(completion) and completion[-1] in self.end_ids
 
     def complete(
         self,

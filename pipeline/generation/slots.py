@@ -27,6 +27,8 @@ class SlotLayer(CacheLayerMixin):
         super().__init__()
         self.capacity = capacity
         self.used = 0
+        self.holding = False
+        self.held: tuple[Tensor, Tensor]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the buffers, shape [B, H, C, D]."""
@@ -37,7 +39,10 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: object, **_options: object
     ) -> tuple[Tensor, Tensor]:
-        """Append; returns views of all slots in use."""
+        """Append; returns views of all slots in use. While holding, note what is given and return it alone."""
+        if self.holding:
+            self.held = (key_states, value_states)
+            return self.held
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self.used + key_states.shape[-2]
@@ -79,6 +84,15 @@ class SlotLayer(CacheLayerMixin):
                 buffer[:, :, start] = buffer[rows, :, start + columns]
         self.used = start + 1
 
+    def append_held(self, chosen: Tensor) -> None:
+        """Append of what was noted, shape [1, H, N, D], one slot per row; shape of `chosen`: [B]."""
+        if self.used == self.capacity:
+            raise JobError(f"a cache of {self.capacity} slots cannot hold {self.used + 1}")
+        for buffer, noted in zip((self.keys, self.values), self.held, strict=True):
+            buffer[:, :, self.used] = noted[0].transpose(0, 1).index_select(0, chosen)
+        self.used += 1
+        del self.held
+
 
 class SlotCache(Cache):
     """A cache of `SlotLayer`s for any decoder whose layers all attend to everything before."""
@@ -115,6 +129,16 @@ class SlotCache(Cache):
         """Of the slots from `start` on keep one per row, at `start`; shape of `columns`: [B]."""
         for layer in self.layers:
             layer.keep_slot(start, columns)
+
+    def hold(self, holding: bool) -> None:
+        """Whether layers only note what they are given, instead of appending it."""
+        for layer in self.layers:
+            layer.holding = holding
+
+    def append_held(self, chosen: Tensor) -> None:
+        """Of the states that were noted last, append one per row; shape of `chosen`: [B]."""
+        for layer in self.layers:
+            layer.append_held(chosen)
 
 
 def _buffer(like: Tensor, rows: int, capacity: int) -> Tensor:

@@ -42,7 +42,7 @@ def atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
 
 
 def expected_offset(eta: float, low: float = 0.0, high: float = 1.0) -> Offset:
-    """Controlled decoding (arXiv 2310.17022): ``E[R] / eta``; R is `high` with probability sigmoid(z) or `low`."""
+    """Controlled decoding (arXiv 2310.17022): ``E[R] / eta``; R is `high` with chance sigmoid(z), else `low`."""
     return lambda z: (low + (high - low) * torch.sigmoid(z)) / eta
 
 
@@ -96,11 +96,11 @@ def find_candidates(logprobs: Tensor, tilt: Tilt) -> Candidates:
     found = logprobs.topk(min(tilt.top_k, logprobs.shape[-1]), dim=-1)
     if tilt.min_p <= 0:
         return Candidates(found.indices, found.values)
-    valid = found.values >= math.log(tilt.min_p)
-    valid[:, 0] = True
-    width = int(valid.sum(-1).max())
-    kept = found.values[:, :width].masked_fill(~valid[:, :width], -math.inf)
-    return Candidates(found.indices[:, :width], kept)
+    dropped = found.values < math.log(tilt.min_p)
+    dropped[:, 0] = False
+    # Columns are sorted, so those that all rows drop are the last ones.
+    width = dropped.shape[1] - int(dropped.all(0).sum())
+    return Candidates(found.indices[:, :width], found.values.masked_fill_(dropped, -math.inf)[:, :width])
 
 
 def guided_logprobs(candidates: Candidates, values: Tensor, tilt: Tilt) -> Tensor:
@@ -120,8 +120,9 @@ def step_kl(candidates: Candidates, guided: Tensor) -> Tensor:
 
     Only candidates contribute: the others have the reference's probability, or none.
     """
-    terms = guided.double().exp() * (guided.double() - candidates.logprobs.double())
-    return torch.where(candidates.logprobs.isinf(), torch.zeros_like(terms), terms).sum(-1)
+    exact = guided.double()
+    terms = exact.exp() * (exact - candidates.logprobs)
+    return terms.masked_fill_(candidates.logprobs.isinf(), 0.0).sum(-1)
 
 
 def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Tilt) -> Tensor:

@@ -6,17 +6,32 @@ Shapes: B sequences, T positions, V tokens of the vocabulary.
     head "q"    V outputs per position: the value of each token that could come next
 
 An output is one logit, or with n atoms n of them: a distribution over n rewards.
+
+A saved one is its backbone as transformers saves it, which any program loads with `AutoModel`, and the head:
+
+    config.json, model.safetensors      the backbone
+    value_head.json                     {"head": "v", "atoms": 1}
+    value_head.safetensors              weight, shape [outputs, hidden size], and bias, shape [outputs]
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import os
+from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
 from pipeline.config.schema import HeadType
+from pipeline.errors import JobError
+from pipeline.results.paths import write_whole
+
+HEAD_SETTINGS = "value_head.json"
+HEAD_WEIGHTS = "value_head.safetensors"
 
 
 class ValueConfig(PreTrainedConfig):
@@ -42,7 +57,7 @@ class ValueConfig(PreTrainedConfig):
 
 
 class ValueModel(PreTrainedModel):
-    """Scores candidate tokens. Saved and loaded as any model of transformers."""
+    """Scores candidate tokens. Saved and loaded by the methods of any model of transformers."""
 
     config_class = ValueConfig
     config: ValueConfig
@@ -50,14 +65,73 @@ class ValueModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
 
-    def __init__(self, config: ValueConfig) -> None:
+    def __init__(self, config: ValueConfig, backbone: PreTrainedModel | None = None) -> None:
+        """Make a model.
+
+        Args:
+            config: Of backbone and head.
+            backbone: Taken as it is; None makes one with random weights.
+        """
         super().__init__(config)
-        backbone = config.backbone
-        assert isinstance(backbone, PreTrainedConfig)
-        self.backbone = AutoModel.from_config(backbone)
-        outputs = 1 if config.head == HeadType.v.name else backbone.get_text_config().vocab_size
-        self.head = nn.Linear(backbone.get_text_config().hidden_size, outputs * config.atoms)
-        self.post_init()
+        shape = config.backbone
+        assert isinstance(shape, PreTrainedConfig)
+        made = AutoModel.from_config(shape) if backbone is None else backbone
+        outputs = 1 if config.head == HeadType.v.name else shape.get_text_config().vocab_size
+        self.head = nn.Linear(shape.get_text_config().hidden_size, outputs * config.atoms)
+        if backbone is None:
+            self.backbone = made
+            self.post_init()
+        else:
+            # Initialised after the head alone, whose weights are there to be replaced.
+            self.post_init()
+            self.backbone = made
+            self.head.to(dtype=made.dtype, device=made.device)
+
+    def save_pretrained(  # type: ignore[override]
+        self, save_directory: str | os.PathLike[str], **options: Any
+    ) -> None:
+        """Save backbone and head; see the top of the module.
+
+        Args:
+            save_directory: Folder to write to.
+            options: As transformers takes them for the backbone.
+        """
+        folder = Path(save_directory)
+        self.backbone.save_pretrained(folder, **options)
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
+        save_file(weights, folder / HEAD_WEIGHTS)
+        write_whole(
+            folder / HEAD_SETTINGS, json.dumps({"head": self.config.head, "atoms": self.config.atoms}) + "\n"
+        )
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], **options: Any) -> ValueModel:  # type: ignore[override]
+        """Load what `save_pretrained` saved.
+
+        Args:
+            folder: Where.
+            options: As transformers takes them: ``dtype``, ``attn_implementation``, ...
+
+        Raises:
+            JobError: There is no head, or it does not belong to this backbone.
+        """
+        backbone: PreTrainedModel = AutoModel.from_pretrained(str(folder), **options)
+        try:
+            settings = json.loads((Path(folder) / HEAD_SETTINGS).read_bytes())
+            head, atoms = HeadType[settings["head"]].name, int(settings["atoms"])
+            # A copy: what a model does to its configuration is not for the backbone's, which is loaded already.
+            shape = copy.deepcopy(backbone.config)
+            attention = backbone.config._attn_implementation
+            config = ValueConfig(backbone=shape, head=head, atoms=atoms, attn_implementation=attention)
+            model = cls(config, backbone)
+            model.head.load_state_dict(load_file(Path(folder) / HEAD_WEIGHTS))
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise JobError(
+                f"{folder}: no value model: {HEAD_SETTINGS} and {HEAD_WEIGHTS} must hold a head that fits the "
+                f"model beside them ({type(error).__name__}: {error})"
+            ) from error
+        model.eval()
+        return model
 
     def forward(
         self,
@@ -124,7 +198,3 @@ def _without_dropout(config: PreTrainedConfig) -> None:
     for name, value in vars(config).items():
         if isinstance(value, float) and (name.endswith(("dropout", "pdrop")) or "dropout" in name):
             setattr(config, name, 0.0)
-
-
-AutoConfig.register(ValueConfig.model_type, ValueConfig)
-AutoModel.register(ValueConfig, ValueModel)

@@ -70,6 +70,7 @@ def build_plan(
     config: Config,
     seconds: Mapping[str, float] | None = None,
     sources: Mapping[str, Mapping[str, Any]] | None = None,
+    models: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Plan:
     """Plan a request.
 
@@ -78,12 +79,13 @@ def build_plan(
         seconds: Measured run time per sample (per job where it has no samples) by `duration_name`; used for
             ordering and estimates only.
         sources: Dataset -> what its rows follow from besides its settings; see `results.sources`.
+        models: Model -> what identifies its content, by role; see `plan.models`.
 
     Raises:
         ConfigError: An algorithm cannot be loaded.
         PlanError: A stage reads one that does not exist.
     """
-    builder = _Builder(config, seconds or {}, sources or {})
+    builder = _Builder(config, seconds or {}, sources or {}, models or {})
     for chain in chains(config):
         if chain.algo == REFERENCE:
             builder.add_reference(chain)
@@ -106,11 +108,16 @@ class _Builder:
     """Collects jobs; a result that several chains need is planned once, under the name it met first."""
 
     def __init__(
-        self, config: Config, seconds: Mapping[str, float], sources: Mapping[str, Mapping[str, Any]]
+        self,
+        config: Config,
+        seconds: Mapping[str, float],
+        sources: Mapping[str, Mapping[str, Any]],
+        models: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self.config = config
         self.seconds = seconds
         self.sources = sources
+        self.models = models
         self._prepared = {name: load_dataset(section).prepared for name, section in config.datasets.items()}
         self.jobs: dict[str, Job] = {}
         self.edges: list[tuple[str, str]] = []
@@ -239,11 +246,21 @@ class _Builder:
         address = (chain.algo, chain.dataset, chain.model, stage.name)
         if address not in self._configs:
             sections = self._sections(chain, stage)
+            known = {name: determining(section) for name, section in sections.items()}
+            if "model" in known:
+                known["model"] |= self._identity(chain)
             self._configs[address] = (
-                {name: determining(section) for name, section in sections.items()},
+                known,
                 {name: _with_schema(section) for name, section in sections.items()},
             )
         return self._configs[address]
+
+    def _identity(self, chain: Chain) -> dict[str, Any]:
+        """What identifies the content of a model; to the work that all chains share value models do not matter."""
+        found = dict(self.models.get(chain.model, {}))
+        if chain.algo in (REFERENCE, PREPARATION):
+            found.pop("value", None)
+        return {"content": found} if found else {}
 
     def _sections(self, chain: Chain, stage: Stage) -> dict[str, object]:
         own = {

@@ -1,20 +1,28 @@
-"""A reference and the value model that guides it must share one vocabulary: checked before anything starts.
+"""What must fit between tokenizers, models and datasets: checked before anything starts.
 
-Guidance adds a value to the logit of each candidate token, so token 17 has to mean the same to both models. Only
-`tokenizer.json` is read, which takes no torch and no transformers.
+Guidance adds a value to the logit of each candidate token, so token 17 has to mean the same to the reference and
+to the value model that guides it; and a conversation needs a chat template. Only files beside the weights are
+read, or the head of a GGUF file, which takes no torch and no transformers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from pipeline.config.schema import Config, ModelConfig
+from pipeline.config.schema import Config, FilesConfig, ModelConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError
+from pipeline.plan.models import is_gguf
 
 FILE = "tokenizer.json"
+TOKENS = "tokenizer.ggml.tokens"
+SETTINGS = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"
 
 
 def check_tokenizers(config: Config) -> None:
@@ -37,6 +45,37 @@ def check_tokenizers(config: Config) -> None:
                 )
 
 
+def check_chat_templates(config: Config) -> None:
+    """Refuse a model without a chat template for a dataset that is made a conversation.
+
+    Raises:
+        ConfigError: Names the model and the dataset.
+    """
+    chats = [
+        name for name, section in config.datasets.items() if isinstance(section, FilesConfig) and section.chat
+    ]
+    for name, model in config.models.items():
+        if chats and model.path is not None and has_chat_template(model.path) is False:
+            raise ConfigError(
+                f"datasets.{chats[0]}.chat=true makes prompts conversations, but models.{name}.path={model.path} "
+                f"has no chat template. Choose an instruct model, or datasets.{chats[0]}.chat=false."
+            )
+
+
+def has_chat_template(path: str) -> bool | None:
+    """Whether a model brings a chat template; None where that is only known once it is fetched from the hub."""
+    if is_gguf(path):
+        return "tokenizer.chat_template" in _gguf(path).fields
+    if not Path(path).is_dir():
+        return None
+    folder = Path(path)
+    try:
+        settings = json.loads((folder / SETTINGS).read_bytes())
+    except (OSError, ValueError):
+        settings = {}
+    return (folder / TEMPLATE).is_file() or (folder / TEMPLATES).is_dir() or bool(settings.get("chat_template"))
+
+
 def _reference_vocabularies(name: str, model: ModelConfig, config: Config) -> list[tuple[str, dict[str, int]]]:
     if model.path is not None:
         return [(model.path, read_vocabulary(f"models.{name}.path", model.path))]
@@ -51,11 +90,13 @@ def _reference_vocabularies(name: str, model: ModelConfig, config: Config) -> li
 
 
 def read_vocabulary(key: str, path: str) -> dict[str, int]:
-    """Token -> id of a model folder, or of a hub id whose tokenizer is in the local cache.
+    """Token -> id of a model folder, of a GGUF file, or of a hub id whose tokenizer is in the local cache.
 
     Raises:
         ConfigError: There is no tokenizer to read.
     """
+    if is_gguf(path):
+        return {token: index for index, token in enumerate(_gguf(path).fields[TOKENS].contents())}
     file = Path(path) / FILE
     if not file.is_file():
         file = _cached(path) or file
@@ -71,6 +112,19 @@ def read_vocabulary(key: str, path: str) -> dict[str, int]:
             "save_pretrained together with its tokenizer."
         ) from error
     return {**vocabulary, **added}
+
+
+@cache
+def _gguf(path: str) -> Any:
+    """What the head of a GGUF file says; it takes some seconds to read."""
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(path)
+    except Exception as error:  # whatever a wrong byte leads it to
+        raise ConfigError(
+            f"{path}: cannot be read as a GGUF file ({type(error).__name__}). Get it again."
+        ) from error
 
 
 def _cached(repo: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""What the rows of datasets follow from besides their settings: the content of files, an id on the hub.
+"""What datasets and models are besides their settings: the content of files, an id on the hub.
 
 Reads files, so it comes before planning, which does not. Hashes of unchanged files are remembered.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.config.schema import Config
 from pipeline.datasets.fingerprint import file_sha256, source_fingerprint
+from pipeline.plan.models import model_identities
 from pipeline.results.paths import write_whole
 
 FILE = "file_hashes.json"
@@ -29,6 +30,19 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
     """
     known = _Hashes(hints)
     found = {name: source_fingerprint(section, known.sha256) for name, section in config.datasets.items()}
+    known.save()
+    return found
+
+
+def read_models(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
+    """What identifies the content of all models of a request, by name; see `plan.models`.
+
+    Args:
+        config: The request; its models are checked.
+        hints: As in `read_sources`.
+    """
+    known = _Hashes(hints)
+    found = {name: model_identities(section, known.sha256) for name, section in config.models.items()}
     known.save()
     return found
 

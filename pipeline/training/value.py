@@ -10,11 +10,11 @@ from torch import Tensor
 
 from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.models.load import checkpoint_activations
 from pipeline.models.value import ValueModel
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, train
 from pipeline.training.losses import chosen_values, token_atoms, token_bce
-from pipeline.training.policy import checkpoint_gradients
 from pipeline.training.sequences import Sequences, epoch_order, micro_batches
 
 
@@ -82,7 +82,7 @@ def fit_value(
         clear_cache_interval=clear_cache_interval,
     )
     if training.gradient_checkpointing:
-        checkpoint_gradients(model.backbone)
+        checkpoint_activations(model.backbone)
     return train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch)
 
 

@@ -200,7 +200,10 @@ def test_dry_run_imports_no_torch(tmp_path: Path) -> None:
         (["algos.DPOO.enabled=true"], "unknown algorithm 'DPOO'"),
         (["execution.workers=0"], "execution.workers=0: must be at least 1"),
         (["algos.PITA.eta=0"], "algos.PITA.eta=0.0: must be above 0"),
-        (["models.tiny.value_path=no/such/folder"], "cannot read no/such/folder/tokenizer.json"),
+        (
+            ["models.tiny.value_path=no/such/folder"],
+            "models.tiny.value_path=no/such/folder: there is no such file",
+        ),
         (["device=cuda"], "no usable GPU"),
     ],
     ids=["key", "algorithm", "workers", "eta", "value model", "device"],
@@ -223,6 +226,8 @@ def test_models_that_share_no_tokenizer_are_refused(calm: Path, tmp_path: Path) 
     folder.mkdir()
     vocabulary = {"vocab": {"a": 0, "b": 1}}
     (folder / "tokenizer.json").write_text(json.dumps({"model": vocabulary, "added_tokens": []}))
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").touch()
     printed = run(tmp_path / "outputs", f"models.tiny.value_path={folder}", code=2)
     assert "no tokenizer" in printed
     assert "13 tokens against 2" in printed

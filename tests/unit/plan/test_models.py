@@ -1,0 +1,180 @@
+"""Models are known by the content of their files, and refused where those cannot be loaded."""
+
+import hashlib
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.config.schema import Attention, Config, HFModelConfig
+from pipeline.datasets.fingerprint import file_sha256
+from pipeline.errors import ConfigError
+from pipeline.plan.attention import usable_attention
+from pipeline.plan.build import build_plan
+from pipeline.plan.models import check_models, is_local, model_identities
+from pipeline.plan.tokenizers import check_chat_templates
+from pipeline.results.sources import read_models
+
+
+def folder_of(path: Path, **config: object) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "gpt2", **config}))
+    (path / "model.safetensors").write_bytes(b"weights")
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def request(*overrides: str) -> Config:
+    return load_config(["experiment.name=t", "model=hf", *overrides])
+
+
+def identity(path: Path | str, **settings: str) -> dict[str, dict[str, object]]:
+    return model_identities(HFModelConfig(kind="hf", path=str(path), **settings), file_sha256)
+
+
+def keys(config: Config) -> dict[str, str]:
+    return {job.id: job.key for job in build_plan(config, models=read_models(config)).jobs.values()}
+
+
+def test_where_a_model_is_kept_does_not_matter(tmp_path: Path) -> None:
+    one = folder_of(tmp_path / "one")
+    other = tmp_path / "elsewhere" / "other"
+    shutil.copytree(one, other)
+    (other / "README.md").write_text("about the model")
+    (other / "pytorch_model.bin").write_bytes(b"never loaded")
+    assert identity(one) == identity(other)
+    assert keys(request(f"models.hf.path={one}")) == keys(request(f"models.hf.path={other}"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
+def test_every_file_that_is_loaded_matters(tmp_path: Path, name: str) -> None:
+    folder = folder_of(tmp_path / "model")
+    config = request(f"models.hf.path={folder}")
+    before, keys_before = identity(folder), keys(config)
+    (folder / name).write_bytes(b"{} ")
+    assert identity(folder) != before
+    assert not set(keys(config).values()) & set(keys_before.values())
+
+
+def test_the_value_model_matters_to_what_uses_it_alone(tmp_path: Path) -> None:
+    folder, value = folder_of(tmp_path / "model"), folder_of(tmp_path / "value", n_layer=1)
+    without = keys(request(f"models.hf.path={folder}"))
+    given = keys(request(f"models.hf.path={folder}", f"models.hf.value_path={value}"))
+    (value / "model.safetensors").write_bytes(b"other weights")
+    changed = keys(request(f"models.hf.path={folder}", f"models.hf.value_path={value}"))
+    shared = {job for job in without if "/reference/" in job}
+    assert shared
+    assert {job for job in without if without[job] == given[job]} == shared
+    assert {job for job in given if given[job] == changed[job]} == shared
+
+
+def test_a_gguf_file_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF and so on")
+    (tmp_path / "b.gguf").write_bytes(b"GGUF and so on")
+    found = identity(tmp_path / "a.gguf")
+    assert found == identity(tmp_path / "b.gguf")
+    assert found["reference"]["bytes"] == 14
+
+
+def test_a_model_on_the_hub_is_known_by_its_id_and_revision() -> None:
+    assert identity("owner/name") == {"reference": {"hub": "owner/name", "revision": None}}
+    assert identity("gpt2", revision="main") == {"reference": {"hub": "gpt2", "revision": "main"}}
+
+
+def test_a_model_trained_in_the_run_has_no_files() -> None:
+    config = load_config(["experiment.name=t"])
+    assert read_models(config) == {"tiny": {}}
+
+
+def test_hashes_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = request(f"models.hf.path={folder_of(tmp_path / 'model')}")
+    hints = tmp_path / "hints"
+    hints.mkdir()
+    first = read_models(config, hints)
+    monkeypatch.setattr("pipeline.results.sources.file_sha256", lambda path: hashlib.sha256().hexdigest())
+    assert read_models(config, hints) == first
+    assert read_models(config) != first
+
+
+@pytest.mark.parametrize(
+    ("path", "local"),
+    [("owner/name", False), ("gpt2", False), ("./models/x", True), ("/data/x", True), ("a/b/c", True)],
+)
+def test_what_looks_like_a_path_is_no_hub_id(path: str, local: bool) -> None:
+    assert is_local(path) is local
+    assert is_local("model.gguf")
+
+
+def refused(path: Path | str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_models(request(f"models.hf.path={path}", *overrides))
+    return str(caught.value)
+
+
+def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
+    assert "no such file or folder" in refused("./nowhere")
+    assert "pipeline.models.fetch smollm2" in refused("./nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "cannot read" in refused(tmp_path / "empty")
+    pickled = folder_of(tmp_path / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    assert "holds no safetensors (only .bin)" in refused(pickled)
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "no GGUF file" in refused(tmp_path / "notes.txt")
+    (tmp_path / "page.gguf").write_text("<html>")
+    assert "begins with b'<htm'" in refused(tmp_path / "page.gguf")
+
+
+def test_a_missing_package_for_gguf_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF and so on")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'pipeline[gguf]'" in refused(tmp_path / "a.gguf")
+
+
+def test_code_that_comes_with_a_model_needs_consent(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", auto_map={"AutoModelForCausalLM": "modeling_x.X"})
+    assert "models.hf.trust_remote_code=true" in refused(folder)
+    check_models(request(f"models.hf.path={folder}", "models.hf.trust_remote_code=true"))
+
+
+def test_a_conversation_needs_a_chat_template(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    config = request(f"models.hf.path={folder}", "dataset=jsonl", "datasets.jsonl.chat=true")
+    with pytest.raises(ConfigError, match=r"datasets\.jsonl\.chat=true .* has no chat template"):
+        check_chat_templates(config)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    check_chat_templates(config)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    check_chat_templates(config)
+    check_chat_templates(request("models.hf.path=owner/name", "dataset=jsonl", "datasets.jsonl.chat=true"))
+
+
+FLASH = ["experiment.name=t", "system.attn_impl=flash_attention_2"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "installed", "said"),
+    [(False, True, "this run uses none"), (True, False, "not installed"), (True, True, None)],
+    ids=["no GPU", "no package", "usable"],
+)
+def test_flash_attention_gives_way_to_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, installed: bool, said: str | None
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    config, warning = usable_attention(load_config(FLASH), gpu)
+    if said is None:
+        assert warning is None
+        assert config.system.attn_impl is Attention.flash_attention_2
+    else:
+        assert warning is not None
+        assert said in warning
+        assert config.system.attn_impl is Attention.sdpa
+
+
+def test_other_attention_is_left_alone() -> None:
+    config = load_config(["experiment.name=t", "system.attn_impl=eager"])
+    assert usable_attention(config, gpu=False) == (config, None)
