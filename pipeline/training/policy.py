@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from pipeline.config.schema import TrainingConfig
 from pipeline.generation.sampling import policy_logprobs
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.models.load import checkpoint_activations
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, train
 from pipeline.training.sequences import Batch, Sequences, epoch_order, micro_batches
@@ -121,7 +123,10 @@ def fit(
         clear_cache_interval=fitting.clear_cache_interval,
     )
     if checkpointing:
-        _checkpoint_gradients(model if backbone is None else backbone)
+        deep: Any = model if backbone is None else backbone
+        checkpoint_activations(deep)
+        # With frozen weights below adapters no gradient would reach these otherwise.
+        deep.enable_input_require_grads()
     return train(model, settings, losses_of, checkpoint=fitting.checkpoint, micro_batch=micro_batch)
 
 
@@ -226,11 +231,3 @@ def without_dropout(model: nn.Module) -> None:
 def trained_tokens(data: Sequences, epochs: int) -> int:
     """Tokens of prompts and completions that a training goes over."""
     return int(data.lengths.sum()) * epochs
-
-
-def _checkpoint_gradients(model: nn.Module) -> None:
-    assert isinstance(model, PreTrainedModel) or hasattr(model, "gradient_checkpointing_enable")
-    model.gradient_checkpointing_enable()  # type: ignore[operator]
-    if hasattr(model, "enable_input_require_grads"):
-        # With frozen weights below the adapters no gradient would reach them otherwise.
-        model.enable_input_require_grads()  # type: ignore[operator]

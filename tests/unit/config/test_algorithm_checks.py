@@ -1,0 +1,68 @@
+"""Settings of algorithms that cannot work are refused in a message that says what to do."""
+
+import re
+
+import pytest
+
+from pipeline.config.checks import check_config
+from pipeline.config.load import load_config
+from pipeline.errors import ConfigError
+
+NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "SFT")
+
+
+@pytest.mark.parametrize(
+    ("algo", "overrides", "said"),
+    [
+        (
+            "GRPO",
+            ["algos.GRPO.batch_size=130"],
+            "batch_size=130: would split a group, .*num_generations=4. Use 128",
+        ),
+        ("GRPO", ["training.micro_batch_size=2"], "training.micro_batch_size=2: would split a group, .* Use 4"),
+        (
+            "GRPO-HF",
+            ["algos.GRPO-HF.num_generations=3"],
+            "no multiple of algos.GRPO-HF.num_generations=3. Use 126",
+        ),
+        ("GRPO", ["algos.GRPO.num_generations=1"], "at least 2, since the completions of a prompt are compared"),
+        ("DPO", ["algos.DPO.num_generations=1"], "at least 2, since"),
+        ("BestOfN", ["algos.BestOfN.num_generations=1"], "at least 2, since"),
+        ("SFT", ["algos.SFT.num_generations=0"], "num_generations=0: must be at least 1$"),
+        ("DPO", ["algos.DPO.batch_size=7"], "algos.DPO.batch_size=7: must be even"),
+        ("QSharp-HF", ["algos.QSharp-HF.reward_model.batch_size=5"], "reward_model.batch_size=5: must be even"),
+        ("DPO", ["algos.DPO.beta=0"], "algos.DPO.beta=0.0: must be above 0"),
+        ("DPO", ["algos.DPO.loss_type=exo_pair"], "the loss exo_pair needs it between 0 and 1"),
+        ("GRPO", ["algos.GRPO.epsilon=1.5"], "epsilon=1.5: must be between 0 and 1"),
+        ("QSharp", ["algos.QSharp.atoms=0"], "atoms=0: must be 1"),
+        ("CD", ["algos.CD.value_min=2"], "algos.CD.value_min=2.0 must be below algos.CD.value_max=1.0"),
+        ("SFT", ["algos.SFT.lora.rank=-1"], "lora.rank=-1: must be 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(algo: str, overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_config(load_config(["experiment.name=t", f"algos=[{algo}]", *overrides]))
+
+
+@pytest.mark.parametrize("algo", NAMES)
+def test_defaults_are_fine(algo: str) -> None:
+    config = load_config(["experiment.name=t", f"algos=[{algo}]"])
+    check_config(config)
+    assert [name for name, one in config.algos.items() if one.enabled] == [algo]
+
+
+def test_one_sample_is_enough_for_pairs_that_exist() -> None:
+    overrides = ["algos.DPO.num_generations=1", "algos.DPO.pairs=existing"]
+    check_config(load_config(["experiment.name=t", "algos=[DPO]", *overrides]))
+
+
+@pytest.mark.parametrize("profile", ["a100_80gb", "h200", "cpu"])
+def test_profiles_fit_every_algorithm(profile: str) -> None:
+    check_config(load_config(["experiment.name=t", f"algos=[{','.join(NAMES)}]", f"profile={profile}"]))
+
+
+def test_a_profile_with_micro_batches_smaller_than_a_group_says_so() -> None:
+    overrides = ["experiment.name=t", "algos=[GRPO]", "profile=a100_40gb"]
+    with pytest.raises(ConfigError, match=re.escape("training.micro_batch_size=2: would split a group")):
+        check_config(load_config(overrides))
+    check_config(load_config([*overrides, "training.micro_batch_size=4"]))
