@@ -15,7 +15,7 @@ RIGHT = """#!/bin/bash
 #SBATCH --ntasks-per-node=1
 #SBATCH -c 128
 
-cd /work
+cd /scratch/me
 python -m pipeline launch -- train.py \\
     --lr 1
 """
@@ -40,12 +40,12 @@ def test_a_right_script_passes(tmp_path: Path) -> None:
         ("python -m pipeline launch -- train.py", "python train.py", ["one GPU of several"]),
         ("train.py \\", "train.py \\    # a remark", ["broken command"]),
         ("train.py \\", "train.py \\ ", ["broken command"]),
-        ("cd /work", "export WORLD_SIZE=8", ["ranks by hand"]),
-        ("cd /work", "cd /work\n#SBATCH --mem=9G", ["late line"]),
+        ("cd /scratch/me", "export WORLD_SIZE=8", ["ranks by hand"]),
+        ("cd /scratch/me", "cd /scratch/me\n#SBATCH --mem=9G", ["late line"]),
         ("gpu:h200:8 ", "gpu:h200 ", ["no number"]),
         ("-c 128", "-c 128\n#SBATCH --nodes=2", ["no srun"]),
-        ("cd /work", "export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7", []),
-        ("cd /work", "export CUDA_VISIBLE_DEVICES=0,1", ["GPUs hidden from the job"]),
+        ("cd /scratch/me", "export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7", []),
+        ("cd /scratch/me", "export CUDA_VISIBLE_DEVICES=0,1", ["GPUs hidden from the job"]),
         ("--lr 1", "data.num_workers=16", ["few CPUs"]),
         ("#SBATCH --gres", "##SBATCH --gres", ["no GPU"]),
     ],
