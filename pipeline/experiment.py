@@ -26,6 +26,7 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.models import check_models
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
+from pipeline.plan.source_code import import_warnings
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
 from pipeline.report.live import make_reporter
@@ -132,7 +133,7 @@ def prepare(config: Config) -> Request:
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     plan = build_plan(config, read_durations(store.root), sources, models)
-    warnings = () if warning is None else (warning,)
+    warnings = (*import_warnings(), *(() if warning is None else (warning,)))
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
 
 

@@ -9,6 +9,7 @@ metrics     numbers with intervals
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -61,10 +62,12 @@ class PostTrainingAlgorithms(Algorithm):
         METRICS,
     )
 
+    @abstractmethod
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
         """Write what training needs of one shard's groups."""
         raise NotImplementedError(f"{type(self).__name__} must define keep()")
 
+    @abstractmethod
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Train the policy in place; returns what ``training.json`` should say of it, the losses among it."""
         raise NotImplementedError(f"{type(self).__name__} must define fit()")

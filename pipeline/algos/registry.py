@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pipeline.algos.base import Algorithm
-from pipeline.config.load import import_object
+from pipeline.algos.contract import check_algorithm
+from pipeline.algos.prepare import Preparation
+from pipeline.algos.reference import Reference
+from pipeline.config.own_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 
 ALGORITHMS = {
@@ -25,6 +28,9 @@ SHARED = {
 }
 """What all chains share, written as algorithms of round 0."""
 
+SHARED_STAGES = {kind.name: tuple(stage.name for stage in kind.stages) for kind in (Reference, Preparation)}
+"""Whose stages an algorithm may read besides its own."""
+
 
 def known_algorithms() -> list[str]:
     """Names of the algorithms that ship, sorted."""
@@ -34,17 +40,22 @@ def known_algorithms() -> list[str]:
 def load_algorithm(name: str, class_path: str | None = None) -> type[Algorithm]:
     """Find an algorithm's class.
 
+    A class of the user's own may have the name of one that ships if it builds on that one's class: then it takes
+    its place.
+
     Raises:
-        ConfigError: The name is unknown, the path names no `Algorithm`, or a stage has no method.
+        ConfigError: The name is unknown, the path names no `Algorithm`, or one that cannot run.
     """
     known = {**ALGORITHMS, **SHARED}
     if class_path is None and name not in known:
         raise ConfigError(unknown_name("algorithm", name, ALGORITHMS))
     path = class_path or known[name]
-    kind = import_object(path)
-    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise ConfigError(f"'{path}' is no algorithm: it must be a subclass of pipeline.algos.base.Algorithm")
-    missing = [stage.name for stage in kind.stages if not callable(getattr(kind, stage.name, None))]
-    if missing:
-        raise ConfigError(f"{path} lists the stages {', '.join(missing)} but has no method of that name")
+    kind = check_algorithm(path, import_object(path), SHARED_STAGES)
+    if class_path is not None and name in known and not issubclass(kind, import_object(known[name])):
+        shipped = known[name].replace(":", ".")
+        raise ConfigError(
+            f"algos.{name}.class_path={path}: {name} is the name of an algorithm that ships. Choose another one, "
+            f"for example algos.My{name}.class_path={path}; or, if yours is to take its place, make it a subclass "
+            f"of {shipped}."
+        )
     return kind

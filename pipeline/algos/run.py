@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.algos.base import JobContext
 from pipeline.algos.registry import load_algorithm
 from pipeline.config.load import stage_config_from_plain
+from pipeline.config.own_code import check_unchanged
 
 if TYPE_CHECKING:
     from pipeline.workers.work import Work
@@ -22,6 +23,7 @@ def run_stage(work: Work) -> None:
             configuration that the stage declared.
     """
     payload = work.payload
+    check_unchanged(payload.get("code", {}))
     config = stage_config_from_plain(payload["config"])
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
     with work.loading():

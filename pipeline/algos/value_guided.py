@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -55,10 +56,12 @@ class ValueGuidedAlgorithms(Algorithm):
         METRICS,
     )
 
+    @abstractmethod
     def offset(self, algo: ValueAlgoConfig) -> Offset:
         """How value logits become offsets of the reference's log-probabilities."""
         raise NotImplementedError(f"{type(self).__name__} must define offset()")
 
+    @abstractmethod
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
         """Collect the labelled sequences of one shard."""
         raise NotImplementedError(f"{type(self).__name__} must define collect()")

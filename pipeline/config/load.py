@@ -6,10 +6,9 @@ message. Workers receive the plain form and rebuild the typed one.
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline.config.own_code import check_settings_class, import_object
 from pipeline.config.schema import (
     ALGO_SCHEMAS,
     DATASET_SCHEMAS,
@@ -29,7 +29,6 @@ from pipeline.config.schema import (
     AlgoConfig,
     Config,
     DatasetConfig,
-    ModelConfig,
     StageConfig,
 )
 from pipeline.errors import ConfigError, unknown_name
@@ -47,17 +46,30 @@ def conf_dir() -> Path:
 
 
 def register_schemas(overrides: Sequence[str] = ()) -> None:
-    """Tell Hydra the schema, algorithms of the user's own included.
+    """Tell Hydra the schema, algorithms and datasets of the user's own included.
 
     Args:
         overrides: The command line; ``algos.NAME.class_path=...`` makes NAME a known algorithm with the
-            settings of its class.
+            settings of its class, ``datasets.NAME.class_path=...`` a known dataset.
+
+    Raises:
+        ConfigError: A class cannot be imported, or has no settings of the right kind.
     """
     OmegaConf.register_new_resolver("shipped", lambda name: str(conf_dir() / name), replace=True)
     store = ConfigStore.instance()
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
     shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}
-    store.store(name="schema", node=Config(algos={**shipped, **_own_algorithms(overrides)}))
+    own = {
+        name: _with_open_tables(algo_schema(name, path), enabled=True)
+        for name, path in _class_paths("algos", overrides)
+    }
+    # What has a file is composed of it, and may have a class of the user's own on top.
+    datasets = {
+        name: _with_open_tables(_dataset_schema(name, {"class_path": path}), kind=name)
+        for name, path in _class_paths("datasets", overrides)
+        if not (conf_dir() / "dataset" / f"{name}.yaml").is_file()
+    }
+    store.store(name="schema", node=_Composed(algos={**shipped, **own}, datasets=datasets))
     for name, dataset in DATASET_SCHEMAS.items():
         store.store(
             group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=_with_open_tables(dataset)
@@ -66,11 +78,21 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
         store.store(group="model", name=f"{name}_schema", package=f"models.{name}", node=model)
 
 
-def _with_open_tables(schema: type[DatasetConfig]) -> DictConfig:
+@dataclass(kw_only=True)
+class _Composed(Config):
+    """The schema while Hydra composes: a file may hold settings of a class that is known only afterwards."""
+
+    algos: dict[str, Any] = field(default_factory=dict)
+    datasets: dict[str, Any] = field(default_factory=dict)
+
+
+def _with_open_tables(schema: type[AlgoConfig] | type[DatasetConfig], **values: Any) -> DictConfig:
     """A schema whose tables take names of the user's own; Hydra would ask for `+` before a new key."""
-    node = cast("DictConfig", OmegaConf.structured(schema))
+    node = cast("DictConfig", OmegaConf.structured(schema(**values)))
     tables = [node[item.name] for item in fields(schema) if item.default_factory is dict]
-    for table in (*tables, node.grading.options):
+    if "grading" in node:
+        tables.append(node.grading.options)
+    for table in tables:
         OmegaConf.set_struct(table, False)
     return node
 
@@ -143,22 +165,6 @@ def schema_path(config: object) -> str:
     return f"{type(config).__module__}:{type(config).__qualname__}"
 
 
-def import_object(path: str) -> Any:
-    """Import ``package.module.Name`` or ``package.module:Name``.
-
-    Raises:
-        ConfigError: There is no such module or name.
-    """
-    module, _, name = path.replace(":", ".").rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"cannot import '{path}': {error}. Give a dotted path such as my_package.my_module.MyClass, "
-            "importable from the current folder."
-        ) from error
-
-
 def algo_schema(name: str, class_path: str | None) -> type[AlgoConfig]:
     """The dataclass of an algorithm's settings.
 
@@ -170,15 +176,41 @@ def algo_schema(name: str, class_path: str | None) -> type[AlgoConfig]:
             own = f" For one of your own set algos.{name}.class_path=my_module.MyAlgorithm."
             raise ConfigError(unknown_name("algorithm", name, ALGO_SCHEMAS) + own)
         return ALGO_SCHEMAS[name]
+    owner = f"algos.{name}.class_path={class_path}"
     schema = getattr(import_object(class_path), "config_class", None)
-    if not (isinstance(schema, type) and issubclass(schema, AlgoConfig)):
-        raise ConfigError(f"algos.{name}.class_path={class_path} is no Algorithm: it has no config_class")
-    return schema
+    if schema is None:
+        raise ConfigError(
+            f"{owner} is no Algorithm: it has no config_class. It must be a subclass of "
+            "pipeline.algos.base.Algorithm."
+        )
+    check_settings_class(owner, schema, AlgoConfig)
+    return cast("type[AlgoConfig]", schema)
 
 
-def _own_algorithms(overrides: Sequence[str]) -> dict[str, AlgoConfig]:
-    found = (re.fullmatch(r"\+{0,2}algos\.(\w+)\.class_path=(.+)", override) for override in overrides)
-    return {match[1]: algo_schema(match[1], match[2])(enabled=True) for match in found if match}
+def _dataset_schema(name: str, node: Mapping[str, Any]) -> type[DatasetConfig]:
+    """The dataclass of a dataset's settings.
+
+    A class of the user's own that builds on a kind that ships may name that kind, and then has its settings.
+    """
+    class_path = node.get("class_path")
+    if not class_path or node.get("kind") in DATASET_SCHEMAS:
+        return cast("type[DatasetConfig]", _kind(DATASET_SCHEMAS, "dataset", name, node))
+    owner = f"datasets.{name}.class_path={class_path}"
+    schema = getattr(import_object(class_path), "config_class", None)
+    if schema is None:
+        raise ConfigError(
+            f"{owner} is no Dataset: it has no config_class. It must be a subclass of "
+            "pipeline.datasets.base.Dataset."
+        )
+    check_settings_class(owner, schema, DatasetConfig)
+    return cast("type[DatasetConfig]", schema)
+
+
+def _class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names and classes that a command line adds to a table."""
+    for override in overrides:
+        if match := re.fullmatch(rf"\+{{0,2}}{table}\.([\w-]+)\.class_path=(['\"]?)([^'\"]+)\2", override):
+            yield match[1], match[3]
 
 
 def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
@@ -186,8 +218,8 @@ def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
     plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
     tables: dict[str, Callable[[str, Mapping[str, Any]], type[Any]]] = {
         "algos": lambda name, node: algo_schema(name, node.get("class_path")),
-        "datasets": lambda name, node: _kind(DATASET_SCHEMAS, DatasetConfig, "dataset", name, node),
-        "models": lambda name, node: _kind(MODEL_SCHEMAS, ModelConfig, "model", name, node),
+        "datasets": _dataset_schema,
+        "models": lambda name, node: _kind(MODEL_SCHEMAS, "model", name, node),
     }
     for table, schema_of in tables.items():
         for name, node in (plain.get(table) or {}).items():
@@ -195,13 +227,8 @@ def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
     return OmegaConf.to_object(OmegaConf.merge(merged, plain))
 
 
-def _kind(
-    known: Mapping[str, type[Any]], base: type[Any], what: str, name: str, node: Mapping[str, Any]
-) -> type[Any]:
+def _kind(known: Mapping[str, type[Any]], what: str, name: str, node: Mapping[str, Any]) -> type[Any]:
     kind = node.get("kind", "???")
-    if node.get("class_path"):
-        # A class of one's own that builds on one that ships names that one's kind, and has its settings.
-        return known.get(kind, base)
     if kind not in known:
         raise ConfigError(f"{what} '{name}': " + unknown_name("kind", str(kind), known))
     return known[kind]

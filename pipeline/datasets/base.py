@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -63,6 +64,7 @@ class Dataset:
         fixed_length: Completions have exactly `completion_length` tokens, so one that is cut there is whole.
         note: What a reader of results must know, or an empty string.
         prepared: Rows are read once by `prepare` and then from its output; others are made from their ids.
+        config_class: Settings of a dataset given by `class_path`, under ``datasets.<NAME>``.
     """
 
     vocabulary: Sequence[str] = ()
@@ -72,6 +74,7 @@ class Dataset:
     fixed_length: bool = False
     note: ClassVar[str] = ""
     prepared: ClassVar[bool] = False
+    config_class: ClassVar[type[DatasetConfig]] = DatasetConfig
 
     def __init__(self, config: DatasetConfig) -> None:
         self.config = config
@@ -123,6 +126,7 @@ class Dataset:
         places = np.arange((number - 1) * count, number * count) % len(train)
         return train[order[places]]
 
+    @abstractmethod
     def row(self, row_id: int) -> Row:
         """The row of an id."""
         raise NotImplementedError(f"{type(self).__name__} must define row()")

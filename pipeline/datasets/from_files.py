@@ -30,6 +30,7 @@ class FilesDataset(Dataset):
     """
 
     prepared = True
+    config_class: ClassVar[type[DatasetConfig]] = FilesConfig
     formats: ClassVar[tuple[str, ...]] = TABLES
     hub: ClassVar[bool] = True
 

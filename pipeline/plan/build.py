@@ -27,6 +27,7 @@ from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.keys import determining, result_key
+from pipeline.plan.source_code import class_source, dataset_source
 
 ENTRY = "pipeline.algos.run:run_stage"
 REFERENCE = "reference"
@@ -192,7 +193,7 @@ class _Builder:
         read: Mapping[str, list[str]],
     ) -> str:
         inputs = {name: tuple(self.jobs[job_id].key for job_id in ids) for name, ids in read.items()}
-        payload = {
+        payload: dict[str, Any] = {
             "algo": chain.algo,
             "class_path": chain.config.class_path,
             "seed": chain.seed if stage.seeded else 0,
@@ -200,6 +201,8 @@ class _Builder:
             "stage": stage.name,
             "rows": list(rows),
         }
+        if own := self._own_code(chain, stage):
+            payload["code"] = own
         known, given = self._config(chain, stage)
         determined_by = {**payload, "version": chain.kind.version, "config": known}
         if stage == PREPARE:
@@ -254,6 +257,11 @@ class _Builder:
                 {name: _with_schema(section) for name, section in sections.items()},
             )
         return self._configs[address]
+
+    def _own_code(self, chain: Chain, stage: Stage) -> dict[str, str | None]:
+        """Hashes of the user's own code that a stage runs."""
+        own = class_source(chain.config.class_path)
+        return own | (dataset_source(self.config.datasets[chain.dataset]) if "dataset" in stage.config else {})
 
     def _identity(self, chain: Chain) -> dict[str, Any]:
         """What identifies the content of a model; to the work that all chains share value models do not matter."""

@@ -120,7 +120,20 @@ def _plain_changes(old: RecordedPlan, new: RecordedPlan, before: Job, after: Job
         one, other = before.determined_by.get(name, _MISSING), after.determined_by.get(name, _MISSING)
         if name != "config" and one != other and before.determined_by and after.determined_by:
             show = _rows if name == "rows" else shown
+            if name == "code":
+                yield from _leaves(
+                    "the source of", one if one is not _MISSING else {}, other if other is not _MISSING else {}
+                )
+                continue
             yield Change(names.get(name, name), show(one), show(other), follows=name == "rows")
+
+
+def _code_changes(before: Any, after: Any) -> Iterator[Change]:
+    """Changes of the user's own code: tables of dotted paths and hashes."""
+    one, other = ({} if table is _MISSING else table for table in (before, after))
+    for path in dict.fromkeys([*one, *other]):
+        if one.get(path, _MISSING) != other.get(path, _MISSING):
+            yield Change(f"the source of {path}", shown(one.get(path, _MISSING)), shown(other.get(path, _MISSING)))
 
 
 def _config_changes(job: Job, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import psutil
 
-from pipeline.config.load import import_object
+from pipeline.config.own_code import import_object
 from pipeline.errors import JobError, describe_exit
 
 Fault = Literal["error", "timeout", "crash"]

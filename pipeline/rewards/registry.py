@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.load import import_object
+from pipeline.config.own_code import import_object
 from pipeline.config.schema import REWARD_NAMES, DatasetConfig
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.rewards.base import RewardFunction

@@ -1,0 +1,254 @@
+"""Code that is named by a dotted path, mostly the user's own: importing it, and saying why that fails.
+
+The current folder comes last in `sys.path`, whatever script was started, and workers are given the same list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.machinery import ModuleSpec
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, JobError
+
+_PACKAGE = Path(__file__).parent.parent
+_brought_torch: list[str] = []
+
+
+def import_object(path: str) -> Any:
+    """Import ``package.module.Name`` or ``package.module:Name``.
+
+    Raises:
+        ConfigError: There is no such module or name, or the module fails while it is imported.
+    """
+    module, name = split_path(path)
+    found: Any = _import_module(module, path)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(_no_such_name(path, module, part, found))
+        found = getattr(found, part)
+    return found
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """The module and the name in it of a dotted path.
+
+    Raises:
+        ConfigError: It is no dotted path.
+    """
+    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    parts = [*module.split("."), *name.split(".")]
+    if not all(part.isidentifier() and not iskeyword(part) for part in parts):
+        file = " It names a module, not a file: dots instead of slashes, and no '.py'." if "/" in path else ""
+        raise ConfigError(
+            f"cannot import '{path}': this is no dotted path. Write my_package.my_module.MyName, or "
+            f"my_package.my_module:Outer.Inner for a name inside a class.{file}"
+        )
+    if parts[0] == "__main__":
+        raise ConfigError(
+            f"cannot import '{path}': workers do not run your script again, so they cannot find what it defines. "
+            f"Move {name} to a module of its own and name that."
+        )
+    return module, name
+
+
+def find_module(path: str) -> ModuleSpec:
+    """Find the module of a dotted path without running it; the packages around it are imported.
+
+    Raises:
+        ConfigError: There is no such module.
+    """
+    module, _ = split_path(path)
+    _look_in_current_folder()
+    parent = module.rpartition(".")[0]
+    if parent:
+        _import_module(parent, path)
+    spec = importlib.util.find_spec(module) if not parent or hasattr(sys.modules[parent], "__path__") else None
+    if spec is None:
+        raise ConfigError(_no_such_module(path, module))
+    return spec
+
+
+def source_file(path: str) -> Path | None:
+    """The Python file of a dotted path, or None where its module has none.
+
+    Raises:
+        ConfigError: There is no such module.
+    """
+    origin = find_module(path).origin
+    return Path(origin) if origin is not None and origin.endswith(".py") and Path(origin).is_file() else None
+
+
+@cache
+def source_hash(path: str) -> str | None:
+    """Hash of the file that a dotted path leads to; None where there is none.
+
+    Taken once in a process, as the module is imported once: an edit takes effect, and gives new keys, from the
+    next start on.
+
+    Raises:
+        ConfigError: There is no such module.
+    """
+    file = source_file(path)
+    return None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def check_unchanged(planned: Mapping[str, str | None]) -> None:
+    """Refuse to run code that is not what the plan was made with.
+
+    Args:
+        planned: Dotted path -> `source_hash` in the engine.
+
+    Raises:
+        JobError: A file was changed since.
+    """
+    for path, expected in planned.items():
+        if source_hash(path) != expected:
+            raise JobError(
+                f"{source_file(path)} was changed after this run had begun, and this job would have run the new "
+                "version. Run the same command again: what the change touches is made anew."
+            )
+
+
+def brought_torch() -> tuple[str, ...]:
+    """Modules that were imported by `import_object` in this process and were the first to import torch."""
+    return tuple(_brought_torch)
+
+
+def check_settings_class(owner: str, schema: object, base: type) -> None:
+    """Refuse a class of settings that a worker could not rebuild.
+
+    Args:
+        owner: Dotted path of the class whose `config_class` it is.
+        schema: The settings class.
+        base: What it must build on.
+
+    Raises:
+        ConfigError: Says what is wrong with it.
+    """
+    wanted = f"a dataclass that builds on pipeline.config.schema.{base.__name__}"
+    if not (isinstance(schema, type) and issubclass(schema, base)):
+        raise ConfigError(f"{owner}: its config_class is {_called(schema)}, but must be {wanted}")
+    path = f"{schema.__module__}:{schema.__qualname__}"
+    if "<locals>" in path:
+        raise ConfigError(f"{owner}: its config_class {path} is made in a function, where workers cannot find it")
+    fields = vars(schema).get("__annotations__", {})
+    if not is_dataclass(schema) or (fields and "__dataclass_fields__" not in vars(schema)):
+        raise ConfigError(
+            f"{owner}: its config_class {schema.__name__} has no @dataclass(kw_only=True) above it, so that its "
+            f"{', '.join(fields)} could not be set"
+        )
+
+
+def _called(thing: object) -> str:
+    return f"the class {thing.__qualname__}" if isinstance(thing, type) else repr(thing)
+
+
+def _look_in_current_folder() -> None:
+    """Last, so that no file there takes the place of a module that is installed."""
+    folder = str(Path.cwd())
+    if "" not in sys.path and folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _import_module(module: str, path: str) -> Any:
+    _look_in_current_folder()
+    if module not in sys.modules:
+        importlib.invalidate_caches()
+    had_torch = "torch" in sys.modules
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(_no_such_module(path, error.name)) from error
+        raise ConfigError(_failed(path, error)) from error
+    except (Exception, SystemExit) as error:  # a module may do anything while it is imported
+        raise ConfigError(_failed(path, error)) from error
+    if not had_torch and "torch" in sys.modules:
+        _brought_torch.append(module)
+    return found
+
+
+def _no_such_module(path: str, missing: str) -> str:
+    parent, _, leaf = missing.rpartition(".")
+    if not parent:
+        folders = [entry or str(Path.cwd()) for entry in sys.path if not _is_installed(entry)]
+        near = _near(leaf, (info.name for info in pkgutil.iter_modules(folders)))
+        return (
+            f"cannot import '{path}': there is no module '{leaf}' in {', '.join(folders)}, nor among the "
+            f"installed packages.{near} Start the command in the folder that holds it, or name that folder in "
+            "PYTHONPATH."
+        )
+    package = sys.modules[parent]
+    if not hasattr(package, "__path__"):
+        return (
+            f"cannot import '{path}': '{parent}' is a module ({_file_of(package)}), so there is none called "
+            f"'{leaf}' in it. For a name inside a class write {parent}:{leaf}.{path.rpartition('.')[2]}."
+        )
+    searched = list(package.__path__)
+    near = _near(leaf, (info.name for info in pkgutil.iter_modules(searched)))
+    return f"cannot import '{path}': there is no module '{leaf}' in {', '.join(searched)}.{near}" + _hidden(
+        parent, leaf, searched
+    )
+
+
+def _hidden(parent: str, leaf: str, searched: Iterable[str]) -> str:
+    """A folder that does hold the module, but that Python passed over for another of the same name."""
+    for entry in sys.path:
+        folder = Path(entry or ".").absolute() / Path(*parent.split("."))
+        if str(folder) not in searched and ((folder / f"{leaf}.py").is_file() or (folder / leaf).is_dir()):
+            lacks = "" if (folder / "__init__.py").is_file() else " has no __init__.py and so"
+            return f" {folder} holds one, but{lacks} comes second. Add one, or give your package another name."
+    return ""
+
+
+def _failed(path: str, error: BaseException) -> str:
+    return f"cannot import '{path}': {place_of(error)}{type(error).__name__}: {error}"
+
+
+def place_of(error: BaseException) -> str:
+    """The line of the user's code that an error comes from, to begin a message with: ``file:12 (x = y): ``."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno} ({(error.text or '').strip()}): "
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if not _is_installed(frame.filename) and not _is_ours(frame.filename)]
+    last = next(reversed(own or [frame for frame in frames if not _is_ours(frame.filename)]), None)
+    return f"{last.filename}:{last.lineno} ({last.line}): " if last else ""
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(_PACKAGE)
+
+
+def _is_installed(file: str) -> bool:
+    folders = sysconfig.get_paths()
+    known = (folders[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return file.endswith(".zip") or any(file and Path(file).is_relative_to(folder) for folder in known)
+
+
+def _no_such_name(path: str, module: str, name: str, found: Any) -> str:
+    names = [each for each in vars(found) if not each.startswith("_")]
+    own = [each for each in names if getattr(getattr(found, each), "__module__", None) == module]
+    listed = f" It defines {', '.join(own)}." if own else ""
+    return f"cannot import '{path}': {_file_of(sys.modules[module])} has no '{name}'.{_near(name, names)}{listed}"
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def _file_of(module: Any) -> str:
+    return str(getattr(module, "__file__", None) or module.__name__)
