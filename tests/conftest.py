@@ -1,11 +1,17 @@
 """Fixtures for all tests. Being in a package, this file also makes `tests.doubles` importable."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.doubles.engine import Engine, descriptors
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts into the background so, and every program that a test starts would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -49,6 +49,8 @@ class Engine:
     runs: int = 0
     journal: list[dict[str, Any]] = field(default_factory=list)
     statuses: list[RunStatus] = field(default_factory=list)
+    before: set[int] = field(default_factory=lambda: {child.pid for child in own_children()})
+    """Children of this process that are none of the engine's, such as a fork server of another test."""
 
     @property
     def store(self) -> Store:
@@ -123,9 +125,14 @@ class Engine:
 
     def leftovers(self) -> list[str]:
         """What should be gone after a run: children, open descriptors to them, unfinished outputs."""
-        children = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
         scratch = self.store.root / ".tmp"
+        children = [" ".join(child.cmdline()) for child in own_children() if child.pid not in self.before]
         return children + [str(path) for path in scratch.rglob("*")]
+
+
+def own_children() -> list[psutil.Process]:
+    """Every process that descends from this one."""
+    return psutil.Process().children(recursive=True)
 
 
 def descriptors() -> set[str]:
