@@ -8,7 +8,6 @@ import pytest
 
 from tests.doubles.engine import Engine, descriptors
 
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it puts into the background so, and every program that a test starts would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
