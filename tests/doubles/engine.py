@@ -126,8 +126,16 @@ class Engine:
     def leftovers(self) -> list[str]:
         """What should be gone after a run: children, open descriptors to them, unfinished outputs."""
         scratch = self.store.root / ".tmp"
-        children = [" ".join(child.cmdline()) for child in own_children() if child.pid not in self.before]
+        children = [describe(child) for child in own_children() if child.pid not in self.before]
         return children + [str(path) for path in scratch.rglob("*")]
+
+
+def describe(process: psutil.Process) -> str:
+    """Its command line, or what is left of it."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error as error:
+        return str(error)
 
 
 def own_children() -> list[psutil.Process]:
