@@ -259,12 +259,21 @@ def explain(error: Exception) -> ConfigError:
     return ConfigError(_one_line(text if cause is error else f"{text}: {cause}"))
 
 
+_GROUPS = {"datasets": "dataset", "models": "model"}
+_EXAMPLES = {"algos": ("algorithm", "MyAlgorithm"), "datasets": ("dataset", "MyDataset")}
+
+
 def _unknown_key(key: str) -> str:
-    known = known_keys()
-    parts = key.split(".")
-    if parts[0] == "algos" and len(parts) > 1 and parts[1] not in ALGO_SCHEMAS:
-        return unknown_name("algorithm", parts[1], ALGO_SCHEMAS) + (
-            f" For one of your own add algos.{parts[1]}.class_path=my_module.MyAlgorithm."
+    known = list(dict.fromkeys([*known_keys(), *_own_keys()]))
+    table, name = (*key.split("."), "")[:2]
+    if key in known and table in _GROUPS:
+        group = _GROUPS[table]
+        return f"{key}: the run has no {group} '{name}'. Choose it with {group}={name}, or {group}=[{name},...]."
+    of_table = {each.split(".")[1] for each in known if each.startswith(f"{table}.")}
+    if table in _EXAMPLES and name and name not in of_table:
+        what, example = _EXAMPLES[table]
+        return unknown_name(what, name, of_table) + (
+            f" For one of your own add {table}.{name}.class_path=my_module.{example}."
         )
     near = get_close_matches(key, known, n=1, cutoff=0.6)
     hint = f" Did you mean '{near[0]}'?" if near else ""
@@ -287,6 +296,17 @@ def known_keys() -> list[str]:
         for name, schema in schemas.items():
             keys.extend(_leaves(schema(), f"{table}.{name}."))
     return keys
+
+
+def _own_keys() -> list[str]:
+    """Keys of the algorithms and datasets of the user's own that `register_schemas` has met last."""
+    node = ConfigStore.instance().load("schema.yaml").node
+    return [
+        f"{table}.{name}.{key}"
+        for table in ("algos", "datasets")
+        for name, section in node[table].items()
+        for key in section
+    ]
 
 
 def _leaves(node: Any, prefix: str) -> list[str]:

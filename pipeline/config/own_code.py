@@ -51,7 +51,7 @@ def split_path(path: str) -> tuple[str, str]:
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     parts = [*module.split("."), *name.split(".")]
     if not all(part.isidentifier() and not iskeyword(part) for part in parts):
-        file = " It names a module, not a file: dots instead of slashes, and no '.py'." if "/" in path else ""
+        file = " Name a module, not a file: dots instead of slashes, and no '.py'." if "/" in path else ""
         raise ConfigError(
             f"cannot import '{path}': this is no dotted path. Write my_package.my_module.MyName, or "
             f"my_package.my_module:Outer.Inner for a name inside a class.{file}"

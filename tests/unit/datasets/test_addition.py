@@ -105,6 +105,13 @@ def test_an_unknown_dataset_or_split_lists_the_known_ones() -> None:
 class OwnDataset(Dataset):
     """A dataset of a user's own, found by its dotted path."""
 
+    def __init__(self, config: DatasetConfig) -> None:
+        super().__init__(config)
+        self.split_ids("own", 30_000)
+
+    def row(self, row_id: int) -> Row:
+        return Row(row_id, str(row_id))
+
 
 def test_a_dataset_of_ones_own() -> None:
     config = DatasetConfig(kind="mine", class_path=f"{__name__}.OwnDataset")
