@@ -1,4 +1,4 @@
-"""What results took to make, from the manifests of their outputs: tokens and device time by chain and round.
+"""What results took to make, as the store remembers it: tokens and device time by chain and round.
 
 Device time depends on the machine, so none of this is in ``results.json``; it goes to ``compute.json``.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.errors import StoreError
 from pipeline.plan.job import Job
 from pipeline.results.paths import write_whole
 from pipeline.results.store import Store
@@ -50,14 +49,13 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
     """Add up the shards of every stage whose outputs are stored."""
     sums: dict[tuple[str, str, str, int | None, int, str], list[float]] = {}
     for job in jobs:
-        try:
-            about = store.manifest(job.key)["about"]
-        except (StoreError, OSError, ValueError, KeyError):
-            continue  # not stored: an interrupted run
+        cost = store.cost(job.key)
+        if not cost or not store.has(job.key, checksums=False):
+            continue  # an interrupted run
         where = (job.dataset, job.model, job.algo, job.seed, job.round, job.stage)
         total = sums.setdefault(where, [0, 0.0, 0.0])
         for place, name in enumerate(("tokens", "run_s", "load_s")):
-            total[place] += about.get(name, 0)
+            total[place] += cost.get(name, 0)
     rows = [
         ComputeRow(*where, int(tokens), round(run_s, 3), round(load_s, 3))
         for where, (tokens, run_s, load_s) in sums.items()

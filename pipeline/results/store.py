@@ -6,6 +6,7 @@
     <root>/.aside/<key>.<n>/                      found damaged; kept for a look, never read
     <root>/.checkpoints/<key>/                    what lets an interrupted job go on; removed by its commit
     <root>/.hints/                                what makes later jobs faster, and changes no result
+    <root>/.costs/ab/<key>.json                   tokens and device time that an output took
     <root>/.claims/<key>                          locked by the run that computes the key
     <root>/.lock                                  held shared by runs, alone by what removes outputs
     <root>/.users/                                output folders whose runs use this store
@@ -17,12 +18,13 @@ checksums. A name under <root> therefore never shows half a result, however the 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,9 @@ NOT_STORED = "not stored"
 """What `Store.problem` says where there is nothing at all, so nothing to set aside."""
 KEY = re.compile(r"[0-9a-f]{40,64}")
 _TRIES = 10
+COSTS = ".costs"
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", "durations.json"}
+OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", COSTS, "durations.json"}
 """Names in the root of a store, apart from the folders of keys."""
 
 
@@ -90,6 +93,30 @@ class Store:
     def has(self, key: str, *, checksums: bool = True) -> bool:
         """Whether the output of `key` is stored whole."""
         return self.problem(key, checksums=checksums) is None
+
+    def note_cost(self, key: str, cost: Mapping[str, float]) -> None:
+        """Remember what an output took to make.
+
+        Beside the outputs rather than in a manifest, which is to be the same bytes whenever it is made. For people
+        only, so a failure costs nothing.
+        """
+        path = self._cost_path(key)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{key}.{os.getpid()}")
+            temporary.write_text(json.dumps(dict(cost)))  # not forced to disk: it is no part of a result
+            temporary.replace(path)
+
+    def cost(self, key: str) -> dict[str, float]:
+        """What `note_cost` was given last; empty where nothing is known."""
+        try:
+            known = json.loads(self._cost_path(key).read_bytes())
+            return {str(name): float(value) for name, value in known.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def _cost_path(self, key: str) -> Path:
+        return self.root / COSTS / key[:2] / f"{key}.json"
 
     def manifest(self, key: str) -> dict[str, Any]:
         """The manifest of a stored output.

@@ -162,7 +162,8 @@ class JobRunner:
                     entry = load_entry(order.entry)
                 entry(work)
             if order.key:
-                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order, work, start)))
+                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
+                store.note_cost(order.key, _cost(work, start))
                 shutil.rmtree(work.checkpoints, ignore_errors=True)
         except BaseException:
             if order.key:
@@ -216,11 +217,13 @@ def _link(folder: Path, output: Path) -> None:
         (folder / "output").symlink_to(os.path.relpath(output, folder))
 
 
-def _about(order: RunJob, work: Work, start: float) -> dict[str, Any]:
-    """What is recorded beside an output: where it comes from, and what it took to make."""
+def _about(order: RunJob) -> dict[str, str]:
+    return {"job": order.job_id, **_versions()}
+
+
+def _cost(work: Work, start: float) -> dict[str, float]:
     run_s = round(time.monotonic() - start, 3)
-    took = {"run_s": run_s, "load_s": round(work.load_s, 3), "samples": work.samples, "tokens": work.tokens}
-    return {"job": order.job_id, **_versions(), **took}
+    return {"run_s": run_s, "load_s": round(work.load_s, 3), "samples": work.samples, "tokens": work.tokens}
 
 
 @cache

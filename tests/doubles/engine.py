@@ -118,7 +118,7 @@ class Engine:
         return {
             str(path.relative_to(root)): path.read_bytes()
             for path in sorted(root.rglob("*"))
-            if path.is_file() and ".aside" not in path.parts
+            if path.is_file() and not {".aside", ".costs"} & set(path.parts)
         }
 
     def leftovers(self) -> list[str]:

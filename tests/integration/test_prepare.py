@@ -44,6 +44,7 @@ def settings(files: Path) -> list[str]:
         "datasets.jsonl.test_size=20",
         "datasets.jsonl.validation_size=20",
         "datasets.jsonl.reward=length",
+        "algos.QSharp.value_min=-1",
         f"models.hf.path={files / 'model'}",
         "evaluation.num_prompts=20",
         "generation.max_new_tokens=4",
