@@ -31,8 +31,7 @@ class Taught(Algorithm):
             from pipeline.algos import post_training, text
             from pipeline.models.load import load_policy
             from pipeline.training import sequences, sft
-        algo, dataset = ctx.config.algo, text.open_dataset(ctx)
-        tokenizer = text.reference_model(ctx)[1]  # kept between jobs, so never to be changed
+        algo, dataset, tokenizer = ctx.config.algo, text.open_dataset(ctx), text.reference_model(ctx)[1]
         count = ctx.config.data_collection.prompts_per_round
         rows = [dataset.row(int(row)) for row in dataset.round_ids(ctx.seed, ctx.round, count)]
         prompts = text.encode(ctx, text.reference_policy(ctx, dataset), rows)
@@ -42,9 +41,8 @@ class Taught(Algorithm):
         data = sequences.Sequences.of(whole, [*map(len, prompts)], [1.0] * len(rows))
         source = ctx.optional_input("teach@previous") or text.reference_source(ctx)
         model = load_policy(source, ctx.config.system, ctx.device).requires_grad_(True)
-        # Reports progress and saves checkpoints, for the next attempt to go on from.
         fitting = post_training.fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
-        sft.fit_sft(model, data, fitting)
+        sft.fit_sft(model, data, fitting)  # reports progress, saves checkpoints for the next attempt
         model.cpu().save_pretrained(ctx.out)
 
     def evaluate(self, ctx: JobContext) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.config.schema import AdditionConfig, DatasetConfig
 from pipeline.datasets.addition import Addition
-from pipeline.datasets.base import SPLITS, Dataset
+from pipeline.datasets.base import SPLITS, Dataset, Row
 from pipeline.datasets.registry import DATASETS, load_dataset
 from pipeline.errors import ConfigError
 
