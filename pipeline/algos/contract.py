@@ -33,7 +33,7 @@ def check_algorithm(path: str, kind: object, shared: dict[str, tuple[str, ...]])
     """
     if not isinstance(kind, type):
         hint = "; name the class, not an object made of it" if isinstance(kind, Algorithm) else ""
-        raise ConfigError(f"'{path}' is no algorithm: it is a {type(kind).__name__}, not a class{hint}")
+        raise ConfigError(f"'{path}' is no algorithm: it is no class, but a {type(kind).__name__}{hint}")
     if not issubclass(kind, Algorithm):
         bases = ", ".join(base.__name__ for base in kind.__bases__)
         raise ConfigError(
@@ -41,8 +41,10 @@ def check_algorithm(path: str, kind: object, shared: dict[str, tuple[str, ...]])
             f"ValueGuidedAlgorithms or of PostTrainingAlgorithms, and is one of {bases}"
         )
     problems = list(_attributes(kind)) or [*_methods(kind), *_stages(kind, shared)]
+    if len(problems) == 1:
+        raise ConfigError(f"{path}: {problems[0]}")
     if problems:
-        raise ConfigError(f"{path}: " + "; ".join(problems))
+        raise ConfigError("\n".join([f"{path} cannot run:", *(f"  - {problem}" for problem in problems)]))
     return kind
 
 
@@ -98,7 +100,7 @@ def _stages(kind: type[Algorithm], shared: dict[str, tuple[str, ...]]) -> Iterat
                 f"Python, and none of {', '.join(sorted(_RESERVED))}"
             )
         if stage.name in names[:place]:
-            yield f"the stage '{stage.name}' is listed twice"
+            yield f"the stage '{stage.name}' is listed twice; a method is one stage"
         if stage.shards not in _SHARDS:
             yield f"the stage '{stage.name}' has shards={stage.shards!r}; it must be 'train', 'eval' or None"
         if stage.devices < 1:
@@ -121,7 +123,7 @@ def _read(read: object, place: int, names: list[str], shared: dict[str, tuple[st
         if read.stage not in shared[read.algo]:
             yield f"reads an unknown stage of {read.algo}: " + unknown_name("stage", read.stage, shared[read.algo])
     elif read.stage not in names:
-        yield f"reads '{read.name}': " + unknown_name("stage", read.stage, names)
+        yield f"reads '{read.name}': " + unknown_name("stage", read.stage, set(names))
     elif read.rounds != "previous" and names.index(read.stage) >= place:
         yield (
             f"reads '{read.name}', which comes later in the same round; list it after the stages that it reads, "

@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.config.own_code import check_settings_class, import_object
@@ -223,6 +223,8 @@ def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
     }
     for table, schema_of in tables.items():
         for name, node in (plain.get(table) or {}).items():
+            if table == "datasets" and node.get("class_path") and node.get("kind", MISSING) == MISSING:
+                node["kind"] = name
             merged[table][name] = OmegaConf.structured(schema_of(name, node))
     return OmegaConf.to_object(OmegaConf.merge(merged, plain))
 
@@ -256,15 +258,27 @@ def explain(error: Exception) -> ConfigError:
         return ConfigError(f"cannot read '{error.override}': {_one_line(text)}. Write KEY=VALUE.")
     if merging := re.search(r"Error merging override \+*([^\s=]+)(=.*)?", text):
         return ConfigError(f"{merging[1]}{merging[2] or ''}: {_one_line(str(cause))}")
-    return ConfigError(_one_line(text if cause is error else f"{text}: {cause}"))
+    where = error.full_key if isinstance(error, OmegaConfBaseException) else None
+    said = _one_line(text if cause is error else f"{text}: {cause}")
+    return ConfigError(f"{where}: {said}" if where else said)
+
+
+_GROUPS = {"datasets": "dataset", "models": "model"}
+_EXAMPLES = {"algos": ("algorithm", "MyAlgorithm"), "datasets": ("dataset", "MyDataset")}
 
 
 def _unknown_key(key: str) -> str:
-    known = known_keys()
-    parts = key.split(".")
-    if parts[0] == "algos" and len(parts) > 1 and parts[1] not in ALGO_SCHEMAS:
-        return unknown_name("algorithm", parts[1], ALGO_SCHEMAS) + (
-            f" For one of your own add algos.{parts[1]}.class_path=my_module.MyAlgorithm."
+    known = list(dict.fromkeys([*known_keys(), *_own_keys()]))
+    table, name = (*key.split("."), "")[:2]
+    if key in known and table in _GROUPS:
+        group = _GROUPS[table]
+        return f"{key}: the run has no {group} '{name}'. Choose it with {group}={name}, or {group}=[{name},...]."
+    of_table = {each.split(".")[1] for each in known if each.startswith(f"{table}.")}
+    if table in _EXAMPLES and name and name not in of_table:
+        what, example = _EXAMPLES[table]
+        return unknown_name(what, name, of_table) + (
+            f" For one of your own add {table}.{name}.class_path=my_module.{example}; if a file of yours says "
+            f"that, write +{key}=... for what the file does not set."
         )
     near = get_close_matches(key, known, n=1, cutoff=0.6)
     hint = f" Did you mean '{near[0]}'?" if near else ""
@@ -287,6 +301,20 @@ def known_keys() -> list[str]:
         for name, schema in schemas.items():
             keys.extend(_leaves(schema(), f"{table}.{name}."))
     return keys
+
+
+def _own_keys() -> list[str]:
+    """Keys of the algorithms and datasets of the user's own that `register_schemas` has met last."""
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:
+        return []
+    node = store.load("schema.yaml").node
+    return [
+        f"{table}.{name}.{key}"
+        for table in ("algos", "datasets")
+        for name, section in node[table].items()
+        for key in section
+    ]
 
 
 def _leaves(node: Any, prefix: str) -> list[str]:

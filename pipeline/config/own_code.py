@@ -21,6 +21,9 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from pipeline.errors import ConfigError, JobError
 
 _PACKAGE = Path(__file__).parent.parent
@@ -51,7 +54,7 @@ def split_path(path: str) -> tuple[str, str]:
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     parts = [*module.split("."), *name.split(".")]
     if not all(part.isidentifier() and not iskeyword(part) for part in parts):
-        file = " It names a module, not a file: dots instead of slashes, and no '.py'." if "/" in path else ""
+        file = " Name a module, not a file: dots instead of slashes, and no '.py'." if "/" in path else ""
         raise ConfigError(
             f"cannot import '{path}': this is no dotted path. Write my_package.my_module.MyName, or "
             f"my_package.my_module:Outer.Inner for a name inside a class.{file}"
@@ -150,6 +153,15 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
             f"{owner}: its config_class {schema.__name__} has no @dataclass(kw_only=True) above it, so that its "
             f"{', '.join(fields)} could not be set"
         )
+    try:
+        OmegaConf.structured(schema())
+    except TypeError as error:
+        raise ConfigError(f"{owner}: every field of its config_class needs a default: {error}") from error
+    except OmegaConfBaseException as error:
+        said = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{owner}: its config_class has a field {error.full_key} that cannot be: {said}"
+        ) from error
 
 
 def _called(thing: object) -> str:

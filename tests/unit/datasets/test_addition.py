@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.config.schema import AdditionConfig, DatasetConfig
 from pipeline.datasets.addition import Addition
-from pipeline.datasets.base import SPLITS, Dataset
+from pipeline.datasets.base import SPLITS, Dataset, Row
 from pipeline.datasets.registry import DATASETS, load_dataset
 from pipeline.errors import ConfigError
 
@@ -104,6 +104,13 @@ def test_an_unknown_dataset_or_split_lists_the_known_ones() -> None:
 
 class OwnDataset(Dataset):
     """A dataset of a user's own, found by its dotted path."""
+
+    def __init__(self, config: DatasetConfig) -> None:
+        super().__init__(config)
+        self.split_ids("own", 30_000)
+
+    def row(self, row_id: int) -> Row:
+        return Row(row_id, str(row_id))
 
 
 def test_a_dataset_of_ones_own() -> None:
