@@ -119,12 +119,10 @@ def _plain_changes(old: RecordedPlan, new: RecordedPlan, before: Job, after: Job
     for name in dict.fromkeys([*names, *before.determined_by, *after.determined_by]):
         one, other = before.determined_by.get(name, _MISSING), after.determined_by.get(name, _MISSING)
         if name != "config" and one != other and before.determined_by and after.determined_by:
-            show = _rows if name == "rows" else shown
             if name == "code":
-                yield from _leaves(
-                    "the source of", one if one is not _MISSING else {}, other if other is not _MISSING else {}
-                )
+                yield from _code_changes(one, other)
                 continue
+            show = _rows if name == "rows" else shown
             yield Change(names.get(name, name), show(one), show(other), follows=name == "rows")
 
 

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.schema import Config, FilesConfig, ModelConfig
+from pipeline.config.schema import Config, FilesConfig, ModelConfig, TinyModelConfig
+from pipeline.datasets.contract import check_demonstrations
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError
 from pipeline.plan.models import is_gguf
@@ -26,12 +27,15 @@ TEMPLATES = "additional_chat_templates"
 
 
 def check_tokenizers(config: Config) -> None:
-    """Refuse model pairs that do not share a tokenizer.
+    """Refuse model pairs that do not share a tokenizer, and datasets that no model can be made for.
 
     Raises:
         ConfigError: Says which pair differs, and in what.
     """
     for name, model in config.models.items():
+        if isinstance(model, TinyModelConfig):
+            for dataset, section in config.datasets.items():
+                check_demonstrations(dataset, load_dataset(section))
         if model.value_path is None:
             continue
         value = read_vocabulary(f"models.{name}.value_path", model.value_path)

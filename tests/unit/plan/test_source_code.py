@@ -1,0 +1,184 @@
+"""Keys cover the source of the user's own code, and nothing of what ships."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.config.own_code import source_hash
+from pipeline.errors import ConfigError
+from pipeline.plan.build import build_plan
+from pipeline.plan.changes import causes
+from pipeline.plan.graph import Plan
+from pipeline.plan.recorded import RecordedPlan, recorded
+from pipeline.plan.source_code import class_source, dataset_source
+
+ALGO = """
+from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Read, Stage, Algorithm
+
+class Idea(Algorithm):
+    name = "Idea"
+    version = 1
+    stages = (
+        Stage("think", reads=(REFERENCE_TRAIN,), config=("system", "algo")),
+        Stage("evaluate", shards="eval", reads=(Read("think"),), config=(*TEXT, "evaluation")),
+    )
+    def think(self, ctx): ...
+    def evaluate(self, ctx): ...
+"""
+DATASET = """
+from pipeline.datasets.base import Dataset, Row
+
+class Counting(Dataset):
+    vocabulary, bos_token = (*"0123456789", "<"), "<"
+    def __init__(self, config):
+        super().__init__(config)
+        self.split_ids("counting", 30_000)
+    def row(self, row_id):
+        return Row(row_id, str(row_id))
+    def demonstration(self, row_id, draw):
+        return f"{row_id:05d}", "1"
+"""
+REWARD = """
+raise RuntimeError("the engine must not run this")
+
+def praise(completions, **_):
+    return [1.0 for _ in completions]
+"""
+OWN = {"own_idea": ALGO, "own_counting": DATASET, "own_praise": REWARD}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, content in OWN.items():
+        (tmp_path / f"{name}.py").write_text(content)
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    """What the start of another process would forget."""
+    for name in OWN:
+        sys.modules.pop(name, None)
+    source_hash.cache_clear()
+
+
+def plan(*overrides: str) -> Plan:
+    forget()
+    own = ["algos.Idea.class_path=own_idea.Idea", "datasets.counting.class_path=own_counting.Counting"]
+    chosen = ["experiment.name=t", "algos=[PITA]", "dataset=[]", "datasets.counting.reward=own_praise.praise"]
+    return build_plan(load_config([*chosen, *own, *overrides]))
+
+
+def changed_stages(before: Plan, after: Plan) -> set[str]:
+    """Algorithm and stage of the jobs that have another key."""
+    assert list(before.jobs) == list(after.jobs)
+    return {f"{job.algo}.{job.stage}" for name, job in after.jobs.items() if job.key != before.jobs[name].key}
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_the_same_source_gives_the_same_keys(folder: Path) -> None:
+    assert changed_stages(plan(), plan()) == set()
+
+
+def test_an_edited_algorithm_runs_again_and_nothing_else_does(folder: Path) -> None:
+    before = plan()
+    edit(folder / "own_idea.py", "def think(self, ctx): ...", "def think(self, ctx): pass")
+    assert changed_stages(before, plan()) == {"Idea.think", "Idea.evaluate"}
+
+
+def test_raising_the_version_runs_the_algorithm_again(folder: Path) -> None:
+    before = plan()
+    edit(folder / "own_idea.py", "version = 1", "version = 2")
+    after = plan()
+    assert changed_stages(before, after) == {"Idea.think", "Idea.evaluate"}
+    (job,) = [job for job in after.jobs.values() if job.stage == "think" and job.round == 1]
+    assert job.determined_by["version"] == 2
+
+
+@pytest.mark.parametrize("name", ["own_counting", "own_praise"])
+def test_an_edited_dataset_or_reward_runs_again_what_sees_it(folder: Path, name: str) -> None:
+    before = plan()
+    with (folder / f"{name}.py").open("a") as file:
+        file.write("# edited\n")
+    changed = changed_stages(before, plan())
+    assert {"reference.train", "reference.evaluate", "PITA.generate", "Idea.evaluate", "Idea.think"} <= changed
+
+
+def test_why_says_which_source_was_edited(folder: Path) -> None:
+    before = plan()
+    edit(folder / "own_idea.py", "def think(self, ctx): ...", "def think(self, ctx): pass")
+    after = plan()
+    (job,) = [job.id for job in after.jobs.values() if job.stage == "think" and job.round == 1]
+    (cause,) = causes(_recorded(before), _recorded(after), job)
+    (change,) = cause.changes
+    assert change.what == "the source of own_idea:Idea"
+    assert change.old != change.new
+
+
+def _recorded(plan: Plan) -> RecordedPlan:
+    return recorded(plan.to_json(()))
+
+
+def test_what_ships_has_no_part_in_it(folder: Path) -> None:
+    shipped = build_plan(load_config(["experiment.name=t", "algos.Mild.class_path=pipeline.algos.pita.PITA"]))
+    assert not any("code" in job.determined_by for job in shipped.jobs.values())
+    assert class_source(None) == {}
+
+
+def test_a_class_that_a_package_hands_on_counts_where_it_is_defined(folder: Path) -> None:
+    (folder / "own_praise.py").write_text("from own_idea import Idea\n")
+    assert class_source("own_praise.Idea") == {"own_idea:Idea": source_hash("own_idea.Idea")}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ("{own_prase.praise: 1}", "there is no module 'own_prase'"),
+        ("{own_praise.prase: 1}", r"own_praise\.py has no 'prase'\. Did you mean 'praise'"),
+        ("{exact_match: 1, own_praise.blame: 1}", "has no 'blame'"),
+        ("{own_broken.praise: 1}", r"own_broken\.py:1: "),
+    ],
+)
+def test_rewards_are_checked_without_being_run(folder: Path, rewards: str, said: str) -> None:
+    (folder / "own_broken.py").write_text("def f(:\n")
+    with pytest.raises(ConfigError, match=said):
+        plan(f"datasets.counting.rewards={rewards}")
+
+
+def test_a_reward_under_another_name_is_followed(folder: Path) -> None:
+    config = load_config(
+        [
+            "experiment.name=t",
+            "datasets.addition.rewards={kind: 1, exact_match: 1}",
+            "datasets.addition.grading.options={kind: {use: own_praise.praise}}",
+        ]
+    )
+    assert list(dataset_source(config.datasets["addition"])) == ["own_praise.praise"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from somewhere import *\n",
+        "def __getattr__(name): ...\n",
+        "if True:\n    praise = print\n",
+        "try:\n    import praise\nexcept ImportError:\n    praise = None\n",
+        "import a.b as praise\n",
+        "praise, blame = 1, 2\n",
+        "async def praise(): ...\n",
+    ],
+    ids=["star", "getattr", "if", "try", "import", "tuple", "async"],
+)
+def test_a_name_that_may_be_there_is_not_refused(folder: Path, source: str) -> None:
+    (folder / "own_praise.py").write_text(f"import no_such_library\n{source}")
+    assert plan().jobs
