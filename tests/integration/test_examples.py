@@ -1,0 +1,199 @@
+"""Code outside of the package through the real engine, with spawned workers: the examples, and a user's own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SMALL = [
+    "models.tiny.steps=40",
+    "models.tiny.batch_size=32",
+    "rounds_of_training=2",
+    "data_collection.prompts_per_round=40",
+    "execution.shard_size=20",
+    "evaluation.num_prompts=40",
+    "evaluation.bootstrap_samples=50",
+]
+ALGORITHMS = ["algos.Fudge.class_path=examples.fudge.Fudge", "algos.Taught.class_path=examples.taught.Taught"]
+DATASET = [
+    "dataset=[]",
+    "datasets.sorting.class_path=examples.sorting.Sorting",
+    "datasets.sorting.digits=4",
+    "datasets.sorting.test_size=500",
+    "datasets.sorting.validation_size=500",
+]
+REWARD = ["datasets.sorting.rewards={examples.near_miss.near_miss: 1.0, exact_match: 0.5}"]
+EVERYTHING = [
+    "algos=[]",
+    *ALGORITHMS,
+    "algos.Fudge.success=0.6",
+    "algos.Taught.options.column=solution",
+    *DATASET,
+    *REWARD,
+    "datasets.sorting.grading.options={examples.near_miss.near_miss: {power: 2}}",
+]
+
+
+def run(folder: Path, *overrides: str, code: int = 0, main: Path = ROOT / "run_parallel.py") -> str:
+    """The main command, started in a folder."""
+    done = subprocess.run(
+        [sys.executable, str(main), "experiment.name=t", "output_dir=outputs", *SMALL, *overrides],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def started(folder: Path) -> list[str]:
+    """Ids of the jobs that the last run has carried out, each as often as it was begun."""
+    lines = (folder / "outputs" / "t" / "latest" / "journal.jsonl").read_text().splitlines()
+    return [entry["job"] for entry in map(json.loads, lines) if entry["event"] == "JobStarted"]
+
+
+def results(folder: Path) -> bytes:
+    return (folder / "outputs" / "t" / "latest" / "results.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of all examples together on two workers."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(folder, *EVERYTHING, "execution.workers=2")
+    return folder
+
+
+def test_the_examples_give_results(whole: Path) -> None:
+    rows = json.loads(results(whole))["rows"]
+    found = {(row["algo"], row["round"], row["metric"]): row["value"] for row in rows}
+    for chain in [("reference", 0), ("Fudge", 1), ("Fudge", 2), ("Taught", 1), ("Taught", 2)]:
+        assert 0 <= found[*chain, "pass@1"] <= 1
+        assert 0 <= found[*chain, "rewards/examples.near_miss.near_miss"] <= 1
+        assert found[*chain, "reward_errors"] == 0
+    assert found["Fudge", 2, "kl_per_sequence"] > 0
+    assert found["Taught", 2, "kl_per_sequence"] > found["Taught", 1, "kl_per_sequence"] > 0
+    assert {row["dataset"] for row in rows} == {"sorting"}
+
+
+def test_the_stages_of_ones_own_ran_in_workers(whole: Path) -> None:
+    jobs = started(whole)
+    assert {job.split("/")[-1] for job in jobs if "/Taught/" in job} >= {"teach", "metrics"}
+    log = (whole / "outputs" / "t" / "latest" / "run.log").read_text()
+    assert "worker 1: cpu slot 1" in log
+
+
+def test_results_are_the_same_bytes_without_workers(whole: Path, tmp_path: Path) -> None:
+    run(tmp_path, *EVERYTHING, "system.use_parallel_execution=false")
+    assert results(tmp_path) == results(whole)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_are_short_and_named_in_the_readme(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) < 60
+    if path.stem != "__init__":
+        assert f"examples.{path.stem}." in (EXAMPLES / "README.md").read_text()
+        assert f"examples.{path.stem}." in "\n".join(lines[:12])
+
+
+@pytest.mark.parametrize(
+    "page", [EXAMPLES / "README.md", ROOT / "docs" / "extending.md"], ids=lambda path: path.stem
+)
+def test_the_commands_of_the_pages_can_be_planned(tmp_path: Path, page: Path) -> None:
+    """Every command that names an example, as it is written there."""
+    commands = [
+        line.strip().removeprefix("python run_parallel.py ")
+        for line in page.read_text().replace("\\\n", " ").splitlines()
+        if line.startswith("    python run_parallel.py ") and "examples." in line
+    ]
+    assert commands
+    for command in commands:
+        shell = f"{sys.executable} {ROOT / 'run_parallel.py'} {command} dry_run=true output_dir={tmp_path}"
+        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode == 0, command + done.stderr
+        assert "Nothing was started" in done.stdout
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A user's folder with a package of their own, far from the engine."""
+    (tmp_path / "my_package").mkdir()
+    shutil.copy(EXAMPLES / "fudge.py", tmp_path / "my_package" / "my_module.py")
+    return tmp_path
+
+
+MINE = ["algos=[]", "algos.Mine.class_path=my_package.my_module.Fudge", "rounds_of_training=1"]
+
+
+def test_a_module_of_the_current_folder_is_found_by_workers_and_runs_again_when_edited(own: Path) -> None:
+    run(own, *MINE, "execution.workers=1")
+    first = started(own)
+    assert any("/Mine/" in job for job in first)
+    assert "0 to run" in run(own, *MINE, "dry_run=true")
+
+    file = own / "my_package" / "my_module.py"
+    file.write_text(file.read_text().replace('name: ClassVar[str] = "Fudge"', 'name: ClassVar[str] = "Mine"'))
+    run(own, *MINE, "execution.workers=1")
+    assert sorted(started(own)) == sorted(job for job in first if "/Mine/" in job)
+
+
+def test_a_job_whose_source_was_edited_during_the_run_says_so(own: Path) -> None:
+    """The engine has planned with one version; workers must not run another under its keys."""
+    main = own / "main.py"
+    main.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from pathlib import Path\n"
+        "from pipeline import cli, experiment\n"
+        "run_jobs = experiment.run_jobs\n"
+        "def edit_first(*args, **kwargs):\n"
+        "    file = Path('my_package/my_module.py')\n"
+        "    file.write_text(file.read_text() + '# edited')\n"
+        "    return run_jobs(*args, **kwargs)\n"
+        "experiment.run_jobs = edit_first\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    printed = run(own, *MINE, "execution.workers=1", code=1, main=main)
+    assert "my_module.py was changed after this run had begun" in printed
+    assert [job for job in started(own) if "/Mine/" in job and "/generate/" in job]
+    run(own, *MINE, "execution.workers=1")
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides", "said"),
+    [
+        ("", ["algos.X.class_path=my_package.my_modul.X"], "there is no module 'my_modul'"),
+        ("", ["algos.X.class_path=my_package.broken.X"], "broken.py has no 'X'"),
+        (
+            "import nothing_like_it\n",
+            ["algos.X.class_path=my_package.broken.X"],
+            "broken.py:1 (import nothing_like",
+        ),
+        ("class X: pass\n", ["algos.X.class_path=my_package.broken.X"], "is no Algorithm"),
+        ("", ["algos.PITA.class_path=my_package.my_module.Fudge"], "PITA is the name of an algorithm that ships"),
+        ("", ["datasets.addition.reward=my_package.broken.praise"], "broken.py has no 'praise'"),
+        ("class X: pass\n", ["datasets.x.class_path=my_package.broken.X"], "is no Dataset"),
+    ],
+    ids=["module", "name", "import", "class", "taken", "reward", "dataset"],
+)
+def test_own_code_that_cannot_be_used_is_one_message_and_exit_code_2(
+    own: Path, content: str, overrides: list[str], said: str
+) -> None:
+    (own / "my_package" / "broken.py").write_text(content)
+    printed = run(own, *overrides, code=2)
+    assert printed.startswith("error: ")
+    assert len(printed.strip().splitlines()) == 1
+    assert said in printed
+    assert not (own / "outputs").exists()
