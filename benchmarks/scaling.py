@@ -1,7 +1,8 @@
 """How well more devices are used: the default plan on one and two workers, a recorded plan on eight devices.
 
-    python benchmarks/scaling.py                     both parts
+    python benchmarks/scaling.py                     all parts
     python benchmarks/scaling.py replay --speed 4    the recorded plan: sleeping jobs, with and without the barrier
+    python benchmarks/scaling.py gangs               the recorded plan on paper, trainings on 1 to 8 devices
     python benchmarks/scaling.py workers experiment.seeds=[0]       run_parallel.py, keys as on its command line
     python benchmarks/scaling.py record RUN_FOLDER data/plan.json   make a recording of a finished run
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,10 @@ from pipeline.plan.job import Job
 from pipeline.results.journal import Journal, read_journal
 from pipeline.results.store import Store
 from pipeline.scheduler.loop import Outcome, run_plan
+from pipeline.scheduler.makespan import account
+from pipeline.scheduler.state import RunState
 from pipeline.workers.backends import make_pool
+from tests.doubles.simulate import simulate
 
 ROOT = Path(__file__).parents[1]
 RECORDING = Path(__file__).parent / "data" / "eight_devices.json"
@@ -110,6 +115,57 @@ def _carry_out(plan: Plan, devices: int, barrier: Barrier) -> Outcome:
             )
         finally:
             journal.close()
+
+
+# -- trainings on several imagined devices ------------------------------------------------------------
+
+
+WIDTHS = ((1, 2, 4, 8), (1, 1, 2, 4, 8), (2, 4), (1, 2, 4))
+
+
+def gangs(path: Path, devices: int, draws: int) -> Table:
+    """Schedule a recorded plan whose trainings need several devices: the real policy, an imagined clock."""
+    recorded = json.loads(path.read_text())
+    table = Table(
+        title=f"{len(recorded['jobs'])} recorded jobs on {devices} imagined devices, {draws} draws of widths"
+    )
+    table.add_column("devices of a training")
+    for name in ("makespan / lower bound: mean", "worst", "latest start of a gang after its promise"):
+        table.add_column(name, justify="right")
+    for widths in WIDTHS:
+        made = [_scheduled(recorded, devices, widths, seed) for seed in range(draws)]
+        ratios = [ratio for ratio, _ in made]
+        table.add_row(
+            ", ".join(map(str, widths)),
+            f"{statistics.mean(ratios):.3f}",
+            f"{max(ratios):.3f}",
+            f"{max(late for _, late in made):.2f} s",
+        )
+    return table
+
+
+def _scheduled(recorded: dict[str, Any], devices: int, widths: tuple[int, ...], seed: int) -> tuple[float, float]:
+    """Makespan over lower bound, and by how much a gang began later than was estimated when it was promised."""
+    draw = random.Random(seed)
+    plan = recorded_plan(recorded, 1.0)
+    jobs = [
+        replace(job, devices=draw.choice(widths)) if "/train" in job.id and "/reference/" not in job.id else job
+        for job in plan.jobs.values()
+    ]
+    plan = Plan(jobs, plan.graph.edges)
+    took = {job.id: float(job.payload["seconds"]) for job in jobs}
+    promised: dict[str, float] = {}
+
+    def watch(state: RunState, now_s: float) -> None:
+        if state.reserved and state.reserved not in promised:
+            ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
+            promised[state.reserved] = max(now_s, *ends)
+
+    attempts = simulate(plan, devices, took, watch=watch)
+    made = account(plan, attempts, [], devices, 0.0)
+    assert made is not None
+    sent_s = {attempt.job_id: attempt.sent_s for attempt in attempts}
+    return made.ratio, max((sent_s[name] - at for name, at in promised.items()), default=0.0)
 
 
 # -- making a recording ------------------------------------------------------------
@@ -227,6 +283,10 @@ def main() -> None:
     replaying.add_argument("--recording", type=Path, default=RECORDING)
     replaying.add_argument("--devices", type=int, default=8)
     replaying.add_argument("--speed", type=float, default=4.0)
+    ganging = parts.add_parser("gangs", help="a recorded plan on paper, with trainings on several devices")
+    ganging.add_argument("--recording", type=Path, default=RECORDING)
+    ganging.add_argument("--devices", type=int, default=8)
+    ganging.add_argument("--draws", type=int, default=20)
     workers = parts.add_parser("workers", help="the default plan on one and two workers")
     workers.add_argument("overrides", nargs="*")
     recording = parts.add_parser("record", help="make a recording of a finished run")
@@ -240,10 +300,13 @@ def main() -> None:
         args.out.write_text(_one_job_a_line(record(args.run, args.seeds)))
     if args.part == "replay":
         console.print(replay(args.recording, args.devices, args.speed))
+    if args.part == "gangs":
+        console.print(gangs(args.recording, args.devices, args.draws))
     if args.part == "workers":
         console.print(compare_workers(args.overrides or ["experiment.seeds=[0,1,2]"]))
     if args.part is None:
         console.print(replay(RECORDING, 8, 4.0))
+        console.print(gangs(RECORDING, 8, 20))
         console.print(compare_workers(["experiment.seeds=[0,1,2]"]))
 
 

@@ -53,9 +53,15 @@ def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
 
 
 def estimated_makespan(plan: Plan, missing: Collection[str], devices: int) -> float:
-    """Seconds that the missing jobs take at best: the longest path or the work per device, whichever is more."""
+    """Seconds that the missing jobs take at best.
+
+    The longest path, the work per device, or the jobs that cannot run at once since each needs more than half of
+    the devices, whichever is more.
+    """
     if not missing:
         return 0.0
     waiting = set(missing)
     seconds = {job.id: job.seconds if job.id in waiting else 0.0 for job in plan.jobs.values()}
-    return max(max(longest_paths(plan.graph, seconds).values()), sum(seconds.values()) / devices)
+    work_s = sum(seconds[job.id] * job.devices for job in plan.jobs.values())
+    alone_s = sum(seconds[job.id] for job in plan.jobs.values() if 2 * job.devices > devices > 1)
+    return max(max(longest_paths(plan.graph, seconds).values()), work_s / devices, alone_s)

@@ -13,8 +13,8 @@ class WorkerStatus:
     Attributes:
         index: Number of the worker.
         device: Its device in words.
-        state: ``starting``, ``idle``, ``running`` or ``gone``.
-        job_id: The job it runs, or "".
+        state: ``starting``, ``idle``, ``running``, ``parked``, ``gone`` or ``quarantined``.
+        job_id: The job it runs, or whose ranks have its device; or "".
         running_s: Seconds since that job was sent.
         done: Samples of it that are finished.
         total: Samples it has.

@@ -41,7 +41,7 @@ from pipeline.scheduler.account import RunAccount
 from pipeline.scheduler.later import Later
 from pipeline.scheduler.makespan import Attempt, account
 from pipeline.scheduler.outcome import Outcome
-from pipeline.scheduler.policy import next_actions
+from pipeline.scheduler.policy import Reserve, next_actions
 from pipeline.scheduler.retry import Failure, judge
 from pipeline.scheduler.signals import StopSignals
 from pipeline.scheduler.snapshot import Observer
@@ -221,11 +221,15 @@ class _Run:
 
     def _dispatch(self) -> None:
         # A job may turn out to need no worker, which leaves one idle for the next.
-        while actions := next_actions(self.state):
+        while actions := next_actions(self.state, self.clock()):
             for action in actions:
+                if isinstance(action, Reserve):
+                    log.info("%s: the next free devices are kept for it", action.job_id)
+                    self.state.reserve(action.job_id)
+                    continue
                 job = self.plan.jobs[action.job_id]
                 if not job.key or (self._claim(job) and not self._is_there(job)):
-                    attempt = self.state.start(job.id, action.worker)
+                    attempt = self.state.start(job.id, action.worker, action.members, self.clock())
                     self.account.sent(action.worker)
                     self.watchdog.began(action.worker, self.clock())
                     self.pool.send(action.worker, self._order(job, attempt))

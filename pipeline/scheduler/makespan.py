@@ -22,7 +22,8 @@ class Attempt:
     Attributes:
         job_id: The job.
         attempt: From 1.
-        worker: Index of the worker.
+        worker: Index of the worker; of the first of them, where the job needs several devices.
+        devices: How many it had.
         sent_s: When it was handed to the worker.
         ended_s: When its end was known.
         load_s: Seconds of it spent loading.
@@ -36,6 +37,7 @@ class Attempt:
     ended_s: float
     load_s: float = 0.0
     outcome: str = "done"
+    devices: int = 1
 
     @property
     def succeeded(self) -> bool:
@@ -44,12 +46,12 @@ class Attempt:
 
     @property
     def total_s(self) -> float:
-        """All its device time."""
+        """How long it took."""
         return self.ended_s - self.sent_s
 
     @property
     def work_s(self) -> float:
-        """Its device time without loading."""
+        """How long it took without loading."""
         return max(0.0, self.total_s - self.load_s)
 
 
@@ -76,9 +78,10 @@ class Makespan:
 
     Attributes:
         actual_s: From the start of the run to the end of the last job.
-        lower_bound_s: No schedule of the same work on the same devices is shorter.
+        lower_bound_s: No schedule of the same work on the same devices is shorter: the longest path, the work per
+            device, or the jobs of which no two can run at once since each needs more than half of the devices.
         critical_path_s: Longest chain of jobs that read each other, at measured durations.
-        work_s: Sum of measured durations.
+        work_s: Sum of measured durations, each times the devices of the job.
         devices: How many.
         load_s: Starting workers and loading models.
         dependency_s: Idle while other jobs were still to come.
@@ -132,21 +135,23 @@ def account(
     end_s = max(attempt.ended_s for attempt in attempts)
     durations = dict.fromkeys(plan.jobs, 0.0) | {attempt.job_id: attempt.work_s for attempt in succeeded}
     critical_path_s = max(longest_paths(plan.graph, durations).values())
-    work_s = sum(attempt.work_s for attempt in succeeded)
-    wasted_s = sum(attempt.total_s for attempt in attempts if not attempt.succeeded)
+    work_s = sum(attempt.work_s * attempt.devices for attempt in succeeded)
+    alone_s = sum(attempt.work_s for attempt in succeeded if 2 * attempt.devices > devices)
+    wasted_s = sum(attempt.total_s * attempt.devices for attempt in attempts if not attempt.succeeded)
     starts = _starts(spans, end_s)
     first_starts_s = sum(until - since for since, until, first in starts if first)
     restarts_s = sum(until - since for since, until, first in starts if not first)
-    load_s = sum(attempt.total_s - attempt.work_s for attempt in succeeded) + first_starts_s
+    load_s = sum((attempt.total_s - attempt.work_s) * attempt.devices for attempt in succeeded) + first_starts_s
     retry_s = wasted_s + restarts_s
     idle_s = devices * (end_s - start_s) - work_s - load_s - retry_s
     last_start_s = max(attempt.sent_s for attempt in attempts)
-    taken = [(attempt.sent_s, attempt.ended_s) for attempt in attempts] + [start[:2] for start in starts]
-    taken_late_s = sum(max(0.0, until - max(since, last_start_s)) for since, until in taken)
+    taken = [(attempt.sent_s, attempt.ended_s, attempt.devices) for attempt in attempts]
+    taken += [(since, until, 1) for since, until, _ in starts]
+    taken_late_s = sum(max(0.0, until - max(since, last_start_s)) * count for since, until, count in taken)
     tail_s = max(0.0, devices * (end_s - last_start_s) - taken_late_s)
     return Makespan(
         actual_s=end_s - start_s,
-        lower_bound_s=max(critical_path_s, work_s / devices),
+        lower_bound_s=max(critical_path_s, work_s / devices, alone_s),
         critical_path_s=critical_path_s,
         work_s=work_s,
         devices=devices,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pipeline.plan.job import Job
 
 Bucket = Mapping[str, Mapping[str, None]]
-"""Jobs of equal urgency: affinity -> job ids, in the order in which they became ready."""
+"""Jobs of equal urgency and width: affinity -> job ids, in the order in which they became ready."""
 
 
 class ReadyQueue:
-    """Buckets of equally urgent jobs, the most urgent first."""
+    """Buckets of jobs that are equally urgent and need equally many devices: the most urgent, then the widest."""
 
     def __init__(self, path_s: Mapping[str, float]) -> None:
         """Make an empty queue.
@@ -22,8 +23,9 @@ class ReadyQueue:
         """
         # Sums of floats in another order differ in the last bits; that must not tell equal jobs apart.
         self._urgency = {job_id: round(seconds, 6) for job_id, seconds in path_s.items()}
-        self._order: list[float] = []
-        self._buckets: dict[float, dict[str, dict[str, None]]] = {}
+        self._order: list[tuple[float, int]] = []
+        self._buckets: dict[tuple[float, int], dict[str, dict[str, None]]] = {}
+        self._widths: Counter[int] = Counter()
         self._count = 0
 
     def __len__(self) -> int:
@@ -31,30 +33,42 @@ class ReadyQueue:
 
     def push(self, job: Job) -> None:
         """Add a job."""
-        urgency = self._urgency[job.id]
-        if urgency not in self._buckets:
-            insort(self._order, urgency)
-            self._buckets[urgency] = {}
-        self._buckets[urgency].setdefault(job.affinity, {})[job.id] = None
+        place = self._place(job)
+        if place not in self._buckets:
+            insort(self._order, place)
+            self._buckets[place] = {}
+        self._buckets[place].setdefault(job.affinity, {})[job.id] = None
+        self._widths[job.devices] += 1
         self._count += 1
 
     def remove(self, job: Job) -> None:
         """Take a job out."""
-        urgency = self._urgency[job.id]
-        bucket = self._buckets[urgency]
+        place = self._place(job)
+        bucket = self._buckets[place]
         del bucket[job.affinity][job.id]
         if not bucket[job.affinity]:
             del bucket[job.affinity]
         if not bucket:
-            del self._buckets[urgency]
-            del self._order[bisect_left(self._order, urgency)]
+            del self._buckets[place]
+            del self._order[bisect_left(self._order, place)]
+        self._widths[job.devices] -= 1
+        if not self._widths[job.devices]:
+            del self._widths[job.devices]
         self._count -= 1
 
-    def buckets(self) -> Iterator[Bucket]:
-        """All buckets, the most urgent first."""
-        for urgency in reversed(self._order):
-            yield self._buckets[urgency]
+    @property
+    def widest(self) -> int:
+        """The most devices that a job in the queue needs; 0 where it is empty."""
+        return max(self._widths, default=0)
+
+    def buckets(self) -> Iterator[tuple[int, Bucket]]:
+        """All buckets with the devices that each of their jobs needs, in the order of the class."""
+        for place in reversed(self._order):
+            yield place[1], self._buckets[place]
 
     def longest_s(self) -> float:
         """Length of the longest path that begins with a job in the queue."""
-        return self._order[-1] if self._order else 0.0
+        return self._order[-1][0] if self._order else 0.0
+
+    def _place(self, job: Job) -> tuple[float, int]:
+        return self._urgency[job.id], job.devices

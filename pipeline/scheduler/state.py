@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -54,6 +54,8 @@ class JobState:
         failures: How many of them failed in each way.
         reason: Why it failed, or is blocked.
         root_cause: The failed job that blocks it, or "".
+        workers: While it runs, its workers in the order of ranks; the first is given the job, the others lend
+            their devices.
     """
 
     job: Job
@@ -63,6 +65,7 @@ class JobState:
     failures: Counter[FailureKind] = field(default_factory=Counter)
     reason: str = ""
     root_cause: str = ""
+    workers: tuple[int, ...] = ()
 
 
 @dataclass
@@ -72,8 +75,12 @@ class WorkerState:
     Attributes:
         index: Number of the worker.
         device: Its device in words.
-        status: ``starting``, ``idle``, ``running``, ``gone`` or ``quarantined``.
-        job_id: The job that it runs, or "".
+        status: ``starting``, ``idle``, ``running``, ``parked``, ``gone`` or ``quarantined``.
+        job_id: The job that it runs, or for which it is parked: its device is lent to that job; or "".
+        started_s: When that job was given to it.
+        up: Whether there is a process that could take a job.
+        fresh: Whether that process has run no job, and so holds no memory of its device.
+        visible: What the process was given as CUDA_VISIBLE_DEVICES.
         holds: Affinity keys whose models it has in memory, the one used last at the end.
         done: Samples of its job that are finished.
         total: Samples that its job has.
@@ -85,6 +92,10 @@ class WorkerState:
     device: str = ""
     status: str = "starting"
     job_id: str = ""
+    started_s: float = 0.0
+    up: bool = False
+    fresh: bool = False
+    visible: str = ""
     holds: list[str] = field(default_factory=list)
     done: int = 0
     total: int = 0
@@ -105,11 +116,12 @@ class RunState:
         workers: By index.
         ready: Jobs that could start now, on any worker.
         retries: Jobs that could start now and have failed on a worker before, which the next attempt avoids.
+        reserved: The job of several devices for which idle workers are kept, or "".
         blame: Which worker has failed which job.
         cells: Chain and round -> number of jobs by status.
         unsettled: Jobs that are neither there nor given up.
         running: Jobs that run.
-        seconds_left: Sum of the estimated seconds of unsettled jobs.
+        seconds_left: Estimated device-seconds of unsettled jobs.
         samples: Of jobs that finished in this run.
         tokens: Of jobs that finished in this run.
     """
@@ -139,11 +151,12 @@ class RunState:
         self.workers = [WorkerState(index) for index in range(num_workers)]
         self.ready = ReadyQueue(plan.path_s)
         self.retries: dict[str, None] = {}
+        self.reserved = ""
         self.blame = Blame(device_failures)
         self.cells: dict[Cell, Counter[JobStatus]] = {}
         self.unsettled = len(self.jobs)
         self.running = 0
-        self.seconds_left = sum(job.seconds for job in plan.jobs.values())
+        self.seconds_left = sum(job.seconds * job.devices for job in plan.jobs.values())
         self.samples = 0
         self.tokens = 0
         self._models_in_memory = models_in_memory
@@ -163,24 +176,45 @@ class RunState:
 
     # -- workers -----------------------------------------------------------------------------------------------
 
-    def worker_ready(self, index: int, device: str) -> None:
+    def worker_ready(self, index: int, device: str, visible: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
-        self.workers[index] = WorkerState(index, device=device, status="idle")
+        before = self.workers[index]
+        made = WorkerState(index, device=device, status="idle", up=True, fresh=True, visible=visible)
+        if before.job_id:  # started anew for a job that is to come, or parked
+            made.status, made.job_id, made.started_s = before.status, before.job_id, before.started_s
+        self.workers[index] = made
 
     def worker_lost(self, index: int) -> str:
-        """A worker ended.
+        """A worker ended. One that is parked is not missed: the job has only its device.
 
         Returns:
             The job that it ran, or "".
         """
         worker = self.workers[index]
+        if self.is_lent(index):
+            worker.up = worker.fresh = False
+            return ""
+        job_id = self._free(index) if worker.job_id else ""
         status = "quarantined" if worker.status == "quarantined" else "gone"
         self.workers[index] = WorkerState(index, device=worker.device, status=status)
-        return worker.job_id
+        return job_id
 
     def quarantine(self, index: int) -> None:
         """Give a place no more jobs."""
         self.workers[index].status = "quarantined"
+
+    def renew(self, index: int) -> None:
+        """The process of a worker is being replaced on purpose, for the job that has its device."""
+        self.workers[index].up = self.workers[index].fresh = False
+
+    def is_lent(self, index: int) -> bool:
+        """Whether the device of a worker serves a job that another worker was given."""
+        job_id = self.workers[index].job_id
+        return bool(job_id) and self.jobs[job_id].workers[0] != index
+
+    def is_gathered(self, job_id: str) -> bool:
+        """Whether no process holds memory of the devices that a job of several is about to use."""
+        return all(self.workers[index].up and self.workers[index].fresh for index in self.jobs[job_id].workers)
 
     def usable_workers(self) -> list[int]:
         """Places that are not quarantined."""
@@ -197,21 +231,42 @@ class RunState:
         """Whether a job could start now if a worker were idle."""
         return bool(self.ready or self.retries)
 
-    def start(self, job_id: str, index: int) -> int:
-        """A ready job goes to an idle worker.
+    def too_wide(self) -> list[str]:
+        """Jobs that could start now but for needing more devices than are left."""
+        usable = len(self.usable_workers())
+        found = [name for name in self.retries if self.jobs[name].job.devices > usable]
+        for devices, bucket in self.ready.buckets() if self.ready.widest > usable else ():
+            if devices > usable:
+                found += [name for names in bucket.values() for name in names]
+        return found
+
+    def reserve(self, job_id: str) -> None:
+        """Keep idle workers for a ready job until it starts."""
+        self.reserved = job_id
+
+    def start(self, job_id: str, index: int, members: Sequence[int] = (), now_s: float = 0.0) -> int:
+        """A ready job goes to an idle worker, and with it the devices of further idle ones, which are parked.
 
         Returns:
             The number of the attempt.
         """
-        state, worker = self.jobs[job_id], self.workers[index]
+        state = self.jobs[job_id]
         assert state.status is JobStatus.ready
-        assert worker.status == "idle"
+        assert len({index, *members}) == state.job.devices
         self._unqueue(state)
         self._set(state, JobStatus.running)
         state.attempts += 1
-        worker.status, worker.job_id = "running", job_id
-        worker.done, worker.total, worker.tokens = 0, state.job.samples, 0
-        self._remember(worker, state.job.affinity)
+        state.workers = (index, *members)
+        for place in state.workers:
+            worker = self.workers[place]
+            assert worker.status == "idle"
+            worker.status, worker.job_id, worker.started_s = "parked", job_id, now_s
+            worker.done, worker.total, worker.tokens = 0, 0, 0
+        leader = self.workers[index]
+        leader.status, leader.total = "running", state.job.samples
+        if not members:
+            leader.fresh = False
+            self._remember(leader, state.job.affinity)
         return state.attempts
 
     def is_current(self, index: int, job_id: str, attempt: int) -> bool:
@@ -220,10 +275,12 @@ class RunState:
 
     def finished(self, index: int, samples: int, tokens: int) -> None:
         """A worker has finished its job."""
+        workers = self.jobs[self.workers[index].job_id].workers
         job_id = self._free(index)
         self.samples += samples
         self.tokens += tokens
-        self.blame.finished(index)
+        for worker in workers:
+            self.blame.finished(worker)
         self._arrive(job_id, JobStatus.done)
 
     def found(self, job_id: str) -> None:
@@ -301,8 +358,14 @@ class RunState:
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _free(self, index: int) -> str:
-        worker = self.workers[index]
-        job_id, worker.job_id, worker.status = worker.job_id, "", "idle"
+        """Take the job from a worker, and give the devices back that were lent to it."""
+        job_id = self.workers[index].job_id
+        for place in self.jobs[job_id].workers:
+            worker = self.workers[place]
+            worker.job_id = ""
+            if worker.status != "quarantined":
+                worker.status = "idle" if worker.up else "starting"
+        self.jobs[job_id].workers = ()
         return job_id
 
     def _count_missing(self, job_id: str) -> int:
@@ -321,6 +384,8 @@ class RunState:
         self._release(arrived)
 
     def _unqueue(self, state: JobState) -> None:
+        if state.job.id == self.reserved:
+            self.reserved = ""
         if state.job.id in self.retries:
             del self.retries[state.job.id]
         else:
@@ -338,7 +403,7 @@ class RunState:
         self.running += (status is JobStatus.running) - (state.status is JobStatus.running)
         change = (status in SETTLED) - (state.status in SETTLED)
         self.unsettled -= change
-        self.seconds_left -= change * state.job.seconds
+        self.seconds_left -= change * state.job.seconds * state.job.devices
         self._unsettled_in_round[state.job.round] -= change
         state.status = status
 

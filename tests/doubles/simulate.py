@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pipeline.config.schema import Barrier
 from pipeline.plan.graph import Plan
 from pipeline.scheduler.makespan import Attempt
-from pipeline.scheduler.policy import next_actions
+from pipeline.scheduler.policy import Reserve, next_actions
 from pipeline.scheduler.state import RunState
 
 
 def simulate(
-    plan: Plan, workers: int, seconds: Mapping[str, float] | None = None, barrier: Barrier = Barrier.none
+    plan: Plan,
+    workers: int,
+    seconds: Mapping[str, float] | None = None,
+    barrier: Barrier = Barrier.none,
+    watch: Callable[[RunState, float], None] = lambda state, now_s: None,
 ) -> list[Attempt]:
     """Every attempt with its times, in the order in which they end.
 
@@ -22,18 +26,32 @@ def simulate(
         workers: How many.
         seconds: True durations; the planned ones if None.
         barrier: As in the real engine.
+        watch: Looks at the state whenever everything has started that may.
     """
     state = RunState(plan, (), workers, barrier=barrier, models_in_memory=2)
     for index in range(workers):
         state.worker_ready(index, "cpu")
     now, events, attempts = 0.0, [], []
     while state.unsettled:
-        for action in next_actions(state):
-            state.start(action.job_id, action.worker)
+        for action in next_actions(state, now):
+            if isinstance(action, Reserve):
+                state.reserve(action.job_id)
+                continue
+            state.start(action.job_id, action.worker, action.members, now)
             takes = plan.jobs[action.job_id].seconds if seconds is None else seconds[action.job_id]
             heapq.heappush(events, (now + takes, action.worker, action.job_id, now))
+        watch(state, now)
         assert events, "nothing runs and nothing can start"
         now, worker, job_id, sent = heapq.heappop(events)
-        attempts.append(Attempt(job_id=job_id, attempt=1, worker=worker, sent_s=sent, ended_s=now))
+        attempts.append(
+            Attempt(
+                job_id=job_id,
+                attempt=1,
+                worker=worker,
+                devices=plan.jobs[job_id].devices,
+                sent_s=sent,
+                ended_s=now,
+            )
+        )
         state.finished(worker, 0, 0)
     return attempts
