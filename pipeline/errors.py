@@ -77,6 +77,26 @@ class OutOfMemory(JobError):  # noqa: N818 - as torch names it
         self.group = group
 
 
+class GangError(JobError):
+    """One of the processes of a job that needs several devices has failed, which ends the others.
+
+    Attributes:
+        rank: Which.
+        kind: How the attempt failed: name of a `FailureKind`.
+        exit_code: Of the process, if it ended without saying why; negative is a signal number.
+        damaged_key: Key of the stored output that it could not use, or "".
+    """
+
+    def __init__(
+        self, message: str, *, rank: int, kind: str, exit_code: int | None = None, damaged_key: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.kind = kind
+        self.exit_code = exit_code
+        self.damaged_key = damaged_key
+
+
 class JobStopped(PipelineError):  # noqa: N818 - it tells of no error
     """Raised by a job that was asked to stop and has saved what it needs to go on later."""
 

@@ -43,7 +43,7 @@ from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
-from pipeline.scheduler.state import JobStatus
+from pipeline.scheduler.state import JobStatus, check_runnable
 from pipeline.workers.backends import make_pool
 
 log = logging.getLogger("pipeline")
@@ -84,12 +84,14 @@ def run_experiment(config: Config, console: Console) -> int:
         PipelineError: The request is wrong. Nothing was started.
     """
     request = prepare(config)
-    config, store = request.config, request.store
+    config, store, workers = request.config, request.store, len(_used_devices(request))
     for warning in request.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if config.dry_run:
         # A dry run only looks, and writes nothing.
-        print_plan(request, look_up(request, lambda key: store.problem(key, checksums=False)), console)
+        stored = look_up(request, lambda key: store.problem(key, checksums=False))
+        check_runnable(request.plan, workers, set(request.plan.jobs) - set(stored.missing))
+        print_plan(request, stored, console)
         return 0
     verified = Verified(store, store.scratch(f"{config.experiment.name}-verified-{os.getpid()}"))
     try:
@@ -97,6 +99,7 @@ def run_experiment(config: Config, console: Console) -> int:
             stored = look_up(request, verified.problem)
             if not stored.missing:
                 return carry_out(request, stored, verified, console)
+            check_runnable(request.plan, workers, set(request.plan.jobs) - set(stored.missing))
             with _lease(config, console) as lease:
                 return carry_out(replace(request, devices=lease.devices), stored, verified, console)
     finally:

@@ -6,7 +6,7 @@ import. Setting them inside a running worker would be too late.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pipeline.devices.inventory import Device
 
@@ -68,6 +68,30 @@ def worker_environment(device: Device, threads: int, base_env: Mapping[str, str]
     # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
     env["CUDA_VISIBLE_DEVICES"] = (device.uuid or str(device.index)) if device.kind == "cuda" else ""
     return env
+
+
+def rank_environment(
+    base_env: Mapping[str, str], visible: Sequence[str], *, rank: int, master_port: int
+) -> dict[str, str]:
+    """The whole environment of one process of a job that needs several devices: what `init_process_group` reads.
+
+    Args:
+        base_env: That of the worker that leads them.
+        visible: What each rank's worker sees of CUDA; all of it is visible to all, in the order of ranks.
+        rank: Which process.
+        master_port: Where they meet.
+    """
+    size = str(len(visible))
+    return {
+        **base_env,
+        "CUDA_VISIBLE_DEVICES": ",".join(name for name in visible if name),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+    }
 
 
 def describe_device(device: Device, env: Mapping[str, str]) -> str:

@@ -60,12 +60,15 @@ class RunAccount:
         """Seconds since a worker was given its job."""
         return self._clock() - self._sent_s[worker]
 
-    def end_attempt(self, job_id: str, number: int, worker: int, outcome: str, load_s: float = 0.0) -> Attempt:
+    def end_attempt(
+        self, job_id: str, number: int, worker: int, outcome: str, load_s: float = 0.0, devices: int = 1
+    ) -> Attempt:
         """An attempt is over."""
         attempt = Attempt(
             job_id=job_id,
             attempt=number,
             worker=worker,
+            devices=devices,
             sent_s=self._sent_s[worker],
             ended_s=self._clock(),
             load_s=load_s,

@@ -45,7 +45,7 @@ from pipeline.scheduler.policy import Reserve, next_actions
 from pipeline.scheduler.retry import Failure, judge
 from pipeline.scheduler.signals import StopSignals
 from pipeline.scheduler.snapshot import Observer
-from pipeline.scheduler.state import JobStatus, RunState, check_runnable
+from pipeline.scheduler.state import JobStatus, RunState, check_runnable, too_few_devices
 from pipeline.scheduler.watchdog import Watchdog
 from pipeline.workers.failure import NEEDS_FRESH_WORKER, FailureKind
 from pipeline.workers.messages import (
@@ -104,7 +104,7 @@ def run_plan(
         PlanError: The plan cannot be carried out by this engine.
         WorkerError: Workers cannot be started.
     """
-    check_runnable(plan)
+    check_runnable(plan, pool.size, stored)
     return _Run(plan, stored, store, pool, journal, run_dir, settings, on_status, verified, clock).run()
 
 
@@ -149,6 +149,10 @@ class _Run:
         """Worker -> why it is being killed. What it still says about its job no longer counts."""
         self.waiting: set[str] = set()
         """Jobs that another run was found computing."""
+        self.gathering: dict[str, int] = {}
+        """Job of several devices that has them -> its attempt, until fresh processes are on all of them."""
+        self.renewed: set[int] = set()
+        """Workers whose processes are being replaced for such a job: their end is no loss."""
         self.unusable: set[int] = set()
         """Workers that cannot even be started."""
         self.start_s = self.next_status_s = clock()
@@ -220,6 +224,11 @@ class _Run:
         return bool(self.halted)
 
     def _dispatch(self) -> None:
+        for job_id in self.state.too_wide():
+            usable = len(self.state.usable_workers())
+            failure = Failure(FailureKind.device, too_few_devices(self.plan.jobs[job_id], usable))
+            self.state.wait(job_id)
+            self._give_up(job_id, failure, failure.message)
         # A job may turn out to need no worker, which leaves one idle for the next.
         while actions := next_actions(self.state, self.clock()):
             for action in actions:
@@ -230,9 +239,32 @@ class _Run:
                 job = self.plan.jobs[action.job_id]
                 if not job.key or (self._claim(job) and not self._is_there(job)):
                     attempt = self.state.start(job.id, action.worker, action.members, self.clock())
-                    self.account.sent(action.worker)
-                    self.watchdog.began(action.worker, self.clock())
-                    self.pool.send(action.worker, self._order(job, attempt))
+                    if action.members:
+                        self._gather(job, attempt)
+                    else:
+                        self._send(job, attempt)
+
+    def _send(self, job: Job, attempt: int) -> None:
+        workers = self.state.jobs[job.id].workers
+        for worker in workers:
+            self.account.sent(worker)
+        self.watchdog.began(workers[0], self.clock())
+        self.pool.send(workers[0], self._order(job, attempt))
+
+    def _gather(self, job: Job, attempt: int) -> None:
+        """Replace the processes that hold memory of the devices which a job is about to use."""
+        self.gathering[job.id] = attempt
+        for worker in self.state.jobs[job.id].workers:
+            self.account.sent(worker)
+            if not self.state.workers[worker].fresh:
+                self.renewed.add(worker)
+                self.state.renew(worker)
+                self.pool.restart(worker)
+        self._send_if_gathered(job.id)
+
+    def _send_if_gathered(self, job_id: str) -> None:
+        if job_id in self.gathering and self.state.is_gathered(job_id):
+            self._send(self.plan.jobs[job_id], self.gathering.pop(job_id))
 
     def _claim(self, job: Job) -> bool:
         """Claim the job's key, or have the job wait while another run that shares the store computes it."""
@@ -263,6 +295,7 @@ class _Run:
         return True
 
     def _order(self, job: Job, attempt: int) -> RunJob:
+        workers = self.state.jobs[job.id].workers
         return RunJob(
             job_id=job.id,
             attempt=attempt,
@@ -274,6 +307,7 @@ class _Run:
             scratch=str(self.scratch.absolute()),
             verified=str(self.verified.folder.absolute()),
             log_path=str(self._log_path(job.id, attempt)),
+            gang=[self.state.workers[worker].visible for worker in workers] if len(workers) > 1 else [],
         )
 
     def _log_path(self, job_id: str, attempt: int) -> Path:
@@ -331,7 +365,8 @@ class _Run:
                 log.warning("worker %d: late %s of %s", index, type(message).__name__, message.job_id)
             case JobStarted():
                 fields = {"job": message.job_id, "attempt": message.attempt, "worker": index}
-                self.account.write("JobStarted", **fields)
+                members = self.state.jobs[message.job_id].workers[1:]
+                self.account.write("JobStarted", **fields, **({"members": members} if members else {}))
             case JobProgress():
                 worker = self.state.workers[index]
                 worker.done, worker.total, worker.tokens = message.done, message.total, message.tokens
@@ -348,16 +383,24 @@ class _Run:
 
     def _worker_ready(self, index: int, message: WorkerReady) -> None:
         self.account.worker_ready(index)
-        self.state.worker_ready(index, message.device)
+        self.state.worker_ready(index, message.device, message.visible)
         log.info("worker %d: %s, pid %d", index, message.device, message.pid)
         self.account.write("WorkerStarted", worker=index, pid=message.pid, device=message.device)
+        self._send_if_gathered(self.state.workers[index].job_id)
 
     def _worker_exited(self, index: int, message: WorkerExited) -> None:
         self.account.worker_ended(index)
         self.watchdog.ended(index)
         before = self.state.workers[index]
-        job_id = self.state.worker_lost(index)
         self.account.write("WorkerExited", worker=index, exit_code=message.exit_code)
+        if not self.stopping and (index in self.renewed or self.state.is_lent(index)):
+            # The job that has its device goes on, or waits for the process that follows.
+            self.renewed.discard(index)
+            self.state.renew(index)
+            if before.status != "quarantined":
+                self.account.worker_started(index)
+            return
+        job_id = self.state.worker_lost(index)
         hang = self.hangs.pop(index, "")
         if self.stopping:
             if job_id:
@@ -367,7 +410,8 @@ class _Run:
         if job_id:
             failure = _worker_failure(index, message.exit_code, hang, before.rss_bytes)
             self._end_attempt(job_id, index, failure.kind.value)
-            self._failed(job_id, index, failure)
+            # Of several devices none can be told to be the cause.
+            self._failed(job_id, index, failure, suspect=index if self.plan.jobs[job_id].devices == 1 else None)
         elif before.status == "idle":
             log.warning("worker %d was lost (%s)", index, describe_exit(message.exit_code))
         if self.state.workers[index].status != "quarantined":
@@ -392,12 +436,20 @@ class _Run:
     def _job_raised(self, index: int, message: JobRaised) -> None:
         kind = FailureKind(message.kind)
         self._end_attempt(message.job_id, index, kind.value)
+        workers = self.state.jobs[message.job_id].workers
         job_id = self.state.raised(index)
         first_line = (message.message.strip().splitlines() or [""])[0]
         what = f"{message.error_type}: {first_line}" if first_line else message.error_type
         failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
-        self._failed(job_id, index, failure)
-        if kind in NEEDS_FRESH_WORKER and not self.stopping and self.state.workers[index].status == "idle":
+        is_gang = len(workers) > 1
+        suspect = index if not is_gang else None if message.rank is None else workers[message.rank]
+        self._failed(job_id, index, failure, suspect=suspect)
+        # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
+        if (
+            (is_gang or kind in NEEDS_FRESH_WORKER)
+            and not self.stopping
+            and self.state.workers[index].status == "idle"
+        ):
             self.state.workers[index].status = "starting"
             self.pool.restart(index)
 
@@ -411,7 +463,8 @@ class _Run:
 
     # -- failures ----------------------------------------------------------------------------------------------
 
-    def _failed(self, job_id: str, index: int, failure: Failure) -> None:
+    def _failed(self, job_id: str, index: int, failure: Failure, *, suspect: int | None) -> None:
+        """Judge a failed attempt; `suspect` is the worker whose device may be at fault, if one can be named."""
         job = self.state.jobs[job_id]
         if failure.kind is FailureKind.storage:
             # No other job would fare better, and what they compute would be lost. So none is blamed, and the run
@@ -423,7 +476,8 @@ class _Run:
         job.failures[failure.kind] += 1
         verdict = judge(failure, job.failures, self.settings.retry)
         self._note_failure(job_id, index, failure, retry=verdict.retry, wait_s=verdict.wait_s)
-        self.state.blame.failed(job_id, index, failure.kind)
+        if suspect is not None:
+            self.state.blame.failed(job_id, suspect, failure.kind)
         if verdict.retry:
             wait = f" in {verdict.wait_s:g} s" if verdict.wait_s else ""
             log.warning("%s: attempt %d failed, trying again%s: %s", job_id, job.attempts, wait, failure.message)
@@ -475,7 +529,8 @@ class _Run:
 
     def _give_up(self, job_id: str, failure: Failure, reason: str) -> None:
         attempts = self.state.jobs[job_id].attempts
-        log.error("%s failed: %s (log: %s)", job_id, reason, self._log_path(job_id, attempts))
+        where = f" (log: {self._log_path(job_id, attempts)})" if attempts else ""
+        log.error("%s failed: %s%s", job_id, reason, where)
         fields = {"job": job_id, "attempts": attempts, "kind": failure.kind.value, "reason": reason}
         self.account.write("JobFailed", **fields)
         for blocked in self.state.fail(job_id, reason):
@@ -489,6 +544,12 @@ class _Run:
         self.account.write("DeviceQuarantined", worker=index, device=device, reason=reason, jobs=jobs)
         self.state.quarantine(index)
         self.pool.close(index)
+        waiting = self.state.workers[index].job_id
+        if waiting in self.gathering:
+            leader = self.state.jobs[waiting].workers[0]
+            failure = Failure(FailureKind.lost, f"worker {index}, whose device it was given, is given up")
+            self._end_attempt(waiting, leader, failure.kind.value)
+            self._failed(self.state.raised(leader), leader, failure, suspect=None)
 
     def _reopen_damaged(self, failure: Failure) -> None:
         if failure.damaged_key:
@@ -517,9 +578,11 @@ class _Run:
 
     def _end_attempt(self, job_id: str, index: int, outcome: str, load_s: float = 0.0) -> Attempt:
         self.watchdog.ended(index)
+        self.gathering.pop(job_id, None)
         if job_id in self.claims:
             self.claims.pop(job_id).release()
-        return self.account.end_attempt(job_id, self.state.jobs[job_id].attempts, index, outcome, load_s)
+        attempts, devices = self.state.jobs[job_id].attempts, self.plan.jobs[job_id].devices
+        return self.account.end_attempt(job_id, attempts, index, outcome, load_s, devices)
 
     def _outcome(self) -> Outcome:
         states = self.state.jobs

@@ -437,15 +437,30 @@ def cell_of(job: Job) -> Cell:
     return job.chain, job.round
 
 
-def check_runnable(plan: Plan) -> None:
+def too_few_devices(job: Job, usable: int) -> str:
+    """Say why a job cannot run on so few devices."""
+    there = "there is 1" if usable == 1 else f"there are {usable}"
+    return (
+        f"{job.id} needs {job.devices} devices at once, and {there}. Ask for fewer (training.gpus_per_job), or "
+        "run with more (distributed.num_gpus, execution.workers)"
+    )
+
+
+def check_runnable(plan: Plan, workers: int, stored: Collection[str] = ()) -> None:
     """Refuse what this engine cannot carry out.
 
+    Args:
+        plan: The plan.
+        workers: Size of the pool.
+        stored: Ids of the jobs that need not run.
+
     Raises:
-        PlanError: A job needs several devices, its id cannot name a folder, or its payload is no plain data.
+        PlanError: A job needs more devices than there are, its id cannot name a folder, or its payload is no plain
+            data.
     """
     for job in plan.jobs.values():
-        if job.devices != 1:
-            raise PlanError(f"{job.id} needs {job.devices} devices at once; a worker has one")
+        if job.devices > workers and job.id not in stored:
+            raise PlanError(too_few_devices(job, workers))
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
             raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")
         try:

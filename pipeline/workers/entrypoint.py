@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,13 +60,13 @@ class Settings:
 def main() -> None:
     """Run jobs until the engine says stop or hangs up."""
     settings = Settings.from_json(sys.argv[1])
-    _die_with_parent(settings.parent_pid)
+    die_with_parent(settings.parent_pid)
     # Descriptor 2 is the log of whichever job runs, so the stack of a crash ends up there, and on SIGUSR1 the
     # stacks of a job that hangs. That handler is in C and needs no cooperation of whatever hangs.
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
-    _restore_imports(settings)
+    restore_imports(settings.sys_path, settings.python_path)
     os.set_inheritable(settings.fd, False)
     channel = Channel(socket.socket(fileno=settings.fd))
     with suppress(KeyboardInterrupt, OSError):
@@ -93,7 +94,9 @@ class _Main:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGUSR2, self._on_signal)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
-        self.channel.send(WorkerReady(pid=os.getpid(), device=describe_device(device, os.environ)))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        about = describe_device(device, os.environ)
+        self.channel.send(WorkerReady(pid=os.getpid(), device=about, visible=visible))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while isinstance(order := self.inbox.get(), RunJob):
             if self.runner.stop_requested:
@@ -147,7 +150,7 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _die_with_parent(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int) -> None:
     """Have the kernel end this process when the engine ends, however that happens. Linux only.
 
     The signal is in fact tied to the *thread* that started this process; the engine starts workers from the
@@ -166,13 +169,13 @@ def _kill_own_group() -> None:
     os._exit(1)
 
 
-def _restore_imports(settings: Settings) -> None:
+def restore_imports(sys_path: Sequence[str], python_path: str | None) -> None:
     """Find modules where the engine finds them, and leave no trace of how this process was started."""
-    sys.path[:] = settings.sys_path
-    if settings.python_path is None:
+    sys.path[:] = sys_path
+    if python_path is None:
         os.environ.pop("PYTHONPATH", None)
     else:
-        os.environ["PYTHONPATH"] = settings.python_path
+        os.environ["PYTHONPATH"] = python_path
 
 
 if __name__ == "__main__":

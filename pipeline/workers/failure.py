@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 from enum import Enum
 
-from pipeline.errors import DamagedOutput, StoreError
+from pipeline.errors import DamagedOutput, GangError, StoreError
 
 
 class FailureKind(Enum):
@@ -47,6 +47,9 @@ _TRANSIENT_CLASSES = {
     "requests.exceptions.Timeout",
     "urllib3.exceptions.HTTPError",
 }
+# What is left of a collective when one of its processes is gone.
+_LOST_PEER_CLASSES = {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}
+_LOST_PEER_TEXTS = ("gloo/transport", "Connection closed by peer", "NCCL communicator was aborted")
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _OUT_OF_MEMORY_CLASSES = {"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"}
 _OUT_OF_MEMORY_TEXTS = ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory")
@@ -76,12 +79,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _kind(error: BaseException) -> FailureKind:
     if isinstance(error, DamagedOutput):
         return FailureKind.damaged_input
+    if isinstance(error, GangError):
+        return FailureKind(error.kind)
     # By name, so that nobody has to import these libraries to tell their errors.
     names = {class_name(base) for base in type(error).__mro__}
     text = str(error)
     if isinstance(error, MemoryError) or names & _OUT_OF_MEMORY_CLASSES or "OutOfMemory" in type(error).__name__:
         return FailureKind.out_of_memory
     if isinstance(error, RuntimeError):
+        if names & _LOST_PEER_CLASSES or any(part in text for part in _LOST_PEER_TEXTS):
+            return FailureKind.transient
         if any(part in text for part in _OUT_OF_MEMORY_TEXTS):
             return FailureKind.out_of_memory
         if names & _DEVICE_CLASSES or any(part in text for part in _DEVICE_TEXTS):

@@ -64,7 +64,9 @@ class InlineWorker:
         """Say what is due, and run the job that was sent."""
         if self._state == "starting":
             self._state = "ready"
-            deliver(WorkerReady(pid=os.getpid(), device=describe_device(self._device, os.environ)))
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            about = describe_device(self._device, os.environ)
+            deliver(WorkerReady(pid=os.getpid(), device=about, visible=visible))
         if self._job is not None and self._state == "ready":
             job, self._job = self._job, None
             self._run(job, deliver)

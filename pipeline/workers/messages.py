@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import WorkerError
@@ -32,6 +32,8 @@ class RunJob:
     """Folder of notes on which stored outputs were found good in this run."""
     log_path: str
     """File that receives everything the job writes to its standard output and error, native code included."""
+    gang: list[str] = field(default_factory=list)
+    """For a job of several devices, what each of its ranks sees in CUDA_VISIBLE_DEVICES; empty for one device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class WorkerReady:
     pid: int
     device: str
     """The device as the worker itself sees it, for the log: ``GPU-... as cuda:0`` or ``cpu slot 3, 1 thread``."""
+    visible: str = ""
+    """Its CUDA_VISIBLE_DEVICES, by which other processes can be given the same device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,8 @@ class JobRaised:
     """Name of a `FailureKind`: decided in the worker, where the exception is still an object."""
     damaged_key: str = ""
     """Key of the stored output that the job could not use, for the kind ``damaged_input``."""
+    rank: int | None = None
+    """The process that failed first, where a job has several."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
-from pipeline.errors import DamagedOutput, JobError
+from pipeline.errors import DamagedOutput, GangError, JobError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.store import Store
 from pipeline.results.verified import Verified
 from pipeline.workers.failure import class_name, classify
+from pipeline.workers.gang import run_gang
 from pipeline.workers.messages import (
     FromWorker,
     JobFinished,
@@ -86,7 +87,7 @@ class JobRunner:
             with OutputTo(Path(order.log_path)) as output:
                 return self._run_logged(order, output, start)
         except OSError as error:  # the log itself cannot be written
-            return _raised(order, error, start)
+            return raised(order, error, start)
 
     def _run_logged(self, order: RunJob, output: OutputTo, start: float) -> JobFinished | JobRaised | JobStopped:
         def send(message: FromWorker) -> None:
@@ -107,7 +108,7 @@ class JobRunner:
                 print(f"stopped: {error}" if str(error) else "stopped", flush=True)  # noqa: T201 - the job's log
                 return JobStopped(job_id=order.job_id, attempt=order.attempt)
             traceback.print_exc()
-            return _raised(order, error, start)
+            return raised(order, error, start)
         return JobFinished(
             job_id=order.job_id,
             attempt=order.attempt,
@@ -152,15 +153,18 @@ class JobRunner:
             checkpoints=store.checkpoints(order.key),
             hints=store.hints,
             memory=self.memory,
-            report=_Progress(order, report),
+            report=RegularProgress(order, report),
             stopping=lambda: self.stop_requested,
         )
         try:
             self._check_inputs(order, store)
             with self._body():
-                with work.loading():
-                    entry = load_entry(order.entry)
-                entry(work)
+                if order.gang:
+                    run_gang(order, work)
+                else:
+                    with work.loading():
+                        entry = load_entry(order.entry)
+                    entry(work)
             if order.key:
                 _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
                 store.note_cost(order.key, _cost(work, start))
@@ -180,7 +184,7 @@ class JobRunner:
                 verified.require(key)
 
 
-class _Progress:
+class RegularProgress:
     """Sends progress, but no more often than anyone can read it."""
 
     def __init__(self, order: RunJob, send: Callable[[FromWorker], None]) -> None:
@@ -189,6 +193,7 @@ class _Progress:
         self._next = 0.0
 
     def __call__(self, done: int, total: int, tokens: int) -> None:
+        """Tell how far the job is, unless that was just done."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -238,14 +243,22 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
+def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
+    """Tell of an exception that ended a job."""
     return JobRaised(
         job_id=order.job_id,
         attempt=order.attempt,
         error_type=class_name(type(error)),
         kind=classify(error).value,
-        damaged_key=error.key if isinstance(error, DamagedOutput) else "",
+        damaged_key=_damaged_key(error),
+        rank=error.rank if isinstance(error, GangError) else None,
         message=str(error)[:_MAX_TEXT],
         traceback="".join(traceback.format_exception(error))[-_MAX_TEXT:],
         run_s=round(time.monotonic() - start, 6),
     )
+
+
+def _damaged_key(error: BaseException) -> str:
+    if isinstance(error, DamagedOutput):
+        return error.key
+    return error.damaged_key if isinstance(error, GangError) else ""

@@ -20,7 +20,8 @@ class Work:
         payload: The job's own plain data.
         inputs: Input name -> folders of the stored outputs.
         out: Folder to write the output to; committed whole when the entry returns, dropped when it raises.
-        device: ``cpu`` or ``cuda``: what `torch.device` takes. A worker sees one GPU, always as ``cuda:0``.
+        device: ``cpu`` or ``cuda``: what `torch.device` takes. A worker sees one GPU, always as ``cuda:0``;
+            of a job that needs several each process has ``cuda:<rank>``.
         checkpoints: Folder that outlives a failed attempt and the run itself, for whatever lets the next attempt
             go on from where this one was; may not exist yet. Removed when the output is committed.
         hints: Folder shared by all jobs of the store, for what makes later jobs faster but changes no result.
@@ -28,6 +29,9 @@ class Work:
         report: Sends progress: samples done, samples in all, tokens so far. Rate-limited by the worker.
         stopping: Whether the run is about to end. A job that would take long saves a checkpoint then and raises
             `JobStopped`; one that does neither is cut off when the grace period is over.
+        rank: Which of the job's processes this is. All run the same entry; what rank 0 writes to `out` is the
+            job's output, the others have a folder of their own that is dropped.
+        world_size: How many processes the job has: one for each device it needs.
         load_s: Seconds spent in `loading`, for the accounting of device time.
         samples: Samples reported last.
         tokens: Tokens reported last.
@@ -44,6 +48,8 @@ class Work:
     memory: dict[str, Any]
     report: Callable[[int, int, int], None] = field(repr=False)
     stopping: Callable[[], bool] = field(repr=False, default=lambda: False)
+    rank: int = 0
+    world_size: int = 1
     load_s: float = 0.0
     samples: int = 0
     tokens: int = 0

@@ -330,3 +330,56 @@ def write_number(work: Work) -> None:
 def die_many_times_and_write(work: Work) -> None:
     die_many_times(work)
     write_number(work)
+
+
+# -- jobs of several devices: every rank runs the same body ------------------------------------------
+
+
+def rank_facts(work: Work) -> None:
+    """What a rank sees; each writes to its own `out`, and only that of rank 0 is kept."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
+    facts = {name: os.environ[name] for name in names}
+    facts |= {"work": [work.rank, work.world_size, work.device], "pid": os.getpid(), "group": os.getpgrp()}
+    facts |= {"torch": "torch" in sys.modules, "path": sys.path}
+    (work.out / "facts.json").write_text(json.dumps(facts))
+    print(f"this is rank {work.rank}")
+    meeting = Path(work.payload["meeting"])
+    (meeting / str(work.rank)).write_text(json.dumps(facts))
+    while len(list(meeting.iterdir())) < work.world_size:  # all of them run at the same time
+        time.sleep(0.01)
+    work.progress(1 + work.rank, 4, tokens=10 + work.rank)
+
+
+def one_rank_fails(work: Work) -> None:
+    """One rank runs a body that fails in the first attempts; the others wait for ever."""
+    fails = work.attempt <= int(work.payload.get("times", 99)) and work.rank == int(work.payload["rank"])
+    print(f"rank {work.rank} was here", flush=True)
+    if fails:
+        globals()[work.payload["body"]](work)
+    elif work.attempt <= int(work.payload.get("times", 99)):
+        if flag := work.payload.get("flag"):
+            (Path(flag) / f"{work.rank}").write_text(str(os.getpid()))
+        if work.payload.get("ignore"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(3600)
+
+
+def ranks_with_grandchildren(work: Work) -> None:
+    child = subprocess.Popen(["sleep", "3600"])
+    Path(work.payload["flag"]).joinpath(str(work.rank)).write_text(json.dumps([os.getpid(), child.pid]))
+    time.sleep(3600)
+
+
+def ranks_stop_when_asked(work: Work) -> None:
+    """Run until asked to stop; go on from there the next time."""
+    saved = work.checkpoints / "stopped"
+    if saved.exists():
+        write(work)
+        return
+    Path(work.payload["flag"]).joinpath(str(work.rank)).touch()
+    while not work.stopping():
+        time.sleep(0.01)
+    if work.rank == 0:
+        work.checkpoints.mkdir(parents=True, exist_ok=True)
+        saved.touch()
+    raise JobStopped(f"rank {work.rank}")

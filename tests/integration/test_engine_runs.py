@@ -147,11 +147,6 @@ def test_a_plan_that_can_never_go_on_is_an_error_not_a_hang(engine: Engine) -> N
         engine.run(job("late", round=2), job("early", needs=["late"], round=1), barrier=Barrier.round)
 
 
-def test_a_job_for_several_devices_is_refused(engine: Engine) -> None:
-    with pytest.raises(PlanError, match="2 devices"):
-        engine.run(job("wide", devices=2))
-
-
 def test_a_job_that_cannot_be_sent_is_refused(engine: Engine) -> None:
     with pytest.raises(PlanError, match=r"cannot be sent to a worker.*function"):
         engine.run(job("odd", payload={"callback": lambda: None}))

@@ -10,7 +10,7 @@ from pipeline.workers.messages import JobFinished, JobProgress, RunJob, Shutdown
 MESSAGES = [
     RunJob(
         job_id="a/b", attempt=2, key="k", entry="m:f", payload={"eta": math.inf, "text": "ä\n\u2028"},
-        inputs={"x": ["k1", "k2"]}, store="/s", scratch="/t", verified="/v", log_path="/l",
+        inputs={"x": ["k1", "k2"]}, store="/s", scratch="/t", verified="/v", log_path="/l", gang=["GPU-1", ""],
     ),
     Shutdown(),
     WorkerReady(pid=1, device="cpu slot 0, 1 thread"),

@@ -1,0 +1,230 @@
+"""Jobs of several devices on real workers: what ranks see, and what is left when one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.config.schema import Backend, RetryConfig
+from pipeline.errors import JobError, PlanError
+from pipeline.results.status import RunStatus
+from pipeline.scheduler.state import JobStatus
+from pipeline.workers.gang import held_port
+from tests.doubles.engine import Engine, job, key
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def folder(tmp_path: Path, name: str = "flags") -> str:
+    (tmp_path / name).mkdir()
+    return str(tmp_path / name)
+
+
+def lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_every_rank_runs_the_job_and_the_first_one_writes(engine: Engine, tmp_path: Path) -> None:
+    payload = {"meeting": folder(tmp_path)}
+    outcome = engine.run(
+        job("before", "remember"), job("gang", "rank_facts", ["before"], devices=3, payload=payload),
+        job("after", "remember", ["gang"]), workers=3,
+    )  # fmt: skip
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    ranks = [json.loads((tmp_path / "flags" / str(rank)).read_text()) for rank in range(3)]
+    assert [facts["RANK"] + facts["LOCAL_RANK"] + facts["WORLD_SIZE"] for facts in ranks] == ["003", "113", "223"]
+    assert [facts["work"] for facts in ranks] == [[rank, 3, "cpu"] for rank in range(3)]
+    assert len({facts["MASTER_PORT"] for facts in ranks}) == 1
+    assert {facts["MASTER_ADDR"] for facts in ranks} == {"127.0.0.1"}
+    assert {facts["CUDA_VISIBLE_DEVICES"] for facts in ranks} == {""}
+    assert len({facts["pid"] for facts in ranks}) == 3
+    assert len({facts["group"] for facts in ranks}) == 1  # the leading worker's: whatever ends it ends them
+    assert not any(facts["torch"] for facts in ranks)
+    assert json.loads((engine.store.path(key("gang")) / "facts.json").read_text()) == ranks[0]
+    assert "this is rank 0" in engine.log("gang")
+    assert (engine.run_dir / "jobs/gang/log.rank2.txt").read_text().strip() == "this is rank 2"
+    (started,) = engine.events("JobStarted", "gang")
+    assert sorted([started["worker"], *started["members"]]) == [0, 1, 2]
+    (finished,) = engine.events("JobFinished", "gang")
+    assert finished["tokens"] == 10  # as rank 0 counted
+    # The worker that ran a job before was replaced, so that nothing of it was left on its device.
+    pid, last = (
+        engine.store.path(key(name)).joinpath("count.txt").read_text().split() for name in ("before", "after")
+    )
+    assert last[0] == "1"
+    assert pid[1] != last[1]
+    assert not engine.events("AttemptFailed")
+    assert outcome.makespan is not None
+    assert outcome.makespan.work_s > 0
+
+
+def test_parked_workers_take_no_job_and_are_shown(engine: Engine, tmp_path: Path) -> None:
+    seen: list[RunStatus] = []
+    engine.run(
+        job("gang", "sleep", devices=2, payload={"seconds": 1.0}, seconds=9.0), job("other", "nothing"), workers=2,
+        watcher=seen.append,
+    )  # fmt: skip
+    started, (finished,) = engine.events("JobStarted"), engine.events("JobFinished", "gang")
+    assert [event["job"] for event in started] == ["gang", "other"]
+    assert engine.journal.index(started[1]) > engine.journal.index(finished)
+    states = {tuple(worker.state for worker in status.workers) for status in seen}
+    assert ("running", "parked") in states
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "reason"),
+    [
+        ("kill_self", "lost", "rank 1 of 2 was lost (signal 9 (SIGKILL))"),
+        ("exit_at_once", "lost", "rank 1 of 2 was lost (exit code 7)"),
+        ("segfault", "lost", "rank 1 of 2 was lost (signal 11 (SIGSEGV))"),
+        ("raise_error", "bug", "rank 1 of 2 raised ValueError: this body raises"),
+        ("raise_out_of_memory", "out_of_memory", "rank 1 of 2 raised MemoryError: no room"),
+        ("raise_connection_error", "transient", "rank 1 of 2 raised ConnectionResetError"),
+    ],
+)
+def test_one_rank_that_fails_ends_all(engine: Engine, tmp_path: Path, body: str, kind: str, reason: str) -> None:
+    payload = {"rank": 1, "body": body, "times": 1, "ignore": True}
+    outcome = engine.run(
+        job("gang", "one_rank_fails", devices=2, payload=payload), job("below", "nothing", ["gang"]), workers=2,
+    )  # fmt: skip
+    (failed,) = engine.events("AttemptFailed", "gang")
+    assert failed["kind"] == kind
+    assert failed["reason"].startswith(f"pipeline.errors.GangError: {reason}")
+    assert f"GangError: {reason}" in engine.log("gang")
+    assert "Its log, log.rank1.txt, ends:\n" in engine.log("gang")
+    assert "rank 1 was here" in (engine.run_dir / "jobs/gang/log.rank1.txt").read_text()
+    ends = (JobStatus.failed, JobStatus.blocked) if kind == "bug" else (JobStatus.done, JobStatus.done)
+    assert (outcome.jobs["gang"], outcome.jobs["below"]) == ends
+
+
+def test_a_rank_that_is_killed_ends_the_gang_within_seconds(engine: Engine, tmp_path: Path) -> None:
+    flags = Path(folder(tmp_path))
+    killed: list[float] = []
+
+    def kill_one(status: RunStatus) -> None:
+        if not killed and len(list(flags.iterdir())) == 3:
+            os.kill(json.loads((flags / "2").read_text())[0], signal.SIGKILL)
+            killed.append(time.monotonic())
+
+    retry = RetryConfig(worker_lost=1)
+    outcome = engine.run(
+        job("gang", "ranks_with_grandchildren", devices=3, payload={"flag": str(flags)}), workers=3, retry=retry,
+        watcher=kill_one,
+    )  # fmt: skip
+    assert outcome.attempts[0].ended_s - killed[0] < 10  # what is promised; it takes about a second
+    assert "rank 2 of 3 was lost (signal 9 (SIGKILL))" in outcome.reason("gang")
+    pids = [pid for path in flags.iterdir() for pid in json.loads(path.read_text())]
+    assert len(pids) == 6
+    assert not any(map(lives, pids))
+
+
+def test_the_device_of_the_rank_that_died_is_the_suspect(engine: Engine, tmp_path: Path) -> None:
+    payload = {"rank": 1, "body": "kill_self", "times": 1}
+    jobs = [job(f"gang{index}", "one_rank_fails", devices=2, payload=payload) for index in range(2)]
+    engine.run(*jobs, workers=4, retry=RetryConfig(device_failures=2))
+    first = {event["job"]: event for event in engine.events("JobStarted") if event["attempt"] == 1}
+    again = {event["job"]: event for event in engine.events("JobStarted") if event["attempt"] == 2}
+    for name, event in again.items():
+        assert first[name]["members"][0] not in (event["worker"], *event["members"])
+
+
+def test_a_lost_worker_that_is_parked_costs_nothing(engine: Engine, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_parked(status: RunStatus) -> None:
+        parked = [worker.index for worker in status.workers if worker.state == "parked"]
+        if parked and not killed and status.workers[0].state == "running" and status.workers[0].running_s > 0.5:
+            journal = (engine.run_dir / "journal.jsonl").read_text().splitlines()
+            events = [json.loads(line) for line in journal]
+            pids = [
+                event["pid"]
+                for event in events
+                if event["event"] == "WorkerStarted" and event["worker"] == parked[0]
+            ]
+            killed.append(pids[-1])
+            os.kill(pids[-1], signal.SIGKILL)
+
+    outcome = engine.run(
+        job("gang", "sleep", devices=2, payload={"seconds": 2.5}), job("after", "nothing", ["gang"], devices=2),
+        workers=2, watcher=kill_parked,
+    )  # fmt: skip
+    assert killed
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert not engine.events("AttemptFailed")
+
+
+def test_a_leader_that_hangs_is_killed_with_its_ranks(engine: Engine, tmp_path: Path) -> None:
+    outcome = engine.run(
+        job("gang", "loop_without_progress", devices=2), workers=2, retry=RetryConfig(hang=1), heartbeat_s=0.1,
+        heartbeat_timeout_s=5.0, progress_timeout_s=2.0,
+    )  # fmt: skip
+    assert "no progress" in outcome.reason("gang")
+    # The stacks that are written before are those of the ranks.
+    assert "in loop_without_progress" in engine.log("gang")
+    assert "in loop_without_progress" in (engine.run_dir / "jobs/gang/log.rank1.txt").read_text()
+
+
+def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path) -> None:
+    flags = Path(folder(tmp_path))
+    gang = job("gang", "ranks_stop_when_asked", devices=2, payload={"flag": str(flags)})
+
+    def stop(status: RunStatus) -> None:
+        if len(list(flags.iterdir())) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(0.05)
+
+    outcome = engine.run(gang, workers=2, watcher=stop, stop_grace_s=10.0)
+    assert outcome.interrupted == "SIGINT"
+    assert engine.events("JobStopped", "gang")
+    assert engine.run(gang, workers=2).jobs["gang"] is JobStatus.done
+
+
+def test_more_devices_than_there_are_is_refused(engine: Engine) -> None:
+    with pytest.raises(PlanError, match="gang needs 3 devices at once, and there are 2"):
+        engine.run(job("gang", devices=3), workers=2)
+    with pytest.raises(PlanError, match="there is 1"):
+        engine.run(job("gang", devices=2), backend=Backend.inline)
+
+
+def test_a_gang_for_which_too_few_devices_are_left_fails_at_once(engine: Engine) -> None:
+    bad = [job(f"bad{index}", "fail_on_slot_0") for index in range(6)]
+    outcome = engine.run(
+        *bad,
+        job("gang", "write", [one.id for one in bad], devices=2),
+        workers=2,
+        retry=RetryConfig(device_failures=1),
+    )
+    assert outcome.jobs["gang"] is JobStatus.failed
+    assert "needs 2 devices at once, and there is 1" in outcome.reason("gang")
+
+
+def test_a_port_is_held_until_it_is_used() -> None:
+    with held_port(None) as port, socket.socket() as other:
+        with pytest.raises(OSError):
+            other.bind(("127.0.0.1", port))
+        with socket.socket() as store:
+            store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            store.bind(("127.0.0.1", port))
+            store.listen()
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        with pytest.raises(JobError, match=f"master_port={number} is taken"), held_port(number):
+            pass
+
+
+def test_the_port_of_the_user_wins(engine: Engine, tmp_path: Path) -> None:
+    with held_port(None) as port:
+        pass
+    payload = {"meeting": folder(tmp_path), "master_port": port}
+    engine.run(job("gang", "rank_facts", devices=2, payload=payload), workers=2)
+    assert json.loads((tmp_path / "flags/0").read_text())["MASTER_PORT"] == str(port)
