@@ -18,6 +18,7 @@ from pipeline.errors import JobError
 if TYPE_CHECKING:
     from pipeline.models.cache import ModelCache
     from pipeline.training.checkpoint import Checkpoints
+    from pipeline.training.distributed import Ranks
 
 Section = Literal["system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"]
 
@@ -57,6 +58,7 @@ class Stage:
         config: Sections of the configuration that it may read. They are what its key covers.
         seeded: Whether the result depends on the seed of the chain.
         devices: Devices it needs at once.
+        scales: Whether it trains one model with `train`, so that `training.gpus_per_job` devices can share that.
         loads_models: False for work on files alone, which has no preference for a worker.
         seconds: Rough time per job (per 1,000 samples where it is split) on one CPU core with the default
             model. Orders jobs before any has been timed.
@@ -68,6 +70,7 @@ class Stage:
     config: tuple[Section, ...] = ()
     seeded: bool = True
     devices: int = 1
+    scales: bool = False
     loads_models: bool = True
     seconds: float = 1.0
 
@@ -103,6 +106,8 @@ class JobContext:
         checkpoint_every_steps: As `training` has it, for stages that do not declare that section too.
         checkpoint_every_minutes: As `training` has it.
         hints: Folder shared by all jobs of a store, for what makes later jobs faster but changes no result.
+        ranks: The processes that do this job, of which this is one: all of them call the stage's method. Only what
+            rank 0 writes to `out` is kept.
         stopping: Whether the run is about to end: save a checkpoint and raise `JobStopped`.
         models: Models that stay loaded between jobs of this worker.
         loading: Context in which time counts as loading rather than as work.
@@ -122,6 +127,7 @@ class JobContext:
     checkpoint_every_steps: int
     checkpoint_every_minutes: float
     hints: Path
+    ranks: Ranks
     models: ModelCache
     loading: Callable[[], AbstractContextManager[None]] = field(repr=False)
     progress: Progress = field(repr=False)
@@ -156,7 +162,13 @@ class JobContext:
             every_minutes=self.checkpoint_every_minutes,
             stopping=self.stopping,
             also_finished=also_finished,
+            ranks=self.ranks,
         )
+
+    @property
+    def first_device(self) -> str:
+        """Where a model that is to be trained is loaded to: what is spread gets to its devices part by part."""
+        return "cpu" if self.ranks.is_sharded else self.device
 
     def optional_input(self, name: str) -> Path | None:
         """The folder of an input that the first round does not have, or None."""

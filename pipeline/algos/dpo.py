@@ -84,6 +84,7 @@ class DPO(PostTrainingAlgorithms):
             lambda batch: completion_logprobs(anchor, batch).double().sum(-1),
             micro_batch_size=ctx.config.training.micro_batch_size,
             device=ctx.device,
+            ranks=ctx.ranks,
         )
 
 

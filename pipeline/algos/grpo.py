@@ -78,6 +78,7 @@ class GRPO(PostTrainingAlgorithms):
             lambda batch: completion_logprobs(model, batch, temperature),
             micro_batch_size=ctx.config.training.micro_batch_size,
             device=ctx.device,
+            ranks=ctx.ranks,
             width=samples.sequences.ids.shape[1],
         )
         return padded(supervised_columns(found, samples.sequences))

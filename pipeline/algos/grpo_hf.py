@@ -35,6 +35,7 @@ class GRPOHF(GRPO):
             "train",
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
             config=TRAIN,
+            scales=True,
             seconds=15.0,
         ),
         EVALUATE,

@@ -56,6 +56,7 @@ class PostTrainingAlgorithms(Algorithm):
             "train",
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
             config=TRAIN,
+            scales=True,
             seconds=15.0,
         ),
         EVALUATE,
@@ -94,6 +95,9 @@ class PostTrainingAlgorithms(Algorithm):
         model = self._start(ctx)
         spent = {"tokens_generated": tokens_generated(ctx)}
         about = self.fit(ctx, model, self._fitting(ctx))
+        ctx.ranks.gather(model)
+        if not ctx.ranks.is_first:
+            return
         whole = merged(model).cpu()
         whole.config._name_or_path = ""
         whole.save_pretrained(ctx.out)
@@ -130,12 +134,14 @@ class PostTrainingAlgorithms(Algorithm):
         source = str(previous) if previous else reference_source(ctx)
         with ctx.loading():
             # As precise as what is trained: the difference of the two is what counts.
-            return load_policy(
+            model = load_policy(
                 source,
                 replace(ctx.config.system, dtype=self._dtype(ctx)),
-                ctx.device,
+                ctx.first_device,
                 trust_remote_code=trusts_code(ctx),
             )
+            ctx.ranks.prepare(model)
+        return model
 
     def _dtype(self, ctx: JobContext) -> DType:
         """Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway."""
@@ -155,13 +161,13 @@ class PostTrainingAlgorithms(Algorithm):
             model = load_policy(
                 source,
                 replace(ctx.config.system, dtype=self._dtype(ctx)),
-                ctx.device,
+                ctx.first_device,
                 trust_remote_code=trusts_code(ctx),
             )
         model.requires_grad_(True)
         adapted: Any = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
         without_dropout(adapted)
-        adapted.to(ctx.device)
+        adapted.to(ctx.first_device)
         started: PreTrainedModel = adapted
         return started
 
@@ -196,6 +202,7 @@ def fitting_of(
         on_step=lambda done, total, tokens: ctx.progress(done, total=total, tokens=tokens),
         checkpoint=ctx.checkpoint(name, also_finished=more),
         hints=ctx.hints,
+        ranks=ctx.ranks,
     )
 
 

@@ -33,6 +33,7 @@ class QSharpHF(QSharp):
             "train",
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
             config=QSharp.stages[1].config,
+            scales=True,
             seconds=15.0,
         ),
         QSharp.stages[2],

@@ -14,7 +14,14 @@ class Reference(Algorithm):
 
     name: ClassVar[str] = "reference"
     stages: ClassVar[tuple[Stage, ...]] = (
-        Stage("train", config=("system", "dataset", "model"), seeded=False, loads_models=False, seconds=30.0),
+        Stage(
+            "train",
+            config=("system", "dataset", "model"),
+            seeded=False,
+            scales=True,
+            loads_models=False,
+            seconds=30.0,
+        ),
         Stage("evaluate", shards="eval", reads=(REFERENCE_TRAIN,), config=(*TEXT, "evaluation"), seconds=0.5),
         Stage("metrics", reads=(Read("evaluate"),), config=("evaluation",), loads_models=False, seconds=0.3),
     )
@@ -30,6 +37,7 @@ class Reference(Algorithm):
         with ctx.loading():
             from pipeline.algos.text import open_dataset
             from pipeline.models.tiny import make_tokenizer, train_reference
+            from pipeline.training.distributed import save_model
         dataset = open_dataset(ctx)
         trained, losses = train_reference(
             model,
@@ -38,8 +46,11 @@ class Reference(Algorithm):
             lambda step, tokens: ctx.progress(step, total=model.steps, tokens=tokens),
             checkpoint=ctx.checkpoint("reference"),
             hints=ctx.hints,
+            ranks=ctx.ranks,
         )
-        trained.cpu().save_pretrained(ctx.out)
+        save_model(trained, ctx.out, ctx.ranks)
+        if not ctx.ranks.is_first:
+            return
         make_tokenizer(dataset).save_pretrained(ctx.out)
         (ctx.out / "training.json").write_text(json.dumps({"loss": losses}) + "\n")
 

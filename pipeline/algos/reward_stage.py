@@ -29,6 +29,7 @@ REWARD = Stage(
     "reward",
     reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
     config=("system", "training", "algo", "model"),
+    scales=True,
     seconds=10.0,
 )
 ABOUT = "reward.json"
@@ -78,6 +79,7 @@ class LearntReward:
             data,
             micro_batch_size=self._ctx.config.training.micro_batch_size,
             device=self._ctx.device,
+            ranks=self._ctx.ranks,
         )
         scale = Scale.of(raw)
         self.about |= {"mean": scale.mean, "deviation": scale.deviation, "scored": len(data)}
@@ -87,8 +89,11 @@ class LearntReward:
         """Save the model with its tokenizer, and what became of the fit."""
         from pipeline.algos.text import reference_source, trusts_code
         from pipeline.models.load import load_tokenizer
+        from pipeline.training.distributed import save_model
 
-        self.model.cpu().save_pretrained(self._ctx.out)
+        save_model(self.model, self._ctx.out, self._ctx.ranks)
+        if not self._ctx.ranks.is_first:
+            return
         source, trust = reference_source(self._ctx), trusts_code(self._ctx)
         load_tokenizer(source, trust_remote_code=trust).save_pretrained(self._ctx.out)
         (self._ctx.out / name).write_text(json.dumps(self.about) + "\n")
@@ -108,8 +113,8 @@ def _fresh(ctx: JobContext) -> ValueModel:
     system = replace(ctx.config.system, dtype=DType.float32)
     with ctx.loading(), tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
         source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
-        backbone = load_policy(source, system, ctx.device, trust_remote_code=trusts_code(ctx))
+        backbone = load_policy(source, system, ctx.first_device, trust_remote_code=trusts_code(ctx))
         model = value_model_from(backbone, HeadType.v)
-    model.to(ctx.device)  # type: ignore[arg-type]
+    model.to(ctx.first_device)  # type: ignore[arg-type]
     model.requires_grad_(True)
     return model

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from pipeline.algos.base import JobContext
 from pipeline.algos.registry import load_algorithm
 from pipeline.config.load import stage_config_from_plain
 from pipeline.config.own_code import check_unchanged
+from pipeline.config.schema import Sharding, StageConfig, Strategy
 
 if TYPE_CHECKING:
+    from pipeline.training.distributed import Ranks
     from pipeline.workers.work import Work
 
 _MODELS = "models"
@@ -28,15 +31,21 @@ def run_stage(work: Work) -> None:
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
     with work.loading():
         prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
+    with _ranks(work) as ranks:
+        getattr(algorithm, payload["stage"])(_context(work, config, ranks))
+
+
+def _context(work: Work, config: StageConfig, ranks: Ranks) -> JobContext:
     from pipeline.models.cache import ModelCache
 
+    payload = work.payload
     if _MODELS not in work.memory:
         work.memory[_MODELS] = ModelCache(int(payload["models_in_memory"]))
 
     def progress(done: int, *, total: int | None = None, tokens: int = 0) -> None:
         work.progress(done, int(payload["samples"]) if total is None else total, tokens)
 
-    context = JobContext(
+    return JobContext(
         job_id=work.job_id,
         algo=payload["algo"],
         seed=int(payload["seed"]),
@@ -50,12 +59,26 @@ def run_stage(work: Work) -> None:
         checkpoint_every_steps=int(payload["checkpoint_every_steps"]),
         checkpoint_every_minutes=float(payload["checkpoint_every_minutes"]),
         hints=work.hints,
+        ranks=ranks,
         models=work.memory[_MODELS],
         loading=work.loading,
         progress=progress,
         stopping=work.stopping,
     )
-    getattr(algorithm, payload["stage"])(context)
+
+
+def _ranks(work: Work) -> AbstractContextManager[Ranks]:
+    from pipeline.training.distributed import ALONE, Spread, join
+
+    if work.world_size == 1:
+        return nullcontext(ALONE)
+    given = work.payload["spread"]
+    spread = Spread(
+        strategy=Strategy[given["strategy"]],
+        sharding=Sharding[given["sharding"]],
+        cpu_offload=bool(given["cpu_offload"]),
+    )
+    return join(work.rank, work.world_size, work.device, spread)
 
 
 def prepare_torch(threads: int) -> None:

@@ -44,6 +44,7 @@ class ValueGuidedAlgorithms(Algorithm):
             "train",
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
             config=("system", "training", "algo", "model"),
+            scales=True,
             seconds=15.0,
         ),
         Stage(
@@ -98,6 +99,7 @@ class ValueGuidedAlgorithms(Algorithm):
             from pipeline.algos.rounds import tokens_generated
             from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
+            from pipeline.training.distributed import save_model
             from pipeline.training.sequences import Sequences
             from pipeline.training.value import fit_value
         algo = _settings(ctx)
@@ -114,8 +116,11 @@ class ValueGuidedAlgorithms(Algorithm):
             on_step=lambda done, tokens: ctx.progress(done, total=len(data) * algo.epochs, tokens=tokens),
             checkpoint=ctx.checkpoint("value"),
             hints=ctx.hints,
+            ranks=ctx.ranks,
         )
-        model.cpu().save_pretrained(ctx.out)
+        save_model(model, ctx.out, ctx.ranks)
+        if not ctx.ranks.is_first:
+            return
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
         tokenizer.save_pretrained(ctx.out)
         about = {
@@ -169,13 +174,13 @@ class ValueGuidedAlgorithms(Algorithm):
         previous = ctx.optional_input("train@previous")
         with ctx.loading():
             if previous is not None and algo.warm_start:
-                model = load_value(previous, system, ctx.device)
+                model = load_value(previous, system, ctx.first_device)
             else:
                 with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
                     source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
-                    backbone = load_policy(source, system, ctx.device, trust_remote_code=trusts_code(ctx))
+                    backbone = load_policy(source, system, ctx.first_device, trust_remote_code=trusts_code(ctx))
                 model = value_model_from(backbone, algo.head, self.atoms(algo))
-        model.to(ctx.device)  # type: ignore[arg-type]
+        model.to(ctx.first_device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model
 

@@ -22,6 +22,7 @@ from pipeline.config.schema import (
     PolicyAlgoConfig,
     QSharpConfig,
     SFTConfig,
+    Strategy,
     ValueAlgoConfig,
 )
 from pipeline.errors import ConfigError, unknown_name
@@ -45,6 +46,7 @@ def check_config(config: Config) -> None:
 def _problems(config: Config) -> Iterator[str]:
     yield from _experiment(config)
     yield from _numbers(config)
+    yield from _ranks(config)
     yield from _tables(config)
 
 
@@ -78,6 +80,7 @@ def _numbers(config: Config) -> Iterator[str]:
         "execution.retry.device_failures": config.execution.retry.device_failures,
         "system.cpu_threads": config.system.cpu_threads,
         "training.micro_batch_size": config.training.micro_batch_size,
+        "training.gpus_per_job": config.training.gpus_per_job,
         "generation.batch_size": config.generation.batch_size,
         "generation.max_new_tokens": config.generation.max_new_tokens,
         "data_collection.prompts_per_round": config.data_collection.prompts_per_round,
@@ -136,6 +139,21 @@ def _numbers(config: Config) -> Iterator[str]:
         yield f"evaluation.etas={config.evaluation.etas} names a value twice"
     if config.evaluation.split not in ("test", "validation"):
         yield f"evaluation.split='{config.evaluation.split}': must be 'test' or 'validation'"
+
+
+def _ranks(config: Config) -> Iterator[str]:
+    asked = config.distributed
+    if asked.enabled and asked.num_gpus is None and asked.gpu_ids is None and config.training.gpus_per_job == 1:
+        yield (
+            "distributed.enabled=true lets one training use several GPUs: say how many with "
+            "training.gpus_per_job, or which with distributed.num_gpus or distributed.gpu_ids"
+        )
+    for key, strategy in (("training", config.training.strategy), ("distributed", asked.strategy)):
+        if strategy is Strategy.single and config.training.gpus_per_job > 1:
+            yield (
+                f"{key}.strategy=single with training.gpus_per_job={config.training.gpus_per_job}: it trains on "
+                "one device. Use ddp, or fsdp for models that do not fit on one"
+            )
 
 
 def _tables(config: Config) -> Iterator[str]:

@@ -215,6 +215,11 @@ class TrainingConfig:
     """Largest norm of the gradient; 0 does not clip."""
     warmup_steps: int = 20
     schedule: Warmup = Warmup.cosine
+    gpus_per_job: int = _hint(1)
+    """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.
+    Part of a training's key where it is more than 1, with the strategy: float sums are taken in another order."""
+    strategy: Strategy = _hint(Strategy.auto)
+    """How they share it; `auto` is what `distributed.strategy` says, and `ddp` where that says nothing either."""
     checkpoint_every_steps: int = _hint(0)
     """Steps between checkpoints of a training; 0 does not count steps."""
     checkpoint_every_minutes: float = _hint(5.0)
@@ -328,7 +333,8 @@ class DistributedConfig:
     wait: bool = _hint(False)
     """Queue for GPUs that another run holds, instead of refusing the request."""
     enabled: bool = False
-    """Let one training use several GPUs. False gives every training one GPU and runs several side by side."""
+    """Let one training use all GPUs that `num_gpus` or `gpu_ids` asks for. False gives every training as many as
+    `training.gpus_per_job` says, one by default, and runs several side by side."""
     strategy: Strategy = Strategy.auto
     fsdp_sharding_strategy: Sharding = Sharding.full_shard
     fsdp_cpu_offload: bool = False

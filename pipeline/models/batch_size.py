@@ -108,6 +108,18 @@ class BatchSize:
             free_memory()
             self._halve(said, self.size if used is None else min(self.size, used()))
 
+    def give_up(self, error: BaseException) -> OutOfMemory:
+        """Remember half of the size for the next attempt, where this one cannot go on.
+
+        Returns:
+            What to raise.
+        """
+        groups = self.size // self.group
+        if groups > 1 and self._remember is not None:
+            self._remember(groups // 2 * self.group)
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        return OutOfMemory(self._what, (*self._tried, self.size), self.group, said, self._remedy)
+
     def _halve(self, said: str, tried: int) -> None:
         self._tried.append(tried)
         groups = tried // self.group

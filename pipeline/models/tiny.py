@@ -17,6 +17,7 @@ from pipeline.config.schema import TinyModelConfig, Warmup
 from pipeline.datasets.base import Dataset
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.loop import TrainSettings, train
 
 
@@ -88,6 +89,7 @@ def train_reference(
     *,
     checkpoint: Checkpoints | None = None,
     hints: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[GPT2LMHeadModel, list[float]]:
     """Train on fresh demonstrations of training rows by next-token prediction.
 
@@ -98,6 +100,7 @@ def train_reference(
         on_step: Called after each step with the number of steps done and the tokens seen.
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
         hints: Folder of batch sizes that fitted; None remembers nothing.
+        ranks: Who else does this training.
 
     Returns:
         The model, and the loss of every step in nats per token of the completion.
@@ -109,7 +112,7 @@ def train_reference(
     rows = dataset.ids("train")
     demonstrations = Demonstrations(config, len(rows))
     micro_batch = BatchSizes(hints, device, model).begin(
-        "train",
+        "train" if ranks.size == 1 else f"train on {ranks}",
         config.batch_size,
         length=config.n_positions,
         what=MICRO_BATCH,
@@ -123,10 +126,11 @@ def train_reference(
         texts = ([bos, *map(token_ids.__getitem__, pattern.findall(p + c))] for p, c in shown)
         ids = torch.tensor(list(texts), device=device)
         prompt = ids.shape[1] - len(pattern.findall(shown[0][1]))
-        for part in ids.split(micro_batch.size):
+        for places, weight in ranks.share(np.arange(len(ids)), micro_batch.size):
+            part = ids[torch.from_numpy(places)]
             logits = model(part, use_cache=False).logits[:, prompt - 1 : -1]
             loss = F.cross_entropy(logits.flatten(0, 1), part[:, prompt:].flatten())
-            yield loss * (len(part) / len(ids))
+            yield loss * (weight * len(part) / len(ids))
         on_step(step + 1, (step + 1) * ids.numel())
 
     settings = TrainSettings(
@@ -138,4 +142,4 @@ def train_reference(
         warmup_steps=config.warmup_steps,
         schedule=Warmup.cosine,
     )
-    return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch)
+    return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)

@@ -21,7 +21,8 @@ from pipeline.algos.prepare import PREPARE, TOKENIZE, Preparation
 from pipeline.algos.reference import Reference
 from pipeline.algos.registry import load_algorithm
 from pipeline.config.load import schema_path, to_plain
-from pipeline.config.schema import AlgoConfig, Config, StageChoice
+from pipeline.config.ranks import devices_per_training, spread
+from pipeline.config.schema import AlgoConfig, Config, StageChoice, TinyModelConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
@@ -102,7 +103,8 @@ def build_plan(
 
 def duration_name(job: Job) -> str:
     """Under which name the run time of a job is remembered."""
-    return f"{job.dataset}/{job.model}/{job.algo}/{job.stage}"
+    name = f"{job.dataset}/{job.model}/{job.algo}/{job.stage}"
+    return name if job.devices == 1 else f"{name} on {job.devices} devices"
 
 
 class _Builder:
@@ -205,6 +207,12 @@ class _Builder:
             payload["code"] = own
         known, given = self._config(chain, stage)
         determined_by = {**payload, "version": chain.kind.version, "config": known}
+        devices = self._devices(chain, stage)
+        together: dict[str, Any] = {}
+        if devices > 1:
+            together = {"devices": devices, "spread": spread(self.config)}
+            determined_by |= together
+            together["master_port"] = self.config.distributed.master_port
         if stage == PREPARE:
             determined_by["source"] = dict(self.sources.get(chain.dataset, {}))
         key = result_key({**determined_by, "inputs": inputs})
@@ -217,6 +225,7 @@ class _Builder:
             entry=ENTRY,
             payload={
                 **payload,
+                **together,
                 "config": given,
                 "models_in_memory": self.config.execution.models_in_memory,
                 "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
@@ -234,12 +243,17 @@ class _Builder:
             shard=shard,
             samples=self._samples(stage, rows),
             affinity=_affinity(stage, inputs),
-            devices=stage.devices,
+            devices=devices,
         )
         self.jobs[job.id] = self._timed(job, stage)
         self._by_key[key] = job.id
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
+
+    def _devices(self, chain: Chain, stage: Stage) -> int:
+        # The reference of a model that is not trained here only notes where that model is.
+        trains = chain.algo != REFERENCE or isinstance(self.config.models[chain.model], TinyModelConfig)
+        return max(stage.devices, devices_per_training(self.config)) if stage.scales and trains else stage.devices
 
     def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
         """The sections that a stage declares: what of them its key covers, and as its worker gets them.

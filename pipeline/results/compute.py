@@ -30,7 +30,8 @@ class ComputeRow:
         round: Of the chain.
         stage: Of the round.
         tokens: Generated or trained on.
-        device_s: Seconds that a device was held, loading included, without attempts that failed.
+        device_s: Seconds that a device was held, loading included, without attempts that failed; a job on several
+            devices holds all of them.
         load_s: Seconds of them spent loading.
     """
 
@@ -55,7 +56,7 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
         where = (job.dataset, job.model, job.algo, job.seed, job.round, job.stage)
         total = sums.setdefault(where, [0, 0.0, 0.0])
         for place, name in enumerate(("tokens", "run_s", "load_s")):
-            total[place] += cost.get(name, 0)
+            total[place] += cost.get(name, 0) * (1 if name == "tokens" else job.devices)
     rows = [
         ComputeRow(*where, int(tokens), round(run_s, 3), round(load_s, 3))
         for where, (tokens, run_s, load_s) in sums.items()

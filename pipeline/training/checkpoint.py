@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 import pipeline
 from pipeline.errors import JobError, JobStopped
+from pipeline.training.distributed import ALONE, Ranks
 
 FORMAT = 1
 TENSORS = "tensors.safetensors"
@@ -87,6 +88,7 @@ class Checkpoints:
         every_minutes: float = 5.0,
         stopping: Callable[[], bool] = lambda: False,
         also_finished: bool = False,
+        ranks: Ranks = ALONE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare to save and to find checkpoints; nothing is read or written yet.
@@ -98,6 +100,7 @@ class Checkpoints:
             every_minutes: Minutes between checkpoints; 0 does not look at the clock. Whichever comes first.
             stopping: Whether the run is about to end.
             also_finished: Save the end of the training too, for a job that has more to do afterwards.
+            ranks: The processes that do this training. All save, find and stop together, and rank 0 writes.
             clock: Seconds.
         """
         self.folder = folder
@@ -106,6 +109,7 @@ class Checkpoints:
         self._every_s = every_minutes * 60
         self._stopping = stopping
         self._also_finished = also_finished
+        self._ranks = ranks
         self._clock = clock
         self._saved_at = clock()
         self._saved_step = 0
@@ -116,7 +120,13 @@ class Checkpoints:
         Args:
             problem: Says why the training cannot go on from a checkpoint that is whole, or None if it can.
         """
-        self._remove_abandoned()
+        if self._ranks.is_first:
+            self._remove_abandoned()
+        found = self._latest(problem)
+        self._ranks.check_same(found.step if found else -1, f"the newest checkpoint in {self.folder}")
+        return found
+
+    def _latest(self, problem: Callable[[Saved], str | None] | None) -> Saved | None:
         for step, path in sorted(self._present(), reverse=True):
             try:
                 found = self._read(step, path)
@@ -141,8 +151,10 @@ class Checkpoints:
         Raises:
             JobStopped: The run is about to end; the state is saved.
         """
-        stopping = not last and self._stopping()
-        due = stopping or (self._also_finished if last else self._is_time(step))
+        # The clock of rank 0 counts, and a request to stop may reach one rank a step before another.
+        is_time = self._ranks.is_first and not last and self._is_time(step)
+        stopping, is_time = self._ranks.any_of(not last and self._stopping(), is_time)
+        due = stopping or (self._also_finished if last else is_time)
         if due and step != self._saved_step:
             self._save_or_warn(step, state)
         if stopping:
@@ -181,8 +193,11 @@ class Checkpoints:
 
     def _save_or_warn(self, step: int, state: Callable[[], State]) -> None:
         # A full disk must not end a training that may still finish; the last good checkpoint is untouched.
+        made = state()
         try:
-            self.save(step, state())
+            if self._ranks.is_first:
+                self.save(step, made)
+            self._saved_step = step
         except OSError as error:
             _say(f"warning: the checkpoint of step {step} could not be saved: {error}")
         # Counted from the end, so that a slow disk does not keep a training from going on.
@@ -247,21 +262,24 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, **values: Any) -> State:
-    """Everything that decides how a training goes on.
+def training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks = ALONE, **values: Any
+) -> State:
+    """Everything that decides how a training goes on, as one process would have it however many ranks there are.
 
     Args:
         model: Its trained parameters and its buffers are saved; frozen parameters come with the model.
         optimizer: Its state is saved exactly, tensor by tensor.
+        ranks: Where the training is done by several; all of them must ask, and rank 0 gets the whole.
         values: What else the training needs, as plain data.
     """
-    tensors = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
+    tensors = {f"model.{name}": ranks.whole(tensor) for name, tensor in _model_tensors(model).items()}
     loose: dict[str, Any] = {}
     described = optimizer.state_dict()
     for index, entry in described["state"].items():
         for name, value in entry.items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{name}"] = value
+                tensors[f"optimizer.{index}.{name}"] = ranks.whole(value)
             elif value is None or isinstance(value, (bool, int, float, str)):
                 loose.setdefault(str(index), {})[name] = value
             else:
@@ -295,27 +313,31 @@ def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimiz
     return None
 
 
-def restore_training(state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def restore_training(
+    state: State, model: nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks = ALONE
+) -> dict[str, Any]:
     """Put a model, its optimizer and all random generators into a saved state.
 
     Args:
         state: What `training_state` made, of a model for which `state_problem` finds nothing.
         model: Set in place.
         optimizer: Of that model, as it was made anew.
+        ranks: Where the training is done by several: as many as before, or fewer, or more.
 
     Returns:
         The values that were given to `training_state`.
     """
     with torch.no_grad():
         for name, tensor in _model_tensors(model).items():
-            tensor.copy_(state.tensors[f"model.{name}"])
+            tensor.copy_(ranks.part(state.tensors[f"model.{name}"], tensor))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     entries: dict[int, dict[str, Any]] = {}
     for index, values in state.values["optimizer"]["state"].items():
         entries.setdefault(int(index), {}).update(values)
     for full_name, tensor in state.tensors.items():
         if full_name.startswith("optimizer."):
             _, index, name = full_name.split(".", 2)
-            entries.setdefault(int(index), {})[name] = tensor
+            entries.setdefault(int(index), {})[name] = ranks.part(tensor, parameters[int(index)])
     groups = [
         {name: tuple(value) if isinstance(now.get(name), tuple) else value for name, value in saved.items()}
         for now, saved in zip(optimizer.param_groups, state.values["optimizer"]["param_groups"], strict=True)

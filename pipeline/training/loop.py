@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config.schema import Warmup
-from pipeline.models.batch_size import BatchSize
+from pipeline.models.batch_size import BatchSize, is_out_of_memory
 from pipeline.training.checkpoint import (
     Checkpoints,
     State,
@@ -24,6 +24,7 @@ from pipeline.training.checkpoint import (
     state_problem,
     training_state,
 )
+from pipeline.training.distributed import ALONE, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +60,31 @@ class TrainState:
         step: Steps done.
         history: The loss of each.
         micro_batch: Sequences at once, which may have had to be fewer than configured.
+        ranks: The processes that do this training.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     micro_batch: BatchSize
+    ranks: Ranks = ALONE
     step: int = 0
     history: list[float] = field(default_factory=list)
 
     def snapshot(self) -> State:
         """For a checkpoint."""
         return training_state(
-            self.model, self.optimizer, history=self.history, micro_batch_size=self.micro_batch.size
+            self.model,
+            self.optimizer,
+            ranks=self.ranks,
+            history=self.history,
+            micro_batch_size=self.micro_batch.size,
         )
 
     def resume(self, checkpoint: Checkpoints) -> None:
         """Go on from the newest checkpoint, if there is one."""
         saved = checkpoint.latest(lambda found: state_problem(found.state, self.model, self.optimizer))
         if saved is not None:
-            own = restore_training(saved.state, self.model, self.optimizer)
+            own = restore_training(saved.state, self.model, self.optimizer, ranks=self.ranks)
             self.step, self.history = saved.step, list(own["history"])
             # Not a size that others have found since: the rest must be what it would have been.
             self.micro_batch.start_at(int(own["micro_batch_size"]))
@@ -98,8 +105,9 @@ def train(
     *,
     checkpoint: Checkpoints | None = None,
     micro_batch: BatchSize | None = None,
+    ranks: Ranks = ALONE,
 ) -> list[float]:
-    """Train a model in place.
+    """Train a model in place; where several ranks do it, all of them call this together.
 
     Args:
         model: Its parameters that require gradients are trained.
@@ -110,21 +118,25 @@ def train(
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
         micro_batch: Its `size` is what `losses_of` cuts batches by. When memory runs out it is halved, the
             gradients of the step are dropped, and the step is done again.
+        ranks: Who else does this training. `losses_of` gives the part of this rank then; see `Ranks.share`. A
+            model that is spread stays so: `distributed.save_model` saves it.
 
     Returns:
-        The loss of every step.
+        The loss of every step, of all ranks together.
 
     Raises:
         JobStopped: The run is about to end; the checkpoint is saved.
         OutOfMemory: Not even the smallest micro-batch fits.
     """
+    ranks.prepare(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
     )
-    state = TrainState(model, optimizer, BatchSize(1) if micro_batch is None else micro_batch)
+    state = TrainState(model, optimizer, BatchSize(1) if micro_batch is None else micro_batch, ranks)
     if checkpoint is not None:
         state.resume(checkpoint)
+    state.micro_batch.start_at(ranks.least(state.micro_batch.size))
     model.train()
     while state.step < settings.steps:
         state.history.append(_step(state, settings, trained, losses_of))
@@ -144,13 +156,23 @@ def _step(
         group["lr"] = rate_at(state.step, settings)
     before = random_state()
 
-    def gradients() -> float:
-        total = 0.0
-        for loss in losses_of(state.step):
-            loss.backward()
-            total += loss.item()
+    ranks = state.ranks
+
+    def clip() -> None:
         if settings.grad_clip:
             nn.utils.clip_grad_norm_(trained, settings.grad_clip)
+
+    def own_gradients() -> float:
+        total = 0.0
+        for loss in losses_of(state.step):
+            (loss * ranks.gradient_scale if ranks.is_sharded else loss).backward()
+            total += loss.item()
+        return total
+
+    def gradients() -> float:
+        total = _together(own_gradients, state)
+        if ranks.size == 1:
+            clip()
         return total
 
     def drop() -> None:
@@ -158,6 +180,11 @@ def _step(
         restore_random_state(*before)
 
     total = state.micro_batch.run(gradients, undo=drop)
+    if ranks.size > 1:
+        # Not to be repeated by one rank alone: the others would be a message ahead.
+        ranks.add_up_gradients(trained)
+        clip()
+        total = ranks.sum(total)
     # Outside of what is repeated: it changes weights and moments in place, and no micro-batch makes it smaller.
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
@@ -168,4 +195,29 @@ def _step(
         and torch.cuda.is_available()
     ):
         torch.cuda.empty_cache()
+    return total
+
+
+def _together(work: Callable[[], float], state: TrainState) -> float:
+    """Do this rank's part of a step; if one rank runs out of memory, all have, so that all do it again.
+
+    Raises:
+        MemoryError: Another rank ran out of memory.
+        OutOfMemory: This one did, in the middle of what it does with the others.
+    """
+    if state.ranks.size == 1:
+        return work()
+    try:
+        total = work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if state.ranks.is_sharded:
+            # The others wait for this one to gather a block of the model; the attempt is over, and the next one
+            # starts with less.
+            raise state.micro_batch.give_up(error) from error
+        state.ranks.any_of(True)
+        raise
+    if state.ranks.any_of(False)[0]:
+        raise MemoryError("another rank ran out of memory")
     return total

@@ -22,8 +22,9 @@ from pipeline.generation.sampling import policy_logprobs
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.models.load import checkpoint_activations
 from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.loop import TrainSettings, train
-from pipeline.training.sequences import Batch, Sequences, epoch_order, micro_batches
+from pipeline.training.sequences import Batch, Sequences, batch_of, epoch_order
 
 _REMEDY = "Try training.gradient_checkpointing=true, lora.rank=16, shorter texts, or a device with more memory."
 
@@ -40,10 +41,11 @@ class Fitting:
         seed: Of the order of the data.
         device: ``cpu`` or ``cuda``.
         clear_cache_interval: As `TrainSettings` has it.
-        on_step: Called after each step with the sequences seen so far, those of all epochs, and the tokens seen by
-            this process.
+        on_step: Called after each step with the sequences seen so far, those of all epochs, and the tokens seen
+            since this process started, by all ranks.
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
         hints: Folder of batch sizes that fitted; None remembers nothing.
+        ranks: Who else does this training; `training.micro_batch_size` is for each of them.
     """
 
     batch_size: int
@@ -56,6 +58,7 @@ class Fitting:
     on_step: Callable[[int, int, int], None] | None = None
     checkpoint: Checkpoints | None = None
     hints: Path | None = None
+    ranks: Ranks = ALONE
 
 
 def fit(
@@ -89,9 +92,10 @@ def fit(
     if len(data) == 0:
         return []
     order = grouped_order(len(data), group, fitting.epochs, fitting.seed)
-    checkpointing = fitting.training.gradient_checkpointing
+    checkpointing, ranks = fitting.training.gradient_checkpointing, fitting.ranks
+    work = "train with gradient checkpointing" if checkpointing else "train"
     micro_batch = BatchSizes(fitting.hints, fitting.device, model).begin(
-        "train with gradient checkpointing" if checkpointing else "train",
+        work if ranks.size == 1 else f"{work} on {ranks}",
         min(fitting.training.micro_batch_size, fitting.batch_size, len(order)),
         length=int(data.lengths.max()),
         group=group,
@@ -103,13 +107,11 @@ def fit(
     def losses_of(step: int) -> Iterator[Tensor]:
         nonlocal tokens
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
-        seen = start = 0
-        for batch in micro_batches(data, rows, micro_batch.size, fitting.device):
-            part = rows[start : start + len(batch.ids)]
-            start += len(part)
-            seen += int(data.lengths[part].sum())
-            yield loss_of(batch, part, rows)
-        tokens += seen
+        for part, weight in ranks.share(rows, micro_batch.size, group):
+            batch = batch_of(data, part, fitting.device)
+            loss = loss_of(batch, part, rows)
+            yield loss if weight == 1 else loss * weight
+        tokens += int(data.lengths[rows].sum())
         if fitting.on_step is not None:
             fitting.on_step(min(len(order), (step + 1) * fitting.batch_size), len(order), tokens)
 
@@ -127,7 +129,7 @@ def fit(
         checkpoint_activations(deep)
         # With frozen weights below adapters no gradient would reach these otherwise.
         deep.enable_input_require_grads()
-    return train(model, settings, losses_of, checkpoint=fitting.checkpoint, micro_batch=micro_batch)
+    return train(model, settings, losses_of, checkpoint=fitting.checkpoint, micro_batch=micro_batch, ranks=ranks)
 
 
 def grouped_order(count: int, group: int, epochs: int, seed: int) -> NDArray[np.int64]:
@@ -182,7 +184,8 @@ def _next_token_logprobs(model: nn.Module, batch: Batch, temperature: float) -> 
     return policy_logprobs(logits[:, :-1], temperature), first
 
 
-@torch.inference_mode()
+# Not `inference_mode`: what is spread over ranks is gathered into tensors that are used again.
+@torch.no_grad()
 def score_sequences(
     data: Sequences,
     score: Callable[[Batch], Tensor],
@@ -190,6 +193,7 @@ def score_sequences(
     micro_batch_size: int,
     device: str,
     width: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> NDArray[np.float64]:
     """Evaluate a function of sequences without gradients, longest ones apart from short ones.
 
@@ -199,22 +203,23 @@ def score_sequences(
         micro_batch_size: Sequences at once.
         device: ``cpu`` or ``cuda``.
         width: Columns of the result where `score` gives shape [B, T]; None where it gives [B].
+        ranks: Who shares the work. All must call this together, and all get the whole result.
 
     Returns:
         Shape [N], or [N, width] padded with 0.
     """
     found = np.zeros((len(data),) if width is None else (len(data), width))
     order = np.argsort(data.lengths, kind="stable")
-    done = 0
-    for batch in micro_batches(data, order, micro_batch_size, device):
-        rows = order[done : done + len(batch.ids)]
-        done += len(rows)
+    for rows, weight in ranks.share(order, micro_batch_size):
+        batch = batch_of(data, rows, device)
         values = score(batch).double().cpu().numpy()
+        if not weight:
+            continue
         if width is None:
             found[rows] = values
         else:
             found[rows, : values.shape[1]] = values
-    return found
+    return ranks.sum_array(found)
 
 
 def without_dropout(model: nn.Module) -> None:

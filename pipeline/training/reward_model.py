@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.models.value import ValueModel
+from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.policy import Fitting, fit, score_sequences
 from pipeline.training.sequences import Batch, Sequences
 
@@ -72,11 +72,14 @@ def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: Fitting) -> l
 
 
 def reward_scores(
-    model: ValueModel, data: Sequences, *, micro_batch_size: int, device: str
+    model: ValueModel, data: Sequences, *, micro_batch_size: int, device: str, ranks: Ranks = ALONE
 ) -> NDArray[np.float64]:
     """Raw scores of sequences, shape [N]."""
-    with torch.inference_mode():
-        model.eval()
-        return score_sequences(
-            data, lambda batch: sequence_scores(model, batch), micro_batch_size=micro_batch_size, device=device
-        )
+    model.eval()
+    return score_sequences(
+        data,
+        lambda batch: sequence_scores(model, batch),
+        micro_batch_size=micro_batch_size,
+        device=device,
+        ranks=ranks,
+    )

@@ -5,7 +5,7 @@ Shapes: N sequences, T tokens of the longest, B sequences of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,17 +81,13 @@ def epoch_order(count: int, epochs: int, seed: int) -> NDArray[np.int64]:
     return np.concatenate([generator.permutation(count) for _ in range(epochs)])
 
 
-def micro_batches(
-    data: Sequences, indices: NDArray[np.int64], micro_batch_size: int, device: str
-) -> Iterator[Batch]:
-    """Cut a batch into micro-batches, each as wide as its longest sequence."""
-    for start in range(0, len(indices), micro_batch_size):
-        rows = indices[start : start + micro_batch_size]
-        width = int(data.lengths[rows].max())
-        places = np.arange(width)
-        mask = (places >= data.starts[rows, None]) & (places < data.lengths[rows, None])
-        yield Batch(
-            ids=torch.from_numpy(data.ids[rows, :width].astype(np.int64)).to(device),
-            mask=torch.from_numpy(mask).to(device),
-            labels=torch.from_numpy(data.labels[rows]).to(device),
-        )
+def batch_of(data: Sequences, rows: NDArray[np.int64], device: str) -> Batch:
+    """Some sequences as tensors, as wide as the longest of them."""
+    width = int(data.lengths[rows].max())
+    places = np.arange(width)
+    mask = (places >= data.starts[rows, None]) & (places < data.lengths[rows, None])
+    return Batch(
+        ids=torch.from_numpy(data.ids[rows, :width].astype(np.int64)).to(device),
+        mask=torch.from_numpy(mask).to(device),
+        labels=torch.from_numpy(data.labels[rows]).to(device),
+    )

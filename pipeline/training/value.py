@@ -13,9 +13,10 @@ from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.models.load import checkpoint_activations
 from pipeline.models.value import ValueModel
 from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.loop import TrainSettings, train
 from pipeline.training.losses import chosen_values, token_atoms, token_bce
-from pipeline.training.sequences import Sequences, epoch_order, micro_batches
+from pipeline.training.sequences import Sequences, batch_of, epoch_order
 
 
 def fit_value(
@@ -30,6 +31,7 @@ def fit_value(
     on_step: Callable[[int, int], None],
     checkpoint: Checkpoints | None = None,
     hints: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> list[float]:
     """Train a value model in place; a batch's loss is the mean over its supervised tokens.
 
@@ -41,9 +43,11 @@ def fit_value(
         seed: Of the order of the data.
         device: ``cpu`` or ``cuda``.
         clear_cache_interval: As `TrainSettings` has it.
-        on_step: Called after each step with the sequences seen so far, and the tokens seen by this process.
+        on_step: Called after each step with the sequences seen so far, and the tokens seen by this process (with
+            several ranks, about as many as by all).
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
         hints: Folder of batch sizes that fitted; None remembers nothing.
+        ranks: Who else does this training. `training.micro_batch_size` is for each of them.
 
     Returns:
         The loss of every step, in nats per token.
@@ -51,8 +55,9 @@ def fit_value(
     if len(data) == 0:
         return []
     order = epoch_order(len(data), algo.epochs, seed)
+    work = "train with gradient checkpointing" if training.gradient_checkpointing else "train"
     micro_batch = BatchSizes(hints, device, model).begin(
-        "train with gradient checkpointing" if training.gradient_checkpointing else "train",
+        work if ranks.size == 1 else f"{work} on {ranks}",
         min(training.micro_batch_size, algo.batch_size, len(order)),
         length=int(data.lengths.max()),
         what=MICRO_BATCH,
@@ -65,10 +70,12 @@ def fit_value(
         rows = order[step * algo.batch_size : (step + 1) * algo.batch_size]
         supervised = int((data.lengths[rows] - data.starts[rows]).sum())
         seen = 0
-        for batch in micro_batches(data, rows, micro_batch.size, device):
+        for part, weight in ranks.share(rows, micro_batch.size):
+            batch = batch_of(data, part, device)
             seen += batch.ids.numel()
-            yield token_loss(token_values(model, batch.ids), batch.mask, batch.labels) / max(1, supervised)
-        tokens += seen
+            loss = token_loss(token_values(model, batch.ids), batch.mask, batch.labels) / max(1, supervised)
+            yield loss if weight == 1 else loss * weight
+        tokens += seen * ranks.size
         on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
 
     token_loss = token_atoms if model.config.atoms > 1 else token_bce
@@ -83,7 +90,7 @@ def fit_value(
     )
     if training.gradient_checkpointing:
         checkpoint_activations(model.backbone)
-    return train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch)
+    return train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)
 
 
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from pipeline.datasets.addition import Addition
 from pipeline.models.tiny import make_tokenizer
 from pipeline.training.dpo import DPOObjective, PairLoss, fit_dpo
 from pipeline.training.policy import Fitting, completion_logprobs, score_sequences
-from pipeline.training.sequences import Sequences, micro_batches
+from pipeline.training.sequences import Sequences, batch_of
 from tests.doubles.models import tiny_policy
 
 
@@ -88,7 +88,8 @@ def test_loss_and_gradient_are_those_of_trls_trainer(loss_type: DPOLoss, tmp_pat
     # Two micro-batches of different sizes, weighted by their pairs.
     loss, anchor, done = PairLoss(objective, "cpu"), anchored(data), 0
     total = torch.zeros(())
-    for batch in micro_batches(data, np.arange(len(data)), 16, "cpu"):
+    for part in (np.arange(16), np.arange(16, len(data))):
+        batch = batch_of(data, part, "cpu")
         held = torch.from_numpy(anchor[done : done + len(batch.ids)]).float()
         done += len(batch.ids)
         total = total + loss(completion_logprobs(ours, batch), batch, held) * len(batch.ids) / len(data)
@@ -129,7 +130,7 @@ def test_micro_batches_add_up_and_never_split_a_pair() -> None:
 def test_likelihood_of_the_chosen_can_be_held_up() -> None:
     data = pairs()
     chosen = np.arange(0, len(data), 2)
-    (batch,) = micro_batches(data, chosen, len(chosen), "cpu")
+    batch = batch_of(data, chosen, "cpu")
     likelihoods = []
     for weight in (0.0, 1.0):
         model, _, _ = fit(sft_weight=weight)

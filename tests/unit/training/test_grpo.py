@@ -17,7 +17,7 @@ from pipeline.config.schema import GRPOLoss, ScaleRewards, TrainingConfig
 from pipeline.training.grpo import Objective, averaged, fit_grpo, group_advantages, token_losses
 from pipeline.training.policy import Fitting, completion_logprobs
 from pipeline.training.samples import Samples, supervised_columns
-from pipeline.training.sequences import micro_batches
+from pipeline.training.sequences import batch_of
 from tests.doubles.models import tiny_policy
 
 OBJECTIVE = Objective(loss_type=GRPOLoss.grpo, beta=0.04, epsilon_low=0.2, epsilon_high=0.3, longest=9)
@@ -125,7 +125,7 @@ def samples(model: GPT2LMHeadModel, count: int = 24) -> Samples:
     completions = [generator.integers(0, 10, generator.integers(1, 6)).tolist() for _ in range(count)]
     rewards = np.array([float(tokens[0] % 2) for tokens in completions])
     bare = Samples.of(prompts, completions, rewards, [np.zeros(len(tokens), np.float32) for tokens in completions])
-    (batch,) = micro_batches(bare.sequences, np.arange(count), count, "cpu")
+    batch = batch_of(bare.sequences, np.arange(count), "cpu")
     with torch.no_grad():
         table = completion_logprobs(model, batch).double().numpy()
     return Samples.of(prompts, completions, rewards, supervised_columns(table, bare.sequences))
@@ -166,7 +166,7 @@ def test_what_is_rewarded_becomes_likelier() -> None:
     model, _ = train(8, GRPOLoss.grpo, epochs=4)
     before = samples(tiny_policy())
     good = before.rewards == 1
-    (batch,) = micro_batches(before.sequences, np.arange(len(before)), len(before), "cpu")
+    batch = batch_of(before.sequences, np.arange(len(before)), "cpu")
     with torch.no_grad():
         gain = (completion_logprobs(model, batch).sum(-1) - torch.from_numpy(before.logprobs).sum(-1)).numpy()
     assert gain[good].mean() > gain[~good].mean() + 0.1

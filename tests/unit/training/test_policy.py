@@ -20,7 +20,7 @@ from pipeline.training.policy import (
     without_dropout,
 )
 from pipeline.training.samples import Samples
-from pipeline.training.sequences import Sequences, micro_batches
+from pipeline.training.sequences import Sequences, batch_of
 from pipeline.training.sft import fit_sft
 from tests.doubles.models import tiny_policy
 
@@ -41,7 +41,7 @@ def fitting(micro_batch_size: int = 4, epochs: int = 1, checkpointing: bool = Fa
 
 def test_log_probabilities_are_those_of_each_sequence_alone() -> None:
     model, data = tiny_policy(), sequences()
-    (batch,) = micro_batches(data, np.arange(len(data)), len(data), "cpu")
+    batch = batch_of(data, np.arange(len(data)), "cpu")
     with torch.no_grad():
         found = completion_logprobs(model, batch, temperature=0.7)
         for row in range(len(data)):
@@ -55,7 +55,7 @@ def test_log_probabilities_are_those_of_each_sequence_alone() -> None:
 
 def test_divergence_is_the_sum_over_the_vocabulary_at_every_step() -> None:
     model, reference, data = tiny_policy(0), tiny_policy(1), sequences(4)
-    (batch,) = micro_batches(data, np.arange(4), 4, "cpu")
+    batch = batch_of(data, np.arange(4), "cpu")
     with torch.no_grad():
         found = sequence_divergence(model, reference, batch, 1.3)
         assert sequence_divergence(model, model, batch, 1.3).tolist() == [0.0] * 4
@@ -125,7 +125,7 @@ def test_adapters_are_trained_and_merged_into_a_model_like_any_other(tmp_path: P
     assert all("lora_" in name for name in trained)
     losses = fit_sft(adapted, data, fitting(epochs=6, checkpointing=checkpointing))
     assert losses[-1] < losses[0]
-    (batch,) = micro_batches(data, np.arange(len(data)), len(data), "cpu")
+    batch = batch_of(data, np.arange(len(data)), "cpu")
     with torch.no_grad():
         expected = completion_logprobs(adapted, batch)
     merged(adapted).save_pretrained(tmp_path)

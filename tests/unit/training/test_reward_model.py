@@ -10,7 +10,7 @@ from pipeline.config.schema import HeadType, TrainingConfig
 from pipeline.models.value import ValueModel, value_model_from
 from pipeline.training.policy import Fitting
 from pipeline.training.reward_model import Scale, fit_reward_model, reward_scores, sequence_scores
-from pipeline.training.sequences import Sequences, micro_batches
+from pipeline.training.sequences import Sequences, batch_of
 from tests.doubles.models import tiny_policy
 
 
@@ -48,7 +48,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
 def test_the_score_is_the_value_at_the_last_token() -> None:
     model, _ = fitted(epochs=1)
     data = pairs(3)
-    (batch,) = micro_batches(data, np.arange(6), 6, "cpu")
+    batch = batch_of(data, np.arange(6), "cpu")
     with torch.no_grad():
         found = sequence_scores(model, batch)
         for row in range(6):

@@ -13,7 +13,7 @@ from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig, Wa
 from pipeline.models.value import ValueModel, value_model_from
 from pipeline.training.loop import TrainSettings, rate_at
 from pipeline.training.losses import chosen_values, token_bce
-from pipeline.training.sequences import Sequences, epoch_order, micro_batches
+from pipeline.training.sequences import Sequences, batch_of, epoch_order
 from pipeline.training.value import fit_value, token_values
 
 
@@ -155,7 +155,7 @@ def test_every_epoch_sees_every_sequence_once_in_an_order_of_its_own() -> None:
 
 def test_only_the_tail_of_a_sequence_is_supervised() -> None:
     data = Sequences.of([[1, 2, 3, 4], [5, 6]], [2, 0], [1.0, 0.0])
-    (batch,) = micro_batches(data, np.array([1, 0]), 4, "cpu")
+    batch = batch_of(data, np.array([1, 0]), "cpu")
     assert batch.ids.tolist() == [[5, 6, 0, 0], [1, 2, 3, 4]]
     assert batch.mask.tolist() == [[True, True, False, False], [False, False, True, True]]
     assert batch.labels.tolist() == [0, 1]

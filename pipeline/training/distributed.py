@@ -1,0 +1,307 @@
+"""One training in several processes: who does what part of a batch, and how gradients and weights come together.
+
+    ddp     every rank has the whole model; gradients are added up once per optimizer step
+    fsdp    weights, gradients and optimizer state are spread (FSDP2), gathered block by block while computing
+
+The batch of an optimizer step is the configured one whatever the number of ranks: each takes its part of the rows,
+and losses are weighted by the whole batch, so gradients add up to those of one process. The order of additions
+differs, and with it the last bits.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from pipeline.config.schema import Sharding, Strategy
+from pipeline.errors import JobError
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for the others before it fails; the engine's own limit on progress comes later."""
+_BUCKET_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How ranks share a model.
+
+    Attributes:
+        strategy: ``ddp`` or ``fsdp``.
+        sharding: What FSDP spreads; ``no_shard`` is ddp.
+        cpu_offload: Keep what FSDP spreads in the machine's memory. Without effect where all is on the CPU.
+    """
+
+    strategy: Strategy = Strategy.ddp
+    sharding: Sharding = Sharding.full_shard
+    cpu_offload: bool = False
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank has only part of the model."""
+        return self.strategy is Strategy.fsdp and self.sharding is not Sharding.no_shard
+
+
+class Ranks:
+    """The processes that do one training; a process by itself is the only rank of one, and talks to nobody.
+
+    Attributes:
+        rank: Which of them this is; rank 0 writes what is to be kept.
+        size: How many.
+        device: Of this one, for `torch.device`.
+        spread: How they share a model.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, device: str = "cpu", spread: Spread | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.spread = spread or Spread()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes."""
+        return self.rank == 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this one has only part of the model."""
+        return self.size > 1 and self.spread.is_sharded
+
+    @property
+    def gradient_scale(self) -> float:
+        """What a loss is multiplied by before it is back-propagated: FSDP takes means over ranks, not sums."""
+        return float(self.size) if self.is_sharded else 1.0
+
+    def __str__(self) -> str:
+        if self.size == 1:
+            return "1 process"
+        shared = f"fsdp {self.spread.sharding.name}" if self.is_sharded else "ddp"
+        return f"{self.size} ranks, {shared}{', offloaded' if self.is_sharded and self.spread.cpu_offload else ''}"
+
+    # -- agreeing ----------------------------------------------------------------------------------------------
+
+    def any_of(self, *flags: bool) -> tuple[bool, ...]:
+        """Of each flag, whether it is true on any rank. All ranks must ask together, here as below."""
+        if self.size == 1:
+            return flags
+        asked = torch.tensor([int(flag) for flag in flags])
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+        return tuple(bool(found) for found in asked.tolist())
+
+    def sum(self, value: float) -> float:
+        """Sum over ranks."""
+        if self.size == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(total)
+        return float(total)
+
+    def sum_array(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum over ranks, element by element."""
+        if self.size == 1:
+            return values
+        total = torch.from_numpy(values)
+        dist.all_reduce(total)
+        summed: NDArray[np.float64] = total.numpy()
+        return summed
+
+    def least(self, value: int) -> int:
+        """The least over ranks."""
+        if self.size == 1:
+            return value
+        found = torch.tensor(value)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        return int(found)
+
+    def check_same(self, value: int, what: str) -> None:
+        """Make sure that all ranks have the same.
+
+        Raises:
+            JobError: They do not.
+        """
+        low, high = self.least(value), -self.least(-value)
+        if low != high:
+            raise JobError(f"{what} is {low} on one rank and {high} on another")
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def share(
+        self, rows: NDArray[np.int64], micro_batch_size: int, group: int = 1
+    ) -> Iterator[tuple[NDArray[np.int64], float]]:
+        """Cut a batch into this rank's micro-batches, equally many on every rank.
+
+        Args:
+            rows: Of the whole batch, the same on every rank.
+            micro_batch_size: Rows at once at most; a multiple of `group`.
+            group: Adjacent rows that stay together; divides the number of rows.
+
+        Yields:
+            Rows, and the weight of their loss: 1, or 0 where there are fewer groups than would go round. Then
+            other ranks have some, and wait for this one in the collectives of their forward pass.
+        """
+        groups = rows.reshape(-1, group)
+        own = groups[self.rank :: self.size]
+        longest, at_once = math.ceil(len(groups) / self.size), micro_batch_size // group
+        for start in range(0, longest, at_once):
+            part = own[start : start + at_once]
+            yield (part.reshape(-1), 1.0) if len(part) else (groups[0], 0.0)
+
+    # -- model -------------------------------------------------------------------------------------------------
+
+    def prepare(self, model: nn.Module) -> None:
+        """Give every rank the weights of rank 0, and spread them where the strategy says so. In place."""
+        if self.size == 1:
+            return
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                dist.broadcast(tensor, src=0)
+        if self.is_sharded:
+            self._shard(model)
+
+    def _shard(self, model: nn.Module) -> None:
+        on_gpu = self.device.startswith("cuda")
+        options: dict[str, Any] = {
+            "mesh": self._mesh("cuda" if on_gpu else "cpu"),
+            "reshard_after_forward": self.spread.sharding is not Sharding.shard_grad_op,
+        }
+        if self.spread.cpu_offload and on_gpu:
+            options["offload_policy"] = CPUOffloadPolicy()
+        for block in _blocks(model):
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+
+    def _mesh(self, kind: str) -> DeviceMesh:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        if self.spread.sharding is Sharding.hybrid_shard and local < self.size:
+            return init_device_mesh(kind, (self.size // local, local), mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh(kind, (self.size,))
+
+    def add_up_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Add the gradients of all ranks; nothing to do where FSDP has done so while they were computed."""
+        if self.size == 1 or self.is_sharded:
+            return
+        for bucket in _buckets(parameters):
+            # A parameter that no loss of this rank has touched may have been touched on another one.
+            gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            sizes = [parameter.numel() for parameter in bucket]
+            for parameter, total in zip(bucket, flat.split(sizes), strict=True):
+                parameter.grad = total.view_as(parameter)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of the model or its optimizer as one process would have it.
+
+        One that is spread is gathered on rank 0 alone, in the machine's memory; other ranks get an empty one.
+        """
+        if not isinstance(tensor, DTensor):
+            return tensor
+        gathered: Tensor = tensor.full_tensor().detach()
+        return gathered.cpu() if self.is_first else torch.empty(0)
+
+    def gather(self, model: nn.Module) -> None:
+        """Make the model of rank 0 whole again, in the machine's memory; what other ranks have left is of no use.
+
+        For a model that is trained: it runs no more where it was spread.
+        """
+        if not self.is_sharded:
+            return
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        # Tied weights are one tensor under several names, and must be one again.
+        whole: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if id(parameter) not in whole:
+                    whole[id(parameter)] = nn.Parameter(self.whole(parameter), parameter.requires_grad)
+                setattr(module, name, whole[id(parameter)])
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                # `fully_shard` has put a class in front of the module's own, whose `to()` wants spread parameters.
+                module.__class__ = type(module).__bases__[1]
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """This rank's part of a whole tensor, spread as another one is."""
+        if not isinstance(like, DTensor) or tensor.shape != like.shape:
+            return tensor
+        # Every rank has read the whole tensor from the same file, so nothing need be sent.
+        return distribute_tensor(
+            tensor.to(like.device_mesh.device_type), like.device_mesh, like.placements, src_data_rank=None
+        )
+
+
+ALONE = Ranks()
+"""A process that trains by itself."""
+
+
+@contextmanager
+def join(rank: int, size: int, device: str, spread: Spread) -> Iterator[Ranks]:
+    """Meet the other ranks where the environment says, and part from them at the end.
+
+    Raises:
+        JobError: There are not as many of them as the job has devices.
+    """
+    told = os.environ.get("WORLD_SIZE")
+    if told != str(size):
+        raise JobError(f"the job has {size} devices, but WORLD_SIZE={told}: its processes would wait for ever")
+    on_gpu = device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(torch.device(device))
+    # Numbers that ranks agree on are on the CPU, so that they do not wait for what the GPU has still to do.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
+    try:
+        if dist.get_world_size() != size or dist.get_rank() != rank:
+            raise JobError(f"rank {dist.get_rank()} of {dist.get_world_size()} met instead of {rank} of {size}")
+        yield Ranks(rank, size, device, spread)
+    finally:
+        dist.destroy_process_group()
+
+
+def save_model(model: PreTrainedModel, folder: Path, ranks: Ranks = ALONE) -> None:
+    """Save a model as one process would, whatever the strategy. All ranks must call it; rank 0 writes."""
+    ranks.gather(model)
+    if ranks.is_first:
+        model.cpu().save_pretrained(folder)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """What is gathered at once: the layers that the authors of the model say belong together."""
+    names = {
+        name
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel)
+        for name in part._no_split_modules or ()
+    }
+    return [part for part in model.modules() if type(part).__name__ in names]
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Parameters of one type each, so many that a message is worth sending."""
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        bucket: list[nn.Parameter] = []
+        size = 0
+        for parameter in (one for one in parameters if one.dtype == dtype):
+            bucket.append(parameter)
+            size += parameter.numel() * parameter.element_size()
+            if size >= _BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+        if bucket:
+            yield bucket

@@ -1,0 +1,123 @@
+"""Small trainings by several ranks, for workers to import by path; and the same ones by a single process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from pipeline.algos.run import prepare_torch
+from pipeline.config.schema import (
+    AdditionConfig,
+    HeadType,
+    Sharding,
+    Strategy,
+    TinyModelConfig,
+    TrainingConfig,
+    ValueAlgoConfig,
+)
+from pipeline.datasets.registry import load_dataset
+from pipeline.errors import JobStopped
+from pipeline.models.tiny import train_reference
+from pipeline.models.value import value_model_from
+from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.distributed import ALONE, Ranks, Spread, join, save_model
+from pipeline.training.value import fit_value
+from pipeline.workers.work import Work
+from tests.doubles.training import small_sequences
+
+SPREADS = {
+    "ddp": Spread(),
+    "full_shard": Spread(strategy=Strategy.fsdp),
+    "shard_grad_op": Spread(strategy=Strategy.fsdp, sharding=Sharding.shard_grad_op),
+    "no_shard": Spread(strategy=Strategy.fsdp, sharding=Sharding.no_shard),
+    "hybrid_shard": Spread(strategy=Strategy.fsdp, sharding=Sharding.hybrid_shard),
+}
+STEPS = 11
+Trained = tuple[PreTrainedModel, list[float]]
+
+
+def value(
+    ranks: Ranks = ALONE, checkpoint: Checkpoints | None = None, on_step: Callable[[int], None] = id
+) -> Trained:
+    """11 steps of 7 sequences of different lengths, 2 at once: no number of ranks divides them."""
+    config = GPT2Config(
+        vocab_size=13, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None
+    )
+    torch.manual_seed(ranks.rank)  # rank 0's weights reach all
+    model = value_model_from(GPT2LMHeadModel(config), HeadType.q)
+    losses = fit_value(
+        model,
+        small_sequences(),
+        ValueAlgoConfig(batch_size=7, learning_rate=1e-2, epochs=3),
+        TrainingConfig(micro_batch_size=2, warmup_steps=2, grad_clip=0.5),
+        seed=0,
+        device="cpu",
+        on_step=lambda done, tokens: on_step(done),
+        checkpoint=checkpoint,
+        ranks=ranks,
+    )
+    return model, losses
+
+
+def reference(ranks: Ranks = ALONE) -> Trained:
+    """A model whose output layer is its embedding."""
+    config = TinyModelConfig(kind="tiny", steps=6, batch_size=6, n_embd=16, n_head=2, n_inner=16, warmup_steps=2)
+    dataset = load_dataset(AdditionConfig(kind="addition"))
+    return train_reference(config, dataset, "cpu", lambda step, tokens: None, ranks=ranks)
+
+
+def checkpoints(folder: Path, ranks: Ranks = ALONE, **settings: object) -> Checkpoints:
+    return Checkpoints(folder, {"training": "value"}, **{"every_minutes": 0, "ranks": ranks, **settings})  # type: ignore
+
+
+def every_strategy(work: Work) -> None:
+    """Train in every way, and leave models, losses and checkpoints; ranks other than 0 say what they have."""
+    prepare_torch(1)
+    half_done = work.payload["half_done"]
+    with join(work.rank, work.world_size, work.device, Spread()) as met:
+        for name in work.payload["spreads"]:
+            spread = SPREADS[name]
+            ranks = Ranks(met.rank, met.size, met.device, spread)
+            made = work.out / "checkpoints" / name
+            model, losses = value(ranks, checkpoints(made, ranks, every_steps=4))
+            _keep(work, f"value {name}", model, losses, ranks)
+            model, losses = value(ranks, checkpoints(Path(half_done) / name, ranks))
+            _keep(work, f"resumed {name}", model, losses, ranks)
+        _keep(work, "reference", *reference(ranks), ranks)
+        stopped = checkpoints(work.out / "checkpoints" / "stopped", met, stopping=lambda: met.rank == 1)
+        try:
+            value(met, stopped)
+        except JobStopped as error:
+            print(f"stopped {error}")
+
+
+def _keep(work: Work, name: str, model: PreTrainedModel, losses: list[float], ranks: Ranks) -> None:
+    spread = sum(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
+    print(f"{name}: {spread} of {sum(1 for _ in model.parameters())} are spread")
+    save_model(model, work.out / name, ranks)
+    if ranks.is_first:
+        (work.out / name / "losses.json").write_text(json.dumps(losses))
+
+
+def dying_rank(work: Work) -> None:
+    """The last rank is killed after a few steps of the first attempt."""
+    prepare_torch(1)
+    steps = 0
+
+    def on_step(done: int) -> None:
+        nonlocal steps
+        steps += 1
+        if work.attempt == 1 and steps == 5 and work.rank == work.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with join(work.rank, work.world_size, work.device, SPREADS[work.payload["spread"]]) as ranks:
+        model, losses = value(ranks, checkpoints(work.checkpoints / "value", ranks, every_steps=2), on_step)
+        _keep(work, "value", model, losses, ranks)
+    if ranks.is_first:
+        (work.out / "steps.txt").write_text(str(steps))
