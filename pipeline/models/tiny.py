@@ -142,4 +142,5 @@ def train_reference(
         warmup_steps=config.warmup_steps,
         schedule=Warmup.cosine,
     )
+    ranks.say_batch(config.batch_size, micro_batch.size)
     return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)

@@ -83,6 +83,14 @@ class Ranks:
         """Whether this one has only part of the model."""
         return self.size > 1 and self.spread.is_sharded
 
+    def say_batch(self, batch_size: int, micro_batch_size: int) -> None:
+        """Write to the job's log what makes up the batch of an optimizer step, where several ranks share it."""
+        if self.size > 1 and self.is_first:
+            turns = math.ceil(math.ceil(batch_size / self.size) / micro_batch_size)
+            at_once = min(micro_batch_size, math.ceil(batch_size / self.size))
+            parts = f"{at_once} at once x {self.size} ranks x {turns} in turn"
+            print(f"batch of {batch_size}: {parts} ({self})", flush=True)  # noqa: T201 - the job's log
+
     @property
     def gradient_scale(self) -> float:
         """What a loss is multiplied by before it is back-propagated: FSDP takes means over ranks, not sums."""

@@ -124,6 +124,7 @@ def fit(
         schedule=fitting.training.schedule,
         clear_cache_interval=fitting.clear_cache_interval,
     )
+    ranks.say_batch(fitting.batch_size, micro_batch.size)
     if checkpointing:
         deep: Any = model if backbone is None else backbone
         checkpoint_activations(deep)

@@ -88,6 +88,7 @@ def fit_value(
         schedule=training.schedule,
         clear_cache_interval=clear_cache_interval,
     )
+    ranks.say_batch(algo.batch_size, micro_batch.size)
     if training.gradient_checkpointing:
         checkpoint_activations(model.backbone)
     return train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)

@@ -8,13 +8,18 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from pipeline.algos.run import prepare_torch
 from pipeline.config.schema import (
     AdditionConfig,
+    DPOLoss,
+    GRPOLoss,
     HeadType,
+    LoraSettings,
+    ScaleRewards,
     Sharding,
     Strategy,
     TinyModelConfig,
@@ -27,8 +32,15 @@ from pipeline.models.tiny import train_reference
 from pipeline.models.value import value_model_from
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.distributed import ALONE, Ranks, Spread, join, save_model
+from pipeline.training.dpo import DPOObjective, fit_dpo
+from pipeline.training.grpo import Objective, fit_grpo, group_advantages
+from pipeline.training.lora import merged, with_adapters
+from pipeline.training.policy import Fitting, completion_logprobs, score_sequences
+from pipeline.training.reward_model import fit_reward_model, reward_scores
+from pipeline.training.samples import Samples
 from pipeline.training.value import fit_value
 from pipeline.workers.work import Work
+from tests.doubles.models import tiny_policy
 from tests.doubles.training import small_sequences
 
 SPREADS = {
@@ -72,6 +84,54 @@ def reference(ranks: Ranks = ALONE) -> Trained:
     return train_reference(config, dataset, "cpu", lambda step, tokens: None, ranks=ranks)
 
 
+def pairs(ranks: Ranks = ALONE) -> Trained:
+    """DPO of adapters: most of the model is frozen. 5 pairs a step, 2 at once."""
+    torch.manual_seed(0)
+    model = with_adapters(tiny_policy(), LoraSettings(rank=2, alpha=4), seed=0)
+    data, anchor = small_sequences(), tiny_policy(seed=1)
+    ranks.prepare(anchor)
+    held = score_sequences(
+        data,
+        lambda batch: completion_logprobs(anchor, batch).double().sum(-1),
+        micro_batch_size=5,
+        device="cpu",
+        ranks=ranks,
+    )
+    objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.5)
+    losses, _ = fit_dpo(model, data, held, objective, _fitting(10, 4, ranks))
+    ranks.gather(model)
+    return merged(model) if ranks.is_first else tiny_policy(), losses
+
+
+def reward(ranks: Ranks = ALONE) -> Trained:
+    """A reward model, and the scores that it gives: once more a forward pass of all ranks."""
+    model = value_model_from(tiny_policy(), HeadType.v)
+    data = small_sequences()
+    losses = fit_reward_model(model, data, _fitting(6, 2, ranks))
+    scores = reward_scores(model, data, micro_batch_size=7, device="cpu", ranks=ranks)
+    return model, [*losses, *scores.tolist()]
+
+
+def groups(ranks: Ranks = ALONE) -> Trained:
+    """GRPO on groups of 4."""
+    model, data = tiny_policy(), small_sequences()
+    logprobs = np.full((len(data), 2), -2.0, np.float32)
+    samples = Samples(sequences=data, logprobs=logprobs)
+    advantages = group_advantages(data.labels, 4, ScaleRewards.group)
+    objective = Objective(loss_type=GRPOLoss.dapo, beta=0.0, epsilon_low=0.2, epsilon_high=0.2, longest=2)
+    return model, fit_grpo(model, samples, advantages, None, objective, _fitting(12, 4, ranks), 4)
+
+
+def _fitting(batch: int, micro: int, ranks: Ranks) -> Fitting:
+    training = TrainingConfig(micro_batch_size=micro, warmup_steps=1)
+    return Fitting(
+        batch_size=batch, epochs=1, learning_rate=1e-2, training=training, seed=0, device="cpu", ranks=ranks
+    )
+
+
+POLICIES = {"pairs": pairs, "reward": reward, "groups": groups, "reference": reference}
+
+
 def checkpoints(folder: Path, ranks: Ranks = ALONE, **settings: object) -> Checkpoints:
     return Checkpoints(folder, {"training": "value"}, **{"every_minutes": 0, "ranks": ranks, **settings})  # type: ignore
 
@@ -83,13 +143,16 @@ def every_strategy(work: Work) -> None:
     with join(work.rank, work.world_size, work.device, Spread()) as met:
         for name in work.payload["spreads"]:
             spread = SPREADS[name]
+            # As on two machines of two devices each.
+            os.environ["LOCAL_WORLD_SIZE"] = str(met.size // 2 if name == "hybrid_shard" else met.size)
             ranks = Ranks(met.rank, met.size, met.device, spread)
             made = work.out / "checkpoints" / name
             model, losses = value(ranks, checkpoints(made, ranks, every_steps=4))
             _keep(work, f"value {name}", model, losses, ranks)
             model, losses = value(ranks, checkpoints(Path(half_done) / name, ranks))
             _keep(work, f"resumed {name}", model, losses, ranks)
-        _keep(work, "reference", *reference(ranks), ranks)
+        for name, train in POLICIES.items():
+            _keep(work, name, *train(ranks), ranks)
         stopped = checkpoints(work.out / "checkpoints" / "stopped", met, stopping=lambda: met.rank == 1)
         try:
             value(met, stopped)

@@ -29,7 +29,7 @@ TOLERANCE = 1e-5
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a single process makes, and its checkpoints after 4 steps."""
     folder = tmp_path_factory.mktemp("alone")
-    for name, train in (("value", doubles.value), ("reference", doubles.reference)):
+    for name, train in {"value": doubles.value, **doubles.POLICIES}.items():
         model, losses = train()
         model.save_pretrained(folder / name)
         (folder / name / "losses.json").write_text(json.dumps(losses))
@@ -74,10 +74,12 @@ def test_every_strategy_gives_the_curve_of_one_process(
         shutil.copytree(out / "checkpoints" / name, tmp_path / "back" / name)
         _, losses = doubles.value(checkpoint=doubles.checkpoints(tmp_path / "back" / name))
         assert losses == pytest.approx(json.loads((alone / "value/losses.json").read_text()), abs=TOLERANCE)
-    check_equal(out / "reference", alone / "reference")
+    for name in doubles.POLICIES:
+        check_equal(out / name, alone / name)
     ValueModel.from_pretrained(out / f"value {spreads[-1]}")
     GPT2LMHeadModel.from_pretrained(out / "reference")
     log = engine.log("train")
+    assert f"batch of 7: 2 at once x {size} ranks x {2 if size == 2 else 1} in turn ({size} ranks, " in log
     assert log.count("going on from the checkpoint of step 4") == len(spreads)
     for name in spreads:
         assert (f"value {name}: 0 of" in log) != doubles.SPREADS[name].is_sharded
