@@ -9,7 +9,7 @@ from pipeline.algos.base import JobContext
 from pipeline.algos.registry import load_algorithm
 from pipeline.config.load import stage_config_from_plain
 from pipeline.config.own_code import check_unchanged
-from pipeline.config.schema import Sharding, StageConfig, Strategy
+from pipeline.config.schema import PolicyAlgoConfig, Sharding, StageConfig, Strategy
 
 if TYPE_CHECKING:
     from pipeline.training.distributed import Ranks
@@ -32,7 +32,10 @@ def run_stage(work: Work) -> None:
     with work.loading():
         prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
     with _ranks(work) as ranks:
-        getattr(algorithm, payload["stage"])(_context(work, config, ranks))
+        context = _context(work, config, ranks)
+        if ranks.size > 1:
+            _settle(context)
+        getattr(algorithm, payload["stage"])(context)
 
 
 def _context(work: Work, config: StageConfig, ranks: Ranks) -> JobContext:
@@ -79,6 +82,25 @@ def _ranks(work: Work) -> AbstractContextManager[Ranks]:
         cpu_offload=bool(given["cpu_offload"]),
     )
     return join(work.rank, work.world_size, work.device, spread)
+
+
+def _settle(ctx: JobContext) -> None:
+    """Choose how ranks share a model where the request says `auto`, before any model is loaded."""
+    from pipeline.algos.text import reference_source
+    from pipeline.devices.memory import Precision, Workload
+    from pipeline.devices.shape import read_shape
+    from pipeline.training.strategy import settle
+
+    algo, training = ctx.config.algo, ctx.config.training
+    rank = algo.lora.rank if isinstance(algo, PolicyAlgoConfig) else 0
+    work = Workload(
+        batch=training.micro_batch_size,
+        precision=Precision.bfloat16 if rank else Precision.float32,
+        checkpointing=training.gradient_checkpointing,
+        lora_rank=rank or None,
+    )
+    # The tiny reference is trained before there is one, and fits anywhere.
+    settle(ctx.ranks, lambda: read_shape(reference_source(ctx)), work)
 
 
 def prepare_torch(threads: int) -> None:

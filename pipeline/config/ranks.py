@@ -18,7 +18,7 @@ def devices_per_training(config: Config) -> int:
 def spread(config: Config) -> dict[str, Any]:
     """How they share it, as plain data."""
     named = (config.training.strategy, config.distributed.strategy)
-    strategy = next((one for one in named if one is not Strategy.auto), Strategy.ddp)
+    strategy = next((one for one in named if one is not Strategy.auto), Strategy.auto)
     return {
         "strategy": strategy.name,
         "sharding": config.distributed.fsdp_sharding_strategy.name,

@@ -219,7 +219,8 @@ class TrainingConfig:
     """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.
     Part of a training's key where it is more than 1, with the strategy: float sums are taken in another order."""
     strategy: Strategy = _hint(Strategy.auto)
-    """How they share it; `auto` is what `distributed.strategy` says, and `ddp` where that says nothing either."""
+    """How they share it; `auto` is what `distributed.strategy` says; where that is `auto` too, the simplest
+    that the memory model says fits, see `python -m pipeline gpus fit`."""
     checkpoint_every_steps: int = _hint(0)
     """Steps between checkpoints of a training; 0 does not count steps."""
     checkpoint_every_minutes: float = _hint(5.0)
