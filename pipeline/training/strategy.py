@@ -1,6 +1,6 @@
 """How several ranks share a model where the request leaves that open: the simplest way that should fit.
 
-Decided by the ranks, who have the devices, from what is free there and the memory model (`pipeline.devices.memory`).
+Decided by the ranks, who have the devices, from what is free there and the model of `pipeline.devices.memory`.
 """
 
 from __future__ import annotations
