@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
     REWARD_NAMES,
     AlgoConfig,
@@ -142,7 +143,12 @@ def _numbers(config: Config) -> Iterator[str]:
 
 
 def _ranks(config: Config) -> Iterator[str]:
-    asked = config.distributed
+    asked, several = config.distributed, devices_per_training(config)
+    if several > 1 and not config.system.use_parallel_execution:
+        yield (
+            "system.use_parallel_execution=false runs everything in one process, and a training asks for "
+            f"{several} devices: use training.gpus_per_job=1 and distributed.enabled=false, or leave it true"
+        )
     if asked.enabled and asked.num_gpus is None and asked.gpu_ids is None and config.training.gpus_per_job == 1:
         yield (
             "distributed.enabled=true lets one training use several GPUs: say how many with "

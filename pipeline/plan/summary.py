@@ -19,7 +19,8 @@ class PlanRow:
         jobs: How many jobs it has.
         missing: How many of them must run.
         samples: Samples over all of its jobs.
-        seconds: Estimated device-seconds of those that must run.
+        seconds: Estimated seconds of those that must run, one after the other.
+        devices: Devices that each of them takes at once.
     """
 
     round: int
@@ -29,6 +30,7 @@ class PlanRow:
     missing: int
     samples: int
     seconds: float
+    devices: int = 1
 
 
 def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
@@ -47,6 +49,7 @@ def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
             missing=sum(job_id in waiting for job_id in ids),
             samples=sum(plan.jobs[job_id].samples for job_id in ids),
             seconds=sum(plan.jobs[job_id].seconds for job_id in ids if job_id in waiting),
+            devices=plan.jobs[ids[0]].devices,
         )
         for (number, chain, stage), ids in grouped.items()
     ]

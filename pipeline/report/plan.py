@@ -12,11 +12,13 @@ from pipeline.report.words import duration
 
 
 def plan_table(rows: Iterable[PlanRow]) -> Table:
-    """Jobs per round, chain and stage, with what is stored already."""
+    """Jobs per round, chain and stage, with what is stored already; and their devices where any takes several."""
+    rows = list(rows)
+    several = any(row.devices > 1 for row in rows)
     table = Table(title="plan", title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
     for name in ("round", "chain", "stage"):
         table.add_column(name, no_wrap=True)
-    for name in ("jobs", "stored", "samples", "estimate"):
+    for name in ("jobs", *(["devices"] if several else []), "stored", "samples", "estimate"):
         table.add_column(name, justify="right", no_wrap=True)
     last: tuple[int, str] | None = None
     for row in rows:
@@ -28,6 +30,7 @@ def plan_table(rows: Iterable[PlanRow]) -> Table:
             *head,
             row.stage,
             str(row.jobs),
+            *([f"{row.devices}" if row.devices > 1 else ""] if several else []),
             str(row.jobs - row.missing) if row.missing < row.jobs else "",
             f"{row.samples:,}" if row.samples else "",
             duration(row.seconds) if row.missing else "",

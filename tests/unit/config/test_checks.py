@@ -44,11 +44,28 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("algos.PITA.min_p=1", "algos.PITA.min_p"),
         ("training.micro_batch_size=0", "training.micro_batch_size=0"),
         ("distributed.num_gpus=0", "distributed.num_gpus=0: must be at least 1"),
+        ("training.gpus_per_job=0", "training.gpus_per_job=0: must be at least 1"),
+        ("distributed.enabled=true", "say how many with training.gpus_per_job"),
         ("distributed.master_port=80", "distributed.master_port=80: must be between 1024 and 65535"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -> None:
     assert said in refuse(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.strategy=single", "training.strategy=single with training.gpus_per_job=2"),
+        ("distributed.strategy=single", "it trains on one device. Use ddp, or fsdp"),
+        (
+            "system.use_parallel_execution=false",
+            "runs everything in one process, and a training asks for 2 devices",
+        ),
+    ],
+)
+def test_what_cannot_be_done_on_several_devices_is_refused(override: str, said: str) -> None:
+    assert said in refuse("training.gpus_per_job=2", override)
 
 
 def test_a_scalar_head_and_flash_attention_do_not_fit() -> None:

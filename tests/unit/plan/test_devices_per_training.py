@@ -1,0 +1,66 @@
+"""`training.gpus_per_job` and its relatives: which jobs take several devices, and what their keys say of it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pipeline.config.load import load_config
+from pipeline.plan.build import build_plan
+from pipeline.plan.graph import Plan
+from pipeline.plan.summary import summarize
+from pipeline.report.plan import plan_table
+
+TWO = "training.gpus_per_job=2"
+
+
+def plan(*overrides: str) -> Plan:
+    return build_plan(load_config(["experiment.name=t", "algos=[PITA,QSharp-HF,DPO,GRPO-HF,SFT]", *overrides]))
+
+
+def keys(*overrides: str) -> dict[str, str]:
+    return {job.id: job.key for job in plan(*overrides).jobs.values()}
+
+
+def test_every_training_takes_them_and_nothing_else() -> None:
+    stages = {(job.stage, job.devices) for job in plan(TWO).jobs.values()}
+    assert stages == {("generate", 1), ("reward", 2), ("train", 2), ("evaluate", 1), ("metrics", 1)}
+
+
+def test_all_gpus_that_are_asked_for_share_a_training_where_that_is_enabled() -> None:
+    for asked in ("distributed.num_gpus=4", "distributed.gpu_ids=[4,5,6,7]"):
+        assert {job.devices for job in plan(asked).jobs.values()} == {1}
+        together = plan("distributed.enabled=true", asked).jobs.values()
+        assert {job.devices for job in together if job.stage == "train"} == {4}
+    mine = plan("distributed.enabled=true", "distributed.num_gpus=4", TWO).jobs.values()
+    assert {job.devices for job in mine if job.stage == "train"} == {2}
+
+
+def test_a_model_that_is_not_trained_here_needs_no_devices_for_that() -> None:
+    given = plan(TWO, "model=hf", "models.hf.path=some/model").jobs.values()
+    assert {job.devices for job in given if job.algo == "reference"} == {1}
+
+
+def test_results_of_several_ranks_have_keys_of_their_own() -> None:
+    alone, together = keys(), keys(TWO)
+    changed = {name for name in alone if alone[name] != together[name]}
+    # What follows from a training follows from another one.
+    assert changed == set(alone)
+    assert keys(TWO, "training.strategy=fsdp") != together
+    assert keys(TWO, "distributed.strategy=fsdp") == keys(TWO, "training.strategy=fsdp")
+    assert keys(TWO, "distributed.master_port=29500") == together
+
+
+def test_one_device_has_one_key_however_several_would_share() -> None:
+    assert keys("training.strategy=fsdp", "distributed.fsdp_sharding_strategy=shard_grad_op") == keys()
+
+
+@pytest.mark.parametrize(("overrides", "shown"), [((), False), ((TWO,), True)])
+def test_the_plan_shows_devices_where_a_job_takes_several(overrides: tuple[str, ...], shown: bool) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    made = plan(*overrides)
+    console.print(plan_table(summarize(made, list(made.jobs))))
+    assert isinstance(console.file, io.StringIO)
+    assert ("devices" in console.file.getvalue()) == shown
