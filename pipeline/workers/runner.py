@@ -20,7 +20,6 @@ from pipeline.errors import JobStopped as StopJob
 from pipeline.results.store import Store
 from pipeline.results.verified import Verified
 from pipeline.workers.failure import class_name, classify
-from pipeline.workers.gang import run_gang
 from pipeline.workers.messages import (
     FromWorker,
     JobFinished,
@@ -160,6 +159,8 @@ class JobRunner:
             self._check_inputs(order, store)
             with self._body():
                 if order.gang:
+                    from pipeline.workers.gang import run_gang  # most workers never lead one
+
                     run_gang(order, work)
                 else:
                     with work.loading():
