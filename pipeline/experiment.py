@@ -116,6 +116,7 @@ def _lease(config: Config, console: Console) -> LeaseSet:
         config.device,
         config.execution.workers,
         config.distributed,
+        wait=config.execution.wait_for_devices,
         experiment=config.experiment.name,
         on_wait=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
     )

@@ -75,7 +75,7 @@ class LeaseSet:
         experiment: str = "",
         timeout_s: float | None = None,
         on_wait: Callable[[str], None] | None = None,
-        how_to_wait: str = "distributed.wait=true",
+        how_to_wait: str = "execution.wait_for_devices=true",
     ) -> LeaseSet:
         """Take devices, all or none. CPU slots are free to all.
 

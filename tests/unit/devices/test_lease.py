@@ -49,7 +49,7 @@ def test_all_or_none() -> None:
         assert held() == ["GPU-2"]
     said = str(raised.value)
     assert "4 of GPU 0, 1, 2, 3 wanted, but 1 of these 4 are leased: 'other' (pid" in said
-    assert "distributed.wait=true" in said
+    assert "execution.wait_for_devices=true" in said
     assert "\n" not in said
 
 
