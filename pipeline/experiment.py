@@ -18,6 +18,7 @@ from pipeline.config.schema import Backend, Config, ExecutionConfig, StageChoice
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
 from pipeline.devices.lease import LeaseSet
+from pipeline.devices.leftover import read_levels, wait_until_all_free
 from pipeline.devices.select import choose_devices, lease_devices
 from pipeline.errors import StoreError, WorkerError
 from pipeline.plan.attention import usable_attention
@@ -44,7 +45,7 @@ from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
 from pipeline.scheduler.state import JobStatus, check_runnable
-from pipeline.workers.backends import make_pool
+from pipeline.workers.backends import free_timeout_s, make_pool
 
 log = logging.getLogger("pipeline")
 
@@ -268,7 +269,9 @@ def run_jobs(
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
-    pool = make_pool(execution, devices, threads=threads, log_dir=run_dir / "workers")
+    # A worker that is this very process still holds its memory when the run is over.
+    levels = {} if execution.backend is Backend.inline else read_levels(devices)
+    pool = make_pool(execution, devices, threads=threads, log_dir=run_dir / "workers", levels=levels)
     journal = Journal(run_dir / "journal.jsonl")
     wanted = set(plan.jobs if missing is None else missing)
     try:
@@ -285,6 +288,9 @@ def run_jobs(
         )
     finally:
         journal.close()
+        # The devices go to others once this run gives up its lease.
+        for words in wait_until_all_free(devices, levels, free_timeout_s(execution)):
+            log.warning("%s", words)
 
 
 def print_results(console: Console, rows: Sequence[ResultRow], run: RunFolder, confidence: float = 0.95) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipeline.devices.inventory import Device
+from pipeline.devices.leftover import wait_until_free
 from pipeline.devices.visibility import describe_device
 from pipeline.errors import WorkerError
 from pipeline.workers.channel import Channel
@@ -42,6 +43,10 @@ class Settings:
     parent_pid: int
     device: Device
     heartbeat_s: float
+    level_bytes: int | None
+    """Memory of the device that was in use before the run; None where nothing was there to leave any behind."""
+    free_timeout_s: float
+    """Seconds to wait for the rest to be free, before this process says that it is ready."""
     sys_path: list[str]
     python_path: str | None
     """PYTHONPATH as the engine has it; what this process was started with serves only to find this package."""
@@ -96,12 +101,24 @@ class _Main:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         about = describe_device(device, os.environ)
-        self.channel.send(WorkerReady(pid=os.getpid(), device=about, visible=visible))
+        not_free = self._wait_for_memory()
+        self.channel.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while isinstance(order := self.inbox.get(), RunJob):
             if self.runner.stop_requested:
                 return
             self.channel.send(self.runner.run(order))
+
+    def _wait_for_memory(self) -> str:
+        settings = self.settings
+        if settings.level_bytes is None:
+            return ""
+        return wait_until_free(
+            settings.device,
+            settings.level_bytes,
+            settings.free_timeout_s,
+            enough=lambda: self.runner.stop_requested,
+        )
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGTERM and self.runner.stop_requested:
