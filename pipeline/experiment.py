@@ -30,6 +30,7 @@ from pipeline.plan.recorded import plan_text
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
+from pipeline.report.gpus import GpuLog
 from pipeline.report.live import make_reporter
 from pipeline.report.plan import plan_table
 from pipeline.report.tables import result_tables
@@ -229,7 +230,13 @@ def _run_missing(
     if not missing:
         _record_nothing_to_do(request, run)
         return None
+    gpus = GpuLog()
     with make_reporter(console) as reporter:
+
+        def show(status: RunStatus) -> None:
+            reporter.update(status)
+            gpus.update(status)
+
         outcome = run_jobs(
             request.plan,
             request.store,
@@ -239,8 +246,9 @@ def _run_missing(
             threads=request.config.system.cpu_threads,
             missing=missing,
             verified=verified,
-            on_status=reporter.update,
+            on_status=show,
         )
+    gpus.conclude()
     update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
     return outcome
 

@@ -34,7 +34,7 @@ from pipeline.results.faults import explained
 from pipeline.results.journal import Journal
 from pipeline.results.locks import Claim
 from pipeline.results.paths import RunFolder
-from pipeline.results.status import RunStatus
+from pipeline.results.status import GpuLoad, RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.account import RunAccount
@@ -360,7 +360,9 @@ class _Run:
                 self.unusable.add(index)
                 self._quarantine(index, message.reason, [])
             case Heartbeat():
-                self.state.workers[index].rss_bytes = message.rss_bytes
+                worker = self.state.workers[index]
+                worker.rss_bytes = message.rss_bytes
+                worker.gpu = GpuLoad(**message.gpu) if message.gpu else None
             case _ if index in self.hangs or not self.state.is_current(index, message.job_id, message.attempt):
                 log.warning("worker %d: late %s of %s", index, type(message).__name__, message.job_id)
             case JobStarted():

@@ -23,11 +23,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from pipeline.devices.inventory import Device
+from pipeline.devices.inventory import Device, read_usage
 from pipeline.devices.leftover import wait_until_free
 from pipeline.devices.visibility import describe_device
-from pipeline.errors import WorkerError
+from pipeline.errors import DeviceError, WorkerError
+from pipeline.results.status import GpuLoad
 from pipeline.workers.channel import Channel
 from pipeline.workers.messages import Heartbeat, RunJob, Shutdown, WorkerReady, decode
 from pipeline.workers.runner import JobRunner
@@ -150,7 +152,7 @@ class _Main:
         never = threading.Event()
         try:
             while not never.wait(self.settings.heartbeat_s):
-                self.channel.send(Heartbeat(rss_bytes=resident_bytes()))
+                self.channel.send(Heartbeat(rss_bytes=resident_bytes(), gpu=gpu_load(self.settings.device)))
         except OSError:
             # The pipe is broken. Where a job has closed it under the reader, which waits on it, the system tells
             # neither the reader nor the engine; so this is the only one to notice.
@@ -165,6 +167,24 @@ def resident_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+def gpu_load(device: Device) -> dict[str, Any] | None:
+    """What a GPU is doing, as the fields of a `GpuLoad`."""
+    if device.kind != "cuda":
+        return None
+    try:
+        usage = read_usage(device)
+    except DeviceError:
+        return None  # whether that is a fault of the GPU shows where it is used
+    return asdict(
+        GpuLoad(
+            label=device.label,
+            used_bytes=usage.used_bytes,
+            total_bytes=usage.total_bytes,
+            utilization=usage.utilization,
+        )
+    )
 
 
 def die_with_parent(parent_pid: int) -> None:

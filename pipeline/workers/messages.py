@@ -81,6 +81,8 @@ class Heartbeat:
 
     rss_bytes: int
     """Resident memory of the worker, in bytes."""
+    gpu: dict[str, Any] | None = None
+    """Fields of a `GpuLoad`: what its GPU is doing; None without one, or without a driver that tells."""
 
 
 @dataclass(frozen=True, kw_only=True)

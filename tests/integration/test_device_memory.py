@@ -11,7 +11,7 @@ import pytest
 from pipeline.config.schema import ExecutionConfig
 from pipeline.devices.inventory import Device, find_gpus
 from pipeline.experiment import run_jobs
-from pipeline.results.status import RunStatus
+from pipeline.results.status import GpuLoad, RunStatus
 from pipeline.scheduler.state import JobStatus
 from pipeline.workers import backends
 from tests.doubles import fake_nvml
@@ -159,3 +159,20 @@ def test_a_run_that_is_over_tells_what_it_leaves_behind(
     assert outcome.jobs["a"] is JobStatus.done
     (warned,) = [record.message for record in caplog.records]
     assert warned.startswith("GPU 0: 20480 MB are still taken after the process that had them ended")
+
+
+def test_workers_tell_what_their_gpus_do(engine: Engine, taken: Path, tmp_path: Path) -> None:
+    flag, seen = tmp_path / "go", dict[str, GpuLoad]()
+
+    def watch(status: RunStatus) -> None:
+        for worker in status.workers:
+            if worker.gpu:
+                seen[worker.gpu.label] = worker.gpu
+        if len(seen) == 2:
+            flag.touch()
+
+    engine.run(
+        job("a", "wait_for_file", payload={"file": str(flag)}), devices=gpus(), watcher=watch, heartbeat_s=0.1
+    )
+    assert seen["GPU 1"] == GpuLoad(label="GPU 1", used_bytes=0, total_bytes=140 * 2**30, utilization=0)
+    assert sorted(seen) == ["GPU 0", "GPU 1"]
