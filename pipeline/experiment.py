@@ -18,6 +18,7 @@ from pipeline.config.schema import Backend, Config, ExecutionConfig, StageChoice
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
 from pipeline.devices.lease import LeaseSet
+from pipeline.devices.leftover import read_levels, wait_until_all_free
 from pipeline.devices.select import choose_devices, lease_devices
 from pipeline.errors import StoreError, WorkerError
 from pipeline.plan.attention import usable_attention
@@ -29,6 +30,7 @@ from pipeline.plan.recorded import plan_text
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
+from pipeline.report.gpus import GpuLog
 from pipeline.report.live import make_reporter
 from pipeline.report.plan import plan_table
 from pipeline.report.tables import result_tables
@@ -44,7 +46,7 @@ from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
 from pipeline.scheduler.state import JobStatus, check_runnable
-from pipeline.workers.backends import make_pool
+from pipeline.workers.backends import free_timeout_s, make_pool
 
 log = logging.getLogger("pipeline")
 
@@ -116,6 +118,7 @@ def _lease(config: Config, console: Console) -> LeaseSet:
         config.device,
         config.execution.workers,
         config.distributed,
+        wait=config.execution.wait_for_devices,
         experiment=config.experiment.name,
         on_wait=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
     )
@@ -227,7 +230,13 @@ def _run_missing(
     if not missing:
         _record_nothing_to_do(request, run)
         return None
+    gpus = GpuLog()
     with make_reporter(console) as reporter:
+
+        def show(status: RunStatus) -> None:
+            reporter.update(status)
+            gpus.update(status)
+
         outcome = run_jobs(
             request.plan,
             request.store,
@@ -237,8 +246,9 @@ def _run_missing(
             threads=request.config.system.cpu_threads,
             missing=missing,
             verified=verified,
-            on_status=reporter.update,
+            on_status=show,
         )
+    gpus.conclude()
     update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
     return outcome
 
@@ -267,7 +277,9 @@ def run_jobs(
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
-    pool = make_pool(execution, devices, threads=threads, log_dir=run_dir / "workers")
+    # A worker that is this very process still holds its memory when the run is over.
+    levels = {} if execution.backend is Backend.inline else read_levels(devices)
+    pool = make_pool(execution, devices, threads=threads, log_dir=run_dir / "workers", levels=levels)
     journal = Journal(run_dir / "journal.jsonl")
     wanted = set(plan.jobs if missing is None else missing)
     try:
@@ -284,6 +296,9 @@ def run_jobs(
         )
     finally:
         journal.close()
+        # The devices go to others once this run gives up its lease.
+        for words in wait_until_all_free(devices, levels, free_timeout_s(execution)):
+            log.warning("%s", words)
 
 
 def print_results(console: Console, rows: Sequence[ResultRow], run: RunFolder, confidence: float = 0.95) -> None:

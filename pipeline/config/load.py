@@ -263,6 +263,8 @@ def explain(error: Exception) -> ConfigError:
     return ConfigError(f"{where}: {said}" if where else said)
 
 
+_FEW = 2
+"""Keys that a message suggests at most."""
 _GROUPS = {"datasets": "dataset", "models": "model"}
 _EXAMPLES = {"algos": ("algorithm", "MyAlgorithm"), "datasets": ("dataset", "MyDataset")}
 
@@ -280,13 +282,23 @@ def _unknown_key(key: str) -> str:
             f" For one of your own add {table}.{name}.class_path=my_module.{example}; if a file of yours says "
             f"that, write +{key}=... for what the file does not set."
         )
-    near = get_close_matches(key, known, n=1, cutoff=0.6)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    near = _in_other_sections(key, known) or get_close_matches(key, known, n=1, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     section = key.rpartition(".")[0]
     here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
     where = f" Known in {section}" if here else " Known"
     listed = here or sorted({name.split(".")[0] for name in known})
     return f"unknown key '{key}'.{hint}{where}: {', '.join(listed)}."
+
+
+def _in_other_sections(key: str, known: Sequence[str]) -> list[str]:
+    """Up to two keys that begin as the given one does, where no key of its own section resembles it."""
+    section, _, name = key.rpartition(".")
+    leaves = {each: each.rpartition(".")[2] for each in known}
+    if get_close_matches(name, [leaf for each, leaf in leaves.items() if each == f"{section}.{leaf}"], cutoff=0.6):
+        return []
+    found = [each for each, leaf in leaves.items() if leaf == name or leaf.startswith(f"{name}_")]
+    return found if len(found) <= _FEW else []
 
 
 def known_keys() -> list[str]:

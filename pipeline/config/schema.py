@@ -314,6 +314,8 @@ class ExecutionConfig:
     """Seconds without progress after which a job is stopped, loading included; null waits for ever."""
     job_timeout_s: float | None = _hint(None)
     """Seconds that an attempt may take in all; null sets no limit."""
+    wait_for_devices: bool = _hint(False)
+    """Queue for GPUs that another run holds, instead of refusing the request."""
     start_timeout_s: float = _hint(60.0)
     """Seconds a new worker may take to report that it is ready."""
     stop_grace_s: float = _hint(10.0)
@@ -331,8 +333,6 @@ class DistributedConfig:
     """How many GPUs, the idlest first; null takes every visible one, or as many as `gpu_ids` names."""
     gpu_ids: list[int] | None = _hint(None)
     """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
-    wait: bool = _hint(False)
-    """Queue for GPUs that another run holds, instead of refusing the request."""
     enabled: bool = False
     """Let one training use all GPUs that `num_gpus` or `gpu_ids` asks for. False gives every training as many as
     `training.gpus_per_job` says, one by default, and runs several side by side."""
@@ -355,7 +355,8 @@ class AlgoConfig:
     batch_size: int = 128
     """Sequences per optimizer step; with PITA both completions of a pair count."""
     num_workers: int = _hint(0)
-    """Processes that prepare batches; 0 prepares them in the worker."""
+    """Accepted, and without effect, for configurations that ask for processes to load data: what a training reads
+    is in memory as token ids, and cutting a batch from it takes less than a millisecond."""
     learning_rate: float = 2e-3
     epochs: int = 4
     options: dict[str, Any] = field(default_factory=dict)

@@ -6,7 +6,7 @@
 
 The kernel lets go of a flock when the last descriptor of its opening is closed, so a lease dies with its holder,
 `kill -9` included. Children have none: they are closed on exec, and after a plain fork by a hook. So a worker that
-outlives the engine keeps no lease alive; `wait_until_free` sees to the memory that it may still hold.
+outlives the engine keeps no lease alive; the memory that it may still hold is the matter of `leftover.py`.
 
 Only one process at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for
 another in a circle.
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pipeline.devices.inventory import Device, Usage, read_usage
+from pipeline.devices.inventory import Device
 from pipeline.devices.locks import LockFile, guard, lease_dir
 from pipeline.devices.turns import Ticket
 from pipeline.errors import DeviceError
@@ -75,7 +75,7 @@ class LeaseSet:
         experiment: str = "",
         timeout_s: float | None = None,
         on_wait: Callable[[str], None] | None = None,
-        how_to_wait: str = "distributed.wait=true",
+        how_to_wait: str = "execution.wait_for_devices=true",
     ) -> LeaseSet:
         """Take devices, all or none. CPU slots are free to all.
 
@@ -152,54 +152,6 @@ def holders(devices: Sequence[Device]) -> dict[str, Holder]:
     folder = lease_dir()
     with guard(folder):
         return {device.uuid: holder for device in devices if device.uuid and (holder := _read(folder, device))}
-
-
-def wait_until_free(
-    device: Device,
-    free_bytes: int,
-    timeout_s: float,
-    *,
-    usage: Callable[[Device], Usage] = read_usage,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> int:
-    """Wait until so much of a GPU's memory is free: what a killed process had takes a moment to come back.
-
-    Args:
-        device: Which one; a CPU slot is free at once.
-        free_bytes: Memory that the next user needs.
-        timeout_s: Seconds to wait at most.
-        usage: Asks the driver.
-        clock: Seconds.
-        sleep: Waits.
-
-    Returns:
-        Bytes that are free now.
-
-    Raises:
-        DeviceError: It was not free in time. Names the processes that hold it.
-    """
-    if device.kind == "cpu":
-        return free_bytes
-    if free_bytes > device.memory_total_bytes:
-        raise DeviceError(
-            f"{device.label} never has {_gib(free_bytes)} free: it has {_gib(device.memory_total_bytes)}"
-        )
-    end = clock() + timeout_s
-    while (use := usage(device)).free_bytes < free_bytes:
-        if clock() >= end:
-            who = ", ".join(str(process.pid) for process in use.processes or ())
-            raise DeviceError(
-                f"{device.label} has {_gib(use.free_bytes)} free after {timeout_s:g} s, "
-                f"{_gib(free_bytes)} are needed. "
-                + (f"Processes {who} hold the rest." if who else "The driver does not say who holds the rest.")
-            )
-        sleep(POLL_S)
-    return use.free_bytes
-
-
-def _gib(number: int) -> str:
-    return f"{number / 2**30:.1f} GiB"
 
 
 def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[str, LockFile] | None:

@@ -43,6 +43,7 @@ def lease_devices(
     workers: int | None,
     distributed: DistributedConfig | None = None,
     *,
+    wait: bool = False,
     experiment: str = "",
     cli: DeviceRequest | None = None,
     environ: Mapping[str, str] | None = None,
@@ -54,7 +55,8 @@ def lease_devices(
     Args:
         choice: As for `choose_devices`, like the others.
         workers: How many.
-        distributed: Which GPUs; its `wait` queues for those that others hold.
+        distributed: Which GPUs.
+        wait: Queue for those that others hold.
         experiment: Whose run this is, for the messages of others.
         cli: What the command line says.
         environ: Environment.
@@ -65,7 +67,6 @@ def lease_devices(
         DeviceError: The request cannot be met, or other runs hold what it needs.
     """
     found = _candidates(choice, workers, distributed, cli, environ, inventory)
-    wait = distributed is not None and distributed.wait
     lease = LeaseSet.acquire(found.devices, wait=wait, count=found.count, experiment=experiment, on_wait=on_wait)
     lease.devices = found.sorted(lease.devices)
     return lease

@@ -176,7 +176,9 @@ def check_leases(facts: Facts) -> Check:
     labels = {gpu.uuid: gpu.label for gpu in facts.machine.devices.values()}
     held = [f"{labels[uuid]}: {holder}" for uuid, holder in facts.held.items() if uuid in labels]
     if held and len(held) == len(labels):
-        return warned("leases", "; ".join(held), "wait for them with distributed.wait=true, or use device=cpu")
+        return warned(
+            "leases", "; ".join(held), "wait for them with execution.wait_for_devices=true, or use device=cpu"
+        )
     return passed("leases", "; ".join(held) or "no GPU is held by another run")
 
 

@@ -23,6 +23,7 @@ from types import FrameType
 from pipeline.config.schema import DeviceChoice
 from pipeline.devices.inventory import Device, cpu_slots, find_gpus, usable_cores
 from pipeline.devices.lease import LeaseSet
+from pipeline.devices.leftover import FREE_TIMEOUT_S, read_levels, wait_until_all_free
 from pipeline.devices.locks import LockFile, lease_dir
 from pipeline.devices.mask import VISIBLE
 from pipeline.devices.resolve import DeviceRequest, Inventory, candidates
@@ -65,7 +66,11 @@ def launch(request: LaunchRequest, say: Say) -> int:
         say(describe(lease.devices, meeting))
         arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
         environment = rank_environment(os.environ, lease.devices, usable_cores())
-        return _run_agent([*arguments, program.name, *program.arguments], environment, request.grace_s)
+        levels = read_levels(lease.devices)
+        code = _run_agent([*arguments, program.name, *program.arguments], environment, request.grace_s)
+        for words in wait_until_all_free(lease.devices, levels, FREE_TIMEOUT_S):
+            say(words)
+        return code
 
 
 def take_devices(request: LaunchRequest, name: str, environ: Mapping[str, str], say: Say) -> LeaseSet:

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.report.gpus import gpu_loads, memory
 from pipeline.report.words import duration, gibibytes, jobs, rate
 from pipeline.results.status import CellStatus, RunStatus, WorkerStatus
 
@@ -94,6 +95,8 @@ class PlainLines:
         if status.elapsed_s >= self._next_s:
             self._next_s = status.elapsed_s + self._every_s
             self._print(status, headline(status))
+            if loads := gpu_loads(status):
+                self._print(status, "; ".join(map(memory, loads)))
 
     def _print(self, status: RunStatus, text: str) -> None:
         self._console.print(f"[{status.elapsed_s:7.1f} s] {text}", markup=False, highlight=False, soft_wrap=True)
@@ -155,8 +158,18 @@ def _cell(cell: CellStatus | None) -> Text:
 
 def _workers(workers: tuple[WorkerStatus, ...]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("worker", "device", "job", "progress", "time", "memory"):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("time", "memory") else "left")
+    gpus = any(worker.gpu for worker in workers)
+    for name in (
+        "worker",
+        "device",
+        "job",
+        "progress",
+        "time",
+        "memory",
+        *(["GPU memory", "load"] if gpus else []),
+    ):
+        left = name in ("worker", "device", "job", "progress")
+        table.add_column(name, no_wrap=True, justify="left" if left else "right")
     for worker in workers:
         busy = worker.state == "running"
         table.add_row(
@@ -166,8 +179,16 @@ def _workers(workers: tuple[WorkerStatus, ...]) -> Table:
             ProgressBar(total=max(1, worker.total), completed=worker.done, width=16) if busy else "",
             duration(worker.running_s) if busy else "",
             gibibytes(worker.rss_bytes) if worker.rss_bytes else "",
+            *(_gpu(worker) if gpus else ()),
         )
     return table
+
+
+def _gpu(worker: WorkerStatus) -> tuple[str, str]:
+    if worker.gpu is None:
+        return "", ""
+    load = "" if worker.gpu.utilization is None else f"{worker.gpu.utilization} %"
+    return f"{worker.gpu.used_bytes / 2**30:.1f} of {gibibytes(worker.gpu.total_bytes)}", load
 
 
 def _settled(cell: CellStatus) -> bool:

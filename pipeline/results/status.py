@@ -7,6 +7,23 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuLoad:
+    """What a GPU did a moment ago, whoever uses it.
+
+    Attributes:
+        label: As in ``GPU 0``.
+        used_bytes: Memory in use.
+        total_bytes: All of it.
+        utilization: Share of time with a kernel running, in percent; None where the driver does not tell.
+    """
+
+    label: str
+    used_bytes: int
+    total_bytes: int
+    utilization: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
     """What one worker is doing.
 
@@ -19,6 +36,7 @@ class WorkerStatus:
         done: Samples of it that are finished.
         total: Samples it has.
         rss_bytes: Resident memory at the last heartbeat.
+        gpu: Its GPU at the last heartbeat; None without one, or without a driver that tells.
     """
 
     index: int
@@ -29,6 +47,7 @@ class WorkerStatus:
     done: int = 0
     total: int = 0
     rss_bytes: int = 0
+    gpu: GpuLoad | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

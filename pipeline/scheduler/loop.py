@@ -23,7 +23,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from pipeline.config.schema import ExecutionConfig
@@ -34,7 +34,7 @@ from pipeline.results.faults import explained
 from pipeline.results.journal import Journal
 from pipeline.results.locks import Claim
 from pipeline.results.paths import RunFolder
-from pipeline.results.status import RunStatus
+from pipeline.results.status import GpuLoad, RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.account import RunAccount
@@ -360,7 +360,9 @@ class _Run:
                 self.unusable.add(index)
                 self._quarantine(index, message.reason, [])
             case Heartbeat():
-                self.state.workers[index].rss_bytes = message.rss_bytes
+                worker = self.state.workers[index]
+                worker.rss_bytes = message.rss_bytes
+                worker.gpu = GpuLoad(**message.gpu) if message.gpu else None
             case _ if index in self.hangs or not self.state.is_current(index, message.job_id, message.attempt):
                 log.warning("worker %d: late %s of %s", index, type(message).__name__, message.job_id)
             case JobStarted():
@@ -386,7 +388,19 @@ class _Run:
         self.state.worker_ready(index, message.device, message.visible)
         log.info("worker %d: %s, pid %d", index, message.device, message.pid)
         self.account.write("WorkerStarted", worker=index, pid=message.pid, device=message.device)
+        job_id = self.state.workers[index].job_id
+        # While ranks work on its device, what they have is not left over; it is looked at when they are done.
+        if message.not_free and (not job_id or job_id in self.gathering):
+            self._not_free(index, message.not_free)
         self._send_if_gathered(self.state.workers[index].job_id)
+
+    def _not_free(self, index: int, words: str) -> None:
+        """The memory of a worker's device did not come back from the process before: jobs would fail on it."""
+        if len(self.state.usable_workers()) > 1:
+            self.unusable.add(index)
+            self._quarantine(index, words, [])
+        else:
+            log.warning("worker %d is the last one and goes on with what is free of %s", index, words)
 
     def _worker_exited(self, index: int, message: WorkerExited) -> None:
         self.account.worker_ended(index)
@@ -400,6 +414,7 @@ class _Run:
             if before.status != "quarantined":
                 self.account.worker_started(index)
             return
+        members = self.state.jobs[before.job_id].workers[1:] if before.job_id else ()
         job_id = self.state.worker_lost(index)
         hang = self.hangs.pop(index, "")
         if self.stopping:
@@ -417,6 +432,15 @@ class _Run:
         if self.state.workers[index].status != "quarantined":
             self.account.worker_started(index)
             self.state.workers[index].status = "starting"
+        self._renew_gpus(members)
+
+    def _renew_gpus(self, workers: Sequence[int]) -> None:
+        """Replace the workers on GPUs that ranks had: a new one is ready once its GPU's memory has come back."""
+        for index in workers:
+            worker = self.state.workers[index]
+            if worker.visible and worker.status in ("idle", "starting") and not self.stopping:
+                worker.status = "starting"
+                self.pool.restart(index)
 
     def _job_finished(self, index: int, message: JobFinished) -> None:
         attempt = self._end_attempt(message.job_id, index, "done", message.load_s)
@@ -431,7 +455,9 @@ class _Run:
             samples=message.samples,
             tokens=message.tokens,
         )
+        workers = self.state.jobs[message.job_id].workers
         self.state.finished(index, message.samples, message.tokens)
+        self._renew_gpus(workers if len(workers) > 1 else ())
 
     def _job_raised(self, index: int, message: JobRaised) -> None:
         kind = FailureKind(message.kind)
@@ -452,6 +478,7 @@ class _Run:
         ):
             self.state.workers[index].status = "starting"
             self.pool.restart(index)
+        self._renew_gpus(workers if is_gang else ())
 
     def _job_stopped(self, index: int, message: JobStopped) -> None:
         self._note_stopped(message.job_id, index)

@@ -51,6 +51,7 @@ class Observer:
                     done=worker.done,
                     total=worker.total,
                     rss_bytes=worker.rss_bytes,
+                    gpu=worker.gpu,
                 )
                 for worker in self._state.workers
             ),

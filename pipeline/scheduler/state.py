@@ -21,6 +21,7 @@ from pipeline.config.schema import Barrier
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.results.status import GpuLoad
 from pipeline.scheduler.blame import Blame
 from pipeline.scheduler.ready import ReadyQueue
 from pipeline.workers.failure import FailureKind
@@ -86,6 +87,7 @@ class WorkerState:
         total: Samples that its job has.
         tokens: Tokens of its job so far.
         rss_bytes: Resident memory at the last heartbeat.
+        gpu: Its GPU at the last heartbeat.
     """
 
     index: int
@@ -101,6 +103,7 @@ class WorkerState:
     total: int = 0
     tokens: int = 0
     rss_bytes: int = 0
+    gpu: GpuLoad | None = None
 
 
 Cell = tuple[str, int]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.devices.inventory import Device
+from pipeline.devices.leftover import FREE_TIMEOUT_S
 from pipeline.workers.inline import InlineWorker
 from pipeline.workers.pool import MakeWorker, Pool
 from pipeline.workers.process import LocalWorker, ProcessSettings
+from pipeline.workers.reaper import Reaper
 
 
-def make_pool(execution: ExecutionConfig, devices: Sequence[Device], *, threads: int, log_dir: Path) -> Pool:
+def make_pool(
+    execution: ExecutionConfig,
+    devices: Sequence[Device],
+    *,
+    threads: int,
+    log_dir: Path,
+    levels: Mapping[str, int] | None = None,
+) -> Pool:
     """Describe the pool of a run; nothing starts yet.
 
     Args:
@@ -20,12 +29,14 @@ def make_pool(execution: ExecutionConfig, devices: Sequence[Device], *, threads:
         devices: One per worker; the inline backend uses the first alone.
         threads: Threads of each worker for numerical libraries.
         log_dir: Folder for what worker processes write outside of jobs.
+        levels: UUID of a GPU -> memory in use before the run, to which it must come back before another process
+            takes the place of one that ended.
     """
     inline = execution.backend is Backend.inline
     make = (
         inline_workers(execution, devices, threads)
         if inline
-        else local_workers(execution, devices, threads, log_dir)
+        else local_workers(execution, devices, threads, log_dir, levels or {})
     )
     return Pool(
         make,
@@ -35,14 +46,35 @@ def make_pool(execution: ExecutionConfig, devices: Sequence[Device], *, threads:
     )
 
 
+def free_timeout_s(execution: ExecutionConfig) -> float:
+    """Seconds to wait for the memory that a process had: the next one is killed if it is not ready in time."""
+    return min(FREE_TIMEOUT_S, execution.start_timeout_s / 2)
+
+
 def inline_workers(execution: ExecutionConfig, devices: Sequence[Device], threads: int) -> MakeWorker:
     """Makes the one worker that is this process."""
     return lambda index, _reaper: InlineWorker(index, devices[index], threads, execution.stop_grace_s)
 
 
 def local_workers(
-    execution: ExecutionConfig, devices: Sequence[Device], threads: int, log_dir: Path
+    execution: ExecutionConfig,
+    devices: Sequence[Device],
+    threads: int,
+    log_dir: Path,
+    levels: Mapping[str, int],
 ) -> MakeWorker:
-    """Makes worker processes."""
-    settings = ProcessSettings(threads=threads, heartbeat_s=execution.heartbeat_s, log_dir=log_dir)
-    return lambda index, reaper: LocalWorker(index, devices[index], settings, reaper)
+    """Makes worker processes. Each but the first of a place waits for the memory of its device."""
+    settings = ProcessSettings(
+        threads=threads,
+        heartbeat_s=execution.heartbeat_s,
+        log_dir=log_dir,
+        free_timeout_s=free_timeout_s(execution),
+    )
+    begun: set[int] = set()
+
+    def make(index: int, reaper: Reaper) -> LocalWorker:
+        level = levels.get(devices[index].uuid or "") if index in begun else None
+        begun.add(index)
+        return LocalWorker(index, devices[index], settings, reaper, level)
+
+    return make

@@ -23,10 +23,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from pipeline.devices.inventory import Device
+from pipeline.devices.inventory import Device, read_usage
+from pipeline.devices.leftover import wait_until_free
 from pipeline.devices.visibility import describe_device
-from pipeline.errors import WorkerError
+from pipeline.errors import DeviceError, WorkerError
+from pipeline.results.status import GpuLoad
 from pipeline.workers.channel import Channel
 from pipeline.workers.messages import Heartbeat, RunJob, Shutdown, WorkerReady, decode
 from pipeline.workers.runner import JobRunner
@@ -42,6 +45,10 @@ class Settings:
     parent_pid: int
     device: Device
     heartbeat_s: float
+    level_bytes: int | None
+    """Memory of the device that was in use before the run; None where nothing was there to leave any behind."""
+    free_timeout_s: float
+    """Seconds to wait for the rest to be free, before this process says that it is ready."""
     sys_path: list[str]
     python_path: str | None
     """PYTHONPATH as the engine has it; what this process was started with serves only to find this package."""
@@ -96,12 +103,24 @@ class _Main:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         about = describe_device(device, os.environ)
-        self.channel.send(WorkerReady(pid=os.getpid(), device=about, visible=visible))
+        not_free = self._wait_for_memory()
+        self.channel.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while isinstance(order := self.inbox.get(), RunJob):
             if self.runner.stop_requested:
                 return
             self.channel.send(self.runner.run(order))
+
+    def _wait_for_memory(self) -> str:
+        settings = self.settings
+        if settings.level_bytes is None:
+            return ""
+        return wait_until_free(
+            settings.device,
+            settings.level_bytes,
+            settings.free_timeout_s,
+            enough=lambda: self.runner.stop_requested,
+        )
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGTERM and self.runner.stop_requested:
@@ -133,7 +152,7 @@ class _Main:
         never = threading.Event()
         try:
             while not never.wait(self.settings.heartbeat_s):
-                self.channel.send(Heartbeat(rss_bytes=resident_bytes()))
+                self.channel.send(Heartbeat(rss_bytes=resident_bytes(), gpu=gpu_load(self.settings.device)))
         except OSError:
             # The pipe is broken. Where a job has closed it under the reader, which waits on it, the system tells
             # neither the reader nor the engine; so this is the only one to notice.
@@ -148,6 +167,24 @@ def resident_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+def gpu_load(device: Device) -> dict[str, Any] | None:
+    """What a GPU is doing, as the fields of a `GpuLoad`."""
+    if device.kind != "cuda":
+        return None
+    try:
+        usage = read_usage(device)
+    except DeviceError:
+        return None  # whether that is a fault of the GPU shows where it is used
+    return asdict(
+        GpuLoad(
+            label=device.label,
+            used_bytes=usage.used_bytes,
+            total_bytes=usage.total_bytes,
+            utilization=usage.utilization,
+        )
+    )
 
 
 def die_with_parent(parent_pid: int) -> None:

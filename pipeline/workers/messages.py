@@ -50,6 +50,8 @@ class WorkerReady:
     """The device as the worker itself sees it, for the log: ``GPU-... as cuda:0`` or ``cpu slot 3, 1 thread``."""
     visible: str = ""
     """Its CUDA_VISIBLE_DEVICES, by which other processes can be given the same device."""
+    not_free: str = ""
+    """What the process before it left on its device and did not come back in time, in words; "" for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,8 @@ class Heartbeat:
 
     rss_bytes: int
     """Resident memory of the worker, in bytes."""
+    gpu: dict[str, Any] | None = None
+    """Fields of a `GpuLoad`: what its GPU is doing; None without one, or without a driver that tells."""
 
 
 @dataclass(frozen=True, kw_only=True)

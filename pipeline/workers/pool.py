@@ -133,6 +133,7 @@ class Pool:
 
     def restart(self, index: int) -> None:
         """Replace a worker that has no job, because what is in its process can no longer be relied on."""
+        self._slots[index].used = True  # its end is no failed start
         self._slots[index].worker.kill()
 
     def close(self, index: int) -> None:

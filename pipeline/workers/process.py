@@ -15,6 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.devices.inventory import Device
+from pipeline.devices.leftover import FREE_TIMEOUT_S
 from pipeline.devices.visibility import worker_environment
 from pipeline.errors import WorkerError
 from pipeline.workers.channel import Channel
@@ -41,23 +42,31 @@ class ProcessSettings:
         threads: Threads for numerical libraries.
         heartbeat_s: Seconds between signs of life.
         log_dir: Folder for what workers write outside of jobs, one file each.
+        free_timeout_s: Seconds that a new process waits for the memory which the one before it had.
     """
 
     threads: int
     heartbeat_s: float
     log_dir: Path
+    free_timeout_s: float = FREE_TIMEOUT_S
 
 
 class LocalWorker:
     """A worker process. Its process group is its own, so that it can be ended with all its children."""
 
     def __init__(
-        self, index: int, device: Device, settings: ProcessSettings, reaper: Reaper | None = None
+        self,
+        index: int,
+        device: Device,
+        settings: ProcessSettings,
+        reaper: Reaper | None = None,
+        level_bytes: int | None = None,
     ) -> None:
         self._index = index
         self._device = device
         self._settings = settings
         self._reaper = reaper
+        self._level_bytes = level_bytes
         self._log_path = settings.log_dir / f"worker-{index}.txt"
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -96,6 +105,8 @@ class LocalWorker:
             parent_pid=os.getpid(),
             device=self._device,
             heartbeat_s=self._settings.heartbeat_s,
+            level_bytes=self._level_bytes,
+            free_timeout_s=self._settings.free_timeout_s,
             sys_path=[entry or str(Path.cwd()) for entry in sys.path],
             python_path=env.get("PYTHONPATH"),
         )

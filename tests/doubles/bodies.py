@@ -41,6 +41,11 @@ def sleep(work: Work) -> None:
     time.sleep(float(work.payload["seconds"]))
 
 
+def wait_for_file(work: Work) -> None:
+    while not Path(work.payload["file"]).exists():
+        time.sleep(0.05)
+
+
 def raise_error(work: Work) -> None:
     raise ValueError(work.payload.get("message", "this body raises"))
 
@@ -65,6 +70,19 @@ def kill_self_once(work: Work) -> None:
     """Die in the first attempt, succeed in the second."""
     if work.attempt == 1:
         kill_self(work)
+    write(work)
+
+
+def take_gpu_memory(work: Work) -> None:
+    """Hold memory of which `fake_nvml` tells; in the first attempts die with it, or end the leader of ranks."""
+    from tests.doubles import fake_nvml
+
+    uuid = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[work.rank]
+    fake_nvml.take(Path(work.payload["taken"]), uuid, 20.0)
+    if work.rank == work.payload.get("rank", 0) and work.attempt <= work.payload.get("deaths", 0):
+        while len(list(Path(work.payload["taken"]).glob("*.json"))) < work.world_size:
+            time.sleep(0.01)
+        os.kill(os.getppid() if work.payload.get("leader") else os.getpid(), signal.SIGKILL)
     write(work)
 
 

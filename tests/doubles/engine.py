@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfig
-from pipeline.devices.inventory import cpu_slots
+from pipeline.devices.inventory import Device, cpu_slots
+from pipeline.devices.leftover import read_levels
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.results.journal import Journal, read_journal
@@ -70,6 +71,7 @@ class Engine:
         stored: Iterable[str] = (),
         stop_grace_s: float = 2.0,
         watcher: Callable[[RunStatus], None] | None = None,
+        devices: Sequence[Device] | None = None,
         **settings: Any,
     ) -> Outcome:
         """Run jobs to the end and keep the journal."""
@@ -85,7 +87,9 @@ class Engine:
         )
         path = self.run_dir / "journal.jsonl"
         journal = Journal(path)
-        pool = make_pool(execution, cpu_slots(workers), threads=1, log_dir=self.run_dir / "workers")
+        devices = cpu_slots(workers) if devices is None else devices
+        logs = self.run_dir / "workers"
+        pool = make_pool(execution, devices, threads=1, log_dir=logs, levels=read_levels(devices))
         try:
             return run_plan(
                 plan_of(*jobs),

@@ -6,20 +6,27 @@ at every opening, so a test changes what the driver says by writing it anew:
     {"gpus": [{"name": "NVIDIA H200", "total_gib": 141, "used_gib": 0, "utilization": 0,
                "processes": [[4711, 12.5]], "uuid": "GPU-...", "capability": [9, 0], "cores": 16896,
                "error": "GPU_IS_LOST", "slices": [{"total_gib": 17, "uuid": "MIG-...", "instances": [7, 0]}]}],
-     "driver": "570.86.15", "cuda": [12, 8], "installed": true, "error": "LIB_RM_VERSION_MISMATCH"}
+     "driver": "570.86.15", "cuda": [12, 8], "installed": true, "error": "LIB_RM_VERSION_MISMATCH",
+     "taken": "<folder>", "container": false}
 
-`error` of a GPU is raised when it is asked for, that of the file when NVML is opened.
+`error` of a GPU is raised when it is asked for, that of the file when NVML is opened. In the folder `taken` lies a
+file for each process that has called `take`: it has that memory, dead or alive, until the file is removed. In a
+container nobody is told which processes there are.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pynvml
+
+from pipeline.devices.leftover import lives
 
 if TYPE_CHECKING:  # the processes that tests start need no pytest
     import pytest
@@ -98,6 +105,21 @@ def load(path: str) -> Any:
     return _Nvml(machine)
 
 
+def take(folder: Path, uuid: str, gib: float) -> None:
+    """Have this process hold memory of a GPU; it stays taken until a test calls `give_back`."""
+    path = folder / f"{os.getpid()}.json"
+    temporary = folder / f".{os.getpid()}"
+    temporary.write_text(json.dumps({"uuid": uuid, "gib": gib}))
+    temporary.replace(path)
+
+
+def give_back(folder: Path) -> None:
+    """What the driver does with the memory of processes that have ended, at once or late."""
+    for path in folder.glob("*.json"):
+        if not lives(int(path.stem)):
+            path.unlink()
+
+
 class _Nvml:
     """The calls that are used, and through `__getattr__` the constants and errors of the real module."""
 
@@ -150,6 +172,7 @@ class _Nvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: dict[str, Any]) -> Any:
         total, used = (int(handle.get(key, 0) * 2**30) for key in ("total_gib", "used_gib"))
+        used += sum(int(gib * 2**30) for _, gib in self._taken(handle))
         # Reserved memory: the real call counts it as neither used nor free.
         reserved = int(handle.get("reserved_gib", 0) * 2**30)
         return SimpleNamespace(total=total, used=used, free=total - used - reserved)
@@ -164,7 +187,10 @@ class _Nvml:
             _fail(handle["processes_error"])
         return [
             SimpleNamespace(pid=pid, usedGpuMemory=None if gib is None else int(gib * 2**30))
-            for pid, gib in handle.get("processes", [])
+            for pid, gib in [
+                *handle.get("processes", []),
+                *([] if self._machine.get("container") else self._taken(handle)),
+            ]
         ]
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: dict[str, Any]) -> tuple[int, int]:
@@ -191,6 +217,15 @@ class _Nvml:
 
     def nvmlDeviceGetComputeInstanceId(self, handle: dict[str, Any]) -> int:
         return int(handle["instances"][1])
+
+    def _taken(self, handle: dict[str, Any]) -> list[tuple[int, float]]:
+        found = []
+        for path in Path(self._machine["taken"]).glob("*.json") if "taken" in self._machine else ():
+            with suppress(FileNotFoundError):  # given back this moment
+                one = json.loads(path.read_text())
+                if one["uuid"] == handle["uuid"]:
+                    found.append((int(path.stem), one["gib"]))
+        return found
 
     def _gpus(self) -> list[dict[str, Any]]:
         if not self._open:

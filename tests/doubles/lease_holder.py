@@ -19,10 +19,15 @@ def say(**message: Any) -> None:
 def main() -> None:
     experiment, count, wait = sys.argv[1:4]
     sys.stdin.readline()  # a line starts all programs at the same moment
-    wanted = DistributedConfig(num_gpus=int(count), wait=wait == "wait")
+    wanted = DistributedConfig(num_gpus=int(count))
     try:
         with lease_devices(
-            DeviceChoice.cuda, None, wanted, experiment=experiment, on_wait=lambda why: say(waits=why)
+            DeviceChoice.cuda,
+            None,
+            wanted,
+            wait=wait == "wait",
+            experiment=experiment,
+            on_wait=lambda why: say(waits=why),
         ) as lease:
             say(holds=[device.index for device in lease.devices])
             sys.stdin.read()

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from pipeline.devices.inventory import find_gpus
 from pipeline.devices.lease import holders
+from pipeline.results.journal import read_journal
 from tests.doubles import fake_nvml
 
 ROOT = Path(__file__).parents[2]
@@ -183,3 +186,84 @@ def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path
         for child in children:
             os.kill(child, signal.SIGKILL)
         engine.stdout.close()
+
+
+class Run:
+    """A whole run on the described machine, whose workers start only when it is let."""
+
+    def __init__(self, folder: Path, name: str, *overrides: str) -> None:
+        self.name, self.folder = name, folder
+        self.gate = folder / f"{name}.gate"
+        self.journal = folder / "outputs" / name / "latest" / "journal.jsonl"
+        self.printed = (folder / f"{name}.txt").open("w+")
+        command = [
+            *(sys.executable, "tests/doubles/fake_gpus.py", str(self.gate)),
+            *(f"experiment.name={name}", f"output_dir={folder / 'outputs'}", "distributed.num_gpus=4"),
+            *("algos=[SFT]", "rounds_of_training=1", "models.tiny.steps=1", "data_collection.prompts_per_round=8"),
+            *("evaluation.num_prompts=8", "evaluation.bootstrap_samples=10", "execution.start_timeout_s=300"),
+            *(f"execution.store={folder / name}", *overrides),
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=self.printed, stderr=self.printed, cwd=ROOT, env=environment
+        )
+
+    def text(self) -> str:
+        return Path(self.printed.name).read_text()
+
+    def devices(self) -> set[str]:
+        """The GPUs that it says it runs on, once it does."""
+        line = self.until(r"to run on (GPU .*?)\. Log:")
+        return {name.strip() for name in line.split(",")}
+
+    def until(self, pattern: str) -> str:
+        while not (found := re.search(pattern, self.text())):
+            assert self.process.poll() is None, self.text()
+            threading.Event().wait(0.05)
+        return found[1]
+
+    def used(self) -> set[str]:
+        """UUIDs of the GPUs on which its workers were, by its journal."""
+        return {event["device"] for event in read_journal(self.journal) if event["event"] == "WorkerStarted"}
+
+    def end(self) -> int:
+        self.gate.touch()
+        return self.process.wait()
+
+
+@pytest.mark.timeout(240)
+def test_whole_runs_never_share_a_gpu(start: Start, tmp_path: Path) -> None:
+    """`start` describes the machine; two runs take all of it, and two more want a half."""
+    runs = [Run(tmp_path, "first"), Run(tmp_path, "second")]
+    try:
+        first, second = (run.devices() for run in runs)
+        assert (len(first), len(second)) == (4, 4)
+        assert not first & second
+
+        runs.append(Run(tmp_path, "refused"))
+        assert runs[2].process.wait() == 2
+        (line,) = runs[2].text().strip().splitlines()
+        assert "8 of these 8 are leased" in line
+        assert "'first' (pid " in line
+        assert "'second' (pid " in line
+        assert "wait for them with execution.wait_for_devices=true" in line
+
+        runs.append(Run(tmp_path, "waiting", "execution.wait_for_devices=true"))
+        assert "8 of these 8 are leased" in runs[3].until(r"(.*are leased.*)")
+        assert not runs[3].journal.exists()
+        runs[0].process.kill()  # its leases die with it, and nobody else's
+        assert runs[3].devices() == first
+        assert {holder.experiment for holder in holders(find_gpus()).values()} == {"second", "waiting"}
+
+        assert runs[3].end() == 0, runs[3].text()
+        runs[1].gate.touch()
+        while len(runs[1].used()) < 4:
+            assert runs[1].process.poll() is None, runs[1].text()
+            threading.Event().wait(0.05)
+        assert len(runs[3].used()) == 4
+        assert not runs[1].used() & runs[3].used()
+    finally:
+        for run in runs:
+            run.process.kill()
+            run.end()
+            run.printed.close()

@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.devices import locks
-from pipeline.devices.inventory import Device, Process, Usage, cpu_slots
-from pipeline.devices.lease import LeaseSet, holders, wait_until_free
+from pipeline.devices.inventory import Device, cpu_slots
+from pipeline.devices.lease import LeaseSet, holders
 from pipeline.devices.locks import lease_dir
 from pipeline.errors import DeviceError
 
@@ -49,7 +47,7 @@ def test_all_or_none() -> None:
         assert held() == ["GPU-2"]
     said = str(raised.value)
     assert "4 of GPU 0, 1, 2, 3 wanted, but 1 of these 4 are leased: 'other' (pid" in said
-    assert "distributed.wait=true" in said
+    assert "execution.wait_for_devices=true" in said
     assert "\n" not in said
 
 
@@ -190,52 +188,3 @@ def test_a_fork_neither_keeps_nor_ends_the_lease() -> None:
         os.waitpid(child, 0)
         for fd in (read, write, ready, tell):
             os.close(fd)
-
-
-def usages(*used_gib: float, processes: tuple[Process, ...] = ()) -> Callable[[Device], Usage]:
-    left = list(used_gib)
-
-    def usage(device: Device) -> Usage:
-        used = int((left.pop(0) if len(left) > 1 else left[0]) * GIB)
-        total = device.memory_total_bytes
-        return Usage(used_bytes=used, free_bytes=total - used, total_bytes=total, processes=processes)
-
-    return usage
-
-
-class Clock:
-    """Time that passes only while someone sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def test_memory_is_waited_for() -> None:
-    clock = Clock()
-    usage = usages(90, 90, 90, 10)
-    free = wait_until_free(GPUS[0], 80 * GIB, 5, usage=usage, clock=clock, sleep=clock.sleep)
-    assert (free, clock.now) == (90 * GIB, pytest.approx(0.6))
-
-
-def test_memory_that_stays_taken_is_an_error_that_names_who_has_it() -> None:
-    clock = Clock()
-    usage = usages(90, processes=(Process(4711, None),))
-    with pytest.raises(
-        DeviceError, match=r"GPU 0 has 10.0 GiB free after 5 s, 80.0 GiB are needed. Processes 4711"
-    ):
-        wait_until_free(GPUS[0], 80 * GIB, 5, usage=usage, clock=clock, sleep=clock.sleep)
-    assert clock.now == pytest.approx(5, abs=0.3)
-    with pytest.raises(DeviceError, match="does not say who"):
-        wait_until_free(GPUS[0], 80 * GIB, 0, usage=usages(90), clock=clock, sleep=clock.sleep)
-
-
-def test_more_memory_than_there_is_is_refused_at_once() -> None:
-    with pytest.raises(DeviceError, match=r"never has 101.0 GiB free: it has 100.0 GiB"):
-        wait_until_free(GPUS[0], 101 * GIB, 1e9)
-    assert wait_until_free(replace(cpu_slots(1)[0]), 101 * GIB, 0) == 101 * GIB

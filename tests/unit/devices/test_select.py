@@ -18,7 +18,7 @@ def test_gpus_go_one_to_a_worker(machine: UseMachine) -> None:
 
 
 def test_the_section_of_the_configuration_decides() -> None:
-    config = load_config(["experiment.name=t", "distributed.gpu_ids=[0,1]", "distributed.wait=true"])
+    config = load_config(["experiment.name=t", "distributed.gpu_ids=[0,1]"])
     assert (config.distributed.gpu_ids, config.distributed.num_gpus) == ([0, 1], None)
     with pytest.raises(ConfigError, match="num_gpus"):
         load_config(["experiment.name=t", "distributed.num_gpu=1"])

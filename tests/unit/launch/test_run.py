@@ -2,6 +2,8 @@
 
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ from pipeline.config.schema import DeviceChoice
 from pipeline.devices.inventory import cpu_slots, find_gpus
 from pipeline.devices.lease import LeaseSet
 from pipeline.errors import ConfigError, DeviceError
+from pipeline.launch import run
 from pipeline.launch.agent import _hindsight
 from pipeline.launch.request import LaunchRequest, Meeting
 from pipeline.launch.run import describe, hold_port, rank_environment, take_devices
 from tests.doubles import fake_nvml
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -137,3 +142,26 @@ def test_a_port_is_held_from_the_start(tmp_path: Path) -> None:
 def test_the_rank_that_began_it_is_told_from_those_it_took_along() -> None:
     codes = [-signal.SIGTERM, 1, 7, -signal.SIGABRT, -signal.SIGKILL]
     assert sorted(codes, key=_hindsight)[-3:] == [-signal.SIGABRT, 1, -signal.SIGTERM]
+
+
+def test_memory_that_ranks_leave_behind_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: list[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    fake_nvml.use(monkeypatch, tmp_path, {**fake_nvml.MACHINES["eight"], "taken": str(taken)})
+    uuid = find_gpus()[3].uuid
+
+    def die_with_memory(*_: object) -> int:
+        code = (
+            "from pathlib import Path; from tests.doubles import fake_nvml; "
+            f"fake_nvml.take(Path({str(taken)!r}), {uuid!r}, 9)"
+        )
+        return subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT).returncode
+
+    monkeypatch.setattr(run, "_run_agent", die_with_memory)
+    monkeypatch.setattr(run, "FREE_TIMEOUT_S", 0.0)
+    assert run.launch(LaunchRequest(program=[str(tmp_path / "train.py")], gpus=[2, 3]), heard.append) == 0
+    assert len(heard) == 2
+    assert heard[1].startswith("GPU 3: 9216 MB are still taken after the process that had them ended")

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from pipeline.errors import WorkerError
-from pipeline.workers.messages import FromWorker, JobStarted, RunJob, WorkerExited, WorkerReady
-from pipeline.workers.pool import Pool
+from pipeline.workers import pool as pool_module
+from pipeline.workers.messages import FromWorker, JobStarted, RunJob, WorkerExited, WorkerReady, WorkerUnusable
+from pipeline.workers.pool import MAX_FAILED_STARTS, Pool
 from pipeline.workers.protocol import Deliver, Worker
 
 READY = WorkerReady(pid=1, device="pretended")
@@ -167,3 +168,19 @@ def test_a_process_that_cannot_be_started_is_an_error_of_the_worker(monkeypatch:
     for worker in Pretender.made:
         os.close(worker.read)
         os.close(worker.write)
+
+
+def test_workers_that_are_replaced_on_purpose_are_no_failed_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_TERMINATE_TIMEOUT_S", 0.01)
+    heard: list[FromWorker] = []
+    pool = pool_of([READY], stops_at="kill")
+    pool.start()
+    try:
+        for _ in range(MAX_FAILED_STARTS + 1):
+            pool.wait(0.01, lambda _, message: heard.append(message))
+            pool.restart(0)
+            pool.wait(0.01, lambda _, message: heard.append(message))
+    finally:
+        pool.stop(lambda _, message: heard.append(message))
+    assert heard.count(READY) >= MAX_FAILED_STARTS + 1
+    assert not any(isinstance(message, WorkerUnusable) for message in heard)

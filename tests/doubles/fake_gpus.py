@@ -1,0 +1,55 @@
+"""`run_parallel.py` on GPUs that only the driver of `fake_nvml` tells of: its jobs compute on the CPU.
+
+    python tests/doubles/fake_gpus.py GATE experiment.name=NAME ...
+
+Everything else is as it is: leases, one worker on each GPU with its environment, the journal. Workers start only
+once the file GATE exists, so that a test decides how long a run holds its devices.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+GATE = "PIPELINE_TEST_GATE"
+ENTRYPOINT = "pipeline.workers.entrypoint"
+
+
+def engine(gate: str, arguments: list[str]) -> int:
+    """What run_parallel.py does, with workers that run this file."""
+    from pipeline.cli import main
+    from pipeline.workers import process
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str], **options: Any) -> None:
+            if ENTRYPOINT in command:
+                at = command.index("-m")
+                command = [*command[:at], __file__, *command[at + 2 :]]
+            super().__init__(command, **options)
+
+    os.environ[GATE] = gate
+    process.subprocess.Popen = Popen  # type: ignore[misc]
+    return main(arguments)
+
+
+def worker() -> None:
+    """A worker's own main function, with jobs that are told to compute on the CPU."""
+    from pipeline.workers import entrypoint
+    from pipeline.workers.runner import JobRunner
+
+    gate, parent = Path(os.environ[GATE]), os.getppid()
+    while not gate.exists() and os.getppid() == parent:
+        time.sleep(0.05)
+    entrypoint.JobRunner = lambda send, _device: JobRunner(send, "cpu")  # type: ignore[assignment, misc]
+    entrypoint.main()
+
+
+if __name__ == "__main__":
+    if sys.argv[1].startswith("{"):
+        worker()
+    else:
+        sys.exit(engine(str(Path(sys.argv[1]).resolve()), sys.argv[2:]))
