@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from pipeline.config.schema import (
+    AUTO,
     REWARD_NAMES,
     AlgoConfig,
     Attention,
@@ -90,10 +91,21 @@ def _numbers(config: Config) -> Iterator[str]:
         "evaluation.num_samples": config.evaluation.num_samples,
         "evaluation.bootstrap_samples": config.evaluation.bootstrap_samples,
     }
+    at_least_one |= {
+        "training.memory_mb": config.training.memory_mb,
+        "generation.memory_mb": config.generation.memory_mb,
+    }
+    at_least_one |= {f"algos.{name}.memory_mb": algo.memory_mb for name, algo in config.algos.items()}
     for key, value in at_least_one.items():
         if value is not None and value < 1:
             automatic = ", or null to take what the machine has" if key == "execution.workers" else ""
             yield f"{key}={value}: must be at least 1{automatic}"
+    jobs = config.execution.jobs_per_device
+    if jobs != AUTO and (not isinstance(jobs, int) or jobs < 1):
+        yield (
+            f"execution.jobs_per_device={jobs}: must be how many jobs a GPU takes at once, 1 or more, or 'auto' to "
+            "measure how many fit"
+        )
     positive = {
         "generation.temperature": config.generation.temperature,
         "execution.heartbeat_s": config.execution.heartbeat_s,

@@ -18,6 +18,10 @@ def _hint(default: Any) -> Any:
     return field(default=default, metadata={"affects_result": False})
 
 
+AUTO = "auto"
+"""What a setting is called that is found out by measuring."""
+
+
 class Backend(Enum):
     """Where jobs run."""
 
@@ -218,6 +222,8 @@ class TrainingConfig:
     gpus_per_job: int = _hint(1)
     """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.
     Part of a training's key where it is more than 1, with the strategy: float sums are taken in another order."""
+    memory_mb: int | None = _hint(None)
+    """Memory that a training takes of each of its GPUs, in MiB; null leaves it to what is measured."""
     strategy: Strategy = _hint(Strategy.auto)
     """How they share it; `auto` is what `distributed.strategy` says, and `ddp` where that says nothing either."""
     checkpoint_every_steps: int = _hint(0)
@@ -239,6 +245,8 @@ class GenerationConfig:
     top_p: float = 1.0
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
     long_prompts: LongPrompts = LongPrompts.refuse
+    memory_mb: int | None = _hint(None)
+    """Memory that a job takes of its GPU that generates or evaluates, in MiB; null leaves it to what is measured."""
 
 
 @dataclass(kw_only=True)
@@ -300,6 +308,9 @@ class ExecutionConfig:
     backend: Backend = _hint(Backend.local)
     workers: int | None = _hint(None)
     """Worker processes; null means one per GPU, or one per CPU core where there is no GPU."""
+    jobs_per_device: int | str = _hint(1)
+    """Jobs that a GPU takes at once: a number, or `auto` to run the first job of each kind alone, measure its memory,
+    and then put as many on a GPU as fit. A job whose memory is known never starts where it would not fit."""
     shard_size: int = 1000
     """Prompts per generation or evaluation job."""
     barrier: Barrier = _hint(Barrier.none)
@@ -355,6 +366,8 @@ class AlgoConfig:
     """Sequences per optimizer step; with PITA both completions of a pair count."""
     num_workers: int = _hint(0)
     """Processes that prepare batches; 0 prepares them in the worker."""
+    memory_mb: int | None = _hint(None)
+    """Memory that each of its jobs takes of a GPU, in MiB; goes before those of `training` and `generation`."""
     learning_rate: float = 2e-3
     epochs: int = 4
     options: dict[str, Any] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfig
-from pipeline.devices.inventory import cpu_slots
+from pipeline.devices.inventory import Device, cpu_slots
+from pipeline.devices.layout import make_layout
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.results.journal import Journal, read_journal
@@ -64,6 +65,8 @@ class Engine:
         self,
         *jobs: Job,
         workers: int = 2,
+        devices: Sequence[Device] | None = None,
+        peaks: Mapping[str, int] | None = None,
         backend: Backend = Backend.local,
         barrier: Barrier = Barrier.none,
         retry: RetryConfig | None = None,
@@ -72,7 +75,21 @@ class Engine:
         watcher: Callable[[RunStatus], None] | None = None,
         **settings: Any,
     ) -> Outcome:
-        """Run jobs to the end and keep the journal."""
+        """Run jobs to the end and keep the journal.
+
+        Args:
+            jobs: The plan.
+            workers: How many CPU slots, where no devices are given.
+            devices: What they run on.
+            peaks: Memory that jobs took in earlier runs.
+            backend: Kind of worker.
+            barrier: What a job waits for.
+            retry: Budgets.
+            stored: Ids of jobs that need not run.
+            stop_grace_s: Seconds for running jobs when the run is stopped.
+            watcher: Gets snapshots.
+            settings: Further settings of `ExecutionConfig`.
+        """
         self.runs += 1
         self.run_dir.mkdir(parents=True)
         self.statuses = []
@@ -85,7 +102,9 @@ class Engine:
         )
         path = self.run_dir / "journal.jsonl"
         journal = Journal(path)
-        pool = make_pool(execution, cpu_slots(workers), threads=1, log_dir=self.run_dir / "workers")
+        devices = cpu_slots(workers) if devices is None else devices
+        layout = make_layout(devices, execution)
+        pool = make_pool(execution, devices, threads=1, log_dir=self.run_dir / "workers", layout=layout)
         try:
             return run_plan(
                 plan_of(*jobs),
@@ -95,6 +114,8 @@ class Engine:
                 journal=journal,
                 run_dir=self.run_dir,
                 settings=execution,
+                layout=layout,
+                peaks=peaks,
                 on_status=watcher or self.statuses.append,
             )
         finally:
