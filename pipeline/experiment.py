@@ -147,8 +147,8 @@ def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
     asked = config.execution.jobs_per_device
     if isinstance(asked, int) and asked > 1 and all(device.kind == "cpu" for device in devices):
         raise ConfigError(
-            f"execution.jobs_per_device={asked} is for GPUs, and this run has CPU slots, each of which takes one job. "
-            f"Ask for more of them with execution.workers, or use execution.jobs_per_device={AUTO}, which is 1 there"
+            f"execution.jobs_per_device={asked} is for GPUs, and this run has CPU slots, which take one job each. "
+            f"Ask for more slots with execution.workers, or use execution.jobs_per_device={AUTO}, which is 1 there"
         )
 
 

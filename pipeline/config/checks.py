@@ -82,7 +82,9 @@ def _numbers(config: Config) -> Iterator[str]:
         "system.cpu_threads": config.system.cpu_threads,
         "training.micro_batch_size": config.training.micro_batch_size,
         "training.gpus_per_job": config.training.gpus_per_job,
+        "training.memory_mb": config.training.memory_mb,
         "generation.batch_size": config.generation.batch_size,
+        "generation.memory_mb": config.generation.memory_mb,
         "generation.max_new_tokens": config.generation.max_new_tokens,
         "data_collection.prompts_per_round": config.data_collection.prompts_per_round,
         "data_collection.samples_per_example": config.data_collection.samples_per_example,
@@ -90,10 +92,6 @@ def _numbers(config: Config) -> Iterator[str]:
         "evaluation.num_prompts": config.evaluation.num_prompts,
         "evaluation.num_samples": config.evaluation.num_samples,
         "evaluation.bootstrap_samples": config.evaluation.bootstrap_samples,
-    }
-    at_least_one |= {
-        "training.memory_mb": config.training.memory_mb,
-        "generation.memory_mb": config.generation.memory_mb,
     }
     at_least_one |= {f"algos.{name}.memory_mb": algo.memory_mb for name, algo in config.algos.items()}
     for key, value in at_least_one.items():
@@ -103,8 +101,8 @@ def _numbers(config: Config) -> Iterator[str]:
     jobs = config.execution.jobs_per_device
     if jobs != AUTO and (not isinstance(jobs, int) or jobs < 1):
         yield (
-            f"execution.jobs_per_device={jobs}: must be how many jobs a GPU takes at once, 1 or more, or 'auto' to "
-            "measure how many fit"
+            f"execution.jobs_per_device={jobs}: must be how many jobs a GPU takes at once, 1 or more, or 'auto' "
+            "to measure how many fit"
         )
     positive = {
         "generation.temperature": config.generation.temperature,

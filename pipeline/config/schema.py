@@ -246,7 +246,7 @@ class GenerationConfig:
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
     long_prompts: LongPrompts = LongPrompts.refuse
     memory_mb: int | None = _hint(None)
-    """Memory that a job takes of its GPU that generates or evaluates, in MiB; null leaves it to what is measured."""
+    """Memory that generating and evaluating take of a GPU, in MiB; null leaves it to what is measured."""
 
 
 @dataclass(kw_only=True)
@@ -309,8 +309,8 @@ class ExecutionConfig:
     workers: int | None = _hint(None)
     """Worker processes; null means one per GPU, or one per CPU core where there is no GPU."""
     jobs_per_device: int | str = _hint(1)
-    """Jobs that a GPU takes at once: a number, or `auto` to run the first job of each kind alone, measure its memory,
-    and then put as many on a GPU as fit. A job whose memory is known never starts where it would not fit."""
+    """Jobs that a GPU takes at once: a number, or `auto` to run the first job of each kind alone, measure its
+    memory, and then put as many on a GPU as fit. One whose memory is known never starts where it would not fit."""
     shard_size: int = 1000
     """Prompts per generation or evaluation job."""
     barrier: Barrier = _hint(Barrier.none)

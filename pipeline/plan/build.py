@@ -260,12 +260,11 @@ class _Builder:
 
     def _memory_mb(self, chain: Chain, stage: Stage) -> int | None:
         """What the user says of a job's memory."""
-        # A training may read the settings of generation, never the other way round.
-        sections = {"algo": chain.config, "training": self.config.training, "generation": self.config.generation}
-        said = (section.memory_mb for name, section in sections.items() if name in stage.config)
-        if "training" in stage.config and chain.config.memory_mb is None:
+        if "algo" in stage.config and chain.config.memory_mb is not None:
+            return chain.config.memory_mb
+        if "training" in stage.config:
             return self.config.training.memory_mb
-        return next((need for need in said if need is not None), None)
+        return self.config.generation.memory_mb if "generation" in stage.config else None
 
     def _digest(self, chain: Chain, stage: Stage, known: Mapping[str, Any], together: Mapping[str, Any]) -> str:
         """A short name for the settings on which the memory of a job may depend."""

@@ -29,8 +29,8 @@ class Job:
         seconds: Estimated run time, used for ordering and for the plan's estimate only.
         affinity: Key of the model it works with; workers that hold that model are preferred.
         devices: How many devices it needs at once.
-        memory_mb: Memory that it takes of each device, in MiB, where that is said by hand; None leaves it to what is
-            measured.
+        memory_mb: Memory that it takes of each device, in MiB, where that is said by hand; None leaves it to what
+            is measured.
         memory_kind: Names the jobs that take as much memory as this one; "" for one that is like no other.
     """
 

@@ -559,7 +559,7 @@ class _Run:
                     self._quarantine(index, "jobs failed on it in a row, and on no other device", jobs)
 
     def _leave_quarantined(self, index: int) -> None:
-        """The last job on a device that is given no more has ended: it shows whether the device works after all."""
+        """A job has ended on a device that is given no more: that may show that the device works after all."""
         self._review_devices()
         if self.state.workers[index].status == "quarantined":
             self._close(index)

@@ -115,8 +115,8 @@ class Makespan:
         return (
             f"makespan {self.actual_s:.1f} s = {self.ratio:.2f} x the lower bound {self.lower_bound_s:.1f} s "
             f"(critical path {self.critical_path_s:.1f} s, work {self.work_s:.1f} s on {devices}); "
-            f"lost {'device' if self.slots == 1 else 'place'}-seconds: load {self.load_s:.1f}, dependency {self.dependency_s:.1f}, "
-            f"retry {self.retry_s:.1f}, tail {self.tail_s:.1f}"
+            f"lost {'device' if self.slots == 1 else 'place'}-seconds: load {self.load_s:.1f}, "
+            f"dependency {self.dependency_s:.1f}, retry {self.retry_s:.1f}, tail {self.tail_s:.1f}"
         )
 
 

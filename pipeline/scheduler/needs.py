@@ -2,8 +2,8 @@
 
     said by hand > measured, in an earlier run or this one > unknown
 
-A measured peak is taken `MARGIN` times. Once memory has run out on a shared device, more is set aside for jobs of that
-kind; once it has on a device that a job had to itself, they go to larger devices, if the run has any.
+A measured peak is taken `MARGIN` times. Once memory has run out on a shared device, more is set aside for jobs of
+that kind; once it has on a device that a job had to itself, they go to larger devices, if the run has any.
 """
 
 from __future__ import annotations

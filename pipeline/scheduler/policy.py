@@ -11,9 +11,9 @@ does, if a job is ready that needs a larger one.
 
 A job that must wait when its turn comes, for several devices or for memory, is promised what it needs (EASY
 backfill): until it starts, others may start only if by their estimates that does not delay it, because they end
-before it could start or because enough is left for it then. It keeps the promise even if more urgent jobs turn up, so
-it starts, estimates being right, as soon as enough of the jobs have ended that ran when it was made. With one worker
-on each device, fewer of them are idle at any time at which a job is ready than the widest job needs.
+before it could start or because enough is left for it then. The promise is kept even if more urgent jobs turn up,
+so it starts, estimates being right, as soon as enough of the jobs have ended that ran when it was made. With one
+worker on each device, fewer of them are idle at any time at which a job is ready than the widest job needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pipeline.plan.job import Job
-from pipeline.scheduler.ready import Bucket, Buckets
+from pipeline.scheduler.ready import Bucket, Buckets, Kind, kind_of
 from pipeline.scheduler.room import Room, Seat
 from pipeline.scheduler.state import RunState, WorkerState
 
@@ -96,8 +96,8 @@ class _Draft:
         self._promised = ""
         self._promised_s = math.inf
         """When the job that was promised a place could have it."""
-        self._delaying_s: dict[tuple[tuple[int, ...], float], float] = {}
-        """Devices and memory -> how long a job on them takes that delays it."""
+        self._delaying_s: dict[Kind, float] = {}
+        """Kind of job -> how long one of them takes that delays it, wherever it runs."""
         self._holders: Counter[str] = Counter()
 
     def fill(self) -> None:
@@ -189,19 +189,21 @@ class _Draft:
     def _backfill(self, job_id: str) -> _Answer:
         """Start a job beside the promise, if that does not delay it."""
         width, takes_s = self._job(job_id).devices, self._job(job_id).seconds
+        # There is only ever less room. A job that is tried again may run in fewer places than others of its kind.
+        kind = None if job_id in self.state.retries else kind_of(self._job(job_id))
+        if kind is not None and takes_s >= self._delaying_s.get(kind, math.inf):
+            return _Answer.delays
         kept = self.room.allowed(self._promised)
         seats = sorted(self.room.seats(job_id), key=lambda seat: seat.device in kept)
         if len(seats) < width:
             return _Answer.waits
         options = [[seat] for seat in seats] if width == 1 else [seats[:width]]
         for option in options:
-            address = tuple(seat.device for seat in option), option[0].charge
-            if takes_s >= self._delaying_s.get(address, math.inf):
-                continue
             if self.room.would_start_s(self._promised, job_id, option) <= self._promised_s + _SAME_S:
                 self._take(job_id, option)
                 return _Answer.starts
-            self._delaying_s[address] = takes_s
+        if kind is not None:
+            self._delaying_s[kind] = takes_s
         return _Answer.delays
 
     def _take(self, job_id: str, seats: list[Seat]) -> None:

@@ -107,4 +107,5 @@ class ReadyQueue(Buckets):
 
 
 def kind_of(job: Job) -> Kind:
+    """What decides where a job may run."""
     return job.devices, job.memory_mb, job.memory_kind

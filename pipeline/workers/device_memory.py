@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 CONTEXT_MB = 800
-"""CUDA context and loaded kernels of a process, which torch does not count: 0.3 to 0.8 GB, by GPU and libraries."""
+"""CUDA context and loaded kernels of a process, 0.3 to 0.8 GB by GPU and libraries, which torch does not count."""
 _MB = 2**20
 
 

@@ -35,8 +35,8 @@ class Work:
         load_s: Seconds spent in `loading`, for the accounting of device time.
         samples: Samples reported last.
         tokens: Tokens reported last.
-        shared: Whether other jobs may run on the device meanwhile. If memory runs out then, the job is to fail rather
-            than to do with less: it is tried again with the device to itself, and comes out the same.
+        shared: Whether other jobs may run on the device meanwhile. If memory runs out then, the job is to fail
+            rather than to do with less: it is tried again with the device to itself, and comes out the same.
         peak_mb: Most memory of its device that the process held during the job, in MiB. Measured through torch
             where the job does not say; None on a CPU.
         held_mb: What of that it still holds afterwards, likewise.
