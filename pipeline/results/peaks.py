@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.results.paths import write_whole
 
-FILE = "memory.json"
+FILE = ".hints/memory.json"
 
 
 def read_peaks(store: Path) -> dict[str, int]:
@@ -25,4 +25,5 @@ def update_peaks(store: Path, measured: Mapping[str, int]) -> None:
     """Remember new measurements over older ones of the same name."""
     if measured:
         merged = {**read_peaks(store), **measured}
+        (store / FILE).parent.mkdir(parents=True, exist_ok=True)
         write_whole(store / FILE, json.dumps(merged, indent=1, sort_keys=True) + "\n")

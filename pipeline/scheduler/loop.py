@@ -415,10 +415,13 @@ class _Run:
             self._show(self.next_status_s)
 
     def _worker_ready(self, index: int, message: WorkerReady) -> None:
+        device = message.device
+        if self.layout.slots > 1:
+            device += f", place {index // len(self.layout.places) + 1} of {self.layout.slots}"
         self.account.worker_ready(index)
-        self.state.worker_ready(index, message.device, message.visible)
-        log.info("worker %d: %s, pid %d", index, message.device, message.pid)
-        self.account.write("WorkerStarted", worker=index, pid=message.pid, device=message.device)
+        self.state.worker_ready(index, device, message.visible)
+        log.info("worker %d: %s, pid %d", index, device, message.pid)
+        self.account.write("WorkerStarted", worker=index, pid=message.pid, device=device)
         self._send_if_gathered(self.state.workers[index].job_id)
 
     def _worker_exited(self, index: int, message: WorkerExited) -> None:

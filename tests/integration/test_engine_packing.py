@@ -72,6 +72,9 @@ def test_six_small_jobs_run_at_once_on_two_gpus(engine: Engine, gpus: Gpus, tmp_
     ] * 6
     assert sorted(gpu_of(engine).values()) == [0, 0, 0, 1, 1, 1]
     assert "shared: True, GPU-0000000" in engine.log("j0")
+    assert {event["device"][-14:] for event in engine.events("WorkerStarted")} == {
+        f", place {place} of 3" for place in (1, 2, 3)
+    }
     assert outcome.makespan is not None
     assert "on 6 places on 2 devices" in str(outcome.makespan)
 

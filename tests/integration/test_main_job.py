@@ -130,7 +130,7 @@ def test_results_are_the_same_bytes(calm: Path, tmp_path: Path, how: str) -> Non
 
 
 def test_results_are_the_same_bytes_with_several_jobs_on_a_device(calm: Path, tmp_path: Path) -> None:
-    """On a CPU slot, which a request could not ask for: the engine does the same there, and bytes can be compared."""
+    """On a CPU slot, which no request can ask for: the engine does the same there, and bytes can be compared."""
     request = prepare(load_config(["experiment.name=t", f"output_dir={tmp_path}", *SMALL]))
     execution = replace(request.config.execution, jobs_per_device=2)
     outcome = run_jobs(request.plan, request.store, cpu_slots(1), tmp_path / "run", execution=execution)

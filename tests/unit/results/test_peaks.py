@@ -17,5 +17,6 @@ def test_a_newer_measurement_replaces_an_older_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "much"}', '{"a": null}', "\udcff"])
 def test_a_file_that_cannot_be_read_costs_a_measurement_alone(tmp_path: Path, text: str) -> None:
     assert read_peaks(tmp_path) == {}
-    (tmp_path / "memory.json").write_text(text, errors="surrogateescape")
+    (tmp_path / ".hints").mkdir()
+    (tmp_path / ".hints" / "memory.json").write_text(text, errors="surrogateescape")
     assert read_peaks(tmp_path) == {}
