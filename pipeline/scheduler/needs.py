@@ -9,7 +9,7 @@ that kind; once it has on a device that a job had to itself, they go to larger d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from pipeline.devices.layout import Layout
 from pipeline.plan.job import Job
@@ -53,13 +53,23 @@ class Needs:
         outgrown = self._outgrown.get(memory_kind)
         return need if outgrown is None else max(need or 0, outgrown)
 
-    def fits(self, job: Job, device: int) -> bool:
-        """Whether a job may run on a device, if need be alone."""
-        need, free = self.of(job), self._layout.places[device].free_mb
-        if need is None or free is None or need <= free:
-            return True
+    def like(self, job: Job) -> tuple[int | None, ...]:
+        """The same for all jobs that have room in the same places."""
+        return job.devices, job.memory_mb, self.of(job), self._raised.get(job.memory_kind)
+
+    def fitting(self, job: Job, devices: Collection[int]) -> list[int]:
+        """On which of some devices a job may run, if need be alone."""
+        need = self.of(job)
+        found = [device for device in devices if need is None or need <= self._free_mb(device)]
+        if len(found) >= job.devices or job.memory_mb is not None or len(devices) < job.devices:
+            return found
         # A measurement refuses nothing: what torch reserved on a large GPU is more than the job cannot do without.
-        return job.memory_mb is None and need > self._most == free
+        least = sorted(map(self._free_mb, devices))[-job.devices]
+        return [device for device in devices if self._free_mb(device) >= least]
+
+    def _free_mb(self, device: int) -> float:
+        free = self._layout.places[device].free_mb
+        return math.inf if free is None else free
 
     def fit_everywhere(self, jobs: Iterable[Job]) -> bool:
         """Whether every device will do for each of the jobs that fit on any."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pipeline.plan.job import Job
-from pipeline.scheduler.ready import Bucket, Buckets, Kind, kind_of
+from pipeline.scheduler.ready import Bucket, Buckets
 from pipeline.scheduler.room import Room, Seat
 from pipeline.scheduler.state import RunState, WorkerState
 
@@ -96,8 +96,8 @@ class _Draft:
         self._promised = ""
         self._promised_s = math.inf
         """When the job that was promised a place could have it."""
-        self._delaying_s: dict[Kind, float] = {}
-        """Kind of job -> how long one of them takes that delays it, wherever it runs."""
+        self._delaying_s: dict[object, float] = {}
+        """Needs of a job -> how long one takes that delays it wherever it runs; 0 where there is no room at all."""
         self._holders: Counter[str] = Counter()
 
     def fill(self) -> None:
@@ -189,21 +189,23 @@ class _Draft:
     def _backfill(self, job_id: str) -> _Answer:
         """Start a job beside the promise, if that does not delay it."""
         width, takes_s = self._job(job_id).devices, self._job(job_id).seconds
-        # There is only ever less room. A job that is tried again may run in fewer places than others of its kind.
-        kind = None if job_id in self.state.retries else kind_of(self._job(job_id))
-        if kind is not None and takes_s >= self._delaying_s.get(kind, math.inf):
-            return _Answer.delays
+        # There is only ever less room. A job that is tried again may run in fewer places than others like it.
+        like = None if job_id in self.state.retries else self.state.needs.like(self._job(job_id))
+        if like is not None and takes_s >= (known := self._delaying_s.get(like, math.inf)):
+            return _Answer.delays if known else _Answer.waits
         kept = self.room.allowed(self._promised)
         seats = sorted(self.room.seats(job_id), key=lambda seat: seat.device in kept)
         if len(seats) < width:
+            if like is not None:
+                self._delaying_s[like] = 0.0
             return _Answer.waits
         options = [[seat] for seat in seats] if width == 1 else [seats[:width]]
         for option in options:
             if self.room.would_start_s(self._promised, job_id, option) <= self._promised_s + _SAME_S:
                 self._take(job_id, option)
                 return _Answer.starts
-        if kind is not None:
-            self._delaying_s[kind] = takes_s
+        if like is not None:
+            self._delaying_s[like] = takes_s
         return _Answer.delays
 
     def _take(self, job_id: str, seats: list[Seat]) -> None:

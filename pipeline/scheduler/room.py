@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeline.plan.job import Job
+from pipeline.scheduler.ready import Kind, kind_of
 from pipeline.scheduler.state import RunState
 
 
@@ -55,6 +57,7 @@ class Room:
         self._layout = state.layout
         self._now_s = now_s
         self._usable = state.usable_devices()
+        self._fitting: dict[Kind, list[int]] = {}
         self._slots = dict.fromkeys(self._usable, 0)
         for index in state.usable_workers():
             self._slots[self._layout.device_of(index)] += 1
@@ -72,7 +75,10 @@ class Room:
         """Devices on which a job may ever run."""
         if self.is_plain:
             return self._usable
-        return [device for device in self._usable if self._state.needs.fits(self._job(job_id), device)]
+        kind = kind_of(self._job(job_id))
+        if kind not in self._fitting:
+            self._fitting[kind] = self._state.needs.fitting(self._job(job_id), self._usable)
+        return self._fitting[kind]
 
     def allowed(self, job_id: str) -> Collection[int]:
         """Those of them on which it may run next: where it has failed only if the others are too few."""
@@ -144,7 +150,7 @@ class Room:
         guests = len(self._guests[seat.device])
         return (
             # Large devices are left to jobs that need them, if any could start now.
-            free if need is not None and self._state.most_needed > need else 0,
+            free if need is not None and self._most_needed > need else 0,
             guests > 0,
             # What nobody knows the need of has the best chance on the largest.
             -free if need is None else 0,
@@ -153,6 +159,10 @@ class Room:
             holds,
             seat.worker,
         )
+
+    @cached_property
+    def _most_needed(self) -> int:
+        return self._state.most_needed
 
     # -- what starts -------------------------------------------------------------------------------------------
 

@@ -264,7 +264,7 @@ class RunState:
 
     def fitting_devices(self, job: Job) -> list[int]:
         """Those of them on which a job may run."""
-        return [device for device in self.usable_devices() if self.needs.fits(job, device)]
+        return self.needs.fitting(job, self.usable_devices())
 
     def slots_of(self, job: Job) -> int:
         """How many workers' places a job takes: those of several devices, or one."""
@@ -557,7 +557,7 @@ def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Nee
 def _too_large(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
     places = [layout.places[device] for device in devices]
     have = ", ".join(f"{place.label} has {_gib(place.free_mb or 0)} free" for place in places)
-    fitting = sum(needs.fits(job, device) for device in devices)
+    fitting = len(needs.fitting(job, devices))
     each = "" if job.devices == 1 else f" on each of {job.devices} devices"
     found = "no device of this run has so much" if not fitting else f"only {fitting} of this run have so much"
     return (
@@ -588,7 +588,7 @@ def check_runnable(
     """
     needs, devices = Needs(layout, peaks), range(len(layout.places))
     for job in plan.jobs.values():
-        if job.id not in stored and job.devices > sum(needs.fits(job, device) for device in devices):
+        if job.id not in stored and job.devices > len(needs.fitting(job, devices)):
             raise PlanError(too_few_devices(job, devices, layout, needs))
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
             raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")

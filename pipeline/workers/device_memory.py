@@ -17,9 +17,10 @@ _MB = 2**20
 
 
 def begin_measuring(device: str) -> None:
-    """Forget the peak of the job before."""
+    """Forget the peak of the job before, and give back what is left of it, which would count for the next."""
     cuda = _cuda(device)
     if cuda is not None:
+        cuda.empty_cache()
         cuda.reset_peak_memory_stats(device)
 
 

@@ -133,6 +133,7 @@ def test_results_are_the_same_bytes_with_several_jobs_on_a_device(calm: Path, tm
     """On a CPU slot, which no request can ask for: the engine does the same there, and bytes can be compared."""
     request = prepare(load_config(["experiment.name=t", f"output_dir={tmp_path}", *SMALL]))
     execution = replace(request.config.execution, jobs_per_device=2)
+    (tmp_path / "run").mkdir()
     outcome = run_jobs(request.plan, request.store, cpu_slots(1), tmp_path / "run", execution=execution)
     assert {event["worker"] for event in read_journal(tmp_path / "run/journal.jsonl") if "worker" in event} == {
         0,
