@@ -97,7 +97,7 @@ class _Draft:
         self._promised_s = math.inf
         """When the job that was promised a place could have it."""
         self._delaying_s: dict[object, float] = {}
-        """Needs of a job -> how long one takes that delays it wherever it runs; 0 where there is no room at all."""
+        """Needs of a job -> how long one takes that delays it wherever it runs; 0 if there is no room at all."""
         self._holders: Counter[str] = Counter()
 
     def fill(self) -> None:

@@ -411,4 +411,15 @@ def run_out_beside_others(work: Work) -> None:
 def fail_on_gpu_0(work: Work) -> None:
     if os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-00000000"):
         kill_self(work)
+    if "journal" in work.payload:
+        wait_for_event(work)
+    write(work)
+
+
+def wait_for_event(work: Work) -> None:
+    """End when the run's journal has an event."""
+    give_up = time.monotonic() + 30
+    while f'"{work.payload["event"]}"' not in Path(work.payload["journal"]).read_text():
+        assert time.monotonic() < give_up, "it did not come"
+        time.sleep(0.01)
     write(work)

@@ -194,10 +194,32 @@ def test_packing_does_not_change_what_is_stored(engine: Engine, gpus: Gpus, tmp_
 
 
 def test_a_broken_gpu_is_quarantined_with_all_its_workers(engine: Engine, gpus: Gpus) -> None:
-    bad = [job(f"bad{number}", "fail_on_gpu_0") for number in range(6)]
+    # Those on the other GPU keep it busy until it is over.
+    payload = {"journal": str(engine.root / "run1" / "journal.jsonl"), "event": "DeviceQuarantined"}
+    bad = [job(f"bad{number}", "fail_on_gpu_0", payload=payload) for number in range(6)]
     outcome = engine.run(
         *bad, devices=gpus(80, 80), jobs_per_device=2, retry=RetryConfig(device_failures=2, worker_lost=3)
     )
     assert set(outcome.jobs.values()) == {JobStatus.done}
     quarantined = {event["worker"] for event in engine.events("DeviceQuarantined")}
     assert quarantined == {0, 2}
+
+
+def test_a_job_that_goes_on_beside_those_that_fail_proves_that_the_gpu_works(engine: Engine, gpus: Gpus) -> None:
+    journal = str(engine.root / "run1" / "journal.jsonl")
+    payload = {"journal": journal, "event": "DeviceQuarantined"}
+    good = job("good", "wait_for_event", payload=payload, seconds=99, memory_mb=40 * GIB)
+    # Two of them keep the other GPU busy until it is over.
+    bad = [job(f"bad{number}", "fail_on_gpu_0", payload=payload, memory_mb=1) for number in range(6)]
+    after = [job(f"after{number}", "write", ["good"]) for number in range(4)]
+    outcome = engine.run(
+        good, *bad, *after, devices=gpus(80, 24), jobs_per_device=2, retry=RetryConfig(device_failures=2)
+    )
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert {event["worker"] for event in engine.events("DeviceQuarantined")} == {0, 2}
+    assert {event["worker"] for event in engine.events("DeviceReleased")} == {0, 2}
+    (started,) = engine.events("JobStarted", "good")
+    quarantined = engine.journal.index(engine.events("DeviceQuarantined")[0])
+    (finished,) = engine.events("JobFinished", "good")
+    between = engine.journal[quarantined : engine.journal.index(finished)]
+    assert started["worker"] not in [event["worker"] for event in between if event["event"] == "WorkerExited"]
