@@ -14,13 +14,14 @@ from rich.console import Console
 
 from pipeline.config.checks import check_config
 from pipeline.config.load import to_plain
-from pipeline.config.schema import Backend, Config, ExecutionConfig, StageChoice
+from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, StageChoice
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
+from pipeline.devices.layout import Layout, make_layout
 from pipeline.devices.lease import LeaseSet
 from pipeline.devices.leftover import read_levels, wait_until_all_free
 from pipeline.devices.select import choose_devices, lease_devices
-from pipeline.errors import StoreError, WorkerError
+from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.plan.attention import usable_attention
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
@@ -39,6 +40,7 @@ from pipeline.results.compute import collect_compute, read_compute, write_comput
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
+from pipeline.results.peaks import read_peaks, update_peaks
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
 from pipeline.results.sources import read_models, read_sources
 from pipeline.results.status import RunStatus
@@ -86,13 +88,13 @@ def run_experiment(config: Config, console: Console) -> int:
         PipelineError: The request is wrong. Nothing was started.
     """
     request = prepare(config)
-    config, store, workers = request.config, request.store, len(_used_devices(request))
+    config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     for warning in request.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if config.dry_run:
         # A dry run only looks, and writes nothing.
         stored = look_up(request, lambda key: store.problem(key, checksums=False))
-        check_runnable(request.plan, workers, set(request.plan.jobs) - set(stored.missing))
+        check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
         print_plan(request, stored, console)
         return 0
     verified = Verified(store, store.scratch(f"{config.experiment.name}-verified-{os.getpid()}"))
@@ -101,7 +103,7 @@ def run_experiment(config: Config, console: Console) -> int:
             stored = look_up(request, verified.problem)
             if not stored.missing:
                 return carry_out(request, stored, verified, console)
-            check_runnable(request.plan, workers, set(request.plan.jobs) - set(stored.missing))
+            check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
             with _lease(config, console) as lease:
                 return carry_out(replace(request, devices=lease.devices), stored, verified, console)
     finally:
@@ -135,12 +137,26 @@ def prepare(config: Config) -> Request:
     check_tokenizers(config)
     check_chat_templates(config)
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
+    _check_jobs_per_device(config, devices)
     config, warning = usable_attention(config, gpu=any(device.kind == "cuda" for device in devices))
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     plan = build_plan(config, read_durations(store.root), sources, models)
     warnings = (*import_warnings(), *(() if warning is None else (warning,)))
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
+
+
+def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
+    asked = config.execution.jobs_per_device
+    if isinstance(asked, int) and asked > 1 and all(device.kind == "cpu" for device in devices):
+        raise ConfigError(
+            f"execution.jobs_per_device={asked} is for GPUs, and this run has CPU slots, which take one job each. "
+            f"Ask for more slots with execution.workers, or use execution.jobs_per_device={AUTO}, which is 1 there"
+        )
+
+
+def _layout(request: Request) -> Layout:
+    return make_layout(request.devices, _execution(request.config))
 
 
 def look_up(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
@@ -165,7 +181,7 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take."""
     plan, missing = request.plan, stored.missing
     console.print(plan_table(summarize(plan, missing)))
-    workers = len(_used_devices(request))
+    workers = _layout(request).workers
     total = len(plan.jobs)
     estimate = estimated_makespan(plan, missing, workers)
     console.print(
@@ -250,6 +266,7 @@ def _run_missing(
         )
     gpus.conclude()
     update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
+    update_peaks(request.store.root, outcome.peaks_mb)
     return outcome
 
 
@@ -277,9 +294,12 @@ def run_jobs(
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
+    layout = make_layout(devices, execution)
     # A worker that is this very process still holds its memory when the run is over.
     levels = {} if execution.backend is Backend.inline else read_levels(devices)
-    pool = make_pool(execution, devices, threads=threads, log_dir=run_dir / "workers", levels=levels)
+    pool = make_pool(
+        execution, devices, threads=threads, log_dir=run_dir / "workers", layout=layout, levels=levels
+    )
     journal = Journal(run_dir / "journal.jsonl")
     wanted = set(plan.jobs if missing is None else missing)
     try:
@@ -292,6 +312,8 @@ def run_jobs(
             run_dir=run_dir,
             settings=execution,
             verified=verified,
+            layout=layout,
+            peaks=read_peaks(store.root),
             on_status=on_status or (lambda _: None),
         )
     finally:
@@ -321,6 +343,8 @@ def _announce(request: Request, missing: Sequence[str], run: RunFolder, console:
         return
     devices = _used_devices(request)
     names = ", ".join(device.label for device in devices)
+    if (slots := _layout(request).slots) > 1:
+        names += f", up to {slots} jobs on each"
     log.info("%s: %d jobs, %d stored, on %s", name, total, total - len(missing), names)
     console.print(
         f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. "

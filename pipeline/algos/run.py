@@ -31,7 +31,7 @@ def run_stage(work: Work) -> None:
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
     with work.loading():
         prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
-    with _ranks(work) as ranks:
+    with _on_device(work), _ranks(work) as ranks:
         context = _context(work, config, ranks)
         if ranks.size > 1:
             _settle(context)
@@ -68,6 +68,14 @@ def _context(work: Work, config: StageConfig, ranks: Ranks) -> JobContext:
         progress=progress,
         stopping=work.stopping,
     )
+
+
+def _on_device(work: Work) -> AbstractContextManager[None]:
+    if not work.shared:
+        return nullcontext()
+    from pipeline.models.batch_size import on_device
+
+    return on_device(shared=True)
 
 
 def _ranks(work: Work) -> AbstractContextManager[Ranks]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
+    AUTO,
     REWARD_NAMES,
     AlgoConfig,
     Attention,
@@ -82,7 +83,9 @@ def _numbers(config: Config) -> Iterator[str]:
         "system.cpu_threads": config.system.cpu_threads,
         "training.micro_batch_size": config.training.micro_batch_size,
         "training.gpus_per_job": config.training.gpus_per_job,
+        "training.memory_mb": config.training.memory_mb,
         "generation.batch_size": config.generation.batch_size,
+        "generation.memory_mb": config.generation.memory_mb,
         "generation.max_new_tokens": config.generation.max_new_tokens,
         "data_collection.prompts_per_round": config.data_collection.prompts_per_round,
         "data_collection.samples_per_example": config.data_collection.samples_per_example,
@@ -91,10 +94,17 @@ def _numbers(config: Config) -> Iterator[str]:
         "evaluation.num_samples": config.evaluation.num_samples,
         "evaluation.bootstrap_samples": config.evaluation.bootstrap_samples,
     }
+    at_least_one |= {f"algos.{name}.memory_mb": algo.memory_mb for name, algo in config.algos.items()}
     for key, value in at_least_one.items():
         if value is not None and value < 1:
             automatic = ", or null to take what the machine has" if key == "execution.workers" else ""
             yield f"{key}={value}: must be at least 1{automatic}"
+    jobs = config.execution.jobs_per_device
+    if jobs != AUTO and (not isinstance(jobs, int) or jobs < 1):
+        yield (
+            f"execution.jobs_per_device={jobs}: must be how many jobs a GPU takes at once, 1 or more, or 'auto' "
+            "to measure how many fit"
+        )
     positive = {
         "generation.temperature": config.generation.temperature,
         "execution.heartbeat_s": config.execution.heartbeat_s,

@@ -18,6 +18,10 @@ def _hint(default: Any) -> Any:
     return field(default=default, metadata={"affects_result": False})
 
 
+AUTO = "auto"
+"""What a setting is called that is found out by measuring."""
+
+
 class Backend(Enum):
     """Where jobs run."""
 
@@ -218,6 +222,8 @@ class TrainingConfig:
     gpus_per_job: int = _hint(1)
     """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.
     Part of a training's key where it is more than 1, with the strategy: float sums are taken in another order."""
+    memory_mb: int | None = _hint(None)
+    """Memory that a training takes of each of its GPUs, in MiB; null leaves it to what is measured."""
     strategy: Strategy = _hint(Strategy.auto)
     """How they share it; `auto` is what `distributed.strategy` says; where that is `auto` too, the simplest
     that the memory model says fits, see `python -m pipeline gpus fit`."""
@@ -240,6 +246,8 @@ class GenerationConfig:
     top_p: float = 1.0
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
     long_prompts: LongPrompts = LongPrompts.refuse
+    memory_mb: int | None = _hint(None)
+    """Memory that generating and evaluating take of a GPU, in MiB; null leaves it to what is measured."""
 
 
 @dataclass(kw_only=True)
@@ -301,6 +309,9 @@ class ExecutionConfig:
     backend: Backend = _hint(Backend.local)
     workers: int | None = _hint(None)
     """Worker processes; null means one per GPU, or one per CPU core where there is no GPU."""
+    jobs_per_device: int | str = _hint(1)
+    """Jobs that a GPU takes at once: a number, or `auto` to run the first job of each kind alone, measure its
+    memory, and then put as many on a GPU as fit. One whose memory is known never starts where it would not fit."""
     shard_size: int = 1000
     """Prompts per generation or evaluation job."""
     barrier: Barrier = _hint(Barrier.none)
@@ -357,6 +368,8 @@ class AlgoConfig:
     num_workers: int = _hint(0)
     """Accepted, and without effect, for configurations that ask for processes to load data: what a training reads
     is in memory as token ids, and cutting a batch from it takes less than a millisecond."""
+    memory_mb: int | None = _hint(None)
+    """Memory that each of its jobs takes of a GPU, in MiB; goes before those of `training` and `generation`."""
     learning_rate: float = 2e-3
     epochs: int = 4
     options: dict[str, Any] = field(default_factory=dict)

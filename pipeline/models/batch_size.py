@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +31,23 @@ MICRO_BATCH = "micro-batch"
 """What the log calls a batch whose gradients are accumulated."""
 
 _TEXTS = ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+_SHARED: ContextVar[bool] = ContextVar("shared", default=False)
+
+
+@contextmanager
+def on_device(*, shared: bool) -> Iterator[None]:
+    """Say whether other jobs may run on the device meanwhile.
+
+    On a shared device memory may run out because of the others. Smaller batches would then change the last bits of
+    the result, and be remembered, for a reason that is gone the next time. So nothing is halved there.
+    """
+    token = _SHARED.set(shared)
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
 
 
 class BatchSize:
@@ -89,13 +107,13 @@ class BatchSize:
             used: How many sequences the work has at once with the present `size`, where that may be fewer.
 
         Raises:
-            OutOfMemory: Not even one group fits.
+            OutOfMemory: Not even one group fits. On a shared device what the allocator said goes on as it is.
         """
         while True:
             try:
                 result = work()
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                if not is_out_of_memory(error) or _SHARED.get():
                     raise
                 said = (str(error).splitlines() or [type(error).__name__])[0]
             else:

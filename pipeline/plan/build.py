@@ -107,6 +107,11 @@ def duration_name(job: Job) -> str:
     return name if job.devices == 1 else f"{name} on {job.devices} devices"
 
 
+def _memory_kind(job: Job, digest: str) -> str:
+    """Under which name its memory is: that it fits is worth more than an estimate, so all settings count."""
+    return f"{duration_name(job)} {digest}"
+
+
 class _Builder:
     """Collects jobs; a result that several chains need is planned once, under the name it met first."""
 
@@ -126,6 +131,7 @@ class _Builder:
         self.edges: list[tuple[str, str]] = []
         self._by_key: dict[str, str] = {}
         self._outputs: dict[tuple[str, str, str, int, int, str], list[str]] = {}
+        self._digests: dict[tuple[str, str, str, str], str] = {}
         self._configs: dict[tuple[str, str, str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def add_reference(self, chain: Chain) -> None:
@@ -244,11 +250,28 @@ class _Builder:
             samples=self._samples(stage, rows),
             affinity=_affinity(stage, inputs),
             devices=devices,
+            memory_mb=self._memory_mb(chain, stage),
         )
-        self.jobs[job.id] = self._timed(job, stage)
+        kind = _memory_kind(job, self._digest(chain, stage, known, together))
+        self.jobs[job.id] = replace(self._timed(job, stage), memory_kind=kind)
         self._by_key[key] = job.id
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
+
+    def _memory_mb(self, chain: Chain, stage: Stage) -> int | None:
+        """What the user says of a job's memory."""
+        if "algo" in stage.config and chain.config.memory_mb is not None:
+            return chain.config.memory_mb
+        if "training" in stage.config:
+            return self.config.training.memory_mb
+        return self.config.generation.memory_mb if "generation" in stage.config else None
+
+    def _digest(self, chain: Chain, stage: Stage, known: Mapping[str, Any], together: Mapping[str, Any]) -> str:
+        """A short name for the settings on which the memory of a job may depend."""
+        address = (chain.algo, chain.dataset, chain.model, stage.name)
+        if address not in self._digests:
+            self._digests[address] = result_key({"config": known, "spread": together.get("spread")})[:12]
+        return self._digests[address]
 
     def _devices(self, chain: Chain, stage: Stage) -> int:
         # The reference of a model that is not trained here only notes where that model is.

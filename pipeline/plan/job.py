@@ -29,6 +29,9 @@ class Job:
         seconds: Estimated run time, used for ordering and for the plan's estimate only.
         affinity: Key of the model it works with; workers that hold that model are preferred.
         devices: How many devices it needs at once.
+        memory_mb: Memory that it takes of each device, in MiB, where that is said by hand; None leaves it to what
+            is measured.
+        memory_kind: Names the jobs that take as much memory as this one; "" for one that is like no other.
     """
 
     id: str
@@ -48,6 +51,8 @@ class Job:
     seconds: float = 1.0
     affinity: str = ""
     devices: int = 1
+    memory_mb: int | None = None
+    memory_kind: str = ""
 
     @property
     def chain(self) -> str:

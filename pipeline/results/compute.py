@@ -31,7 +31,7 @@ class ComputeRow:
         stage: Of the round.
         tokens: Generated or trained on.
         device_s: Seconds that a device was held, loading included, without attempts that failed; a job on several
-            devices holds all of them.
+            devices holds all of them, and one that shares a device counts as if it did not.
         load_s: Seconds of them spent loading.
     """
 

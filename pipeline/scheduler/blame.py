@@ -28,27 +28,27 @@ class Blame:
         self._failed_on: dict[str, set[int]] = {}
 
     def failed_on(self, job_id: str) -> Collection[int]:
-        """Workers on which a job has failed: another attempt should be made elsewhere."""
+        """Devices on which a job has failed: another attempt should be made elsewhere."""
         return self._failed_on.get(job_id, frozenset())
 
-    def finished(self, worker: int) -> None:
-        """A worker has finished a job, so its device works."""
-        self._suspicions.pop(worker, None)
+    def finished(self, device: int) -> None:
+        """A job was finished on a device, so it works."""
+        self._suspicions.pop(device, None)
 
-    def suspect(self, worker: int) -> list[str]:
-        """The jobs that speak against a worker's device if there are enough of them, else nothing."""
-        jobs = self._suspicions.get(worker, [])
+    def suspect(self, device: int) -> list[str]:
+        """The jobs that speak against a device if there are enough of them, else nothing."""
+        jobs = self._suspicions.get(device, [])
         return list(jobs) if len(jobs) >= self._limit else []
 
-    def failed(self, job_id: str, worker: int, kind: FailureKind) -> None:
+    def failed(self, job_id: str, device: int, kind: FailureKind) -> None:
         """An attempt has failed."""
         if kind not in BLAMED_ON_DEVICES:
             return
-        workers = self._failed_on.setdefault(job_id, set())
-        workers.add(worker)
-        if len(workers) > 1:
+        devices = self._failed_on.setdefault(job_id, set())
+        devices.add(device)
+        if len(devices) > 1:
             for jobs in self._suspicions.values():
                 if job_id in jobs:
                     jobs.remove(job_id)
-        elif job_id not in (jobs := self._suspicions.setdefault(worker, [])):
+        elif job_id not in (jobs := self._suspicions.setdefault(device, [])):
             jobs.append(job_id)

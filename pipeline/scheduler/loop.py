@@ -23,10 +23,12 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ExecutionConfig
+from pipeline.devices.layout import Layout, plain_layout
 from pipeline.errors import PlanError, describe_exit
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
@@ -40,6 +42,7 @@ from pipeline.results.verified import Verified
 from pipeline.scheduler.account import RunAccount
 from pipeline.scheduler.later import Later
 from pipeline.scheduler.makespan import Attempt, account
+from pipeline.scheduler.needs import Needs
 from pipeline.scheduler.outcome import Outcome
 from pipeline.scheduler.policy import Reserve, next_actions
 from pipeline.scheduler.retry import Failure, judge
@@ -84,6 +87,8 @@ def run_plan(
     settings: ExecutionConfig,
     on_status: Callable[[RunStatus], None],
     verified: Verified | None = None,
+    layout: Layout | None = None,
+    peaks: Mapping[str, int] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker lives and nothing unfinished is left.
@@ -98,14 +103,21 @@ def run_plan(
         settings: Barrier, retries, models a worker keeps.
         on_status: Gets a snapshot a few times a second.
         verified: What was found good while planning; None where nothing was looked at.
+        layout: On which devices the workers of the pool are; one on each if None.
+        peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
         clock: Monotonic seconds.
 
     Raises:
         PlanError: The plan cannot be carried out by this engine.
         WorkerError: Workers cannot be started.
     """
-    check_runnable(plan, pool.size, stored)
-    return _Run(plan, stored, store, pool, journal, run_dir, settings, on_status, verified, clock).run()
+    layout = layout or plain_layout(pool.size)
+    assert layout.workers == pool.size
+    check_runnable(plan, layout, stored, peaks)
+    needs = Needs(layout, peaks)
+    return _Run(
+        plan, stored, store, pool, journal, run_dir, settings, on_status, verified, layout, needs, clock
+    ).run()
 
 
 class _Run:
@@ -122,6 +134,8 @@ class _Run:
         settings: ExecutionConfig,
         on_status: Callable[[RunStatus], None],
         verified: Verified | None,
+        layout: Layout,
+        needs: Needs,
         clock: Callable[[], float],
     ) -> None:
         self.state = RunState(
@@ -131,7 +145,10 @@ class _Run:
             barrier=settings.barrier,
             models_in_memory=settings.models_in_memory,
             device_failures=settings.retry.device_failures,
+            layout=layout,
+            needs=needs,
         )
+        self.layout, self.needs = layout, needs
         self.plan, self.store, self.pool = plan, store, pool
         self.folder = RunFolder(run_dir)
         self.settings, self.clock = settings, clock
@@ -152,9 +169,13 @@ class _Run:
         self.gathering: dict[str, int] = {}
         """Job of several devices that has them -> its attempt, until fresh processes are on all of them."""
         self.renewed: set[int] = set()
-        """Workers whose processes are being replaced for such a job: their end is no loss."""
+        """Workers whose processes are being replaced on purpose: their end is no loss."""
+        self.emptied: set[int] = set()
+        """Those of them whose end others on the same device wait for, since they hold memory of it."""
         self.unusable: set[int] = set()
         """Workers that cannot even be started."""
+        self.closed: set[int] = set()
+        """Workers that have been ended for good, as their devices are given no more jobs."""
         self.start_s = self.next_status_s = clock()
         self.signals = StopSignals(pool.interrupt)
         self.stopping = False
@@ -225,24 +246,24 @@ class _Run:
 
     def _dispatch(self) -> None:
         for job_id in self.state.too_wide():
-            usable = len(self.state.usable_workers())
-            failure = Failure(FailureKind.device, too_few_devices(self.plan.jobs[job_id], usable))
+            usable = self.state.usable_devices()
+            said = too_few_devices(self.plan.jobs[job_id], usable, self.layout, self.needs)
+            failure = Failure(FailureKind.device, said)
             self.state.wait(job_id)
             self._give_up(job_id, failure, failure.message)
         # A job may turn out to need no worker, which leaves one idle for the next.
         while actions := next_actions(self.state, self.clock()):
             for action in actions:
                 if isinstance(action, Reserve):
-                    log.info("%s: the next free devices are kept for it", action.job_id)
+                    # Where devices are shared this is said of every job that waits for another to end.
+                    level = logging.INFO if self.plan.jobs[action.job_id].devices > 1 else logging.DEBUG
+                    log.log(level, "%s: the next free devices are kept for it", action.job_id)
                     self.state.reserve(action.job_id)
                     continue
                 job = self.plan.jobs[action.job_id]
                 if not job.key or (self._claim(job) and not self._is_there(job)):
                     attempt = self.state.start(job.id, action.worker, action.members, self.clock())
-                    if action.members:
-                        self._gather(job, attempt)
-                    else:
-                        self._send(job, attempt)
+                    self._gather(job, attempt, action.emptied)
 
     def _send(self, job: Job, attempt: int) -> None:
         workers = self.state.jobs[job.id].workers
@@ -251,20 +272,29 @@ class _Run:
         self.watchdog.began(workers[0], self.clock())
         self.pool.send(workers[0], self._order(job, attempt))
 
-    def _gather(self, job: Job, attempt: int) -> None:
-        """Replace the processes that hold memory of the devices which a job is about to use."""
+    def _gather(self, job: Job, attempt: int, emptied: Collection[int]) -> None:
+        """Replace processes that hold memory of the devices which a job is about to use, and send it then."""
         self.gathering[job.id] = attempt
-        for worker in self.state.jobs[job.id].workers:
+        workers = self.state.jobs[job.id].workers
+        for worker in workers:
             self.account.sent(worker)
-            if not self.state.workers[worker].fresh:
-                self.renewed.add(worker)
-                self.state.renew(worker)
-                self.pool.restart(worker)
+            if len(workers) > 1 and not self.state.workers[worker].fresh:
+                self._renew(worker)
+        for worker in emptied:
+            self.emptied.add(worker)
+            self._renew(worker)
         self._send_if_gathered(job.id)
+
+    def _renew(self, worker: int) -> None:
+        self.renewed.add(worker)
+        self.state.renew(worker)
+        self.pool.restart(worker)
 
     def _send_if_gathered(self, job_id: str) -> None:
         if job_id in self.gathering and self.state.is_gathered(job_id):
-            self._send(self.plan.jobs[job_id], self.gathering.pop(job_id))
+            devices = {self.layout.device_of(worker) for worker in self.state.jobs[job_id].workers}
+            if not any(self.layout.device_of(worker) in devices for worker in self.emptied):
+                self._send(self.plan.jobs[job_id], self.gathering.pop(job_id))
 
     def _claim(self, job: Job) -> bool:
         """Claim the job's key, or have the job wait while another run that shares the store computes it."""
@@ -308,6 +338,9 @@ class _Run:
             verified=str(self.verified.folder.absolute()),
             log_path=str(self._log_path(job.id, attempt)),
             gang=[self.state.workers[worker].visible for worker in workers] if len(workers) > 1 else [],
+            keep_models=self.state.jobs[job.id].keep_models,
+            slots=self.layout.slots,
+            shared=not self.state.jobs[job.id].whole,
         )
 
     def _log_path(self, job_id: str, attempt: int) -> Path:
@@ -384,10 +417,13 @@ class _Run:
             self._show(self.next_status_s)
 
     def _worker_ready(self, index: int, message: WorkerReady) -> None:
+        device = message.device
+        if self.layout.slots > 1:
+            device += f", place {index // len(self.layout.places) + 1} of {self.layout.slots}"
         self.account.worker_ready(index)
-        self.state.worker_ready(index, message.device, message.visible)
-        log.info("worker %d: %s, pid %d", index, message.device, message.pid)
-        self.account.write("WorkerStarted", worker=index, pid=message.pid, device=message.device)
+        self.state.worker_ready(index, device, message.visible)
+        log.info("worker %d: %s, pid %d", index, device, message.pid)
+        self.account.write("WorkerStarted", worker=index, pid=message.pid, device=device)
         job_id = self.state.workers[index].job_id
         # While ranks work on its device, what they have is not left over; it is looked at when they are done.
         if message.not_free and (not job_id or job_id in self.gathering):
@@ -396,7 +432,7 @@ class _Run:
 
     def _not_free(self, index: int, words: str) -> None:
         """The memory of a worker's device did not come back from the process before: jobs would fail on it."""
-        if len(self.state.usable_workers()) > 1:
+        if len(self.state.usable_devices()) > 1:
             self.unusable.add(index)
             self._quarantine(index, words, [])
         else:
@@ -405,6 +441,7 @@ class _Run:
     def _worker_exited(self, index: int, message: WorkerExited) -> None:
         self.account.worker_ended(index)
         self.watchdog.ended(index)
+        self.emptied.discard(index)
         before = self.state.workers[index]
         self.account.write("WorkerExited", worker=index, exit_code=message.exit_code)
         if not self.stopping and (index in self.renewed or self.state.is_lent(index)):
@@ -413,6 +450,8 @@ class _Run:
             self.state.renew(index)
             if before.status != "quarantined":
                 self.account.worker_started(index)
+            for job_id in list(self.gathering):
+                self._send_if_gathered(job_id)
             return
         members = self.state.jobs[before.job_id].workers[1:] if before.job_id else ()
         job_id = self.state.worker_lost(index)
@@ -427,6 +466,8 @@ class _Run:
             self._end_attempt(job_id, index, failure.kind.value)
             # Of several devices none can be told to be the cause.
             self._failed(job_id, index, failure, suspect=index if self.plan.jobs[job_id].devices == 1 else None)
+            if self.state.workers[index].status == "quarantined":
+                self._close(index)
         elif before.status == "idle":
             log.warning("worker %d was lost (%s)", index, describe_exit(message.exit_code))
         if self.state.workers[index].status != "quarantined":
@@ -445,6 +486,7 @@ class _Run:
     def _job_finished(self, index: int, message: JobFinished) -> None:
         attempt = self._end_attempt(message.job_id, index, "done", message.load_s)
         self.observer.measured(self.plan.jobs[message.job_id].seconds, attempt.total_s)
+        memory = {} if message.peak_mb is None else {"peak_mb": message.peak_mb}
         self.account.write(
             "JobFinished",
             job=message.job_id,
@@ -454,22 +496,31 @@ class _Run:
             run_s=message.run_s,
             samples=message.samples,
             tokens=message.tokens,
+            **memory,
         )
         workers = self.state.jobs[message.job_id].workers
-        self.state.finished(index, message.samples, message.tokens)
+        self.state.finished(index, message.samples, message.tokens, message.peak_mb, message.held_mb)
+        if self.state.workers[index].status == "quarantined":
+            self._leave_quarantined(index)
         self._renew_gpus(workers if len(workers) > 1 else ())
 
     def _job_raised(self, index: int, message: JobRaised) -> None:
         kind = FailureKind(message.kind)
         self._end_attempt(message.job_id, index, kind.value)
         workers = self.state.jobs[message.job_id].workers
-        job_id = self.state.raised(index)
+        beside = kind is FailureKind.out_of_memory and self.state.ran_out_of_memory(message.job_id, index)
+        job_id = self.state.raised(index, message.held_mb)
         first_line = (message.message.strip().splitlines() or [""])[0]
         what = f"{message.error_type}: {first_line}" if first_line else message.error_type
         failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
         is_gang = len(workers) > 1
         suspect = index if not is_gang else None if message.rank is None else workers[message.rank]
-        self._failed(job_id, index, failure, suspect=suspect)
+        if beside:
+            self._try_alone(job_id, index, failure)
+        else:
+            self._failed(job_id, index, failure, suspect=suspect)
+        if self.state.workers[index].status == "quarantined":
+            self._leave_quarantined(index)
         # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
         if (
             (is_gang or kind in NEEDS_FRESH_WORKER)
@@ -490,6 +541,13 @@ class _Run:
 
     # -- failures ----------------------------------------------------------------------------------------------
 
+    def _try_alone(self, job_id: str, index: int, failure: Failure) -> None:
+        """Memory ran out on a shared device: no fault of the job, so this counts as no failure of it."""
+        log.warning("%s: trying again with a device to itself: %s", job_id, failure.message)
+        reason = f"{failure.message} (it shared the device; the next attempt does not)"
+        self._note_failure(job_id, index, replace(failure, message=reason), retry=True)
+        self.state.retry(job_id)
+
     def _failed(self, job_id: str, index: int, failure: Failure, *, suspect: int | None) -> None:
         """Judge a failed attempt; `suspect` is the worker whose device may be at fault, if one can be named."""
         job = self.state.jobs[job_id]
@@ -504,7 +562,7 @@ class _Run:
         verdict = judge(failure, job.failures, self.settings.retry)
         self._note_failure(job_id, index, failure, retry=verdict.retry, wait_s=verdict.wait_s)
         if suspect is not None:
-            self.state.blame.failed(job_id, suspect, failure.kind)
+            self.state.blame.failed(job_id, self.layout.device_of(suspect), failure.kind)
         if verdict.retry:
             wait = f" in {verdict.wait_s:g} s" if verdict.wait_s else ""
             log.warning("%s: attempt %d failed, trying again%s: %s", job_id, job.attempts, wait, failure.message)
@@ -520,20 +578,37 @@ class _Run:
 
     def _review_devices(self) -> None:
         """Give no more jobs to a device that is the likely cause of failures, and take back what proved wrong."""
-        for worker in self.state.workers:
-            jobs = self.state.blame.suspect(worker.index)
-            if worker.status == "quarantined":
-                if not jobs and worker.index not in self.unusable:
-                    self._release(worker.index)
-            elif jobs and len(self.state.usable_workers()) > 1:
-                self._quarantine(worker.index, "jobs failed on it in a row, and on no other device", jobs)
+        for device in range(len(self.layout.places)):
+            jobs = self.state.blame.suspect(device)
+            usable = self.state.usable_devices()
+            for index in self.layout.workers_of(device):
+                if self.state.workers[index].status == "quarantined":
+                    if not jobs and index not in self.unusable:
+                        self._release(index)
+                elif jobs and len(usable) > 1:
+                    self._quarantine(index, "jobs failed on it in a row, and on no other device", jobs)
+
+    def _leave_quarantined(self, index: int) -> None:
+        """A job has ended on a device that is given no more: that may show that the device works after all."""
+        self._review_devices()
+        if self.state.workers[index].status == "quarantined":
+            self._close(index)
 
     def _release(self, index: int) -> None:
         log.warning("worker %d is given jobs again: what failed on it has failed elsewhere too", index)
         self.account.write("DeviceReleased", worker=index)
-        self.state.workers[index].status = "starting"
-        self.account.worker_started(index)
-        self.pool.reopen(index)
+        worker = self.state.workers[index]
+        if index in self.closed:
+            self.closed.discard(index)
+            worker.status = "starting"
+            self.account.worker_started(index)
+            self.pool.reopen(index)
+        else:  # its job went on meanwhile
+            worker.status = "running" if worker.job_id else "idle" if worker.up else "starting"
+
+    def _close(self, index: int) -> None:
+        self.closed.add(index)
+        self.pool.close(index)
 
     def _note_failure(
         self, job_id: str, index: int, failure: Failure, *, retry: bool, wait_s: float = 0.0
@@ -570,8 +645,9 @@ class _Run:
         log.error("worker %d, %s, is given no more jobs: %s%s", index, device or "not started", reason, names)
         self.account.write("DeviceQuarantined", worker=index, device=device, reason=reason, jobs=jobs)
         self.state.quarantine(index)
-        self.pool.close(index)
         waiting = self.state.workers[index].job_id
+        if not waiting or waiting in self.gathering or self.state.is_lent(index):
+            self._close(index)  # a job that runs beside those that failed may well finish
         if waiting in self.gathering:
             leader = self.state.jobs[waiting].workers[0]
             failure = Failure(FailureKind.lost, f"worker {index}, whose device it was given, is given up")
@@ -608,8 +684,8 @@ class _Run:
         self.gathering.pop(job_id, None)
         if job_id in self.claims:
             self.claims.pop(job_id).release()
-        attempts, devices = self.state.jobs[job_id].attempts, self.plan.jobs[job_id].devices
-        return self.account.end_attempt(job_id, attempts, index, outcome, load_s, devices)
+        attempts, slots = self.state.jobs[job_id].attempts, self.state.slots_of(self.plan.jobs[job_id])
+        return self.account.end_attempt(job_id, attempts, index, outcome, load_s, slots)
 
     def _outcome(self) -> Outcome:
         states = self.state.jobs
@@ -624,7 +700,10 @@ class _Run:
             workers=books.spans,
             interrupted=interrupted,
             halted=self.halted,
-            makespan=account(self.plan, books.attempts, books.spans, self.pool.size, self.start_s),
+            makespan=account(
+                self.plan, books.attempts, books.spans, self.pool.size, self.start_s, self.layout.slots
+            ),
+            peaks_mb=self.needs.seen,
         )
 
 

@@ -23,7 +23,7 @@ class Attempt:
         job_id: The job.
         attempt: From 1.
         worker: Index of the worker; of the first of them, where the job needs several devices.
-        devices: How many it had.
+        devices: How many it had; their workers, where each has several.
         sent_s: When it was handed to the worker.
         ended_s: When its end was known.
         load_s: Seconds of it spent loading.
@@ -82,7 +82,8 @@ class Makespan:
             device, or the jobs of which no two can run at once since each needs more than half of the devices.
         critical_path_s: Longest chain of jobs that read each other, at measured durations.
         work_s: Sum of measured durations, each times the devices of the job.
-        devices: How many.
+        devices: How many; places for a job on them, where each takes several.
+        slots: Places on each device.
         load_s: Starting workers and loading models.
         dependency_s: Idle while other jobs were still to come.
         retry_s: Attempts that gave nothing, and starting workers anew.
@@ -98,6 +99,7 @@ class Makespan:
     dependency_s: float
     retry_s: float
     tail_s: float
+    slots: int = 1
 
     @property
     def ratio(self) -> float:
@@ -106,16 +108,25 @@ class Makespan:
 
     def __str__(self) -> str:
         plural = "s" if self.devices != 1 else ""
+        devices = f"{self.devices} device{plural}"
+        if self.slots > 1:
+            count = self.devices // self.slots
+            devices = f"{self.devices} places on {count} device{'s' if count != 1 else ''}"
         return (
             f"makespan {self.actual_s:.1f} s = {self.ratio:.2f} x the lower bound {self.lower_bound_s:.1f} s "
-            f"(critical path {self.critical_path_s:.1f} s, work {self.work_s:.1f} s on {self.devices} "
-            f"device{plural}); lost device-seconds: load {self.load_s:.1f}, dependency {self.dependency_s:.1f}, "
-            f"retry {self.retry_s:.1f}, tail {self.tail_s:.1f}"
+            f"(critical path {self.critical_path_s:.1f} s, work {self.work_s:.1f} s on {devices}); "
+            f"lost {'device' if self.slots == 1 else 'place'}-seconds: load {self.load_s:.1f}, "
+            f"dependency {self.dependency_s:.1f}, retry {self.retry_s:.1f}, tail {self.tail_s:.1f}"
         )
 
 
 def account(
-    plan: Plan, attempts: Sequence[Attempt], spans: Iterable[WorkerSpan], devices: int, start_s: float
+    plan: Plan,
+    attempts: Sequence[Attempt],
+    spans: Iterable[WorkerSpan],
+    devices: int,
+    start_s: float,
+    slots: int = 1,
 ) -> Makespan | None:
     """Account for a run.
 
@@ -125,6 +136,7 @@ def account(
         spans: Every worker.
         devices: Size of the pool.
         start_s: When the run began.
+        slots: Workers on each device.
 
     Returns:
         The account, or None if no attempt succeeded.
@@ -159,6 +171,7 @@ def account(
         dependency_s=max(0.0, idle_s - tail_s),
         retry_s=retry_s,
         tail_s=tail_s,
+        slots=slots,
     )
 
 

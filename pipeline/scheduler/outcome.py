@@ -24,6 +24,7 @@ class Outcome:
         interrupted: ``SIGINT``, ``SIGTERM`` or ``SIGUSR2`` if that ended the run.
         halted: Why no further job could have succeeded, for example a full disk; or "".
         makespan: The account of device time, or None where nothing was finished.
+        peaks_mb: The highest peaks of device memory that were measured, by `Job.memory_kind`.
     """
 
     jobs: Mapping[str, JobStatus]
@@ -34,6 +35,7 @@ class Outcome:
     interrupted: str | None = None
     halted: str = ""
     makespan: Makespan | None = None
+    peaks_mb: Mapping[str, int] = field(default_factory=dict)
 
     def failures(self) -> list[tuple[str, str]]:
         """Failed jobs with their reasons; those that they block are in `root_causes`."""

@@ -3,23 +3,31 @@
 The longest remaining path goes first: critical-path-first list scheduling, which never leaves a device idle while
 a job is ready and so stays within Graham's bound. Among jobs of equal urgency a worker gets one whose model it
 holds, because loading a model is the one cost that a choice can save without making anything wait. A job that has
-failed on a worker goes elsewhere as long as there is anywhere else, so that job and device can be told apart.
+failed on a device goes elsewhere as long as there is anywhere else, so that job and device can be told apart.
 
-A job of several devices for which too few are idle when its turn comes is promised the next ones (EASY backfill):
-until it starts, others may take an idle worker only if by their estimates they end before it could start, or if
-enough are left for it then. It keeps the promise even if more urgent jobs turn up, so it starts, estimates being
-right, as soon as enough of the jobs have ended that ran when it was made. At any time at which a job is ready,
-fewer workers are idle than the widest job needs.
+Where a device has several workers, or devices differ in size, a job starts only on a device whose memory holds it
+beside the jobs that run there (`room`). Empty devices go first; among devices of different sizes the smallest that
+does, if a job is ready that needs a larger one.
+
+A job that must wait when its turn comes, for several devices or for memory, is promised what it needs (EASY
+backfill): until it starts, others may start only if by their estimates that does not delay it, because they end
+before it could start or because enough is left for it then. The promise is kept even if more urgent jobs turn up,
+so it starts, estimates being right, as soon as enough of the jobs have ended that ran when it was made. With one
+worker on each device, fewer of them are idle at any time at which a job is ready than the widest job needs.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from pipeline.plan.job import Job
-from pipeline.scheduler.ready import Bucket
+from pipeline.scheduler.ready import Bucket, Buckets
+from pipeline.scheduler.room import Room, Seat
 from pipeline.scheduler.state import RunState, WorkerState
 
 BACKFILL_DEPTH = 500
@@ -29,16 +37,24 @@ _SAME_S = 1e-6
 
 @dataclass(frozen=True)
 class Start:
-    """Start a job on a worker, with the devices of further ones that are idle too."""
+    """Start a job on a worker.
+
+    Attributes:
+        job_id: The job.
+        worker: Is given the job.
+        members: Further workers, on devices of their own, whose devices the job has as well.
+        emptied: Idle workers on the same devices whose processes must end first, for the memory that they hold.
+    """
 
     job_id: str
     worker: int
     members: tuple[int, ...] = ()
+    emptied: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reserve:
-    """Promise the next workers to a job that needs several."""
+    """Promise the next place to a job that has to wait for it."""
 
     job_id: str
 
@@ -47,7 +63,7 @@ Action = Start | Reserve
 
 
 def next_actions(state: RunState, now_s: float = 0.0) -> list[Action]:
-    """What to start now: as many jobs as there are idle workers and ready jobs.
+    """What to start now: as many jobs as there is room for.
 
     Reads only as far into the queue as there are idle workers, however long it is.
 
@@ -56,26 +72,17 @@ def next_actions(state: RunState, now_s: float = 0.0) -> list[Action]:
         now_s: On the clock on which jobs were started.
     """
     draft = _Draft(state, now_s)
-    if draft.idle and state.can_start:
+    if draft.room.idle and state.can_start:
         draft.fill()
     return draft.actions
 
 
-@dataclass
-class _Promise:
-    """Workers that are kept for a job.
+class _Answer(Enum):
+    """Whether a job starts."""
 
-    Attributes:
-        job_id: The job.
-        workers: It will run on some of these.
-        start_s: When enough of them should be free.
-        spare: How many more should be free then.
-    """
-
-    job_id: str
-    workers: Collection[int]
-    start_s: float
-    spare: int
+    starts = "starts"
+    waits = "waits"  # there is no room for it, nor for any other like it
+    delays = "delays"  # it would delay the one that was promised a place
 
 
 class _Draft:
@@ -84,119 +91,133 @@ class _Draft:
     def __init__(self, state: RunState, now_s: float) -> None:
         self.state = state
         self.now_s = now_s
-        self.idle = {worker.index: worker for worker in state.idle_workers()}
+        self.room = Room(state, now_s)
         self.actions: list[Action] = []
-        self._usable = set(state.usable_workers())
-        self._begun: dict[int, str] = {}
-        """Worker -> what it is to start now."""
-        self._promise: _Promise | None = None
+        self._promised = ""
+        self._promised_s = math.inf
+        """When the job that was promised a place could have it."""
+        self._delaying_s: dict[object, float] = {}
+        """Needs of a job -> how long one takes that delays it wherever it runs; 0 if there is no room at all."""
         self._holders: Counter[str] = Counter()
 
     def fill(self) -> None:
         """Decide about idle workers until none is left, or nothing more may start."""
         reserved = self.state.reserved
         if reserved and self._could_ever(reserved) and not self._seat(reserved):
-            self._promise = self._promised(reserved)
+            self._promise(reserved)
         for job_id in self._retries():
             if job_id != self.state.reserved:
                 self._consider(job_id)
-        if not self.idle:
+        if self.room.is_plain:
+            self._fill_plainly()
+        else:
+            self._fill_by_kind()
+
+    def _fill_plainly(self) -> None:
+        """One worker on each device, and each will do for every job."""
+        if not self.room.idle:
             return
         self._holders.update(affinity for worker in self.state.workers for affinity in worker.holds)
         looked_at = 0
         for devices, bucket in self.state.ready.buckets():
-            if devices == 1 and self._promise is None:
-                for action in _assign(bucket, self.idle, self._holders):
+            if devices == 1 and not self._promised:
+                for action in _assign(bucket, self.room.idle, self._holders):
                     self._start(action)
             else:
                 for job_id in (name for names in bucket.values() for name in names):
                     if job_id != self.state.reserved:
                         self._consider(job_id)
-                    looked_at += self._promise is not None
-                    if not self.idle or looked_at >= BACKFILL_DEPTH:
+                    looked_at += bool(self._promised)
+                    if not self.room.idle or looked_at >= BACKFILL_DEPTH:
                         return
-            if not self.idle:
+            if not self.room.idle:
                 return
+
+    def _fill_by_kind(self) -> None:
+        """By urgency over all kinds of job; where there is no room for one, the others of its kind are skipped."""
+        kinds = [self._in_order(alike) for alike in self.state.ready.alike.values()]
+        heads = [(next(jobs), number) for number, jobs in enumerate(kinds)]
+        heapq.heapify(heads)
+        looked_at = 0
+        while heads and self.room.idle and looked_at < BACKFILL_DEPTH:
+            (*_, job_id), number = heapq.heappop(heads)
+            answer = _Answer.delays if job_id == self.state.reserved else self._consider(job_id)
+            looked_at += answer is _Answer.delays
+            if answer is not _Answer.waits and (following := next(kinds[number], None)):
+                heapq.heappush(heads, (following, number))
+
+    def _in_order(self, alike: Buckets) -> Iterator[tuple[float, int, str]]:
+        """Jobs of one kind with their order: of equally urgent ones those first whose models idle workers hold."""
+        held = {affinity for worker in self.room.idle.values() for affinity in worker.holds}
+        count = 0
+        for urgency, bucket in alike.by_urgency():
+            for affinity in sorted(bucket, key=lambda name: name not in held):
+                for job_id in bucket[affinity]:
+                    count += 1
+                    yield -urgency, count, job_id
 
     def _retries(self) -> list[str]:
         urgency = self.state.plan.path_s
         return sorted(self.state.retries, key=lambda job_id: (-urgency[job_id], job_id))
 
-    def _consider(self, job_id: str) -> None:
-        """Start a job if it may; promise it workers if it is the first that must wait for some."""
-        if self._promise is not None:
-            self._backfill(job_id)
-        elif not self._seat(job_id) and self._job(job_id).devices > 1 and self._could_ever(job_id):
+    def _consider(self, job_id: str) -> _Answer:
+        """Start a job if it may; promise it a place if it is the first that must wait for one."""
+        if self._promised:
+            return self._backfill(job_id)
+        if self._seat(job_id):
+            return _Answer.starts
+        if (self._job(job_id).devices > 1 or not self.room.is_plain) and self._could_ever(job_id):
             self.actions.append(Reserve(job_id))
-            self._promise = self._promised(job_id)
+            self._promise(job_id)
+        return _Answer.waits
 
     def _could_ever(self, job_id: str) -> bool:
-        return self._job(job_id).devices <= len(self._usable)
+        return self._job(job_id).devices <= len(self.room.fitting(job_id))
+
+    def _promise(self, job_id: str) -> None:
+        self._promised, self._promised_s = job_id, self.room.earliest_s(job_id)
 
     def _seat(self, job_id: str) -> bool:
-        """Start a job on whichever idle workers suit it, if there are enough."""
-        return self._place(job_id, self._by_liking(job_id, self._suitable(job_id)))
-
-    def _backfill(self, job_id: str) -> None:
-        """Start a job beside the promise, if that does not delay it."""
-        promise, job = self._promise, self._job(job_id)
-        assert promise is not None
-        suitable = self._suitable(job_id)
-        beside = self._by_liking(job_id, suitable - set(promise.workers))
-        kept = self._by_liking(job_id, suitable & set(promise.workers))
-        in_time = self.now_s + job.seconds <= promise.start_s + _SAME_S
-        if in_time:
-            self._place(job_id, beside + kept)
-            return
-        spare = kept[: max(0, promise.spare)]
-        if self._place(job_id, beside + spare):
-            promise.spare -= max(0, job.devices - len(beside))
-
-    def _suitable(self, job_id: str) -> set[int]:
-        """Idle workers that a job may take: those on which it has failed only where others are too few."""
-        return self._allowed(job_id) & set(self.idle)
-
-    def _allowed(self, job_id: str) -> set[int]:
-        elsewhere = self._usable - set(self.state.blame.failed_on(job_id))
-        return elsewhere if len(elsewhere) >= self._job(job_id).devices else self._usable
-
-    def _by_liking(self, job_id: str, workers: Collection[int]) -> list[int]:
-        """One that holds the model first; for a job of several devices, which lets go of models, the emptiest."""
-        job = self._job(job_id)
-        if job.devices > 1:
-            return sorted(workers, key=lambda index: (len(self.idle[index].holds), index))
-        return sorted(workers, key=lambda index: (job.affinity not in self.idle[index].holds, index))
-
-    def _place(self, job_id: str, workers: list[int]) -> bool:
+        """Start a job in the place that suits it best, if there is one."""
         devices = self._job(job_id).devices
-        if len(workers) < devices:
+        seats = self.room.seats(job_id)[:devices]
+        if len(seats) < devices:
             return False
-        # In the order of devices, which is that of ranks.
-        leader, *members = sorted(workers[:devices])
-        self._start(Start(job_id, leader, tuple(members)))
+        self._take(job_id, seats)
         return True
 
+    def _backfill(self, job_id: str) -> _Answer:
+        """Start a job beside the promise, if that does not delay it."""
+        width, takes_s = self._job(job_id).devices, self._job(job_id).seconds
+        # There is only ever less room. A job that is tried again may run in fewer places than others like it.
+        like = None if job_id in self.state.retries else self.state.needs.like(self._job(job_id))
+        if like is not None and takes_s >= (known := self._delaying_s.get(like, math.inf)):
+            return _Answer.delays if known else _Answer.waits
+        kept = self.room.allowed(self._promised)
+        seats = sorted(self.room.seats(job_id), key=lambda seat: seat.device in kept)
+        if len(seats) < width:
+            if like is not None:
+                self._delaying_s[like] = 0.0
+            return _Answer.waits
+        options = [[seat] for seat in seats] if width == 1 else [seats[:width]]
+        for option in options:
+            if self.room.would_start_s(self._promised, job_id, option) <= self._promised_s + _SAME_S:
+                self._take(job_id, option)
+                return _Answer.starts
+        if like is not None:
+            self._delaying_s[like] = takes_s
+        return _Answer.delays
+
+    def _take(self, job_id: str, seats: list[Seat]) -> None:
+        # In the order of workers, which is that of ranks.
+        leader, *members = sorted(seat.worker for seat in seats)
+        emptied = tuple(sorted(worker for seat in seats for worker in seat.emptied))
+        self.room.add(job_id, seats)
+        self.actions.append(Start(job_id, leader, tuple(members), emptied))
+
     def _start(self, action: Start) -> None:
+        self.room.add(action.job_id, [self.room.seat(action.job_id, action.worker)])
         self.actions.append(action)
-        for index in (action.worker, *action.members):
-            self._begun[index] = action.job_id
-            del self.idle[index]
-
-    def _promised(self, job_id: str) -> _Promise:
-        workers = self._allowed(job_id)
-        free_s = sorted(self._free_s(index) for index in workers)
-        start_s = free_s[self._job(job_id).devices - 1]
-        in_time = sum(time_s <= start_s + _SAME_S for time_s in free_s)
-        return _Promise(job_id, workers, start_s, in_time - self._job(job_id).devices)
-
-    def _free_s(self, index: int) -> float:
-        """When a worker should be free; one that is overdue, or is being started, from now on."""
-        worker = self.state.workers[index]
-        if index in self._begun:
-            return self.now_s + self._job(self._begun[index]).seconds
-        if worker.job_id:
-            return max(self.now_s, worker.started_s + self._job(worker.job_id).seconds)
-        return self.now_s
 
     def _job(self, job_id: str) -> Job:
         return self.state.plan.jobs[job_id]

@@ -10,19 +10,15 @@ from pipeline.plan.job import Job
 
 Bucket = Mapping[str, Mapping[str, None]]
 """Jobs of equal urgency and width: affinity -> job ids, in the order in which they became ready."""
+Kind = tuple[int, int | None, str]
+"""What decides where a job may run: how many devices it needs and how much of their memory."""
 
 
-class ReadyQueue:
-    """Buckets of jobs that are equally urgent and need equally many devices: the most urgent, then the widest."""
+class Buckets:
+    """Jobs in buckets, the most urgent first, then the widest."""
 
-    def __init__(self, path_s: Mapping[str, float]) -> None:
-        """Make an empty queue.
-
-        Args:
-            path_s: Seconds of the longest path from each job to the end of the plan: its urgency.
-        """
-        # Sums of floats in another order differ in the last bits; that must not tell equal jobs apart.
-        self._urgency = {job_id: round(seconds, 6) for job_id, seconds in path_s.items()}
+    def __init__(self, urgency: Mapping[str, float]) -> None:
+        self._urgency = urgency
         self._order: list[tuple[float, int]] = []
         self._buckets: dict[tuple[float, int], dict[str, dict[str, None]]] = {}
         self._widths: Counter[int] = Counter()
@@ -62,9 +58,14 @@ class ReadyQueue:
         return max(self._widths, default=0)
 
     def buckets(self) -> Iterator[tuple[int, Bucket]]:
-        """All buckets with the devices that each of their jobs needs, in the order of the class."""
+        """All buckets with the devices that each of their jobs needs."""
         for place in reversed(self._order):
             yield place[1], self._buckets[place]
+
+    def by_urgency(self) -> Iterator[tuple[float, Bucket]]:
+        """All buckets with the urgency of their jobs."""
+        for place in reversed(self._order):
+            yield place[0], self._buckets[place]
 
     def longest_s(self) -> float:
         """Length of the longest path that begins with a job in the queue."""
@@ -72,3 +73,39 @@ class ReadyQueue:
 
     def _place(self, job: Job) -> tuple[float, int]:
         return self._urgency[job.id], job.devices
+
+
+class ReadyQueue(Buckets):
+    """Buckets of jobs that are equally urgent and need equally many devices: the most urgent, then the widest.
+
+    Attributes:
+        alike: The same jobs again, those apart that may not run in the same places.
+    """
+
+    def __init__(self, path_s: Mapping[str, float]) -> None:
+        """Make an empty queue.
+
+        Args:
+            path_s: Seconds of the longest path from each job to the end of the plan: its urgency.
+        """
+        # Sums of floats in another order differ in the last bits; that must not tell equal jobs apart.
+        super().__init__({job_id: round(seconds, 6) for job_id, seconds in path_s.items()})
+        self.alike: dict[Kind, Buckets] = {}
+
+    def push(self, job: Job) -> None:
+        """Add a job."""
+        super().push(job)
+        self.alike.setdefault(kind_of(job), Buckets(self._urgency)).push(job)
+
+    def remove(self, job: Job) -> None:
+        """Take a job out."""
+        super().remove(job)
+        alike = self.alike[kind_of(job)]
+        alike.remove(job)
+        if not len(alike):
+            del self.alike[kind_of(job)]
+
+
+def kind_of(job: Job) -> Kind:
+    """What decides where a job may run."""
+    return job.devices, job.memory_mb, job.memory_kind

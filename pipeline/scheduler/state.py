@@ -12,18 +12,21 @@ pending -> ready -> running -> done -----.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from pipeline.config.schema import Barrier
+from pipeline.devices.layout import Layout, plain_layout
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.results.status import GpuLoad
 from pipeline.scheduler.blame import Blame
-from pipeline.scheduler.ready import ReadyQueue
+from pipeline.scheduler.needs import WHOLE, Needs
+from pipeline.scheduler.ready import ReadyQueue, kind_of
 from pipeline.workers.failure import FailureKind
 
 
@@ -57,6 +60,9 @@ class JobState:
         root_cause: The failed job that blocks it, or "".
         workers: While it runs, its workers in the order of ranks; the first is given the job, the others lend
             their devices.
+        whole: While it runs, whether it shares its device with no other job.
+        alone: Whether its next attempt must have a device to itself, since memory ran out beside others.
+        keep_models: Whether the worker that runs it may keep models of earlier jobs.
     """
 
     job: Job
@@ -67,6 +73,9 @@ class JobState:
     reason: str = ""
     root_cause: str = ""
     workers: tuple[int, ...] = ()
+    whole: bool = True
+    alone: bool = False
+    keep_models: bool = True
 
 
 @dataclass
@@ -88,6 +97,7 @@ class WorkerState:
         tokens: Tokens of its job so far.
         rss_bytes: Resident memory at the last heartbeat.
         gpu: Its GPU at the last heartbeat.
+        held_mb: Memory of its device that it holds between jobs, where others share the device.
     """
 
     index: int
@@ -104,6 +114,7 @@ class WorkerState:
     tokens: int = 0
     rss_bytes: int = 0
     gpu: GpuLoad | None = None
+    held_mb: int = 0
 
 
 Cell = tuple[str, int]
@@ -120,11 +131,13 @@ class RunState:
         ready: Jobs that could start now, on any worker.
         retries: Jobs that could start now and have failed on a worker before, which the next attempt avoids.
         reserved: The job of several devices for which idle workers are kept, or "".
-        blame: Which worker has failed which job.
+        blame: Which device has failed which job.
+        layout: The devices, and which worker is on which.
+        needs: What jobs take of their memory.
         cells: Chain and round -> number of jobs by status.
         unsettled: Jobs that are neither there nor given up.
         running: Jobs that run.
-        seconds_left: Estimated device-seconds of unsettled jobs.
+        seconds_left: Estimated seconds of unsettled jobs, each times the workers whose places it takes.
         samples: Of jobs that finished in this run.
         tokens: Of jobs that finished in this run.
     """
@@ -138,6 +151,8 @@ class RunState:
         barrier: Barrier = Barrier.none,
         models_in_memory: int = 1,
         device_failures: int = 3,
+        layout: Layout | None = None,
+        needs: Needs | None = None,
     ) -> None:
         """Set up the state before the first event.
 
@@ -148,18 +163,23 @@ class RunState:
             barrier: Whether a round waits for all earlier ones.
             models_in_memory: How many models a worker keeps.
             device_failures: Different jobs in a row that make a device the suspect.
+            layout: Where the workers are; one on each device if None.
+            needs: What jobs take of the devices' memory; nothing is known if None.
         """
+        self.layout = plain_layout(num_workers) if layout is None else layout
+        self.needs = Needs(self.layout) if needs is None else needs
         self.plan = plan
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
         self.workers = [WorkerState(index) for index in range(num_workers)]
         self.ready = ReadyQueue(plan.path_s)
         self.retries: dict[str, None] = {}
+        self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
         self.reserved = ""
         self.blame = Blame(device_failures)
         self.cells: dict[Cell, Counter[JobStatus]] = {}
         self.unsettled = len(self.jobs)
         self.running = 0
-        self.seconds_left = sum(job.seconds * job.devices for job in plan.jobs.values())
+        self.seconds_left = sum(job.seconds * self.slots_of(job) for job in plan.jobs.values())
         self.samples = 0
         self.tokens = 0
         self._models_in_memory = models_in_memory
@@ -207,8 +227,11 @@ class RunState:
         self.workers[index].status = "quarantined"
 
     def renew(self, index: int) -> None:
-        """The process of a worker is being replaced on purpose, for the job that has its device."""
-        self.workers[index].up = self.workers[index].fresh = False
+        """The process of a worker is being replaced on purpose, for a job that needs the memory it holds."""
+        worker = self.workers[index]
+        worker.up = worker.fresh = False
+        if worker.status == "idle":
+            worker.status = "starting"
 
     def is_lent(self, index: int) -> bool:
         """Whether the device of a worker serves a job that another worker was given."""
@@ -216,12 +239,46 @@ class RunState:
         return bool(job_id) and self.jobs[job_id].workers[0] != index
 
     def is_gathered(self, job_id: str) -> bool:
-        """Whether no process holds memory of the devices that a job of several is about to use."""
-        return all(self.workers[index].up and self.workers[index].fresh for index in self.jobs[job_id].workers)
+        """Whether no process of its own workers holds memory that a job of several devices is about to use."""
+        workers = [self.workers[index] for index in self.jobs[job_id].workers]
+        return all(worker.up and (worker.fresh or len(workers) == 1) for worker in workers)
 
     def usable_workers(self) -> list[int]:
         """Places that are not quarantined."""
         return [worker.index for worker in self.workers if worker.status != "quarantined"]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each device has one worker and will do for every job: then nobody need look at memory."""
+        return self.layout.slots == 1 and self.needs.fit_everywhere(self._kinds)
+
+    @property
+    def most_needed(self) -> int:
+        """MiB of a device that the most demanding job needs of those that could start now, as far as is known."""
+        needs = [self.needs.of_kind(*kind[1:]) for kind in self.ready.alike]
+        return max(
+            [need or 0 for need in (*needs, *(self.needs.of(self.jobs[name].job) for name in self.retries))],
+            default=0,
+        )
+
+    def usable_devices(self) -> list[int]:
+        """Devices of which a place is left."""
+        return sorted({self.layout.device_of(index) for index in self.usable_workers()})
+
+    def fitting_devices(self, job: Job) -> list[int]:
+        """Those of them on which a job may run."""
+        return self.needs.fitting(job, self.usable_devices())
+
+    def slots_of(self, job: Job) -> int:
+        """How many workers' places a job takes: those of several devices, or one."""
+        return job.devices * self.layout.slots if job.devices > 1 else 1
+
+    def charge(self, job_id: str, device: int) -> float:
+        """MiB that are set aside for a job on a device, or `WHOLE`."""
+        state = self.jobs[job_id]
+        if state.alone or (state.status is JobStatus.running and state.whole):
+            return WHOLE
+        return self.needs.charge(state.job, device)
 
     def idle_workers(self) -> list[WorkerState]:
         """Workers that could take a job."""
@@ -235,13 +292,17 @@ class RunState:
         return bool(self.ready or self.retries)
 
     def too_wide(self) -> list[str]:
-        """Jobs that could start now but for needing more devices than are left."""
-        usable = len(self.usable_workers())
-        found = [name for name in self.retries if self.jobs[name].job.devices > usable]
-        for devices, bucket in self.ready.buckets() if self.ready.widest > usable else ():
-            if devices > usable:
-                found += [name for names in bucket.values() for name in names]
+        """Jobs that could start now but for needing more devices, or larger ones, than are left."""
+        found = [name for name in self.retries if self._is_too_wide(self.jobs[name].job)]
+        for alike in self.ready.alike.values():
+            names = (name for _, bucket in alike.buckets() for ids in bucket.values() for name in ids)
+            first = next(names)
+            if self._is_too_wide(self.jobs[first].job):
+                found += [first, *names]
         return found
+
+    def _is_too_wide(self, job: Job) -> bool:
+        return job.devices > len(self.fitting_devices(job))
 
     def reserve(self, job_id: str) -> None:
         """Keep idle workers for a ready job until it starts."""
@@ -256,6 +317,7 @@ class RunState:
         state = self.jobs[job_id]
         assert state.status is JobStatus.ready
         assert len({index, *members}) == state.job.devices
+        charge = self.charge(job_id, self.layout.device_of(index))
         self._unqueue(state)
         self._set(state, JobStatus.running)
         state.attempts += 1
@@ -267,8 +329,10 @@ class RunState:
             worker.done, worker.total, worker.tokens = 0, 0, 0
         leader = self.workers[index]
         leader.status, leader.total = "running", state.job.samples
+        state.whole = math.isinf(charge)
         if not members:
             leader.fresh = False
+            state.keep_models = self._keeps_models(leader, state.job.affinity)
             self._remember(leader, state.job.affinity)
         return state.attempts
 
@@ -276,14 +340,26 @@ class RunState:
         """Whether a worker's message is about the attempt that it was given last."""
         return self.workers[index].job_id == job_id and self.jobs[job_id].attempts == attempt
 
-    def finished(self, index: int, samples: int, tokens: int) -> None:
-        """A worker has finished its job."""
+    def finished(
+        self, index: int, samples: int, tokens: int, peak_mb: int | None = None, held_mb: int = 0
+    ) -> None:
+        """A worker has finished its job.
+
+        Args:
+            index: The worker.
+            samples: Of the job.
+            tokens: Of the job.
+            peak_mb: Most memory of its device that it held meanwhile; None where that is unknown.
+            held_mb: What of that it still holds.
+        """
         workers = self.jobs[self.workers[index].job_id].workers
         job_id = self._free(index)
+        self.workers[index].held_mb = held_mb
+        self.needs.measured(self.jobs[job_id].job, peak_mb)
         self.samples += samples
         self.tokens += tokens
         for worker in workers:
-            self.blame.finished(worker)
+            self.blame.finished(self.layout.device_of(worker))
         self._arrive(job_id, JobStatus.done)
 
     def found(self, job_id: str) -> None:
@@ -321,13 +397,32 @@ class RunState:
             self._release([job_id])
         return True
 
-    def raised(self, index: int) -> str:
+    def raised(self, index: int, held_mb: int = 0) -> str:
         """A worker's job raised; the worker is free again.
+
+        Args:
+            index: The worker.
+            held_mb: Memory of its device that it still holds.
 
         Returns:
             The job, still to be failed or retried.
         """
+        self.workers[index].held_mb = held_mb
         return self._free(index)
+
+    def ran_out_of_memory(self, job_id: str, index: int) -> bool:
+        """Memory of the device ran out for a job that a worker ran; what it needs is more than was thought.
+
+        Returns:
+            Whether other jobs may be to blame. Its next attempt then has a device to itself.
+        """
+        state, device = self.jobs[job_id], self.layout.device_of(index)
+        if state.whole:
+            self.needs.ran_out_alone(state.job, device)
+            return False
+        self.needs.ran_out_beside_others(state.job, device)
+        state.alone = True
+        return True
 
     def retry(self, job_id: str) -> None:
         """A job whose attempt gave nothing may be tried again, once its inputs are there."""
@@ -394,8 +489,18 @@ class RunState:
         else:
             self.ready.remove(state.job)
 
+    def _keeps_models(self, worker: WorkerState, affinity: str) -> bool:
+        """Whether a worker may keep models in its memory for a job.
+
+        On a device with several workers, only if the job works with the same: what one holds for later, the others
+        lack now.
+        """
+        return self.layout.slots == 1 or (affinity != "" and worker.holds == [affinity])
+
     def _remember(self, worker: WorkerState, affinity: str) -> None:
-        if affinity:
+        if self.layout.slots > 1:
+            worker.holds = [affinity] if affinity else []
+        elif affinity:
             others = [held for held in worker.holds if held != affinity]
             worker.holds = [*others, affinity][-self._models_in_memory :]
 
@@ -406,7 +511,7 @@ class RunState:
         self.running += (status is JobStatus.running) - (state.status is JobStatus.running)
         change = (status in SETTLED) - (state.status in SETTLED)
         self.unsettled -= change
-        self.seconds_left -= change * state.job.seconds * state.job.devices
+        self.seconds_left -= change * state.job.seconds * self.slots_of(state.job)
         self._unsettled_in_round[state.job.round] -= change
         state.status = status
 
@@ -429,7 +534,7 @@ class RunState:
                 if state.status is not JobStatus.pending or state.waits_for:
                     continue  # an input was found damaged while it was held back; that input will release it
                 self._set(state, JobStatus.ready)
-                if self.blame.failed_on(job_id):
+                if self.blame.failed_on(job_id) or state.alone:
                     self.retries[job_id] = None
                 else:
                     self.ready.push(state.job)
@@ -440,8 +545,11 @@ def cell_of(job: Job) -> Cell:
     return job.chain, job.round
 
 
-def too_few_devices(job: Job, usable: int) -> str:
-    """Say why a job cannot run on so few devices."""
+def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
+    """Say why a job cannot run on some devices: there are too few of them, or they are too small."""
+    usable = len(devices)
+    if job.devices <= usable:
+        return _too_large(job, devices, layout, needs)
     there = "there is 1" if usable == 1 else f"there are {usable}"
     return (
         f"{job.id} needs {job.devices} devices at once, and {there}. Ask for fewer (training.gpus_per_job), or "
@@ -449,21 +557,42 @@ def too_few_devices(job: Job, usable: int) -> str:
     )
 
 
-def check_runnable(plan: Plan, workers: int, stored: Collection[str] = ()) -> None:
+def _too_large(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
+    places = [layout.places[device] for device in devices]
+    have = ", ".join(f"{place.label} has {_gib(place.free_mb or 0)} free" for place in places)
+    fitting = len(needs.fitting(job, devices))
+    each = "" if job.devices == 1 else f" on each of {job.devices} devices"
+    found = "no device of this run has so much" if not fitting else f"only {fitting} of this run have so much"
+    return (
+        f"{job.id} needs {_gib(needs.of(job) or 0)} of device memory{each}, and {found}: {have}. Try a smaller "
+        "training.micro_batch_size or generation.batch_size, or share the training by training.gpus_per_job and "
+        "training.strategy=fsdp; or correct what memory_mb says"
+    )
+
+
+def _gib(mebibytes: int) -> str:
+    return f"{mebibytes / 1024:.1f} GiB"
+
+
+def check_runnable(
+    plan: Plan, layout: Layout, stored: Collection[str] = (), peaks: Mapping[str, int] | None = None
+) -> None:
     """Refuse what this engine cannot carry out.
 
     Args:
         plan: The plan.
-        workers: Size of the pool.
+        layout: The devices.
         stored: Ids of the jobs that need not run.
+        peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
 
     Raises:
-        PlanError: A job needs more devices than there are, its id cannot name a folder, or its payload is no plain
-            data.
+        PlanError: A job needs more devices than there are, or larger ones, its id cannot name a folder, or its
+            payload is no plain data.
     """
+    needs, devices = Needs(layout, peaks), range(len(layout.places))
     for job in plan.jobs.values():
-        if job.devices > workers and job.id not in stored:
-            raise PlanError(too_few_devices(job, workers))
+        if job.id not in stored and job.devices > len(needs.fitting(job, devices)):
+            raise PlanError(too_few_devices(job, devices, layout, needs))
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
             raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.devices.inventory import Device
+from pipeline.devices.layout import Layout, plain_layout
 from pipeline.devices.leftover import FREE_TIMEOUT_S
 from pipeline.workers.inline import InlineWorker
 from pipeline.workers.pool import MakeWorker, Pool
@@ -21,26 +22,31 @@ def make_pool(
     threads: int,
     log_dir: Path,
     levels: Mapping[str, int] | None = None,
+    layout: Layout | None = None,
 ) -> Pool:
     """Describe the pool of a run; nothing starts yet.
 
     Args:
         execution: Backend and deadlines.
-        devices: One per worker; the inline backend uses the first alone.
+        devices: The devices; the inline backend uses the first alone.
         threads: Threads of each worker for numerical libraries.
         log_dir: Folder for what worker processes write outside of jobs.
         levels: UUID of a GPU -> memory in use before the run, to which it must come back before another process
-            takes the place of one that ended.
+            takes the place of one that ended. Not looked at where several workers share a GPU: in a container the
+            driver's process ids tell nothing, and what a neighbour has taken would look left over.
+        layout: How many workers each device has, and which; one each if None.
     """
     inline = execution.backend is Backend.inline
+    layout = layout or plain_layout(1 if inline else len(devices))
+    devices = [devices[layout.device_of(worker)] for worker in range(layout.workers)]
     make = (
         inline_workers(execution, devices, threads)
         if inline
-        else local_workers(execution, devices, threads, log_dir, levels or {})
+        else local_workers(execution, devices, threads, log_dir, (levels or {}) if layout.slots == 1 else {})
     )
     return Pool(
         make,
-        1 if inline else len(devices),
+        layout.workers,
         start_timeout_s=execution.start_timeout_s,
         stop_grace_s=execution.stop_grace_s,
     )

@@ -52,7 +52,14 @@ _LOST_PEER_CLASSES = {"torch.distributed.DistNetworkError", "torch.distributed.D
 _LOST_PEER_TEXTS = ("gloo/transport", "Connection closed by peer", "NCCL communicator was aborted")
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _OUT_OF_MEMORY_CLASSES = {"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"}
-_OUT_OF_MEMORY_TEXTS = ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory")
+_OUT_OF_MEMORY_TEXTS = (
+    "CUDA out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    # What takes memory of the GPU past torch's allocator: a context, the workspaces of libraries.
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 _DEVICE_CLASSES = {"torch.AcceleratorError"}
 _DEVICE_TEXTS = ("CUDA error", "CUDA driver error", "NCCL error", "cuDNN error", "CUBLAS_STATUS_")
 

@@ -173,6 +173,8 @@ class _Gang:
         assert isinstance(first, JobFinished)
         self.work.load_s += first.load_s
         self.work.samples, self.work.tokens = first.samples, first.tokens
+        peaks = [rank.said.peak_mb for rank in self.ranks if isinstance(rank.said, JobFinished)]
+        self.work.peak_mb = max((peak for peak in peaks if peak is not None), default=None)
 
     def end(self) -> None:
         """End whatever rank still runs, and drop what ranks other than the first have written."""

@@ -34,6 +34,12 @@ class RunJob:
     """File that receives everything the job writes to its standard output and error, native code included."""
     gang: list[str] = field(default_factory=list)
     """For a job of several devices, what each of its ranks sees in CUDA_VISIBLE_DEVICES; empty for one device."""
+    keep_models: bool = True
+    """Whether models of earlier jobs may stay in memory; otherwise the worker lets go of them first."""
+    slots: int = 1
+    """Workers on its device, this one included; what one of several holds between jobs the others lack."""
+    shared: bool = False
+    """Whether other jobs may run on its device meanwhile, and memory run out for no fault of this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,10 @@ class JobFinished:
     """Seconds from start to commit, loading included."""
     samples: int
     tokens: int
+    peak_mb: int | None = None
+    """Most memory of its device that the process held during the job, in MiB; None on a CPU."""
+    held_mb: int = 0
+    """What of that it still holds, for the models that it keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +126,8 @@ class JobRaised:
     """Key of the stored output that the job could not use, for the kind ``damaged_input``."""
     rank: int | None = None
     """The process that failed first, where a job has several."""
+    held_mb: int = 0
+    """As in `JobFinished`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,8 +144,8 @@ class Pool:
     def reopen(self, index: int) -> None:
         """Undo `close`."""
         slot = self._slots[index]
-        slot.closed = False
-        if not slot.alive:
+        was_closed, slot.closed = slot.closed, False
+        if was_closed and not slot.alive:
             self._start_another(slot)
 
     def interrupt(self) -> None:

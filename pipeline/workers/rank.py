@@ -23,6 +23,7 @@ from pipeline.errors import JobStopped as StopJob
 from pipeline.errors import WorkerError
 from pipeline.results.store import Store
 from pipeline.workers.channel import Channel
+from pipeline.workers.device_memory import peak_mb
 from pipeline.workers.entrypoint import die_with_parent, restore_imports
 from pipeline.workers.gang import RankSettings
 from pipeline.workers.messages import JobFinished, JobRaised, JobStopped, RunJob, Shutdown, decode
@@ -72,6 +73,7 @@ class _Rank:
             run_s=round(time.monotonic() - start, 6),
             samples=work.samples,
             tokens=work.tokens,
+            peak_mb=peak_mb(work.device) if work.peak_mb is None else work.peak_mb,
         )
 
     def _work(self, order: RunJob) -> Work:

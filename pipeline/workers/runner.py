@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.errors import DamagedOutput, GangError, JobError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.store import Store
 from pipeline.results.verified import Verified
+from pipeline.workers.device_memory import begin_measuring, give_back, held_mb, peak_mb
 from pipeline.workers.failure import class_name, classify
 from pipeline.workers.messages import (
     FromWorker,
@@ -107,7 +109,13 @@ class JobRunner:
                 print(f"stopped: {error}" if str(error) else "stopped", flush=True)  # noqa: T201 - the job's log
                 return JobStopped(job_id=order.job_id, attempt=order.attempt)
             traceback.print_exc()
-            return raised(order, error, start)
+            failed = raised(order, error, start)
+        else:
+            return self._finished(order, work, start)
+        # Not inside `except`: the traceback there holds the frames of the job and all their tensors.
+        return replace(failed, held_mb=self._held_mb(order))
+
+    def _finished(self, order: RunJob, work: Work, start: float) -> JobFinished:
         return JobFinished(
             job_id=order.job_id,
             attempt=order.attempt,
@@ -115,7 +123,16 @@ class JobRunner:
             run_s=round(time.monotonic() - start, 6),
             samples=work.samples,
             tokens=work.tokens,
+            peak_mb=peak_mb(self._device) if work.peak_mb is None else work.peak_mb,
+            held_mb=self._held_mb(order) if work.held_mb is None else work.held_mb,
         )
+
+    def _held_mb(self, order: RunJob) -> int:
+        """What stays on a device with other workers; where there are none it is nobody's concern."""
+        if order.slots == 1:
+            return 0
+        give_back(self._device)
+        return held_mb(self._device)
 
     def _streams(self, output: OutputTo) -> AbstractContextManager[None]:
         return nullcontext() if self._own_process else output.paused()
@@ -154,7 +171,12 @@ class JobRunner:
             memory=self.memory,
             report=RegularProgress(order, report),
             stopping=lambda: self.stop_requested,
+            shared=order.shared,
         )
+        if not order.keep_models:
+            self.memory.clear()
+            give_back(self._device)
+        begin_measuring(self._device)
         try:
             self._check_inputs(order, store)
             with self._body():

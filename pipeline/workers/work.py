@@ -35,6 +35,11 @@ class Work:
         load_s: Seconds spent in `loading`, for the accounting of device time.
         samples: Samples reported last.
         tokens: Tokens reported last.
+        shared: Whether other jobs may run on the device meanwhile. If memory runs out then, the job is to fail
+            rather than to do with less: it is tried again with the device to itself, and comes out the same.
+        peak_mb: Most memory of its device that the process held during the job, in MiB. Measured through torch
+            where the job does not say; None on a CPU.
+        held_mb: What of that it still holds afterwards, likewise.
     """
 
     job_id: str
@@ -53,6 +58,9 @@ class Work:
     load_s: float = 0.0
     samples: int = 0
     tokens: int = 0
+    shared: bool = False
+    peak_mb: int | None = None
+    held_mb: int | None = None
 
     def progress(self, done: int, total: int, tokens: int = 0) -> None:
         """Report how far the job is; cheap enough for every step."""

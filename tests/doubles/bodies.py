@@ -401,3 +401,43 @@ def ranks_stop_when_asked(work: Work) -> None:
         work.checkpoints.mkdir(parents=True, exist_ok=True)
         saved.touch()
     raise JobStopped(f"rank {work.rank}")
+
+
+# -- jobs that share a device ------------------------------------------------------------------------
+
+
+def take_memory(work: Work) -> None:
+    """Say how much memory it takes, and end when as many jobs as it is to meet have begun."""
+    work.peak_mb, work.held_mb = work.payload.get("peak_mb"), work.payload.get("held_mb", 0)
+    print(f"shared: {work.shared}, {os.environ['CUDA_VISIBLE_DEVICES']}")
+    if meeting := work.payload.get("meeting"):
+        Path(meeting).joinpath(work.job_id).touch()
+        give_up = time.monotonic() + 30
+        while len(list(Path(meeting).iterdir())) < work.payload["meets"]:
+            assert time.monotonic() < give_up, "the others did not come"
+            time.sleep(0.01)
+    write(work)
+
+
+def run_out_beside_others(work: Work) -> None:
+    """Have too little memory unless the device is its own."""
+    if work.shared:
+        raise MemoryError("no room beside others")
+    take_memory(work)
+
+
+def fail_on_gpu_0(work: Work) -> None:
+    if os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-00000000"):
+        kill_self(work)
+    if "journal" in work.payload:
+        wait_for_event(work)
+    write(work)
+
+
+def wait_for_event(work: Work) -> None:
+    """End when the run's journal has an event."""
+    give_up = time.monotonic() + 30
+    while f'"{work.payload["event"]}"' not in Path(work.payload["journal"]).read_text():
+        assert time.monotonic() < give_up, "it did not come"
+        time.sleep(0.01)
+    write(work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ import psutil
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfig
 from pipeline.devices.inventory import Device, cpu_slots
+from pipeline.devices.layout import make_layout
 from pipeline.devices.leftover import read_levels
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
@@ -65,16 +66,31 @@ class Engine:
         self,
         *jobs: Job,
         workers: int = 2,
+        devices: Sequence[Device] | None = None,
+        peaks: Mapping[str, int] | None = None,
         backend: Backend = Backend.local,
         barrier: Barrier = Barrier.none,
         retry: RetryConfig | None = None,
         stored: Iterable[str] = (),
         stop_grace_s: float = 2.0,
         watcher: Callable[[RunStatus], None] | None = None,
-        devices: Sequence[Device] | None = None,
         **settings: Any,
     ) -> Outcome:
-        """Run jobs to the end and keep the journal."""
+        """Run jobs to the end and keep the journal.
+
+        Args:
+            jobs: The plan.
+            workers: How many CPU slots, where no devices are given.
+            devices: What they run on.
+            peaks: Memory that jobs took in earlier runs.
+            backend: Kind of worker.
+            barrier: What a job waits for.
+            retry: Budgets.
+            stored: Ids of jobs that need not run.
+            stop_grace_s: Seconds for running jobs when the run is stopped.
+            watcher: Gets snapshots.
+            settings: Further settings of `ExecutionConfig`.
+        """
         self.runs += 1
         self.run_dir.mkdir(parents=True)
         self.statuses = []
@@ -88,8 +104,9 @@ class Engine:
         path = self.run_dir / "journal.jsonl"
         journal = Journal(path)
         devices = cpu_slots(workers) if devices is None else devices
-        logs = self.run_dir / "workers"
-        pool = make_pool(execution, devices, threads=1, log_dir=logs, levels=read_levels(devices))
+        layout, logs = make_layout(devices, execution), self.run_dir / "workers"
+        levels = read_levels(devices)
+        pool = make_pool(execution, devices, threads=1, log_dir=logs, layout=layout, levels=levels)
         try:
             return run_plan(
                 plan_of(*jobs),
@@ -99,6 +116,8 @@ class Engine:
                 journal=journal,
                 run_dir=self.run_dir,
                 settings=execution,
+                layout=layout,
+                peaks=peaks,
                 on_status=watcher or self.statuses.append,
             )
         finally:

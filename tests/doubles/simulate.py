@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from pipeline.config.schema import Barrier
+from pipeline.devices.layout import Layout
 from pipeline.plan.graph import Plan
 from pipeline.scheduler.makespan import Attempt
 from pipeline.scheduler.policy import Reserve, next_actions
@@ -18,6 +19,8 @@ def simulate(
     seconds: Mapping[str, float] | None = None,
     barrier: Barrier = Barrier.none,
     watch: Callable[[RunState, float], None] = lambda state, now_s: None,
+    layout: Layout | None = None,
+    peaks_mb: Mapping[str, int] | None = None,
 ) -> list[Attempt]:
     """Every attempt with its times, in the order in which they end.
 
@@ -27,8 +30,11 @@ def simulate(
         seconds: True durations; the planned ones if None.
         barrier: As in the real engine.
         watch: Looks at the state whenever everything has started that may.
+        layout: The devices; `workers` of them with one worker each if None.
+        peaks_mb: True peaks of device memory by job, which are measured when it finishes; half of it stays held.
     """
-    state = RunState(plan, (), workers, barrier=barrier, models_in_memory=2)
+    workers = layout.workers if layout else workers
+    state = RunState(plan, (), workers, barrier=barrier, models_in_memory=2, layout=layout)
     for index in range(workers):
         state.worker_ready(index, "cpu")
     now, events, attempts = 0.0, [], []
@@ -38,6 +44,9 @@ def simulate(
                 state.reserve(action.job_id)
                 continue
             state.start(action.job_id, action.worker, action.members, now)
+            for index in action.emptied:
+                state.renew(index)
+                state.worker_ready(index, "cpu")
             takes = plan.jobs[action.job_id].seconds if seconds is None else seconds[action.job_id]
             heapq.heappush(events, (now + takes, action.worker, action.job_id, now))
         watch(state, now)
@@ -48,10 +57,12 @@ def simulate(
                 job_id=job_id,
                 attempt=1,
                 worker=worker,
-                devices=plan.jobs[job_id].devices,
+                devices=state.slots_of(plan.jobs[job_id]),
                 sent_s=sent,
                 ended_s=now,
             )
         )
-        state.finished(worker, 0, 0)
+        peak = (peaks_mb or {}).get(job_id)
+        held = (peak or 0) // 2 if plan.jobs[job_id].devices == 1 and state.layout.slots > 1 else 0
+        state.finished(worker, 0, 0, peak, held)
     return attempts

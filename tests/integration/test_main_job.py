@@ -7,12 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from pipeline.config.load import load_config
+from pipeline.devices.inventory import cpu_slots
+from pipeline.experiment import prepare, run_jobs
 from pipeline.results.journal import read_journal
+from pipeline.results.store import Store
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -122,6 +127,22 @@ def test_results_are_the_same_bytes(calm: Path, tmp_path: Path, how: str) -> Non
     output_dir = tmp_path / "outputs"
     run(output_dir, how)
     assert results(output_dir) == results(calm)
+
+
+def test_results_are_the_same_bytes_with_several_jobs_on_a_device(calm: Path, tmp_path: Path) -> None:
+    """On a CPU slot, which no request can ask for: the engine does the same there, and bytes can be compared."""
+    request = prepare(load_config(["experiment.name=t", f"output_dir={tmp_path}", *SMALL]))
+    execution = replace(request.config.execution, jobs_per_device=2)
+    (tmp_path / "run").mkdir()
+    outcome = run_jobs(request.plan, request.store, cpu_slots(1), tmp_path / "run", execution=execution)
+    assert {event["worker"] for event in read_journal(tmp_path / "run/journal.jsonl") if "worker" in event} == {
+        0,
+        1,
+    }
+    assert not outcome.failures()
+    before, packed = Store(calm / ".store"), request.store
+    for job in request.plan.jobs.values():
+        assert packed.manifest(job.key) == before.manifest(job.key)
 
 
 def test_a_killed_engine_leaves_nothing_behind_and_the_same_command_goes_on(calm: Path, tmp_path: Path) -> None:

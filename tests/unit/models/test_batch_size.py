@@ -11,7 +11,7 @@ from torch import nn
 
 from pipeline.errors import JobError, OutOfMemory
 from pipeline.models import batch_size
-from pipeline.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes, memory_identity
+from pipeline.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes, memory_identity, on_device
 from pipeline.workers.failure import FailureKind, classify
 
 MODEL = nn.Linear(2, 2)
@@ -46,6 +46,18 @@ def test_whole_groups_are_halved_until_they_fit(configured: int, group: int, lim
     found: list[int] = []
     assert fits(BatchSize(configured, group=group), limit, found) == tried[-1]
     assert found == tried
+
+
+def test_nothing_is_halved_on_a_device_that_others_share(tmp_path: Path) -> None:
+    """Memory may have run out because of them; halving would change the result, and be remembered."""
+    tried: list[int] = []
+    batch = BatchSizes(tmp_path, "cpu", MODEL).begin("train", 64, length=8)
+    with on_device(shared=True), pytest.raises(torch.OutOfMemoryError) as caught:
+        fits(batch, 20, tried)
+    assert tried == [64]
+    assert classify(caught.value) is FailureKind.out_of_memory
+    assert not list(tmp_path.rglob("*.json"))
+    assert fits(batch, 20) == 16  # the device is its own again
 
 
 def test_the_size_stays_at_what_fitted() -> None:

@@ -11,11 +11,13 @@ MESSAGES = [
     RunJob(
         job_id="a/b", attempt=2, key="k", entry="m:f", payload={"eta": math.inf, "text": "ä\n\u2028"},
         inputs={"x": ["k1", "k2"]}, store="/s", scratch="/t", verified="/v", log_path="/l", gang=["GPU-1", ""],
+        keep_models=False, slots=3, shared=True,
     ),
     Shutdown(),
     WorkerReady(pid=1, device="cpu slot 0, 1 thread"),
     JobProgress(job_id="a", attempt=1, done=1, total=2, tokens=3),
     JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3),
+    JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3, peak_mb=7, held_mb=2),
 ]  # fmt: skip
 
 

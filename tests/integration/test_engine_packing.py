@@ -1,0 +1,225 @@
+"""Several jobs on one GPU, and GPUs of different sizes: the real engine and workers on a described machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeline.config.load import load_config
+from pipeline.config.schema import RetryConfig
+from pipeline.devices.inventory import Device, find_gpus
+from pipeline.errors import ConfigError, PlanError
+from pipeline.experiment import run_experiment
+from pipeline.plan.job import Job
+from pipeline.results.peaks import read_peaks, update_peaks
+from pipeline.scheduler.state import JobStatus
+from tests.doubles import fake_nvml
+from tests.doubles.engine import Engine, job
+
+pytestmark = pytest.mark.timeout(120)
+
+GIB = 1024
+Gpus = Callable[..., list[Device]]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gpus:
+    """Describe GPUs of some sizes, and find them."""
+
+    def describe(*sizes_gib: int) -> list[Device]:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+        described = [fake_nvml.gpu(index, total_gib=size) for index, size in enumerate(sizes_gib)]
+        fake_nvml.use(monkeypatch, tmp_path, {"gpus": described})
+        return find_gpus()
+
+    return describe
+
+
+def takes(
+    name: str, needs: list[str] | None = None, *, kind: str = "k", said: int | None = None, **payload: Any
+) -> Job:
+    return job(name, "take_memory", needs or [], memory_kind=kind, memory_mb=said, payload=payload)
+
+
+def gpu_of(engine: Engine) -> Mapping[str, int]:
+    """Job -> number of the GPU on which it was started last."""
+    workers = {event["worker"]: int(event["device"][4:12], 16) for event in engine.events("WorkerStarted")}
+    return {event["job"]: workers[event["worker"]] for event in engine.events("JobStarted")}
+
+
+def order(engine: Engine, *names: str) -> list[tuple[str, str]]:
+    """Events of these names with their jobs, as they came."""
+    return [(event["event"], event["job"]) for event in engine.journal if event["event"] in names]
+
+
+def meeting(tmp_path: Path) -> str:
+    (tmp_path / "meeting").mkdir()
+    return str(tmp_path / "meeting")
+
+
+def test_six_small_jobs_run_at_once_on_two_gpus(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
+    where = meeting(tmp_path)
+    jobs = [takes(f"j{number}", meeting=where, meets=6) for number in range(6)]
+    outcome = engine.run(*jobs, devices=gpus(80, 80), jobs_per_device=3)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert [event for event, _ in order(engine, "JobStarted", "JobFinished")] == ["JobStarted"] * 6 + [
+        "JobFinished"
+    ] * 6
+    assert sorted(gpu_of(engine).values()) == [0, 0, 0, 1, 1, 1]
+    assert "shared: True, GPU-0000000" in engine.log("j0")
+    assert {event["device"][-14:] for event in engine.events("WorkerStarted")} == {
+        f", place {place} of 3" for place in (1, 2, 3)
+    }
+    assert outcome.makespan is not None
+    assert "on 6 places on 2 devices" in str(outcome.makespan)
+
+
+def test_the_first_job_of_a_kind_is_measured_alone(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
+    where, devices = meeting(tmp_path), gpus(140)
+    jobs = [takes("first", peak_mb=25 * GIB)]
+    jobs += [takes(f"j{number}", peak_mb=20 * GIB, meeting=where, meets=3) for number in range(3)]
+    outcome = engine.run(*jobs, devices=devices, jobs_per_device="auto")
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    events = order(engine, "JobStarted", "JobFinished")
+    assert events[:2] == [("JobStarted", "first"), ("JobFinished", "first")]
+    assert [event for event, _ in events[2:5]] == ["JobStarted"] * 3
+    assert "shared: False" in engine.log("first")
+    assert engine.events("JobFinished", "first")[0]["peak_mb"] == 25 * GIB
+    assert outcome.peaks_mb == {"k": 25 * GIB}
+    # A later run of the same store knows it, and measures nothing.
+    update_peaks(engine.store.root, outcome.peaks_mb)
+    again = [takes(f"again{number}", meeting=where, meets=7) for number in range(4)]
+    outcome = engine.run(*again, devices=devices, jobs_per_device="auto", peaks=read_peaks(engine.store.root))
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert [event for event, _ in order(engine, "JobStarted", "JobFinished")][:4] == ["JobStarted"] * 4
+
+
+def test_large_jobs_run_on_the_large_card_alone(engine: Engine, gpus: Gpus) -> None:
+    jobs = [takes(f"large{number}", kind="l", said=40 * GIB) for number in range(3)]
+    jobs += [takes(f"small{number}", kind="s", said=10 * GIB) for number in range(3)]
+    outcome = engine.run(*jobs, devices=gpus(24, 80))
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    where = gpu_of(engine)
+    assert {where[f"large{number}"] for number in range(3)} == {1}
+    assert where["small0"] == 0
+
+
+def test_a_need_that_no_card_meets_is_refused_in_one_line(engine: Engine, gpus: Gpus) -> None:
+    with pytest.raises(PlanError) as caught:
+        engine.run(takes("large", said=100 * GIB), takes("small", said=1), devices=gpus(80, 24))
+    assert str(caught.value).startswith(
+        "large needs 100.0 GiB of device memory, and no device of this run has so much: GPU 0 (NVIDIA H200) has "
+        "80.0 GiB free, GPU 1 (NVIDIA H200) has 24.0 GiB free. Try a smaller training.micro_batch_size"
+    )
+    assert engine.journal == []
+    wide = job("wide", devices=2, memory_mb=40 * GIB)
+    with pytest.raises(
+        PlanError, match=r"40\.0 GiB of device memory on each of 2 devices, and only 1 of this run"
+    ):
+        engine.run(wide, devices=gpus(80, 24))
+
+
+@pytest.mark.parametrize("also", [[], ["dry_run=true"]], ids=["a run", "a dry run"])
+def test_such_a_request_starts_nothing(gpus: Gpus, tmp_path: Path, also: list[str]) -> None:
+    gpus(80, 24)
+    outputs = tmp_path / "outputs"
+    config = load_config(
+        ["experiment.name=t", f"output_dir={outputs}", f"algos.PITA.memory_mb={100 * GIB}", *also]
+    )
+    with pytest.raises(PlanError, match=r"PITA/r1/generate/000 needs 100\.0 GiB of device memory"):
+        run_experiment(config, Console(quiet=True))
+    assert not (outputs / "t").exists()
+
+
+def test_several_jobs_on_a_cpu_slot_are_refused(tmp_path: Path) -> None:
+    settings = ["experiment.name=t", "device=cpu", f"output_dir={tmp_path}", "dry_run=true"]
+    with pytest.raises(ConfigError, match=r"jobs_per_device=2 is for GPUs.* execution\.workers"):
+        run_experiment(load_config([*settings, "execution.jobs_per_device=2"]), Console(quiet=True))
+    assert run_experiment(load_config([*settings, "execution.jobs_per_device=auto"]), Console(quiet=True)) == 0
+
+
+def test_memory_that_runs_out_beside_others_costs_no_attempt(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
+    where = meeting(tmp_path)
+    jobs = [takes("calm", meeting=where, meets=1), job("greedy", "run_out_beside_others", memory_kind="g")]
+    outcome = engine.run(
+        *jobs, devices=gpus(80), jobs_per_device=2, retry=RetryConfig(out_of_memory=1, wait_s=0.05)
+    )
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    (failed,) = engine.events("AttemptFailed")
+    assert (failed["job"], failed["kind"], failed["retry"]) == ("greedy", "out_of_memory", True)
+    assert "it shared the device; the next attempt does not" in failed["reason"]
+    assert "shared: False" in engine.log("greedy", attempt=2)
+
+
+def test_idle_workers_make_room_for_a_job_that_needs_what_they_hold(
+    engine: Engine, gpus: Gpus, tmp_path: Path
+) -> None:
+    where = meeting(tmp_path)
+    pair = [takes(name, said=50 * GIB, held_mb=50 * GIB, meeting=where, meets=2) for name in "ab"]
+    engine.run(*pair, takes("large", ["a", "b"], said=100 * GIB), devices=gpus(140), jobs_per_device=2)
+    exited = next(event for event in engine.journal if event["event"] == "WorkerExited")
+    (started,) = engine.events("JobStarted", "large")
+    assert engine.journal.index(exited) < engine.journal.index(started)
+    assert exited["worker"] != started["worker"]
+    assert not engine.events("AttemptFailed")
+
+
+def test_a_gang_has_its_gpus_to_itself(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
+    where = meeting(tmp_path)
+    small = [takes(f"j{number}", said=1, held_mb=5, meeting=where, meets=4) for number in range(4)]
+    gang = job("gang", "rank_facts", [one.id for one in small], devices=2, payload={"meeting": where + "2"})
+    Path(where + "2").mkdir()
+    outcome = engine.run(*small, gang, job("after", "nothing", ["gang"]), devices=gpus(80, 80), jobs_per_device=2)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    (started,) = engine.events("JobStarted", "gang")
+    assert sorted([started["worker"], *started["members"]]) in ([0, 1], [0, 3], [1, 2], [2, 3])
+    # All four workers have held memory, so all four were replaced before.
+    at = engine.journal.index(started)
+    assert {event["worker"] for event in engine.journal[:at] if event["event"] == "WorkerExited"} == {0, 1, 2, 3}
+
+
+def test_packing_does_not_change_what_is_stored(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
+    devices = gpus(80)
+    jobs = [job(f"j{number}", "write", [f"j{number - 3}"] if number >= 3 else []) for number in range(12)]
+    engine.run(*jobs, devices=devices)
+    packed = Engine(tmp_path / "packed")
+    packed.run(*jobs, devices=devices, jobs_per_device=3)
+    assert packed.files() == engine.files()
+    assert packed.leftovers() == []
+
+
+def test_a_broken_gpu_is_quarantined_with_all_its_workers(engine: Engine, gpus: Gpus) -> None:
+    # Those on the other GPU keep it busy until it is over.
+    payload = {"journal": str(engine.root / "run1" / "journal.jsonl"), "event": "DeviceQuarantined"}
+    bad = [job(f"bad{number}", "fail_on_gpu_0", payload=payload) for number in range(6)]
+    outcome = engine.run(
+        *bad, devices=gpus(80, 80), jobs_per_device=2, retry=RetryConfig(device_failures=2, worker_lost=3)
+    )
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    quarantined = {event["worker"] for event in engine.events("DeviceQuarantined")}
+    assert quarantined == {0, 2}
+
+
+def test_a_job_that_goes_on_beside_those_that_fail_proves_that_the_gpu_works(engine: Engine, gpus: Gpus) -> None:
+    journal = str(engine.root / "run1" / "journal.jsonl")
+    payload = {"journal": journal, "event": "DeviceQuarantined"}
+    good = job("good", "wait_for_event", payload=payload, seconds=99, memory_mb=40 * GIB)
+    # Two of them keep the other GPU busy until it is over.
+    bad = [job(f"bad{number}", "fail_on_gpu_0", payload=payload, memory_mb=1) for number in range(6)]
+    after = [job(f"after{number}", "write", ["good"]) for number in range(4)]
+    outcome = engine.run(
+        good, *bad, *after, devices=gpus(80, 24), jobs_per_device=2, retry=RetryConfig(device_failures=2)
+    )
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert {event["worker"] for event in engine.events("DeviceQuarantined")} == {0, 2}
+    assert {event["worker"] for event in engine.events("DeviceReleased")} == {0, 2}
+    (started,) = engine.events("JobStarted", "good")
+    quarantined = engine.journal.index(engine.events("DeviceQuarantined")[0])
+    (finished,) = engine.events("JobFinished", "good")
+    between = engine.journal[quarantined : engine.journal.index(finished)]
+    assert started["worker"] not in [event["worker"] for event in between if event["event"] == "WorkerExited"]
