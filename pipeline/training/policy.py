@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pipeline.config.schema import TrainingConfig
+from pipeline.config.schema import DType, TrainingConfig
 from pipeline.generation.sampling import policy_logprobs
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.models.load import checkpoint_activations
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, train
+from pipeline.training.precision import computing_in
 from pipeline.training.sequences import Batch, Sequences, epoch_order, micro_batches
 
 _REMEDY = "Try training.gradient_checkpointing=true, lora.rank=16, shorter texts, or a device with more memory."
@@ -39,6 +40,7 @@ class Fitting:
         training: Micro-batch size, decay, clipping, schedule.
         seed: Of the order of the data.
         device: ``cpu`` or ``cuda``.
+        dtype: To compute in; see `computing_in`.
         clear_cache_interval: As `TrainSettings` has it.
         on_step: Called after each step with the sequences seen so far, those of all epochs, and the tokens seen by
             this process.
@@ -52,6 +54,7 @@ class Fitting:
     training: TrainingConfig
     seed: int
     device: str
+    dtype: DType = DType.float32
     clear_cache_interval: int = 0
     on_step: Callable[[int, int, int], None] | None = None
     checkpoint: Checkpoints | None = None
@@ -108,7 +111,9 @@ def fit(
             part = rows[start : start + len(batch.ids)]
             start += len(part)
             seen += int(data.lengths[part].sum())
-            yield loss_of(batch, part, rows)
+            with computing_in(fitting.dtype, fitting.device):
+                loss = loss_of(batch, part, rows)
+            yield loss
         tokens += seen
         if fitting.on_step is not None:
             fitting.on_step(min(len(order), (step + 1) * fitting.batch_size), len(order), tokens)

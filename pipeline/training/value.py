@@ -8,13 +8,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig
+from pipeline.config.schema import DType, HeadType, TrainingConfig, ValueAlgoConfig
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.models.load import checkpoint_activations
 from pipeline.models.value import ValueModel
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, train
 from pipeline.training.losses import chosen_values, token_atoms, token_bce
+from pipeline.training.precision import computing_in
 from pipeline.training.sequences import Sequences, epoch_order, micro_batches
 
 
@@ -26,6 +27,7 @@ def fit_value(
     *,
     seed: int,
     device: str,
+    dtype: DType = DType.float32,
     clear_cache_interval: int = 0,
     on_step: Callable[[int, int], None],
     checkpoint: Checkpoints | None = None,
@@ -40,6 +42,7 @@ def fit_value(
         training: Micro-batch size, decay, clipping, schedule.
         seed: Of the order of the data.
         device: ``cpu`` or ``cuda``.
+        dtype: To compute in; see `computing_in`.
         clear_cache_interval: As `TrainSettings` has it.
         on_step: Called after each step with the sequences seen so far, and the tokens seen by this process.
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
@@ -67,7 +70,9 @@ def fit_value(
         seen = 0
         for batch in micro_batches(data, rows, micro_batch.size, device):
             seen += batch.ids.numel()
-            yield token_loss(token_values(model, batch.ids), batch.mask, batch.labels) / max(1, supervised)
+            with computing_in(dtype, device):
+                values = token_values(model, batch.ids)
+            yield token_loss(values, batch.mask, batch.labels) / max(1, supervised)
         tokens += seen
         on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
 
