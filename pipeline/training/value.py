@@ -80,6 +80,7 @@ def fit_value(
     settings = TrainSettings(
         steps=math.ceil(len(order) / algo.batch_size),
         learning_rate=algo.learning_rate,
+        head_learning_rate=algo.head_learning_rate,
         weight_decay=training.weight_decay,
         grad_clip=training.grad_clip,
         warmup_steps=training.warmup_steps,
