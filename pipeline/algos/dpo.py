@@ -77,15 +77,17 @@ class DPO(PostTrainingAlgorithms):
     def _anchor_scores(self, ctx: JobContext, pairs: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
         from pipeline.training.policy import completion_logprobs, score_sequences
+        from pipeline.training.precision import computing_in
 
         anchor = self.anchor_model(ctx, _settings(ctx).reference)
-        return score_sequences(
-            pairs,
-            lambda batch: completion_logprobs(anchor, batch).double().sum(-1),
-            micro_batch_size=ctx.config.training.micro_batch_size,
-            device=ctx.device,
-            ranks=ctx.ranks,
-        )
+        with computing_in(ctx.config.system.dtype, ctx.device):
+            return score_sequences(
+                pairs,
+                lambda batch: completion_logprobs(anchor, batch).double().sum(-1),
+                micro_batch_size=ctx.config.training.micro_batch_size,
+                device=ctx.device,
+                ranks=ctx.ranks,
+            )
 
 
 def existing_sequences(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Sequences:

@@ -56,7 +56,8 @@ class Groups:
     def pairs(self, settings: PreferenceConfig) -> Sequences:
         """Preferred and other completions of pairs, one after the other, labelled 1 and 0.
 
-        Of each prompt the first `pairs_per_prompt` that can be decided, counting (0, 1), (0, 2), ..., (1, 2), ...
+        Of each prompt the first `pairs_per_prompt` that can be decided, counting (0, 1), (0, 2), ..., (1, 2), ...,
+        or from the largest difference of rewards down.
         Completions of the same tokens are no pair.
         """
         sides = np.array(list(combinations(range(self.size), 2)), np.int64).reshape(-1, 2)
@@ -71,12 +72,15 @@ class Groups:
             beta=settings.beta,
             ties=settings.ties,
         ).reshape(count, -1)
+        width = np.nan_to_num(np.abs(self.scored.values[first] - self.scored.values[second]))
+        order = np.argsort(-width, axis=1, kind="stable")
         places: list[int] = []
         for prompt in range(count):
             wanted = settings.pairs_per_prompt
-            for one, other, verdict in zip(first[prompt], second[prompt], decided[prompt], strict=True):
+            for pair in order[prompt] if settings.widest_first else range(len(sides)):
                 if wanted == 0:
                     break
+                one, other, verdict = first[prompt, pair], second[prompt, pair], decided[prompt, pair]
                 if verdict != UNDECIDED and self.tokens[one] != self.tokens[other]:
                     places += [one, other] if verdict == 1 else [other, one]
                     wanted -= 1

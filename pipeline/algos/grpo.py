@@ -69,18 +69,20 @@ class GRPO(PostTrainingAlgorithms):
     def _anchor(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
         from pipeline.training.policy import completion_logprobs, score_sequences
+        from pipeline.training.precision import computing_in
         from pipeline.training.samples import padded, supervised_columns
 
         model = self.anchor_model(ctx, _settings(ctx).reference)
         temperature = ctx.config.generation.temperature
-        found = score_sequences(
-            samples.sequences,
-            lambda batch: completion_logprobs(model, batch, temperature),
-            micro_batch_size=ctx.config.training.micro_batch_size,
-            device=ctx.device,
-            ranks=ctx.ranks,
-            width=samples.sequences.ids.shape[1],
-        )
+        with computing_in(ctx.config.system.dtype, ctx.device):
+            found = score_sequences(
+                samples.sequences,
+                lambda batch: completion_logprobs(model, batch, temperature),
+                micro_batch_size=ctx.config.training.micro_batch_size,
+                device=ctx.device,
+                ranks=ctx.ranks,
+                width=samples.sequences.ids.shape[1],
+            )
         return padded(supervised_columns(found, samples.sequences))
 
 

@@ -198,6 +198,7 @@ def fitting_of(
         training=ctx.config.training,
         seed=ctx.seed * 1000 + ctx.round,
         device=ctx.device,
+        dtype=ctx.config.system.dtype,
         clear_cache_interval=ctx.config.system.clear_cache_interval,
         on_step=lambda done, total, tokens: ctx.progress(done, total=total, tokens=tokens),
         checkpoint=ctx.checkpoint(name, also_finished=more),

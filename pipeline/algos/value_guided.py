@@ -112,6 +112,7 @@ class ValueGuidedAlgorithms(Algorithm):
             ctx.config.training,
             seed=ctx.seed * 1000 + ctx.round,
             device=ctx.device,
+            dtype=ctx.config.system.dtype,
             clear_cache_interval=ctx.config.system.clear_cache_interval,
             on_step=lambda done, tokens: ctx.progress(done, total=len(data) * algo.epochs, tokens=tokens),
             checkpoint=ctx.checkpoint("value"),

@@ -210,6 +210,9 @@ def _algo(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:
             f"{key}.eta={algo.eta}: must be above 0. The tilt is exp(value / eta), so smaller is stronger "
             "(0.1 is strong, 1 is mild) and inf is the reference policy itself"
         )
+    rate = algo.head_learning_rate
+    if rate is not None and not (rate > 0 and math.isfinite(rate)):
+        yield f"{key}.head_learning_rate={rate}: must be a positive number, or null for learning_rate"
     if algo.top_k < 1:
         yield f"{key}.top_k={algo.top_k}: must be at least 1"
     if not 0 <= algo.min_p < 1:

@@ -383,6 +383,9 @@ class ValueAlgoConfig(AlgoConfig):
     eta: float = 0.1
     """Guidance strength: the tilt is exp(value / eta). Smaller is stronger; inf is the reference policy."""
     head: HeadType = HeadType.q
+    head_learning_rate: float | None = None
+    """Of the head alone, which starts from zero and has further to go than a trained backbone; null takes
+    `learning_rate`."""
     top_k: int = 6
     """Candidates that guidance looks at: the most likely tokens of the reference."""
     min_p: float = 0.02
@@ -436,6 +439,8 @@ class PreferenceConfig:
     ties: Ties = Ties.drop
     pairs_per_prompt: int = 3
     """Decided pairs that are kept of each prompt at most."""
+    widest_first: bool = False
+    """Keep those with the largest differences of rewards instead of the first ones."""
 
 
 @dataclass(kw_only=True)

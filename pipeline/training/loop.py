@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ class TrainSettings:
     Attributes:
         steps: Optimizer steps.
         learning_rate: At its highest.
+        head_learning_rate: The same for a value model's head; None takes `learning_rate`.
         weight_decay: Of AdamW, on every parameter.
         betas: Of AdamW.
         grad_clip: Largest norm of the gradient; 0 does not clip.
@@ -44,6 +46,7 @@ class TrainSettings:
 
     steps: int
     learning_rate: float
+    head_learning_rate: float | None = None
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     grad_clip: float = 1.0
@@ -131,7 +134,11 @@ def train(
     ranks.prepare(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
+        _groups(model, settings),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        foreach=True,
     )
     state = TrainState(model, optimizer, BatchSize(1) if micro_batch is None else micro_batch, ranks)
     if checkpoint is not None:
@@ -146,6 +153,17 @@ def train(
     return state.history
 
 
+def _groups(model: nn.Module, settings: TrainSettings) -> list[dict[str, Any]]:
+    """Parameters to train, by learning rate; `scale` is what that of a step is multiplied by."""
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    if settings.head_learning_rate is None:
+        return [{"params": [weight for _, weight in trained]}]
+    scale = settings.head_learning_rate / settings.learning_rate
+    head = [weight for name, weight in trained if name.startswith("head.")]
+    rest = [weight for name, weight in trained if not name.startswith("head.")]
+    return [{"params": rest, "scale": 1.0}, {"params": head, "scale": scale}]
+
+
 def _step(
     state: TrainState,
     settings: TrainSettings,
@@ -153,7 +171,7 @@ def _step(
     losses_of: Callable[[int], Iterator[Tensor]],
 ) -> float:
     for group in state.optimizer.param_groups:
-        group["lr"] = rate_at(state.step, settings)
+        group["lr"] = rate_at(state.step, settings) * group.get("scale", 1.0)
     before = random_state()
 
     ranks = state.ranks

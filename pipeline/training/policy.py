@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pipeline.config.schema import TrainingConfig
+from pipeline.config.schema import DType, TrainingConfig
 from pipeline.generation.sampling import policy_logprobs
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.models.load import checkpoint_activations
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.loop import TrainSettings, train
+from pipeline.training.precision import computing_in
 from pipeline.training.sequences import Batch, Sequences, batch_of, epoch_order
 
 _REMEDY = "Try training.gradient_checkpointing=true, lora.rank=16, shorter texts, or a device with more memory."
@@ -40,6 +41,7 @@ class Fitting:
         training: Micro-batch size, decay, clipping, schedule.
         seed: Of the order of the data.
         device: ``cpu`` or ``cuda``.
+        dtype: To compute in; see `computing_in`.
         clear_cache_interval: As `TrainSettings` has it.
         on_step: Called after each step with the sequences seen so far, those of all epochs, and the tokens seen
             since this process started, by all ranks.
@@ -54,6 +56,7 @@ class Fitting:
     training: TrainingConfig
     seed: int
     device: str
+    dtype: DType = DType.float32
     clear_cache_interval: int = 0
     on_step: Callable[[int, int, int], None] | None = None
     checkpoint: Checkpoints | None = None
@@ -109,7 +112,8 @@ def fit(
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
         for part, weight in ranks.share(rows, micro_batch.size, group):
             batch = batch_of(data, part, fitting.device)
-            loss = loss_of(batch, part, rows)
+            with computing_in(fitting.dtype, fitting.device):
+                loss = loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
         tokens += int(data.lengths[rows].sum())
         if fitting.on_step is not None:

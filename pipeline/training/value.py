@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig
+from pipeline.config.schema import DType, HeadType, TrainingConfig, ValueAlgoConfig
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.models.load import checkpoint_activations
 from pipeline.models.value import ValueModel
@@ -16,6 +16,7 @@ from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.loop import TrainSettings, train
 from pipeline.training.losses import chosen_values, token_atoms, token_bce
+from pipeline.training.precision import computing_in
 from pipeline.training.sequences import Sequences, batch_of, epoch_order
 
 
@@ -27,6 +28,7 @@ def fit_value(
     *,
     seed: int,
     device: str,
+    dtype: DType = DType.float32,
     clear_cache_interval: int = 0,
     on_step: Callable[[int, int], None],
     checkpoint: Checkpoints | None = None,
@@ -42,6 +44,7 @@ def fit_value(
         training: Micro-batch size, decay, clipping, schedule.
         seed: Of the order of the data.
         device: ``cpu`` or ``cuda``.
+        dtype: To compute in; see `computing_in`.
         clear_cache_interval: As `TrainSettings` has it.
         on_step: Called after each step with the sequences seen so far, and the tokens seen by this process (with
             several ranks, about as many as by all).
@@ -73,7 +76,9 @@ def fit_value(
         for part, weight in ranks.share(rows, micro_batch.size):
             batch = batch_of(data, part, device)
             seen += batch.ids.numel()
-            loss = token_loss(token_values(model, batch.ids), batch.mask, batch.labels) / max(1, supervised)
+            with computing_in(dtype, device):
+                values = token_values(model, batch.ids)
+            loss = token_loss(values, batch.mask, batch.labels) / max(1, supervised)
             yield loss if weight == 1 else loss * weight
         tokens += seen * ranks.size
         on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
@@ -82,6 +87,7 @@ def fit_value(
     settings = TrainSettings(
         steps=math.ceil(len(order) / algo.batch_size),
         learning_rate=algo.learning_rate,
+        head_learning_rate=algo.head_learning_rate,
         weight_decay=training.weight_decay,
         grad_clip=training.grad_clip,
         warmup_steps=training.warmup_steps,

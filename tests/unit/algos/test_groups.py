@@ -49,6 +49,12 @@ def test_the_first_decided_pairs_of_each_prompt() -> None:
     assert pairs(drawn.pairs(only)) == everything[:4]
 
 
+def test_the_widest_pairs_of_each_prompt() -> None:
+    drawn = groups([[0.2, 0.5, 0.1, 0.9], [0.3, np.nan, 0.3, 0.4]])
+    settings = PreferenceConfig(pairs_per_prompt=2, source=PreferenceSource.reward, widest_first=True)
+    assert pairs(drawn.pairs(settings)) == [(3, 2), (3, 0), (7, 4), (7, 6)]
+
+
 def test_equal_completions_are_no_pair() -> None:
     drawn = groups([[0.1, 0.9, 0.3]], tokens=[[7, 7, 8]])
     assert pairs(drawn.pairs(PreferenceConfig(pairs_per_prompt=9))) == [(8, 7), (7, 8)]

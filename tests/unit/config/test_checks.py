@@ -34,6 +34,7 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("algos.PITA.eta=0", "algos.PITA.eta=0.0: must be above 0"),
         ("algos.PITA.eta=nan", "algos.PITA.eta=nan"),
         ("algos.QSharp.eta=-1", "smaller is stronger"),
+        ("algos.QSharp.head_learning_rate=0", "head_learning_rate=0.0: must be a positive number, or null"),
         ("experiment.seeds=[]", "experiment.seeds is empty"),
         ("experiment.seeds=[1,1]", "twice"),
         ("rounds_of_training=0", "rounds_of_training=0"),

@@ -159,3 +159,20 @@ def test_only_the_tail_of_a_sequence_is_supervised() -> None:
     assert batch.ids.tolist() == [[5, 6, 0, 0], [1, 2, 3, 4]]
     assert batch.mask.tolist() == [[True, True, False, False], [False, False, True, True]]
     assert batch.labels.tolist() == [0, 1]
+
+
+def test_a_head_may_learn_faster_than_its_backbone() -> None:
+    def moved(head_learning_rate: float | None) -> dict[str, float]:
+        model, before = value_model(), dict(value_model().named_parameters())
+        algo = ValueAlgoConfig(batch_size=8, learning_rate=1e-4, head_learning_rate=head_learning_rate, epochs=1)
+        training = TrainingConfig(micro_batch_size=8, warmup_steps=0, weight_decay=0.0)
+        fit_value(model, sequences(), algo, training, seed=0, device="cpu", on_step=lambda done, tokens: None)
+        # Three steps of AdamW, which moves what has gradients by nearly its rate in each.
+        return {
+            name: (weight - before[name]).abs().max().item() / 1e-4 for name, weight in model.named_parameters()
+        }
+
+    plain, fast = moved(None), moved(1e-2)
+    assert max(plain.values()) < 3.5
+    assert 100 < fast["head.weight"] < 350
+    assert max(size for name, size in fast.items() if not name.startswith("head.")) < 3.5

@@ -1,0 +1,23 @@
+"""Which precision a training computes in. The weights that it changes are float32, whatever this is."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from pipeline.config.schema import DType
+
+
+def computing_in(dtype: DType, device: str) -> AbstractContextManager[object]:
+    """Forward passes in `bfloat16` where that is asked for; sums and losses stay in float32 (torch.autocast).
+
+    `float16` computes in float32: its range is too small for gradients without a scale for the loss.
+
+    Args:
+        dtype: `system.dtype`.
+        device: ``cpu`` or ``cuda``.
+    """
+    if dtype is not DType.bfloat16:
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, torch.bfloat16)
