@@ -67,13 +67,11 @@ def fit_value(
         nonlocal tokens
         rows = order[step * algo.batch_size : (step + 1) * algo.batch_size]
         supervised = int((data.lengths[rows] - data.starts[rows]).sum())
-        seen = 0
         for batch in micro_batches(data, rows, micro_batch.size, device):
-            seen += batch.ids.numel()
             with computing_in(dtype, device):
                 values = token_values(model, batch.ids)
             yield token_loss(values, batch.mask, batch.labels) / max(1, supervised)
-        tokens += seen
+        tokens += int(data.lengths[rows].sum())
         on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
 
     token_loss = token_atoms if model.config.atoms > 1 else token_bce
