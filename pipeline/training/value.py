@@ -46,8 +46,8 @@ def fit_value(
         device: ``cpu`` or ``cuda``.
         dtype: To compute in; see `computing_in`.
         clear_cache_interval: As `TrainSettings` has it.
-        on_step: Called after each step with the sequences seen so far, and the tokens seen by this process (with
-            several ranks, about as many as by all).
+        on_step: Called after each step with the sequences seen so far, and the tokens seen
+            since this process started, by all ranks.
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
         hints: Folder of batch sizes that fitted; None remembers nothing.
         ranks: Who else does this training. `training.micro_batch_size` is for each of them.
@@ -72,15 +72,13 @@ def fit_value(
         nonlocal tokens
         rows = order[step * algo.batch_size : (step + 1) * algo.batch_size]
         supervised = int((data.lengths[rows] - data.starts[rows]).sum())
-        seen = 0
         for part, weight in ranks.share(rows, micro_batch.size):
             batch = batch_of(data, part, device)
-            seen += batch.ids.numel()
             with computing_in(dtype, device):
                 values = token_values(model, batch.ids)
             loss = token_loss(values, batch.mask, batch.labels) / max(1, supervised)
             yield loss if weight == 1 else loss * weight
-        tokens += seen * ranks.size
+        tokens += int(data.lengths[rows].sum())
         on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
 
     token_loss = token_atoms if model.config.atoms > 1 else token_bce

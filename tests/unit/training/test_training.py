@@ -176,3 +176,12 @@ def test_a_head_may_learn_faster_than_its_backbone() -> None:
     assert max(plain.values()) < 3.5
     assert 100 < fast["head.weight"] < 350
     assert max(size for name, size in fast.items() if not name.startswith("head.")) < 3.5
+
+
+def test_tokens_are_counted_without_padding() -> None:
+    data, seen = sequences(), []
+    algo, training = ValueAlgoConfig(batch_size=8, epochs=2), TrainingConfig(micro_batch_size=8)
+    fit_value(
+        value_model(), data, algo, training, seed=0, device="cpu", on_step=lambda done, tokens: seen.append(tokens)
+    )
+    assert seen[-1] == 2 * data.lengths.sum()
