@@ -99,9 +99,13 @@ def test_the_first_job_of_a_kind_is_measured_alone(engine: Engine, gpus: Gpus, t
     assert [event for event, _ in order(engine, "JobStarted", "JobFinished")][:4] == ["JobStarted"] * 4
 
 
-def test_large_jobs_run_on_the_large_card_alone(engine: Engine, gpus: Gpus) -> None:
-    jobs = [takes(f"large{number}", kind="l", said=40 * GIB) for number in range(3)]
-    jobs += [takes(f"small{number}", kind="s", said=10 * GIB) for number in range(3)]
+def test_large_jobs_run_on_the_large_card_alone(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
+    # The first of each kind run at the same time, however long the worker of the small card takes to start.
+    at_once = {"meeting": meeting(tmp_path), "meets": 2}
+    jobs = [takes(f"large{number}", kind="l", said=40 * GIB, **({} if number else at_once)) for number in range(3)]
+    jobs += [
+        takes(f"small{number}", kind="s", said=10 * GIB, **({} if number else at_once)) for number in range(3)
+    ]
     outcome = engine.run(*jobs, devices=gpus(24, 80))
     assert set(outcome.jobs.values()) == {JobStatus.done}
     where = gpu_of(engine)
