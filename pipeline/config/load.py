@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -36,6 +36,7 @@ from pipeline.errors import ConfigError, unknown_name
 VERSION_BASE = "1.3"
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
 """What composing a configuration may raise because of what the user wrote."""
+_Settings = TypeVar("_Settings")
 
 
 def conf_dir() -> Path:
@@ -176,15 +177,7 @@ def algo_schema(name: str, class_path: str | None) -> type[AlgoConfig]:
             own = f" For one of your own set algos.{name}.class_path=my_module.MyAlgorithm."
             raise ConfigError(unknown_name("algorithm", name, ALGO_SCHEMAS) + own)
         return ALGO_SCHEMAS[name]
-    owner = f"algos.{name}.class_path={class_path}"
-    schema = getattr(import_object(class_path), "config_class", None)
-    if schema is None:
-        raise ConfigError(
-            f"{owner} is no Algorithm: it has no config_class. It must be a subclass of "
-            "pipeline.algos.base.Algorithm."
-        )
-    check_settings_class(owner, schema, AlgoConfig)
-    return cast("type[AlgoConfig]", schema)
+    return _own_schema(f"algos.{name}", class_path, AlgoConfig, "pipeline.algos.base.Algorithm")
 
 
 def _dataset_schema(name: str, node: Mapping[str, Any]) -> type[DatasetConfig]:
@@ -195,15 +188,20 @@ def _dataset_schema(name: str, node: Mapping[str, Any]) -> type[DatasetConfig]:
     class_path = node.get("class_path")
     if not class_path or node.get("kind") in DATASET_SCHEMAS:
         return cast("type[DatasetConfig]", _kind(DATASET_SCHEMAS, "dataset", name, node))
-    owner = f"datasets.{name}.class_path={class_path}"
+    return _own_schema(f"datasets.{name}", class_path, DatasetConfig, "pipeline.datasets.base.Dataset")
+
+
+def _own_schema(key: str, class_path: str, base: type[_Settings], parent: str) -> type[_Settings]:
+    """The settings dataclass of a class of the user's own, which must build on `parent`."""
+    owner = f"{key}.class_path={class_path}"
     schema = getattr(import_object(class_path), "config_class", None)
     if schema is None:
         raise ConfigError(
-            f"{owner} is no Dataset: it has no config_class. It must be a subclass of "
-            "pipeline.datasets.base.Dataset."
+            f"{owner} is no {parent.rpartition('.')[2]}: it has no config_class. It must be a subclass of "
+            f"{parent}."
         )
-    check_settings_class(owner, schema, DatasetConfig)
-    return cast("type[DatasetConfig]", schema)
+    check_settings_class(owner, schema, base)
+    return cast("type[_Settings]", schema)
 
 
 def _class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:

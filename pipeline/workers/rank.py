@@ -23,11 +23,10 @@ from pipeline.errors import JobStopped as StopJob
 from pipeline.errors import WorkerError
 from pipeline.results.store import Store
 from pipeline.workers.channel import Channel
-from pipeline.workers.device_memory import peak_mb
 from pipeline.workers.entrypoint import die_with_parent, restore_imports
 from pipeline.workers.gang import RankSettings
 from pipeline.workers.messages import JobFinished, JobRaised, JobStopped, RunJob, Shutdown, decode
-from pipeline.workers.runner import RegularProgress, load_entry, raised
+from pipeline.workers.runner import RegularProgress, finished, load_entry, raised
 from pipeline.workers.work import Work
 
 
@@ -66,15 +65,7 @@ class _Rank:
                 return JobStopped(job_id=order.job_id, attempt=order.attempt)
             traceback.print_exc()
             return raised(order, error, start)
-        return JobFinished(
-            job_id=order.job_id,
-            attempt=order.attempt,
-            load_s=round(work.load_s, 6),
-            run_s=round(time.monotonic() - start, 6),
-            samples=work.samples,
-            tokens=work.tokens,
-            peak_mb=peak_mb(work.device) if work.peak_mb is None else work.peak_mb,
-        )
+        return finished(order, work, start)
 
     def _work(self, order: RunJob) -> Work:
         store = Store(Path(order.store))

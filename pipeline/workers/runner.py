@@ -111,21 +111,10 @@ class JobRunner:
             traceback.print_exc()
             failed = raised(order, error, start)
         else:
-            return self._finished(order, work, start)
+            done = finished(order, work, start)
+            return replace(done, held_mb=self._held_mb(order) if work.held_mb is None else work.held_mb)
         # Not inside `except`: the traceback there holds the frames of the job and all their tensors.
         return replace(failed, held_mb=self._held_mb(order))
-
-    def _finished(self, order: RunJob, work: Work, start: float) -> JobFinished:
-        return JobFinished(
-            job_id=order.job_id,
-            attempt=order.attempt,
-            load_s=round(work.load_s, 6),
-            run_s=round(time.monotonic() - start, 6),
-            samples=work.samples,
-            tokens=work.tokens,
-            peak_mb=peak_mb(self._device) if work.peak_mb is None else work.peak_mb,
-            held_mb=self._held_mb(order) if work.held_mb is None else work.held_mb,
-        )
 
     def _held_mb(self, order: RunJob) -> int:
         """What stays on a device with other workers; where there are none it is nobody's concern."""
@@ -264,6 +253,25 @@ def _versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
+
+
+def finished(order: RunJob, work: Work, start: float) -> JobFinished:
+    """What to say of a job that is done.
+
+    Args:
+        order: The job.
+        work: What it has counted.
+        start: When it began, on the monotonic clock.
+    """
+    return JobFinished(
+        job_id=order.job_id,
+        attempt=order.attempt,
+        load_s=round(work.load_s, 6),
+        run_s=round(time.monotonic() - start, 6),
+        samples=work.samples,
+        tokens=work.tokens,
+        peak_mb=peak_mb(work.device) if work.peak_mb is None else work.peak_mb,
+    )
 
 
 def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
