@@ -5,12 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.doubles.engine import Engine, descriptors
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it puts into the background so, and every program that a test starts would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The same few examples every time; `pytest --hypothesis-profile=long` tries 20,000 new ones of each property.
+_slow_machines = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("short", max_examples=25, derandomize=True, database=None, **_slow_machines)
+settings.register_profile("long", max_examples=20_000, print_blob=True, **_slow_machines)
+settings.load_profile("short")
 
 
 @pytest.fixture
