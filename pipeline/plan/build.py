@@ -29,6 +29,7 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.keys import determining, result_key
 from pipeline.plan.source_code import class_source, dataset_source
+from pipeline.plan.versions import shipped_versions
 
 ENTRY = "pipeline.algos.run:run_stage"
 REFERENCE = "reference"
@@ -289,6 +290,8 @@ class _Builder:
             known = {name: determining(section) for name, section in sections.items()}
             if "model" in known:
                 known["model"] |= self._identity(chain)
+            if versions := shipped_versions(stage, self.config.datasets[chain.dataset]):
+                known["version"] = versions
             self._configs[address] = (
                 known,
                 {name: _with_schema(section) for name, section in sections.items()},
