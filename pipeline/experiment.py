@@ -188,13 +188,14 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     estimate = duration(estimated_makespan(plan, missing, workers))
     timed = read_durations(request.store.root)
     if any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing):
-        estimate += " by a rough guess, as nothing like it was timed yet"
+        estimate += " (a rough guess, until the first run)"
     console.print(
         f"{jobs(total)}: {total - len(missing)} stored, {len(missing)} to run on "
         f"{workers} {'worker' if workers == 1 else 'workers'}"
         + (f", about {estimate}" if missing else "")
         + ". Nothing was started.",
         highlight=False,
+        soft_wrap=True,
     )
 
 
