@@ -13,7 +13,7 @@ and messages without scheduler and journal, which is what the pools of others ar
     dispatch       from knowing a result to handing over the next job, which waits for it (journal included)
     death seen     from the SIGKILL of a worker to knowing of it, median; others fail = jobs of other workers lost
 
-Peers that are not installed are left out: `pip install -e .[bench]` brings loky and pebble, `.[ray]` brings Ray.
+Peers that are not installed are left out: `pip install -e '.[bench]'` brings loky and pebble, `'.[ray]'` Ray.
 """
 
 from __future__ import annotations

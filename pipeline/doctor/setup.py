@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pipeline.config.install import install_command
 from pipeline.config.load import conf_dir, config_from_plain, load_config, to_plain
 from pipeline.config.schema import DeviceChoice
 from pipeline.devices.inventory import memory_available_bytes, usable_cores
@@ -52,7 +53,7 @@ def check_packages() -> Check:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        remedy = "run `pip install -c constraints.txt -e .` in this environment"
+        remedy = f"run `{install_command()}` in this environment"
         return Check("packages", Verdict.FAIL, f"missing: {', '.join(missing)}", remedy)
     return Check("packages", Verdict.PASS, ", ".join(found[:4]))
 
@@ -103,7 +104,7 @@ def check_store(output_dir: Path) -> Check:
 
 def check_imports(torch: TorchFacts) -> Check:
     """The engine does without torch, and a fresh process can import what a worker imports."""
-    again = "run `pip install -c constraints.txt -e .` again"
+    again = f"run `{install_command()}` again"
     if torch.failure:
         return Check("imports", Verdict.FAIL, torch.failure, again)
     code = "import sys, pipeline.cli; print('torch' in sys.modules)"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.install import install_command
 from pipeline.config.schema import Config, HFModelConfig, ModelConfig
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted, read_json
@@ -154,4 +155,4 @@ def _check_gguf(given: str, path: Path) -> None:
     if start != MAGIC:
         raise ConfigError(f"{given}: begins with {start!r} instead of {MAGIC!r}, so it is no GGUF file.")
     if importlib.util.find_spec("gguf") is None:
-        raise ConfigError(f"{given}: GGUF files need a package: pip install 'pipeline[gguf]'")
+        raise ConfigError(f"{given}: GGUF files need a package: {install_command('gguf')}")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
 from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
 
@@ -21,7 +22,7 @@ def _parse(text: str) -> list[Any]:
     try:
         from math_verify import parse
     except ImportError as error:
-        raise ConfigError("the reward 'math_verify' needs a package: pip install 'pipeline[math]'") from error
+        raise ConfigError(f"the reward 'math_verify' needs a package: {install_command('math')}") from error
     # It warns at every call that its timeout is off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     parsed: list[Any] = parse(text, parsing_timeout=None, raise_on_error=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
 from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
 
@@ -15,7 +16,7 @@ def _analyzer() -> Any:
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError as error:
-        raise ConfigError("the reward 'vader' needs a package: pip install 'pipeline[sentiment]'") from error
+        raise ConfigError(f"the reward 'vader' needs a package: {install_command('sentiment')}") from error
     return SentimentIntensityAnalyzer()
 
 

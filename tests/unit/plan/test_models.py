@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.install import install_command
 from pipeline.config.load import load_config
 from pipeline.config.schema import Attention, Config, HFModelConfig
 from pipeline.datasets.fingerprint import file_sha256
@@ -131,7 +132,7 @@ def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
 def test_a_missing_package_for_gguf_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF and so on")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'pipeline[gguf]'" in refused(tmp_path / "a.gguf")
+    assert install_command("gguf") in refused(tmp_path / "a.gguf")
 
 
 def test_code_that_comes_with_a_model_needs_consent(tmp_path: Path) -> None:
