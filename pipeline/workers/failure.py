@@ -29,9 +29,16 @@ NEEDS_FRESH_WORKER = frozenset({FailureKind.out_of_memory, FailureKind.device})
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 # Libraries in Rust and C++ raise errors of their own types, which say in words what the system had said.
 _STORAGE_TEXTS = re.compile(
-    r"\(os error ({})\)|No space left on device|Disk quota exceeded|database or disk is full"
-    r"|PytorchStreamWriter failed writing|\d+ requested and \d+ written".format(
-        "|".join(map(str, sorted(_STORAGE)))
+    "|".join(
+        [
+            *(rf"\(os error {code}\)" for code in sorted(_STORAGE)),
+            "No space left on device",
+            "Disk quota exceeded",
+            "database or disk is full",
+            r"^\d+ requested and \d+ written",
+            "PytorchStreamWriter failed writing",
+            r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
+        ]
     )
 )
 _TRANSIENT = {
