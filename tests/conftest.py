@@ -1,7 +1,9 @@
 """Fixtures for all tests. Being in a package, this file also makes `tests.doubles` importable."""
 
+import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,17 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     yield engine
     assert engine.leftovers() == []
     assert descriptors() == before
+
+
+@pytest.fixture(scope="session")
+def small_disk() -> Callable[[Path], list[str]]:
+    """The start of a command that runs the rest of it with a disk of 2 MiB in a folder, which only it sees."""
+    script = 'mount -t tmpfs -o size=2m,nr_inodes=1000 tmpfs "$0" && exec "$@"'
+    for unshare in (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]):
+        if shutil.which("unshare"):
+            tried = subprocess.run(
+                [*unshare, "sh", "-c", script, "/mnt", "true"], capture_output=True, check=False
+            )
+            if tried.returncode == 0:
+                return lambda folder: [*unshare, "sh", "-c", script, str(folder)]
+    pytest.skip("may not mount a small disk here")

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Label = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuLoad:
-    """What a GPU did a moment ago, whoever uses it.
+    """What a GPU did a moment ago, whoever uses it; its worker tells of it in a message.
 
     Attributes:
         label: As in ``GPU 0``.
@@ -17,10 +23,10 @@ class GpuLoad:
         utilization: Share of time with a kernel running, in percent; None where the driver does not tell.
     """
 
-    label: str
-    used_bytes: int
-    total_bytes: int
-    utilization: int | None = None
+    label: Label
+    used_bytes: Count
+    total_bytes: Count
+    utilization: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

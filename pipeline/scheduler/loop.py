@@ -23,7 +23,9 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ExecutionConfig
@@ -34,11 +36,12 @@ from pipeline.plan.job import Job
 from pipeline.results.faults import explained
 from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder
-from pipeline.results.status import GpuLoad, RunStatus
+from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.account import RunAccount
 from pipeline.scheduler.handover import Handover
+from pipeline.scheduler.hearing import objection
 from pipeline.scheduler.later import Later
 from pipeline.scheduler.makespan import account
 from pipeline.scheduler.needs import Needs
@@ -60,9 +63,11 @@ from pipeline.workers.messages import (
     JobRaised,
     JobStarted,
     JobStopped,
+    Report,
     RunJob,
     WorkerExited,
     WorkerReady,
+    WorkerUnreadable,
     WorkerUnusable,
 )
 from pipeline.workers.pool import Pool
@@ -73,6 +78,11 @@ STATUS_INTERVAL_S = 0.2
 _QUIET_INTERVAL_S = 0.5
 _OTHER_RUN_S = 1.0
 """How often to look whether another run is done with a job; a lock on a file cannot be waited on with the rest."""
+
+_MAX_REASON = 1_000
+"""Characters of an exception's first line; all of it is in the job's log."""
+_MAX_STOPS = 3
+"""How often an attempt may end for a signal that its worker has had from elsewhere, and cost its job nothing."""
 
 log = logging.getLogger("pipeline")
 
@@ -171,8 +181,12 @@ class _Run:
         # The process id keeps apart two runs that were started in the same second.
         self.scratch = store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}")
         self.verified = verified or Verified(store, self.scratch / "verified")
-        self.hangs: dict[int, str] = {}
-        """Worker -> why it is being killed. What it still says about its job no longer counts."""
+        self.doomed: dict[int, Failure] = {}
+        """Worker -> why it is being killed. What it still says no longer counts."""
+        self.told_late: set[tuple[int, str]] = set()
+        """Worker and job of which it has spoken late: told once."""
+        self.stops: Counter[str] = Counter()
+        """Job -> attempts that ended since someone asked its worker to stop, and not the engine."""
         self.waiting: set[str] = set()
         """Jobs that another run was found computing."""
         self.start_s = self.next_status_s = clock()
@@ -346,7 +360,7 @@ class _Run:
     def _kill_what_hangs(self) -> None:
         for index, reason in self.watchdog.overdue(self.clock()).items():
             log.warning("worker %d: %s: %s; killing it", index, self.state.workers[index].job_id, reason)
-            self.hangs[index] = reason
+            self.doomed[index] = Failure(FailureKind.hang, f"worker {index} was killed: {reason}")
             self.pool.abort(index)
 
     # -- events ------------------------------------------------------------------------------------------------
@@ -354,19 +368,25 @@ class _Run:
     def _take(self, index: int, message: FromWorker) -> None:
         self.watchdog.heard(index, self.clock())
         match message:
-            case WorkerReady():
-                self._worker_ready(index, message)
             case WorkerExited():
                 self._worker_exited(index, message)
             case WorkerUnusable():
                 self.recovery.unusable(index, message.reason)
+            case WorkerUnreadable():
+                self._distrust(index, message.reason)
+            case _ if index in self.doomed:
+                self._note_late(index, message)
+            case _ if untrue := objection(self.state, self.parts.gathering, index, message):
+                self._distrust(index, untrue)
+            case WorkerReady():
+                self._worker_ready(index, message)
             case Heartbeat():
                 worker = self.state.workers[index]
-                worker.rss_bytes = message.rss_bytes
-                worker.gpu = GpuLoad(**message.gpu) if message.gpu else None
-            case _ if index in self.hangs or not self.state.is_current(index, message.job_id, message.attempt):
-                log.warning("worker %d: late %s of %s", index, type(message).__name__, message.job_id)
+                worker.rss_bytes, worker.gpu = message.rss_bytes, message.gpu
+            case _ if not self.state.is_current(index, message.job_id, message.attempt):
+                self._note_late(index, message)
             case JobStarted():
+                self.state.workers[index].begun = True
                 fields = {"job": message.job_id, "attempt": message.attempt, "worker": index}
                 members = self.state.jobs[message.job_id].workers[1:]
                 self.account.write("JobStarted", **fields, **({"members": members} if members else {}))
@@ -383,6 +403,21 @@ class _Run:
         if isinstance(message, JobStarted | JobProgress):
             # A worker that is this very process lets the loop run only here.
             self._show(self.next_status_s)
+
+    def _distrust(self, index: int, reason: str) -> None:
+        """A worker has sent what no worker sends. That costs its attempt and nothing else."""
+        log.warning("worker %d: %s; killing it", index, reason)
+        self.doomed.setdefault(index, Failure(FailureKind.lost, f"worker {index} was killed: {reason}"))
+        self.watchdog.ended(index)
+        self.pool.dismiss(index)
+
+    def _note_late(self, index: int, message: Report) -> None:
+        """A worker has spoken of an attempt that it does not have any more, as a thread of an earlier job may."""
+        if isinstance(message, Heartbeat | WorkerReady):
+            return
+        if (index, message.job_id) not in self.told_late:
+            self.told_late.add((index, message.job_id))
+            log.warning("worker %d: late %s of %s", index, type(message).__name__, message.job_id)
 
     def _worker_ready(self, index: int, message: WorkerReady) -> None:
         device = message.device
@@ -401,20 +436,23 @@ class _Run:
     def _worker_exited(self, index: int, message: WorkerExited) -> None:
         self.account.worker_ended(index)
         self.watchdog.ended(index)
-        before = self.state.workers[index]
+        before, doom = self.state.workers[index], self.doomed.pop(index, None)
         self.account.write("WorkerExited", worker=index, exit_code=message.exit_code)
         if self.handover.ended(index):
             return
         members = self.state.jobs[before.job_id].workers[1:] if before.job_id else ()
         job_id = self.state.worker_lost(index)
-        hang = self.hangs.pop(index, "")
         if self.parts.stopping:
             if job_id:
                 self._note_stopped(job_id, index)
                 self.state.retry(job_id)
             return
         if job_id:
-            failure = _worker_failure(index, message.exit_code, hang, before.rss_bytes)
+            failure = (
+                replace(doom, exit_code=message.exit_code)
+                if doom
+                else _worker_failure(index, message.exit_code, before.rss_bytes)
+            )
             self.parts.end_attempt(job_id, index, failure.kind.value)
             # Of several devices none can be told to be the cause.
             self.recovery.failed(
@@ -448,15 +486,17 @@ class _Run:
         self.state.finished(index, message.samples, message.tokens, message.peak_mb, message.held_mb)
         if self.state.workers[index].status == "quarantined":
             self.recovery.leave_quarantined(index)
+        if message.changed:
+            self._replace(index, message)
         self.handover.renew_gpus(workers if len(workers) > 1 else ())
 
     def _job_raised(self, index: int, message: JobRaised) -> None:
-        kind = FailureKind(message.kind)
+        kind = message.kind
         self.parts.end_attempt(message.job_id, index, kind.value)
         workers = self.state.jobs[message.job_id].workers
         beside = kind is FailureKind.out_of_memory and self.state.ran_out_of_memory(message.job_id, index)
         job_id = self.state.raised(index, message.held_mb)
-        first_line = (message.message.strip().splitlines() or [""])[0]
+        first_line = (message.message.strip().splitlines() or [""])[0][:_MAX_REASON]
         what = f"{message.error_type}: {first_line}" if first_line else message.error_type
         failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
         is_gang = len(workers) > 1
@@ -468,18 +508,27 @@ class _Run:
         if self.state.workers[index].status == "quarantined":
             self.recovery.leave_quarantined(index)
         # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
-        if (
-            (is_gang or kind in NEEDS_FRESH_WORKER)
-            and not self.parts.stopping
-            and self.state.workers[index].status == "idle"
-        ):
-            self.state.workers[index].status = "starting"
-            self.pool.restart(index)
+        if is_gang or kind in NEEDS_FRESH_WORKER or message.changed:
+            self._replace(index, message)
         self.handover.renew_gpus(workers if is_gang else ())
 
     def _job_stopped(self, index: int, message: JobStopped) -> None:
         self._note_stopped(message.job_id, index)
-        self.state.retry(self.state.raised(index))
+        job_id = self.state.raised(index)
+        self.stops[job_id] += not self.parts.stopping
+        if self.stops[job_id] <= _MAX_STOPS:
+            self.state.retry(job_id)
+            return
+        said = f"worker {index} was asked to stop, {_MAX_STOPS + 1} times in a row, and not by the engine"
+        self.recovery.failed(job_id, index, Failure(FailureKind.lost, said), suspect=None)
+
+    def _replace(self, index: int, message: JobFinished | JobRaised) -> None:
+        """Have the next job of a worker run in a fresh process, for what is left in the present one."""
+        if message.changed:
+            log.warning("worker %d: %s has left changed: %s", index, message.job_id, message.changed)
+        if self.state.workers[index].status == "idle" and not self.parts.stopping:
+            self.state.workers[index].status = "starting"
+            self.pool.restart(index)
 
     def _note_stopped(self, job_id: str, index: int) -> None:
         attempt = self.parts.end_attempt(job_id, index, "stopped")
@@ -507,9 +556,7 @@ class _Run:
         )
 
 
-def _worker_failure(index: int, exit_code: int | None, hang: str, rss_bytes: int) -> Failure:
-    if hang:
-        return Failure(FailureKind.hang, f"worker {index} was killed: {hang}", exit_code=exit_code)
+def _worker_failure(index: int, exit_code: int | None, rss_bytes: int) -> Failure:
     how = describe_exit(exit_code) + _memory_hint(exit_code, rss_bytes)
     return Failure(FailureKind.lost, f"worker {index} was lost ({how})", exit_code=exit_code)
 

@@ -97,7 +97,8 @@ class Recovery:
             problem = self._store.problem(failure.damaged_key)
             if problem is not None:
                 self.set_aside(failure.damaged_key, problem)
-            self._reopen(self._job_of_key[failure.damaged_key], problem or "it could not be read")
+            if failure.damaged_key in self._job_of_key:
+                self._reopen(self._job_of_key[failure.damaged_key], problem or "it could not be read")
 
     def _reopen(self, job_id: str, reason: str) -> None:
         """Have a job run again, and with it all that it reads and that is not there any more."""

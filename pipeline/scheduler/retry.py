@@ -76,7 +76,7 @@ def _budget(kind: FailureKind, settings: RetryConfig) -> int:
 def _wait_s(kind: FailureKind, count: int, settings: RetryConfig) -> float:
     if kind is not FailureKind.transient:
         return 0.0
-    return float(min(settings.max_wait_s, settings.wait_s * 2 ** (count - 1)))
+    return float(min(settings.max_wait_s, settings.wait_s * 2.0 ** min(count - 1, 64)))
 
 
 def _given_up(kind: FailureKind, count: int) -> str:

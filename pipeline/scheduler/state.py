@@ -89,6 +89,7 @@ class WorkerState:
         job_id: The job that it runs, or for which it is parked: its device is lent to that job; or "".
         started_s: When that job was given to it.
         up: Whether there is a process that could take a job.
+        begun: Whether it has said that the code of its job runs.
         fresh: Whether that process has run no job, and so holds no memory of its device.
         visible: What the process was given as CUDA_VISIBLE_DEVICES.
         holds: Affinity keys whose models it has in memory, the one used last at the end.
@@ -106,6 +107,7 @@ class WorkerState:
     job_id: str = ""
     started_s: float = 0.0
     up: bool = False
+    begun: bool = False
     fresh: bool = False
     visible: str = ""
     holds: list[str] = field(default_factory=list)
@@ -326,7 +328,7 @@ class RunState:
             worker = self.workers[place]
             assert worker.status == "idle"
             worker.status, worker.job_id, worker.started_s = "parked", job_id, now_s
-            worker.done, worker.total, worker.tokens = 0, 0, 0
+            worker.done, worker.total, worker.tokens, worker.begun = 0, 0, 0, False
         leader = self.workers[index]
         leader.status, leader.total = "running", state.job.samples
         state.whole = math.isinf(charge)

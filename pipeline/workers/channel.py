@@ -17,6 +17,8 @@ from pipeline.workers.messages import FromWorker, ToWorker, encode
 
 MAX_MESSAGE_BYTES = 64 << 20
 _CHUNK = 1 << 16
+_CHUNKS_AT_ONCE = 64
+"""More than a socket holds, so all that a dead process sent is read; one that never stops must wait its turn."""
 
 
 class Channel:
@@ -58,12 +60,14 @@ class Channel:
                     self._wait(select.POLLOUT, give_up)
 
     def receive(self) -> Iterator[bytes]:
-        """Every whole message that has arrived, without waiting for more; sets `closed` at the end of the stream.
+        """The whole messages that have arrived, without waiting for more; sets `closed` at the end of the stream.
 
         Raises:
             WorkerError: A line is longer than any message.
         """
-        while not self.closed:
+        for _ in range(_CHUNKS_AT_ONCE):
+            if self.closed:
+                return
             try:
                 chunk = self._socket.recv(_CHUNK)
             except BlockingIOError:

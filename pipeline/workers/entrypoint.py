@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from pipeline.devices.inventory import Device, read_usage
 from pipeline.devices.leftover import wait_until_free
@@ -31,7 +30,7 @@ from pipeline.devices.visibility import describe_device
 from pipeline.errors import DeviceError, WorkerError
 from pipeline.results.status import GpuLoad
 from pipeline.workers.channel import Channel
-from pipeline.workers.messages import Heartbeat, RunJob, Shutdown, WorkerReady, decode
+from pipeline.workers.messages import Heartbeat, RunJob, Shutdown, WorkerReady, decode_order
 from pipeline.workers.runner import JobRunner
 
 _PR_SET_PDEATHSIG = 1
@@ -136,7 +135,7 @@ class _Main:
             while not self.channel.closed:
                 self.channel.wait()
                 for line in self.channel.receive():
-                    self._take(decode(line))
+                    self._take(decode_order(line))
         except (OSError, WorkerError):
             pass
         finally:
@@ -169,21 +168,19 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def gpu_load(device: Device) -> dict[str, Any] | None:
-    """What a GPU is doing, as the fields of a `GpuLoad`."""
+def gpu_load(device: Device) -> GpuLoad | None:
+    """What a GPU is doing; None for a CPU."""
     if device.kind != "cuda":
         return None
     try:
         usage = read_usage(device)
     except DeviceError:
         return None  # whether that is a fault of the GPU shows where it is used
-    return asdict(
-        GpuLoad(
-            label=device.label,
-            used_bytes=usage.used_bytes,
-            total_bytes=usage.total_bytes,
-            utilization=usage.utilization,
-        )
+    return GpuLoad(
+        label=device.label,
+        used_bytes=usage.used_bytes,
+        total_bytes=usage.total_bytes,
+        utilization=usage.utilization,
     )
 
 

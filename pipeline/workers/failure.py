@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from enum import Enum
 
@@ -26,6 +27,20 @@ NEEDS_FRESH_WORKER = frozenset({FailureKind.out_of_memory, FailureKind.device})
 """Failures after which memory may be fragmented or a CUDA context broken."""
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+# Libraries in Rust and C++ raise errors of their own types, which say in words what the system had said.
+_STORAGE_TEXTS = re.compile(
+    "|".join(
+        [
+            *(rf"\(os error {code}\)" for code in sorted(_STORAGE)),
+            "No space left on device",
+            "Disk quota exceeded",
+            "database or disk is full",
+            r"^\d+ requested and \d+ written",
+            "PytorchStreamWriter failed writing",
+            r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
+        ]
+    )
+)
 _TRANSIENT = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -65,9 +80,29 @@ _DEVICE_TEXTS = ("CUDA error", "CUDA driver error", "NCCL error", "cuDNN error",
 
 
 def classify(error: BaseException) -> FailureKind:
-    """Say what kind of failure an exception is, by itself or by what it was raised from."""
-    kinds = (_kind(one) for one in _chain(error))
-    return next((kind for kind in kinds if kind is not FailureKind.bug), FailureKind.bug)
+    """Say what kind of failure an exception is, by itself or by what it was raised from.
+
+    A full disk counts even if the exception was raised without naming it as its cause: what fails while files are
+    cleaned up, or closed, has no other.
+    """
+    try:
+        kinds = [_kind(one) for one in causes(error)]
+        kind = next((kind for kind in kinds if kind is not FailureKind.bug), FailureKind.bug)
+        if kind is FailureKind.bug and any(map(_is_storage, causes(error, context=True))):
+            return FailureKind.storage
+    except BaseException:  # an exception is code of the job's own, down to its attributes
+        return FailureKind.bug
+    return kind
+
+
+def causes(error: BaseException | None, *, context: bool = False) -> Iterator[BaseException]:
+    """An exception and what it was raised from; with `context`, also what was being handled when it was raised."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        implicit = error.__context__ if context and not error.__suppress_context__ else None
+        error = error.__cause__ or implicit
 
 
 def class_name(kind: type[BaseException]) -> str:
@@ -75,12 +110,12 @@ def class_name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__
+def _is_storage(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _STORAGE
+    if isinstance(error, GangError):  # the end of a log is in its text
+        return False
+    return _STORAGE_TEXTS.search(str(error)) is not None
 
 
 def _kind(error: BaseException) -> FailureKind:
@@ -100,7 +135,7 @@ def _kind(error: BaseException) -> FailureKind:
             return FailureKind.out_of_memory
         if names & _DEVICE_CLASSES or any(part in text for part in _DEVICE_TEXTS):
             return FailureKind.device
-    if isinstance(error, OSError) and error.errno in _STORAGE:
+    if _is_storage(error):
         return FailureKind.storage
     if isinstance(error, StoreError) and isinstance(error.__cause__, PermissionError):
         return FailureKind.storage

@@ -25,11 +25,19 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.devices.visibility import rank_environment
-from pipeline.errors import GangError, JobError, describe_exit
+from pipeline.errors import GangError, JobError, WorkerError, describe_exit
 from pipeline.errors import JobStopped as StopJob
 from pipeline.workers.channel import Channel
 from pipeline.workers.failure import FailureKind
-from pipeline.workers.messages import JobFinished, JobProgress, JobRaised, JobStopped, RunJob, Shutdown, decode
+from pipeline.workers.messages import (
+    JobFinished,
+    JobProgress,
+    JobRaised,
+    JobStopped,
+    RunJob,
+    Shutdown,
+    decode_report,
+)
 from pipeline.workers.work import Work
 
 TERMINATE_S = 1.0
@@ -125,8 +133,11 @@ class _Gang:
         for rank in self.ranks:
             # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
             ended = rank.process.poll() is not None
-            for line in rank.channel.receive():
-                self._take(rank, decode(line))
+            try:
+                for line in rank.channel.receive():
+                    self._take(rank, decode_report(line))
+            except WorkerError as error:
+                raise self._lost(rank, str(error)) from error
             rank.is_over = ended
 
     def _take(self, rank: _Rank, message: object) -> None:
@@ -147,18 +158,20 @@ class _Gang:
             error = GangError(
                 f"{who} raised {rank.said.error_type}: {rank.said.message}{_end_of(rank.log)}",
                 rank=rank.number,
-                kind=rank.said.kind,
+                kind=rank.said.kind.value,
                 damaged_key=rank.said.damaged_key,
             )
         else:
-            code = rank.process.poll()
-            error = GangError(
-                f"{who} was lost ({describe_exit(code)}){_end_of(rank.log)}",
-                rank=rank.number,
-                kind=FailureKind.lost.value,
-                exit_code=code,
-            )
+            error = self._lost(rank, describe_exit(rank.process.poll()))
         return error
+
+    def _lost(self, rank: _Rank, how: str) -> GangError:
+        return GangError(
+            f"rank {rank.number} of {len(self.ranks)} was lost ({how}){_end_of(rank.log)}",
+            rank=rank.number,
+            kind=FailureKind.lost.value,
+            exit_code=rank.process.poll(),
+        )
 
     def conclude(self) -> None:
         """Take over what rank 0 has counted.
@@ -297,7 +310,7 @@ def _start(order: RunJob, work: Work, number: int, port: int) -> _Rank:
 
 def _is_consequence(rank: _Rank) -> bool:
     """Whether a rank failed in a way in which it would if another one had."""
-    return isinstance(rank.said, JobRaised) and rank.said.kind == FailureKind.transient.value
+    return isinstance(rank.said, JobRaised) and rank.said.kind is FailureKind.transient
 
 
 def _end_of(log: Path) -> str:

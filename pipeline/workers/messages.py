@@ -2,16 +2,60 @@
 
 JSON rather than pickle: a damaged or hostile byte stream can at worst fail to parse, and nothing that is not
 plain data can be sent by accident. Tensors travel through files.
+
+What a worker says is foreign to the engine, as the code of any job can write to the pipe: every field is checked
+when it is read, and what is written is what a reader will take.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
 
 from pipeline.errors import WorkerError
+from pipeline.foreign import ForeignDataError, converted, parse_json
+from pipeline.results.status import GpuLoad
+from pipeline.workers.failure import FailureKind
+
+MAX_COUNT = 2**53
+"""No count is larger: up to here a float is exact, so nothing that is computed from counts can overflow."""
+MAX_SECONDS = 1e12
+MAX_TEXT = 100_000
+MAX_LINE = 2_000
+_SHOWN_BYTES = 200
+# All that a terminal may take for a command, and halves of characters, which no file can hold.
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
+_NO_TEXT = re.compile(f"[{_CONTROLS}]")
+_NO_LINE = re.compile(rf"[{_CONTROLS}\t\n\u2028\u2029]")
+
+_T = TypeVar("_T")
+
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Number = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^[^{_CONTROLS}]*\Z")]
+Line = Annotated[str, Meta(max_length=MAX_LINE, pattern=rf"^[^{_CONTROLS}\t\n\u2028\u2029]*\Z")]
+
+
+def _plain_text(text: str, *, keep_end: bool = False) -> str:
+    """A text as a message may have it: not too long, and what is no text written as in Python's literals."""
+    part = slice(-MAX_TEXT, None) if keep_end else slice(MAX_TEXT)
+    return _NO_TEXT.sub(_escaped, text[part])[part]
+
+
+def _plain_line(text: str) -> str:
+    """The same for a single line."""
+    return _NO_LINE.sub(_escaped, text[:MAX_LINE])[:MAX_LINE]
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +63,7 @@ class RunJob:
     """Engine -> worker: run one job. A worker has at most one at a time."""
 
     job_id: str
-    attempt: int
+    attempt: Number
     key: str
     entry: str
     payload: Mapping[str, Any]
@@ -51,13 +95,16 @@ class Shutdown:
 class WorkerReady:
     """Worker -> engine: the process is up, its device is pinned; nothing heavy is imported yet."""
 
-    pid: int
-    device: str
+    pid: Number
+    device: Line
     """The device as the worker itself sees it, for the log: ``GPU-... as cuda:0`` or ``cpu slot 3, 1 thread``."""
-    visible: str = ""
+    visible: Line = ""
     """Its CUDA_VISIBLE_DEVICES, by which other processes can be given the same device."""
-    not_free: str = ""
+    not_free: Line = ""
     """What the process before it left on its device and did not come back in time, in words; "" for nothing."""
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "device", "visible", "not_free")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +112,7 @@ class JobStarted:
     """Worker -> engine: the job's log is open and its code is about to run."""
 
     job_id: str
-    attempt: int
+    attempt: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +120,11 @@ class JobProgress:
     """Worker -> engine: how far a job is. Sent at most a few times a second."""
 
     job_id: str
-    attempt: int
-    done: int
+    attempt: Number
+    done: Count
     """Samples finished, of `total`."""
-    total: int
-    tokens: int
+    total: Count
+    tokens: Count
     """Tokens generated or trained on since the job began."""
 
 
@@ -85,10 +132,10 @@ class JobProgress:
 class Heartbeat:
     """Worker -> engine: the process is alive; sent on a timer from its own thread."""
 
-    rss_bytes: int
+    rss_bytes: Count
     """Resident memory of the worker, in bytes."""
-    gpu: dict[str, Any] | None = None
-    """Fields of a `GpuLoad`: what its GPU is doing; None without one, or without a driver that tells."""
+    gpu: GpuLoad | None = None
+    """What its GPU is doing; None without one, or without a driver that tells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +143,22 @@ class JobFinished:
     """Worker -> engine: the output is committed under the job's key."""
 
     job_id: str
-    attempt: int
-    load_s: float
+    attempt: Number
+    load_s: Seconds
     """Seconds spent importing libraries and loading models for this job."""
-    run_s: float
+    run_s: Seconds
     """Seconds from start to commit, loading included."""
-    samples: int
-    tokens: int
-    peak_mb: int | None = None
+    samples: Count
+    tokens: Count
+    peak_mb: Count | None = None
     """Most memory of its device that the process held during the job, in MiB; None on a CPU."""
-    held_mb: int = 0
+    held_mb: Count = 0
     """What of that it still holds, for the models that it keeps."""
+    changed: Line = ""
+    """What the job has left changed in its process, so that later jobs need another, in words; "" for nothing."""
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "changed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,20 +166,27 @@ class JobRaised:
     """Worker -> engine: the job's code raised; the worker itself is fine and can take another job."""
 
     job_id: str
-    attempt: int
-    error_type: str
+    attempt: Number
+    error_type: Line
     """Qualified class name of the exception."""
-    message: str
-    traceback: str
-    run_s: float
-    kind: str
-    """Name of a `FailureKind`: decided in the worker, where the exception is still an object."""
-    damaged_key: str = ""
+    message: Text
+    traceback: Text
+    run_s: Seconds
+    kind: FailureKind
+    """Decided in the worker, where the exception is still an object."""
+    damaged_key: Line = ""
     """Key of the stored output that the job could not use, for the kind ``damaged_input``."""
-    rank: int | None = None
+    rank: Count | None = None
     """The process that failed first, where a job has several."""
-    held_mb: int = 0
+    held_mb: Count = 0
     """As in `JobFinished`."""
+    changed: Line = ""
+    """As in `JobFinished`."""
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "error_type", "damaged_key", "changed")
+        object.__setattr__(self, "message", _plain_text(self.message))
+        object.__setattr__(self, "traceback", _plain_text(self.traceback, keep_end=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +194,19 @@ class JobStopped:
     """Worker -> engine: the job was asked to stop and has saved what it needs to go on later."""
 
     job_id: str
-    attempt: int
+    attempt: Number
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerUnusable:
     """Made by the pool, never sent: workers cannot be started in this place, and it is given up."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerUnreadable:
+    """Made by the pool, never sent: what the process sent is no message, so it is killed. Its end follows."""
 
     reason: str
 
@@ -154,47 +220,67 @@ class WorkerExited:
 
 
 ToWorker = RunJob | Shutdown
-FromWorker = (
-    WorkerReady
-    | JobStarted
-    | JobProgress
-    | Heartbeat
-    | JobFinished
-    | JobRaised
-    | JobStopped
-    | WorkerExited
-    | WorkerUnusable
-)
+Report = WorkerReady | JobStarted | JobProgress | Heartbeat | JobFinished | JobRaised | JobStopped
+"""What a worker may send."""
+FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
 
-_TYPES: dict[str, type[Any]] = {
-    cls.__name__: cls
-    for cls in (
-        RunJob,
-        Shutdown,
-        WorkerReady,
-        JobStarted,
-        JobProgress,
-        Heartbeat,
-        JobFinished,
-        JobRaised,
-        JobStopped,
-    )
+_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, Shutdown)}
+_REPORTS: dict[str, type[Report]] = {
+    kind.__name__: kind
+    for kind in (WorkerReady, JobStarted, JobProgress, Heartbeat, JobFinished, JobRaised, JobStopped)
 }
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """Turn a message into bytes for `Connection.send_bytes`."""
-    return json.dumps([type(message).__name__, vars(message)], separators=(",", ":")).encode()
+    """Turn a message into bytes for `Channel.send`."""
+    return json.dumps([type(message).__name__, vars(message)], separators=(",", ":"), default=_plain_data).encode()
 
 
-def decode(data: bytes) -> Any:
-    """Read a message that `encode` wrote.
+def decode_order(data: bytes) -> ToWorker:
+    """Read what the engine sent to a worker.
 
     Raises:
-        WorkerError: The bytes are not a message.
+        WorkerError: The bytes are no message that an engine sends.
     """
     try:
-        name, fields = json.loads(data)
-        return _TYPES[name](**fields)
-    except (ValueError, TypeError, KeyError) as error:
-        raise WorkerError(f"unreadable message on the worker's pipe: {data[:80]!r}") from error
+        # Not `parse_json`: a payload may say that a temperature is infinite.
+        return _message(json.loads(data), _ORDERS)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(data, error) from error
+
+
+def decode_report(data: bytes) -> Report:
+    """Read what a worker sent to the engine.
+
+    Raises:
+        WorkerError: The bytes are no message that a worker sends.
+    """
+    try:
+        return _message(parse_json(data), _REPORTS)
+    except ForeignDataError as error:
+        raise _unreadable(data, error) from error
+
+
+def _message(value: Any, kinds: Mapping[str, type[_T]]) -> _T:
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], dict)):
+        raise ForeignDataError("a message is a name and its fields")
+    name, fields = value
+    kind = kinds.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ForeignDataError(f"a message here is one of {', '.join(kinds)}")
+    if unknown := fields.keys() - kind.__annotations__.keys():
+        raise ForeignDataError(f"{name} has no field {min(unknown)!r}")
+    return converted(fields, kind)
+
+
+def _unreadable(data: bytes, error: Exception) -> WorkerError:
+    return WorkerError(f"it sent what is no message ({_plain_line(str(error))}): {data[:_SHOWN_BYTES]!r}")
+
+
+def _plain_data(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else vars(value)
+
+
+def _make_plain(message: Any, *lines: str) -> None:
+    for name in lines:
+        object.__setattr__(message, name, _plain_line(getattr(message, name)))

@@ -63,6 +63,8 @@ class _Slot:
     """When a worker that hangs is to be killed, whatever it says by then."""
     closed: bool = False
     """Whether the worker is not to be replaced when it ends."""
+    dismissed: bool = False
+    """Whether the worker is being ended on purpose, so that nothing it still says matters."""
 
 
 class Pool:
@@ -134,12 +136,20 @@ class Pool:
     def restart(self, index: int) -> None:
         """Replace a worker that has no job, because what is in its process can no longer be relied on."""
         self._slots[index].used = True  # its end is no failed start
-        self._slots[index].worker.kill()
+        self._dismiss(self._slots[index])
+
+    def dismiss(self, index: int) -> None:
+        """End a worker that says what cannot be true; another takes its place, as if it had died."""
+        self._dismiss(self._slots[index])
+
+    def _dismiss(self, slot: _Slot) -> None:
+        slot.dismissed = True
+        slot.worker.kill()
 
     def close(self, index: int) -> None:
         """Give up a place: its worker ends, and no other follows it."""
         self._slots[index].closed = True
-        self._slots[index].worker.kill()
+        self._dismiss(self._slots[index])
 
     def reopen(self, index: int) -> None:
         """Undo `close`."""
@@ -216,6 +226,8 @@ class Pool:
             slot.worker.receive(partial(self._deliver, slot, deliver))
 
     def _deliver(self, slot: _Slot, deliver: Deliver, message: FromWorker) -> None:
+        if slot.dismissed and not isinstance(message, WorkerExited):
+            return
         match message:
             case WorkerReady():
                 slot.start_deadline = None
@@ -250,7 +262,7 @@ class Pool:
         except OSError as error:
             raise WorkerError(f"cannot start worker {slot.worker.index}: {error}") from error
         slot.start_deadline = self._clock() + self._start_timeout_s
-        slot.alive, slot.used = True, False
+        slot.alive, slot.used, slot.dismissed = True, False, False
 
     def _check_deadlines(self) -> None:
         now = self._clock()

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -20,7 +20,7 @@ from pipeline.devices.visibility import worker_environment
 from pipeline.errors import WorkerError
 from pipeline.workers.channel import Channel
 from pipeline.workers.entrypoint import Settings
-from pipeline.workers.messages import RunJob, Shutdown, WorkerExited, decode
+from pipeline.workers.messages import FromWorker, RunJob, Shutdown, WorkerExited, WorkerUnreadable, decode_report
 from pipeline.workers.protocol import Deliver
 from pipeline.workers.reaper import Reaper
 
@@ -156,16 +156,21 @@ class LocalWorker:
             return
         # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
         ended = self._has_ended()
-        try:
-            for line in channel.receive():
-                deliver(decode(line))
-        except WorkerError as error:
-            log.warning("worker %d: %s; killing it", self._index, error)
-            self.kill()
+        for message in self._messages(channel):
+            deliver(message)
         if channel.closed and not ended:
             ended = self._see_off()
         if ended:
             deliver(WorkerExited(exit_code=self._bury()))
+
+    def _messages(self, channel: Channel) -> Iterator[FromWorker]:
+        try:
+            for line in channel.receive():
+                yield decode_report(line)
+        except WorkerError as error:
+            self.kill()
+            channel.closed = True  # nothing that follows can be relied on
+            yield WorkerUnreadable(reason=str(error))
 
     def _has_ended(self) -> bool:
         assert self._process is not None

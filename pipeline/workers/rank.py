@@ -23,9 +23,10 @@ from pipeline.errors import JobStopped as StopJob
 from pipeline.errors import WorkerError
 from pipeline.results.store import Store
 from pipeline.workers.channel import Channel
+from pipeline.workers.copies import contained
 from pipeline.workers.entrypoint import die_with_parent, restore_imports
 from pipeline.workers.gang import RankSettings
-from pipeline.workers.messages import JobFinished, JobRaised, JobStopped, RunJob, Shutdown, decode
+from pipeline.workers.messages import JobFinished, JobRaised, JobStopped, RunJob, Shutdown, decode_order
 from pipeline.workers.runner import RegularProgress, finished, load_entry, raised
 from pipeline.workers.work import Work
 
@@ -56,9 +57,11 @@ class _Rank:
     def _run(self, order: RunJob, start: float) -> JobFinished | JobRaised | JobStopped:
         try:
             work = self._work(order)
-            with work.loading():
-                entry = load_entry(order.entry)
-            entry(work)
+            with contained():
+                with work.loading():
+                    entry = load_entry(order.entry)
+                entry(work)
+            work.check_counts()
         except BaseException as error:
             if isinstance(error, StopJob) and self.stop_requested:
                 print(f"stopped: {error}" if str(error) else "stopped", flush=True)  # noqa: T201 - the job's log
@@ -95,7 +98,7 @@ class _Rank:
         while not self.channel.closed:
             self.channel.wait()
             for line in self.channel.receive():
-                order = decode(line)
+                order = decode_order(line)
                 assert isinstance(order, RunJob)
                 return order
         os._exit(1)
@@ -105,7 +108,7 @@ class _Rank:
             while not self.channel.closed:
                 self.channel.wait()
                 for line in self.channel.receive():
-                    self.stop_requested |= isinstance(decode(line), Shutdown)
+                    self.stop_requested |= isinstance(decode_order(line), Shutdown)
         # Whoever leads the gang is gone, and with it the sense of this.
         os._exit(1)
 

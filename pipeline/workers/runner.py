@@ -20,8 +20,10 @@ from pipeline.errors import DamagedOutput, GangError, JobError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.store import Store
 from pipeline.results.verified import Verified
+from pipeline.workers.changed import ProcessState
+from pipeline.workers.copies import contained
 from pipeline.workers.device_memory import begin_measuring, give_back, held_mb, peak_mb
-from pipeline.workers.failure import class_name, classify
+from pipeline.workers.failure import FailureKind, causes, class_name, classify
 from pipeline.workers.messages import (
     FromWorker,
     JobFinished,
@@ -35,7 +37,6 @@ from pipeline.workers.output import OutputTo
 from pipeline.workers.work import Work
 
 PROGRESS_INTERVAL_S = 0.25
-_MAX_TEXT = 100_000
 
 Entry = Callable[[Work], None]
 
@@ -65,6 +66,7 @@ class JobRunner:
         self._send = send
         self._device = device
         self._own_process = own_process
+        self._as_begun: ProcessState | None = None
 
     def interrupt(self) -> None:
         """Called in a signal handler: leave the job that runs in this thread, now or at its next step.
@@ -84,11 +86,16 @@ class JobRunner:
             KeyboardInterrupt: The worker was told to stop.
         """
         start = time.monotonic()
+        if self._as_begun is None and self._own_process:  # there is no replacing of the engine's own process
+            self._as_begun = ProcessState()
+        said: JobFinished | JobRaised | JobStopped | None = None
         try:
             with OutputTo(Path(order.log_path)) as output:
-                return self._run_logged(order, output, start)
-        except OSError as error:  # the log itself cannot be written
-            return raised(order, error, start)
+                said = self._run_logged(order, output, start)
+        except Exception as error:  # the log cannot be written; or its descriptors were closed, when all is said
+            said = said or raised(order, error, start)
+        changed = self._as_begun.changed() if self._as_begun else ""
+        return said if isinstance(said, JobStopped) or not changed else replace(said, changed=changed)
 
     def _run_logged(self, order: RunJob, output: OutputTo, start: float) -> JobFinished | JobRaised | JobStopped:
         def send(message: FromWorker) -> None:
@@ -108,7 +115,8 @@ class JobRunner:
             if isinstance(error, StopJob) and self.stop_requested:
                 print(f"stopped: {error}" if str(error) else "stopped", flush=True)  # noqa: T201 - the job's log
                 return JobStopped(job_id=order.job_id, attempt=order.attempt)
-            traceback.print_exc()
+            with suppress(Exception):  # the job may have closed the stream
+                traceback.print_exc()
             failed = raised(order, error, start)
         else:
             done = finished(order, work, start)
@@ -133,7 +141,8 @@ class JobRunner:
         try:
             if self.cut_off:
                 raise KeyboardInterrupt
-            yield
+            with contained():
+                yield
         finally:
             self._in_body = False
 
@@ -177,6 +186,7 @@ class JobRunner:
                     with work.loading():
                         entry = load_entry(order.entry)
                     entry(work)
+            work.check_counts()
             if order.key:
                 _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
                 store.note_cost(order.key, _cost(work, start))
@@ -203,11 +213,12 @@ class RegularProgress:
         self._order = order
         self._send = send
         self._next = 0.0
+        self._pid = os.getpid()
 
     def __call__(self, done: int, total: int, tokens: int) -> None:
-        """Tell how far the job is, unless that was just done."""
+        """Tell how far the job is, unless that was just done, or this is a process that the job has forked."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next or os.getpid() != self._pid:
             return
         self._next = now + PROGRESS_INTERVAL_S
         job_id, attempt = self._order.job_id, self._order.attempt
@@ -275,21 +286,36 @@ def finished(order: RunJob, work: Work, start: float) -> JobFinished:
 
 
 def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
-    """Tell of an exception that ended a job."""
+    """Tell of an exception that ended a job. What it says of itself is code of the job's own, and may raise."""
+    kind = classify(error)
+    key = _said(lambda: _damaged_key(error), "") if kind is FailureKind.damaged_input else ""
+    if kind is FailureKind.damaged_input and not any(key in keys for keys in order.inputs.values()):
+        kind, key = FailureKind.bug, ""  # only what the job was given can be made again
+    rank = error.rank if isinstance(error, GangError) and error.rank in range(len(order.gang)) else None
     return JobRaised(
         job_id=order.job_id,
         attempt=order.attempt,
-        error_type=class_name(type(error)),
-        kind=classify(error).value,
-        damaged_key=_damaged_key(error),
-        rank=error.rank if isinstance(error, GangError) else None,
-        message=str(error)[:_MAX_TEXT],
-        traceback="".join(traceback.format_exception(error))[-_MAX_TEXT:],
+        error_type=_said(lambda: class_name(type(error)), "an exception without a name"),
+        kind=kind,
+        damaged_key=key,
+        rank=rank,
+        message=_said(lambda: str(error), "its message cannot be read, as __str__ raises"),
+        traceback=_said(lambda: "".join(traceback.format_exception(error)), "its traceback cannot be read"),
         run_s=round(time.monotonic() - start, 6),
     )
 
 
+def _said(ask: Callable[[], str], otherwise: str) -> str:
+    try:
+        return str.__str__(ask())
+    except BaseException:  # KeyboardInterrupt too: the engine's own strikes in a job's body alone
+        return otherwise
+
+
 def _damaged_key(error: BaseException) -> str:
-    if isinstance(error, DamagedOutput):
-        return error.key
-    return error.damaged_key if isinstance(error, GangError) else ""
+    for one in causes(error):
+        if isinstance(one, DamagedOutput):
+            return one.key
+        if isinstance(one, GangError):
+            return one.damaged_key
+    return ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pipeline.workers.messages import MAX_COUNT, MAX_SECONDS
 
 
 @dataclass(kw_only=True)
@@ -63,9 +66,28 @@ class Work:
     held_mb: int | None = None
 
     def progress(self, done: int, total: int, tokens: int = 0) -> None:
-        """Report how far the job is; cheap enough for every step."""
-        self.samples, self.tokens = done, tokens
-        self.report(done, total, tokens)
+        """Report how far the job is; cheap enough for every step.
+
+        Raises:
+            TypeError: A number is none, or no whole one.
+            ValueError: A number is negative, or larger than any count.
+        """
+        self.samples, self.tokens = _count("done", done), _count("tokens", tokens)
+        self.report(self.samples, _count("total", total), self.tokens)
+
+    def check_counts(self) -> None:
+        """See that the job has left in its counts what they are for.
+
+        Raises:
+            TypeError: One of them is no number.
+            ValueError: One of them is negative, or larger than any count.
+        """
+        self.samples, self.tokens = _count("samples", self.samples), _count("tokens", self.tokens)
+        self.peak_mb = None if self.peak_mb is None else _count("peak_mb", self.peak_mb)
+        self.held_mb = None if self.held_mb is None else _count("held_mb", self.held_mb)
+        self.load_s = float(self.load_s)
+        if not 0 <= self.load_s <= MAX_SECONDS:
+            raise ValueError(f"load_s={self.load_s!r}: must be seconds of at least 0")
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -75,3 +97,14 @@ class Work:
             yield
         finally:
             self.load_s += time.monotonic() - start
+
+
+def _count(name: str, value: object) -> int:
+    """A number as messages have it, from whatever counts as a whole one: NumPy and torch have their own."""
+    try:
+        count = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: must be a whole number of at least 0") from None
+    if not 0 <= count <= MAX_COUNT:
+        raise ValueError(f"{name}={value!r}: must be a whole number from 0 to 2^53")
+    return count

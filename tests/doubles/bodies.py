@@ -441,3 +441,68 @@ def wait_for_event(work: Work) -> None:
         assert time.monotonic() < give_up, "it did not come"
         time.sleep(0.01)
     write(work)
+
+
+# -- jobs that break the rules between worker and engine ---------------------------------------------
+
+
+def progress_of_nothing(work: Work) -> None:
+    work.progress(1, 2, tokens=None)  # type: ignore[arg-type]
+
+
+def leave_odd_counts(work: Work) -> None:
+    write(work)
+    work.tokens = float("nan")  # type: ignore[assignment]
+
+
+def speak_for_the_worker(work: Work) -> None:
+    """Write messages of its own to the pipe, each of which reads well and cannot be true."""
+    write_to_pipe(json.dumps(work.payload["says"]).encode())
+    time.sleep(3600)
+
+
+def write_to_pipe(data: bytes) -> None:
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
+                os.write(descriptor, data + b"\n")
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("not even this")
+
+    __repr__ = __str__
+
+
+def raise_unspeakable(work: Work) -> None:
+    raise Unspeakable
+
+
+def fork_and_leave(work: Work) -> None:
+    """Let a copy of this process leave the body before it does itself."""
+    write(work)
+    pid = os.fork()
+    if not pid:
+        print("the copy was here", flush=True)
+        work.progress(77, 77, 77)
+        if work.payload.get("raises"):
+            raise RuntimeError("the copy raises")
+        return
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == bool(work.payload.get("raises"))
+    assert (work.out / "value.json").exists()
+    os.write(1, b"the copy is gone\n")
+
+
+def spoil(work: Work) -> None:
+    """Leave this process in a state in which the next job of it would fail."""
+    write(work)
+    if work.payload["what"] == "open":
+        import builtins
+
+        builtins.open = None  # type: ignore[assignment]
+    elif work.payload["what"] == "streams":
+        sys.stdout.close()
+    else:
+        os.chdir("/")

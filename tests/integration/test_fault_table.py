@@ -51,6 +51,10 @@ TABLE = [
     Row("raise_keyboard_interrupt", "bug", 1, log="KeyboardInterrupt"),
     Row("report_huge", "bug", 1, log="ValueError: mmm", reason="ValueError: mmm"),
     Row("no_function", "bug", 1, log="does not name a function"),
+    Row("progress_of_nothing", "bug", 1, log="TypeError: tokens=None: must be a whole number of at least 0"),
+    Row("leave_odd_counts", "bug", 1, reason="TypeError: tokens=nan"),
+    Row("raise_unspeakable", "bug", 1, reason="Unspeakable: its message cannot be read"),
+    Row("fork_and_leave", "", 1, log="the copy is gone"),
     Row("fail_at_import", "bug", 1, log="this module cannot be imported", reason="RuntimeError"),
     Row("tests.doubles.raises_at_import:body", "bug", 1, log="this module cannot be imported"),
     Row("pipeline.algos.run:run_stage", "bug", 1, log="KeyError", reason="KeyError: 'config'"),
@@ -62,7 +66,9 @@ TABLE = [
     Row("abort", "lost", 2, exit_code=-signal.SIGABRT, log="Aborted", reason="SIGABRT"),
     Row("kill_self", "lost", 2, exit_code=-signal.SIGKILL, reason="set aside after it ended 2 workers"),
     Row("hang_up", "lost", 2, exit_code=-signal.SIGKILL),
-    Row("write_garbage", "lost", 2, exit_code=-signal.SIGKILL),
+    Row(
+        "write_garbage", "lost", 2, exit_code=-signal.SIGKILL, reason="it sent what is no message (this is no JSON"
+    ),
     Row("stop_self", "hang", 2, exit_code=-signal.SIGKILL, reason="no sign of life"),
     Row("loop_in_native_code", "hang", 2, exit_code=-signal.SIGKILL, log="in loop_in_native_code"),
     Row("loop_without_progress", "hang", 2, exit_code=-signal.SIGKILL, log="in loop_without_progress"),

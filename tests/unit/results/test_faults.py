@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from pipeline.results.store import Store
 
 SETUP = """
@@ -112,20 +110,6 @@ def run(root: Path, code: str, *wrapper: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "passed\n"
-
-
-@pytest.fixture(scope="session")
-def small_disk() -> Callable[[Path], list[str]]:
-    """The start of a command that runs the rest of it with a disk of 2 MiB in a folder, which only it sees."""
-    script = 'mount -t tmpfs -o size=2m,nr_inodes=1000 tmpfs "$0" && exec "$@"'
-    for unshare in (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]):
-        if shutil.which("unshare"):
-            tried = subprocess.run(
-                [*unshare, "sh", "-c", script, "/mnt", "true"], capture_output=True, check=False
-            )
-            if tried.returncode == 0:
-                return lambda folder: [*unshare, "sh", "-c", script, str(folder)]
-    pytest.skip("may not mount a small disk here")
 
 
 def test_a_full_disk_leaves_nothing_half_stored_and_says_what_to_do(

@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import WorkerError
 from pipeline.workers import channel
 from pipeline.workers.channel import Channel
-from pipeline.workers.messages import Heartbeat, JobRaised, decode, encode
+from pipeline.workers.messages import Heartbeat, RunJob, decode_order, decode_report, encode
 
 
 @pytest.fixture
@@ -26,7 +26,16 @@ Ends = tuple[Channel, Channel, socket.socket]
 
 
 def beats(channel: Channel) -> list[int]:
-    return [decode(line).rss_bytes for line in channel.receive()]
+    heard = [decode_report(line) for line in channel.receive()]
+    return [message.rss_bytes for message in heard if isinstance(message, Heartbeat)]
+
+
+def large_message() -> RunJob:
+    payload = {"text": "m" * 3_000_000}
+    return RunJob(
+        job_id="a", attempt=1, key="", entry="", payload=payload, inputs={}, store="", scratch="", verified="",
+        log_path="",
+    )  # fmt: skip
 
 
 def test_messages_arrive_in_order(ends: Ends) -> None:
@@ -60,9 +69,7 @@ def test_a_hang_up_is_noticed_after_the_last_message(ends: Ends) -> None:
 
 def test_a_large_message_passes_while_the_other_side_reads(ends: Ends) -> None:
     ours, theirs, _ = ends
-    message = JobRaised(
-        job_id="a", attempt=1, error_type="E", message="m" * 3_000_000, traceback="", run_s=0, kind="bug"
-    )
+    message = large_message()
     sender = threading.Thread(target=theirs.send, args=[message])
     sender.start()
     lines: list[bytes] = []
@@ -70,14 +77,12 @@ def test_a_large_message_passes_while_the_other_side_reads(ends: Ends) -> None:
         ours.wait()
         lines += ours.receive()
     sender.join()
-    assert decode(lines[0]) == message
+    assert decode_order(lines[0]) == message
 
 
 def test_sending_to_one_who_takes_nothing_ends_in_time(ends: Ends) -> None:
     ours, _, _ = ends
-    message = JobRaised(
-        job_id="a", attempt=1, error_type="E", message="m" * 3_000_000, traceback="", run_s=0, kind="bug"
-    )
+    message = large_message()
     with pytest.raises(TimeoutError):
         ours.send(message)
 
@@ -95,6 +100,24 @@ def test_a_line_without_end_is_refused(ends: Ends, monkeypatch: pytest.MonkeyPat
     raw.send(b"x" * 200)
     with pytest.raises(WorkerError, match="more than 100 bytes"):
         list(ours.receive())
+
+
+def test_one_who_never_stops_sending_leaves_a_turn_for_others(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _, raw = ends
+    line = encode(Heartbeat(rss_bytes=1)) + b"\n"
+    receive = ours._socket.recv
+
+    class Endless:
+        def recv(self, size: int) -> bytes:
+            raw.send(line)
+            return receive(size)
+
+    raw.send(line)
+    monkeypatch.setattr(ours, "_socket", Endless())
+    assert len(beats(ours)) > 10
+    monkeypatch.undo()
+    raw.send(line)
+    assert beats(ours) == [1]
 
 
 def test_threads_do_not_mix_their_messages(ends: Ends) -> None:

@@ -1,0 +1,104 @@
+"""What a job leaves changed in its process, so that another process can be given to the jobs after it."""
+
+from __future__ import annotations
+
+import builtins
+import locale
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+_LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CPU)
+_BUILTINS = itemgetter(*(name for name in vars(builtins) if name != "_"))  # that is what a prompt has shown last
+_AS_TORCH_STARTS = (True, False, "torch.float32", "cpu")
+
+
+class ProcessState:
+    """What code of later jobs relies on in this process, as it is now.
+
+    Only what is quick to look at, and where a difference is no library's doing: importing one may add variables
+    to the environment, folders to the search path, and threads that end with the process.
+    """
+
+    def __init__(self) -> None:
+        self._found = {name: _look(look) for name, look in _LOOKS.items()}
+
+    def changed(self) -> str:
+        """What is different by now, in words; "" for nothing."""
+        return ", ".join(name for name, look in _LOOKS.items() if not _as_before(self._found[name], _look(look)))
+
+
+def _look(look: Callable[[], object]) -> object:
+    try:
+        return look()
+    except (
+        Exception
+    ) as error:  # a folder that is gone, a descriptor that is closed, an attribute that was replaced
+        return type(error)
+
+
+def _as_before(before: object, now: object) -> bool:
+    if isinstance(before, frozenset) and isinstance(now, frozenset):
+        return before <= now  # what was there must be there still
+    try:
+        return before == now
+    except Exception:  # something of the job's own is in the place
+        return False
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)  # the only way to read it is to set it
+    os.umask(mask)
+    return mask
+
+
+def _streams() -> object:
+    return [(stream, stream.closed) for stream in (sys.stdin, sys.stdout, sys.stderr) if stream is not None]
+
+
+def _descriptors() -> object:
+    return [(found.st_dev, found.st_ino) for found in map(os.fstat, (0, 1, 2))]
+
+
+def _signals() -> object:
+    handlers = [signal.getsignal(number) for number in _SIGNALS]
+    return handlers, signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getitimer(signal.ITIMER_REAL)
+
+
+def _threads() -> object:
+    """Those that a job has left running; a daemon is mostly a library's own."""
+    started = (thread for thread in threading.enumerate() if not thread.daemon)
+    return [thread.ident for thread in started if thread is not threading.main_thread()]
+
+
+def _torch() -> object:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_default_device"):
+        return _AS_TORCH_STARTS
+    inference = torch.is_inference_mode_enabled()
+    return torch.is_grad_enabled(), inference, str(torch.get_default_dtype()), str(torch.get_default_device())
+
+
+_LOOKS: dict[str, Callable[[], object]] = {
+    "the working directory": os.getcwd,
+    "the umask": _umask,
+    "the environment": lambda: frozenset(os.environ.items()),
+    "the search path of modules": lambda: frozenset(sys.path),
+    "built-in functions": lambda: _BUILTINS(vars(builtins)),
+    "the standard streams": _streams,
+    "descriptors 0 to 2": _descriptors,
+    "signal handlers": _signals,
+    "limits of the process": lambda: [resource.getrlimit(limit) for limit in _LIMITS],
+    "the recursion limit": sys.getrecursionlimit,
+    "the locale": lambda: locale.setlocale(locale.LC_ALL),
+    "the timeout of sockets": socket.getdefaulttimeout,
+    "threads that still run": _threads,
+    "defaults of torch": _torch,
+}
