@@ -16,7 +16,7 @@ from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 _Row = TypeVar("_Row")
 
 _BAR = 16
-_LEAST_JOB = 20
+_LEAST_JOB = 28
 _LEAST_DEVICE = 8
 _LEAST_CHAINS = 3
 """Rows that chains get, at least, where there are more workers than lines."""
@@ -54,7 +54,7 @@ def _headline(status: RunStatus) -> list[str]:
     total = status.total
     finished = total.done + total.stored
     left = total.total - finished - total.running - total.failed - total.blocked
-    parts = [f"{finished}/{jobs(total.total)} done", f"{total.running} running", f"{left} left"]
+    parts = [f"{finished:,}/{jobs(total.total)} done", f"{total.running} running", f"{left:,} left"]
     if total.failed or total.blocked:
         parts.append(f"{total.failed} failed, {total.blocked} blocked")
     parts.append(f"{rate(status.samples_per_s)} samples/s")
@@ -82,7 +82,7 @@ def _workers(workers: tuple[WorkerStatus, ...], lines: int) -> Iterator[Renderab
         part = min(1.0, worker.done / worker.total) if worker.total else 0.0
         table.add_row(
             str(worker.index),
-            worker.device,
+            worker.gpu.label if worker.gpu else worker.device,
             worker.job_id if busy else worker.state,
             f"{part:.0%}" if busy else "",
             _bar(part) if busy else "",

@@ -19,8 +19,8 @@ from pipeline.results.status import CellStatus
 from pipeline.terminal.columns import Column, FittedTable
 
 MAX_LISTED = 10
-_LEAST_NAME = 16
-_LEAST_JOB = 20
+_LEAST_NAME = 12
+_LEAST_JOB = 28
 _LEAST_DEVICE = 8
 _COLORS: Mapping[str, str] = {
     "done": "green",
@@ -84,7 +84,8 @@ def overview_table(rows: Iterable[Glance]) -> FittedTable:
             Column(heading="done", right=True, rank=2),
             Column(heading="failed", right=True, rank=3),
             Column(heading="time", right=True, rank=4),
-        ]
+        ],
+        lines=False,
     )
     for row in sorted(rows, key=lambda row: (row.run, row.name), reverse=True):
         table.add_row(

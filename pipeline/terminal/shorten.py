@@ -6,14 +6,18 @@ mark none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import takewhile
 
 from rich.cells import cell_len
 
 ELLIPSIS = "…"
-_LEAST_PART = 5
+_LEAST_PART = 4
 """Cells to which parts of a path are cut at most; where that is too wide still, the path is cut as a whole."""
+
+_SEPARATORS = re.compile("([/ ])")
+"""What stands between the parts of a path, as in ``addition/tiny PITA generate``."""
 
 _Cut = Callable[[str], str]
 
@@ -74,8 +78,8 @@ def _apart(shown: dict[str, str]) -> bool:
 
 def _widest_part(paths: Iterable[str], width: int) -> int | None:
     """The greatest width of a part with which all paths fit; None if there is none, or if they have no parts."""
-    split = [path for path in paths if "/" in path]
-    widest = max((cell_len(part) for path in split for part in path.split("/")), default=0)
+    split = [parts for path in paths if len(parts := _SEPARATORS.split(path)) > 1]
+    widest = max((cell_len(part) for parts in split for part in parts), default=0)
     fitting = (
         part
         for part in range(min(widest, width), _LEAST_PART - 1, -1)
@@ -85,7 +89,7 @@ def _widest_part(paths: Iterable[str], width: int) -> int | None:
 
 
 def _cut_parts(path: str, width: int) -> str:
-    return "/".join(cut_middle(part, width) for part in path.split("/"))
+    return "".join(cut_middle(part, width) for part in _SEPARATORS.split(path))
 
 
 def _cut_where_they_differ(name: str, alike: list[str], width: int) -> str:
