@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
@@ -233,14 +235,18 @@ def test_the_live_view_uses_the_room_of_a_large_terminal() -> None:
     assert "gsm8k/qwen2.5-0.5b-instruct/s0/PITA/r3/generate/000" in text
 
 
-@pytest.mark.parametrize("height", range(1, 60))
-@pytest.mark.parametrize(("workers", "chains"), [(2, 5), (8, 27), (64, 100), (64, 1)])
-def test_the_live_view_never_takes_more_lines_than_there_are(height: int, workers: int, chains: int) -> None:
-    lines = 0 if height == 1 else height - 1
+@pytest.mark.properties
+@given(st.integers(0, 80), st.integers(0, 100), st.integers(0, 100))
+def test_chains_and_workers_never_take_more_lines_than_there_are(lines: int, chains: int, workers: int) -> None:
     for_chains, for_workers = share_lines(lines, chains, workers)
     assert 0 <= for_chains <= chains
     assert 0 <= for_workers <= workers
-    assert sum(number + 1 for number in (for_chains, for_workers) if number) <= max(lines, 0)
+    assert sum(number + 1 for number in (for_chains, for_workers) if number) <= lines
+    if lines >= chains + workers + 2:
+        assert (for_chains, for_workers) == (chains, workers)
+    if lines >= 4 and chains and workers:
+        assert for_chains
+        assert for_workers
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (10, 3), (1, 1), (200, 60)])
