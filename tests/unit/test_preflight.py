@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 from pipeline import preflight
 from pipeline.devices.inventory import Device
@@ -138,3 +139,20 @@ def test_the_exit_code_tells_whether_anything_failed(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert "FAIL  f: g\n      try: h\n" in shown
     assert "Ready." not in shown
+
+
+def test_on_a_terminal_what_was_seen_is_broken_between_words_and_what_to_try_stays_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = Check("GPU [0]", Verdict.WARN, "a few words about it", "`a command of several words to be copied`")
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert preflight.print_checks([check], "") == 0
+    whole = capsys.readouterr().out.splitlines()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    preflight.print_checks([check], "")
+    fitted = Text.from_ansi(capsys.readouterr().out).plain.splitlines()
+    tried = "      try: `a command of several words to be copied`"
+    assert whole[:2] == ["WARN  GPU [0]: a few words about it", tried]
+    assert fitted[:4] == ["WARN  GPU [0]: a", "      few words about it", tried, ""]
