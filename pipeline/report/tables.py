@@ -9,7 +9,7 @@ from statistics import fmean
 from pipeline.report.words import count
 from pipeline.results.compute import EVALUATION, ComputeRow
 from pipeline.results.record import ResultRow
-from pipeline.terminal.columns import EXTRA, Column, FittedTable
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 HEADINGS: Mapping[str, str] = {
     "pass@1": "pass@1",
@@ -72,6 +72,7 @@ def result_tables(
         own = [row for row in spent if (row.dataset, row.model) == (dataset, model)]
         costs = {at: cost for at in cells if (cost := _cost(own, *at))}
         tables.append(_table(_title(dataset, model, cells, label), cells, confidence, costs))
+    align(tables)
     return tables
 
 

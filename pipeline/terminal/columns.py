@@ -62,6 +62,10 @@ class Need:
         """What it should have while there are extra columns."""
         return min(self.whole, max(self.least, AMPLE))
 
+    def beside(self, other: Need) -> Need:
+        """What does for both."""
+        return Need(self.rank, max(self.least, other.least), max(self.whole, other.whole))
+
 
 def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> dict[int, int]:
     """Choose the columns that have room, and how wide each of them is.
@@ -109,6 +113,7 @@ class FittedTable:
         """
         self.columns = list(columns)
         self.title, self.caption = title, caption
+        self.alike: dict[str, Need] = {}
         self._lines = lines
         self._rows: list[tuple[tuple[Cell, ...], str]] = []
         self._ends: set[int] = set()
@@ -131,7 +136,7 @@ class FittedTable:
 
     def fitted(self, width: int) -> Table:
         """The table for so many cells."""
-        needs = [self._need(at) for at in range(len(self.columns))]
+        needs = self.needs()
         given = fit(needs, width, between=3, around=4) if self._lines else fit(needs, width, between=2, around=2)
         table = Table(
             box=SIMPLE_HEAD if self._lines else None,
@@ -150,6 +155,13 @@ class FittedTable:
         for number, (_, style) in enumerate(self._rows):
             table.add_row(*(shown[at][number] for at in given), style=style, end_section=number in self._ends)
         return table
+
+    def needs(self) -> list[Need]:
+        """What each column takes, in this table and in those that it is aligned with."""
+        own = [self._need(at) for at in range(len(self.columns))]
+        return [
+            need.beside(self.alike.get(one.heading, need)) for one, need in zip(self.columns, own, strict=True)
+        ]
 
     def _cells(self, at: int) -> list[Cell]:
         return [cells[at] for cells, _ in self._rows]
@@ -172,6 +184,16 @@ class FittedTable:
             Text("\n".join(in_lines([names[piece] for piece in _pieces(cell)], width)), style=_style(cell))
             for cell in cells
         ]
+
+
+def align(tables: Iterable[FittedTable]) -> None:
+    """Make columns of the same heading equally wide in several tables, which stand one below the other."""
+    tables, alike = list(tables), dict[str, Need]()
+    for table in tables:
+        for column, need in zip(table.columns, table.needs(), strict=True):
+            alike[column.heading] = need.beside(alike.get(column.heading, need))
+    for table in tables:
+        table.alike = alike
 
 
 def in_lines(pieces: Iterable[str], width: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,17 @@ def test_what_goes_to_a_file_has_every_column_and_every_name_in_full() -> None:
     text = result_text(NO_TERMINAL_WIDTH, [*ALGOS, *LONG])
     assert all(name in text for name in [*EXTRAS, *ALGOS, *LONG])
     assert "…" not in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_of_one_run_have_equally_wide_columns(width: int) -> None:
+    rows, compute = results(["PITA"])
+    others = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", n=7) for row in rows]
+    costs = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", device_s=1e6) for row in compute]
+    both = [
+        printed(table, width).splitlines()[2] for table in result_tables([*rows, *others], 0.95, compute + costs)
+    ]
+    assert both[0] == both[1]
 
 
 def test_a_label_stands_in_the_titles() -> None:
