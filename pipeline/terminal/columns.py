@@ -5,6 +5,7 @@ What is shown of a column is whole: a number that has no room is left out with i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ EXTRA = 10
 """Columns of this rank and above are left out before any name is cut to less than `AMPLE`."""
 AMPLE = 24
 """Cells that do for most names."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 Cell = str | Text | tuple[str, ...]
 """A text, never taken for markup; or pieces of one, which go to several lines where there is no room for one."""
@@ -208,11 +211,18 @@ def in_lines(pieces: Iterable[str], width: int) -> list[str]:
 
 
 def _pieces(cell: Cell) -> tuple[str, ...]:
-    return cell if isinstance(cell, tuple) else (_plain(cell),)
+    if isinstance(cell, tuple):
+        return tuple(map(_on_one_line, cell))
+    return (_on_one_line(cell.plain if isinstance(cell, Text) else cell),)
 
 
 def _plain(cell: Cell) -> str:
-    return cell.plain if isinstance(cell, Text) else cell if isinstance(cell, str) else " ".join(cell)
+    return " ".join(_pieces(cell))
+
+
+def _on_one_line(text: str) -> str:
+    r"""The text with control characters escaped: a line feed becomes ``\n``, and so has a width."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def _style(cell: Cell) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, Need, fit, in_lines
 
 HEADINGS = st.text(st.characters(exclude_categories=("C", "Z")), max_size=16)
-CELLS = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from("字😀[]/ab"), max_size=60)
+CELLS = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from("字😀[]/ab"), max_size=40)
 NEEDS = st.builds(
     lambda rank, least, more: Need(rank, least, least + more),
     st.integers(0, 15),
@@ -23,7 +23,7 @@ NEEDS = st.builds(
 
 @st.composite
 def tables(draw: st.DrawFn) -> FittedTable:
-    number = draw(st.integers(1, 8))
+    number = draw(st.integers(1, 6))
     columns = [
         Column(
             heading=f"{at}{draw(HEADINGS)}",
@@ -34,7 +34,7 @@ def tables(draw: st.DrawFn) -> FittedTable:
         for at in range(number)
     ]
     table = FittedTable(columns, lines=draw(st.booleans()))
-    for _ in range(draw(st.integers(0, 5))):
+    for _ in range(draw(st.integers(0, 3))):
         table.add_row(*draw(st.lists(CELLS, min_size=number, max_size=number)))
     return table
 
@@ -122,6 +122,12 @@ def test_what_stands_in_a_cell_is_no_markup() -> None:
     assert "[red]title" in text
     assert "[bold]name[/]" in text
     assert "[bold]x[/red]" in text
+
+
+def test_a_name_of_several_lines_stays_on_one() -> None:
+    table = FittedTable([Column(heading="name")], lines=False)
+    table.add_row("a\nb\tc\x1b[2J")
+    assert printed(table, 80)[1:] == ["a\\nb\\tc\\x1b[2J  "]
 
 
 def test_a_cell_of_several_pieces_goes_to_more_lines() -> None:
