@@ -74,7 +74,7 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
     counts = dict.fromkeys(Verdict, 0)
     for check in checks:
         counts[check.verdict] += 1
-        for line in _lines(check, console):
+        for line in check_lines(check, console):
             console.print(line, soft_wrap=True)
         if check.remedy:  # in one piece, since it often holds a command to be copied
             console.print(f"{_INDENT}try: {check.remedy}", markup=False, highlight=False, soft_wrap=True)
@@ -84,7 +84,7 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
     return 1 if failed else 0
 
 
-def _lines(check: Check, console: Console) -> Iterator[Text]:
+def check_lines(check: Check, console: Console) -> Iterator[Text]:
     """What was seen; on a terminal broken between words, and indented."""
     name = (check.verdict.name, check.verdict.value)
     text = Text.assemble(name, "  ", (check.name, "bold"), ": ", check.detail)
