@@ -25,7 +25,8 @@ from pipeline.usage import usage
 VERSION = f"pipeline {__version__}"
 WRONG_REQUEST = 2
 INTERRUPTED = 130
-NO_TERMINAL_WIDTH = 120
+NO_TERMINAL_WIDTH = 1000
+"""Cells of a line that goes to a file or a pipe: every column of every table has room, and nothing is cut."""
 
 
 def main(arguments: Sequence[str]) -> int:

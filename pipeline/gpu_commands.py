@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from pipeline import cli
 from pipeline.config.schema import Sharding, Strategy
@@ -33,7 +32,7 @@ def gpus(
         if as_json:
             typer.echo(json.dumps(get_gpu_info(), indent=1))
         else:
-            _print_whole(gpu_table())
+            cli.make_console().print(gpu_table())
 
 
 @app.command(help="Reckon which strategy trains MODEL on which GPUs, from its config.json alone.")
@@ -79,7 +78,7 @@ def fit(
             offload=cpu_offload,
             num_gpus=num_gpus,
         )
-        _print_whole(fit_table(found))
+        cli.make_console().print(fit_table(found))
         typer.echo(summary(found, effective_batch))
 
 
@@ -108,15 +107,6 @@ def summary(found: Fit, effective_batch: int | None) -> str:
     real = steps * at_once
     note = "" if real == effective_batch else f" rather than {effective_batch}, which they do not divide"
     return f"{chosen.label}: accumulate {steps} steps: {micro} x {ranks} GPUs x {steps} = {real} sequences{note}."
-
-
-def _print_whole(table: Table) -> None:
-    """Print a table; where there is no terminal, as wide as it likes to be."""
-    console = cli.make_console()
-    if not console.is_terminal:
-        wide = console.options.update(width=1000)
-        console.width = max(console.width, console.measure(table, options=wide).maximum)
-    console.print(table)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from pipeline.doctor import setup
 from pipeline.doctor.check import Check, Verdict
@@ -17,6 +18,8 @@ from pipeline.doctor.host import host_checks
 from pipeline.doctor.slurm import slurm_checks
 
 __all__ = ["Check", "Verdict", "main", "run_checks"]
+
+_INDENT = " " * len("PASS  ")
 
 
 def run_checks(output_dir: Path) -> Iterator[Check]:
@@ -71,15 +74,23 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
     counts = dict.fromkeys(Verdict, 0)
     for check in checks:
         counts[check.verdict] += 1
-        console.print(
-            f"[{check.verdict.value}]{check.verdict.name}[/]  [bold]{check.name}[/]: ",
-            end="",
-            highlight=False,
-        )
-        console.print(check.detail, markup=False, highlight=False, soft_wrap=True)
-        if check.remedy:
-            console.print(f"      try: {check.remedy}", markup=False, highlight=False, soft_wrap=True)
+        for line in check_lines(check, console):
+            console.print(line, soft_wrap=True)
+        if check.remedy:  # in one piece, since it often holds a command to be copied
+            console.print(f"{_INDENT}try: {check.remedy}", markup=False, highlight=False, soft_wrap=True)
     failed = counts[Verdict.FAIL]
     verdict = ready if not failed else "Repair what failed, then run this again."
     console.print(f"\n{counts[Verdict.PASS]} passed, {counts[Verdict.WARN]} warned, {failed} failed. {verdict}")
     return 1 if failed else 0
+
+
+def check_lines(check: Check, console: Console) -> Iterator[Text]:
+    """What was seen; on a terminal broken between words, and indented."""
+    name = (check.verdict.name, check.verdict.value)
+    text = Text.assemble(name, "  ", (check.name, "bold"), ": ", check.detail)
+    if not console.is_terminal:
+        yield text
+        return
+    for number, line in enumerate(text.wrap(console, max(1, console.width - len(_INDENT)))):
+        line.rstrip()
+        yield Text(_INDENT if number else "") + line

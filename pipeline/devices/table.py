@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from collections.abc import Iterator, Mapping
 
 from pipeline.devices.fit import Fit, Trial
 from pipeline.devices.inventory import Device, Machine, Usage, read_machine, visible_gpus
 from pipeline.devices.lease import Holder, holders
 from pipeline.devices.memory import GB
+from pipeline.terminal.columns import EXTRA, Cell, Column, FittedTable
 
 _UUID_SHOWN = 12
+_LEAST_NAME = 8
+_LEAST_HOLDER = 16
 
 
-def gpu_table(environ: Mapping[str, str] | None = None) -> Table:
+def gpu_table(environ: Mapping[str, str] | None = None) -> FittedTable:
     """Every GPU of the machine: what it does, which run holds it, who else computes there.
 
     Args:
@@ -29,29 +29,36 @@ def gpu_table(environ: Mapping[str, str] | None = None) -> Table:
     visible = visible_gpus(machine, os.environ if environ is None else environ)
     devices = list(machine.devices.values())
     held = holders(devices) if devices else {}
-    table = _empty("GPUs")
-    for name in ("id", "GPU"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("uuid", "name"):
-        table.add_column(name, no_wrap=True)
-    for name in ("used", "total", "busy"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("held by")
-    table.add_column("processes")
+    table = FittedTable(_gpu_columns(), title="GPUs")
     for device in devices:
         number = str(visible.index(device)) if device in visible else "hidden"
         table.add_row(*_gpu_row(number, device, machine, held.get(device.uuid or "")))
+    notes = []
     for place, uuid in enumerate(machine.uuids):
         if uuid in machine.broken:
-            table.add_row("", str(place), "", machine.broken[uuid], "", "", "", "", "", style="red")
+            table.add_row("broken", str(place), style="bold red")
+            notes.append(f"GPU {place} is broken: {machine.broken[uuid]}")
     if not machine.uuids:
-        table.caption = "no GPU: there is no NVIDIA driver; runs take CPU slots"
-    elif len(visible) < len(devices):
-        table.caption = "hidden: not in CUDA_VISIBLE_DEVICES"
+        notes.append("no GPU: there is no NVIDIA driver; runs take CPU slots")
+    if len(visible) < len(devices):
+        notes.append("hidden: not in CUDA_VISIBLE_DEVICES")
+    table.caption = "\n".join(notes)
     return table
 
 
-def _gpu_row(number: str, device: Device, machine: Machine, holder: Holder | None) -> list[str]:
+def _gpu_columns() -> Iterator[Column]:
+    yield Column(heading="id", right=True)
+    yield Column(heading="GPU", right=True, rank=8)
+    yield Column(heading="uuid", rank=EXTRA)
+    yield Column(heading="name", rank=6, least=_LEAST_NAME)
+    yield Column(heading="used", right=True, rank=1)
+    yield Column(heading="total", right=True, rank=2)
+    yield Column(heading="busy", right=True, rank=3)
+    yield Column(heading="held by", rank=4, least=_LEAST_HOLDER)
+    yield Column(heading="processes", rank=5)
+
+
+def _gpu_row(number: str, device: Device, machine: Machine, holder: Holder | None) -> list[Cell]:
     use = machine.usage[device.uuid or ""]
     return [
         number,
@@ -61,27 +68,35 @@ def _gpu_row(number: str, device: Device, machine: Machine, holder: Holder | Non
         f"{use.used_bytes / 2**30:.1f}",
         f"{use.total_bytes / 2**30:.1f} GiB",
         "?" if use.utilization is None else f"{use.utilization}%",
-        str(holder) if holder else "",
+        holder.words() if holder else "",
         _processes(use),
     ]
 
 
-def _processes(use: Usage) -> str:
+def _processes(use: Usage) -> tuple[str, ...]:
+    """Each with its memory."""
     if use.processes is None:
-        return "?"
-    return ", ".join(
-        str(one.pid) + (f" ({one.memory_bytes / 2**30:.1f} GiB)" if one.memory_bytes is not None else "")
+        return ("?",)
+    each = [
+        (str(one.pid), f"({one.memory_bytes / 2**30:.1f} GiB)")
+        if one.memory_bytes is not None
+        else (str(one.pid),)
         for one in use.processes
-    )
+    ]
+    separated = [(*words[:-1], f"{words[-1]},") for words in each[:-1]] + each[-1:]
+    return tuple(word for words in separated for word in words)
 
 
-def fit_table(fit: Fit) -> Table:
+def fit_table(fit: Fit) -> FittedTable:
     """How a training fits: a row for each strategy, with what takes the memory of each GPU."""
-    table = _empty(f"{fit.shape.name}: {fit.shape.parameters / 1e9:.2f}B parameters, GB on each GPU")
-    table.add_column("strategy", no_wrap=True)
-    for name in ("weights", "grads", "optim", "work", "activ", "logits", "all", "usable", "host"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict")
+    work = fit.work
+    what = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
+    table = FittedTable(
+        _fit_columns(),
+        title=f"{fit.shape.name}: {fit.shape.parameters / 1e9:.2f}B parameters, GB on each GPU",
+        caption=f"{work.batch} x {work.tokens} tokens, {work.precision.name}, {work.optimizer.name}, {what}, "
+        f"checkpointing {'on' if work.checkpointing else 'off'}; an estimate",
+    )
     for trial in fit.shown():
         need = trial.need
         sizes = (
@@ -95,30 +110,24 @@ def fit_table(fit: Fit) -> Table:
             trial.usable,
             need.host,
         )
-        style = "green" if trial is fit.chosen else "" if trial.fits else "dim"
+        style = "bold green" if trial is fit.chosen else ""
         verdict = "taken" if trial is fit.chosen else _short(trial)
         table.add_row(trial.label, *(f"{size / GB:.1f}" for size in sizes), verdict, style=style)
-    work = fit.work
-    what = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
-    table.caption = (
-        f"{work.batch} x {work.tokens} tokens, {work.precision.name}, {work.optimizer.name}, {what}, "
-        f"checkpointing {'on' if work.checkpointing else 'off'}; an estimate"
-    )
     return table
+
+
+def _fit_columns() -> Iterator[Column]:
+    yield Column(heading="strategy")
+    parts = {"weights": 1, "grads": 4, "optim": 2, "work": 5, "activ": 3, "logits": 6}
+    for heading, place in parts.items():
+        yield Column(heading=heading, right=True, rank=EXTRA + place)
+    yield Column(heading="all", right=True, rank=2)
+    yield Column(heading="usable", right=True, rank=3)
+    yield Column(heading="host", right=True, rank=4)
+    yield Column(heading="verdict", rank=1)
 
 
 def _short(trial: Trial) -> str:
     if trial.short:
         return f"{trial.short / GB:.1f} GB short"
-    return f"{trial.host_short / GB:.1f} GB of host memory short" if trial.host_short else "fits"
-
-
-def _empty(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="bold",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-    )
+    return f"host: {trial.host_short / GB:.1f} GB short" if trial.host_short else "fits"

@@ -7,11 +7,11 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """How a check ended; the value is its colour."""
+    """How a check ended; the value is its style, which can be read on dark and on light."""
 
     PASS = "green"
-    WARN = "yellow"
-    FAIL = "red"
+    WARN = "black on yellow"
+    FAIL = "bold red"
 
 
 @dataclass(frozen=True)

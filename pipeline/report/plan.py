@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from pipeline.plan.summary import PlanRow
 from pipeline.report.words import duration
+from pipeline.terminal.columns import EXTRA, Column, FittedTable
+
+_LEAST_CHAIN = 16
 
 
-def plan_table(rows: Iterable[PlanRow]) -> Table:
+def plan_table(rows: Iterable[PlanRow]) -> FittedTable:
     """Jobs per round, chain and stage, with what is stored already; and their devices where any takes several."""
     rows = list(rows)
     several = any(row.devices > 1 for row in rows)
-    table = Table(title="plan", title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
-    for name in ("round", "chain", "stage"):
-        table.add_column(name, no_wrap=True)
-    for name in ("jobs", *(["devices"] if several else []), "stored", "samples", "estimate"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = FittedTable(_columns(several=several), title="plan")
     last: tuple[int, str] | None = None
     for row in rows:
         at = (row.round, row.chain)
         if last is not None and at[0] != last[0]:
-            table.add_section()
+            table.end_section()
         head = ("", "") if at == last else (str(row.round) if last is None or at[0] != last[0] else "", row.chain)
         table.add_row(
             *head,
@@ -37,3 +33,15 @@ def plan_table(rows: Iterable[PlanRow]) -> Table:
         )
         last = at
     return table
+
+
+def _columns(*, several: bool) -> Iterable[Column]:
+    yield Column(heading="round")
+    yield Column(heading="chain", rank=1, least=_LEAST_CHAIN)
+    yield Column(heading="stage", rank=2)
+    yield Column(heading="jobs", right=True, rank=3)
+    if several:
+        yield Column(heading="devices", right=True, rank=6)
+    yield Column(heading="stored", right=True, rank=5)
+    yield Column(heading="samples", right=True, rank=EXTRA)
+    yield Column(heading="estimate", right=True, rank=4)

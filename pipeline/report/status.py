@@ -8,23 +8,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from pipeline.report.grid import whole_grids
 from pipeline.report.words import count, duration, jobs, shown_path
 from pipeline.results.replay import AttemptView, JobView, RunView, failures
 from pipeline.results.runs import RecordedRun
 from pipeline.results.status import CellStatus
+from pipeline.terminal.columns import Column, FittedTable
 
 MAX_LISTED = 10
+_LEAST_NAME = 12
+_LEAST_JOB = 28
+_LEAST_DEVICE = 8
 _COLORS: Mapping[str, str] = {
     "done": "green",
-    "running": "bold yellow",
-    "failed": "red",
-    "killed": "red",
-    "halted": "red",
+    "running": "bold",
+    "failed": "bold red",
+    "killed": "bold red",
+    "halted": "bold red",
 }
 
 
@@ -71,21 +74,26 @@ def glance_at(run: RecordedRun, now: float) -> Glance:
     )
 
 
-def overview_table(rows: Iterable[Glance]) -> Table:
+def overview_table(rows: Iterable[Glance]) -> FittedTable:
     """The newest run of every experiment, the one that began last on top."""
-    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("experiment", overflow="fold")
-    table.add_column("newest run", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for name in ("done", "failed", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = FittedTable(
+        [
+            Column(heading="experiment", least=_LEAST_NAME),
+            Column(heading="newest run", rank=5),
+            Column(heading="state", rank=1),
+            Column(heading="done", right=True, rank=2),
+            Column(heading="failed", right=True, rank=3),
+            Column(heading="time", right=True, rank=4),
+        ],
+        lines=False,
+    )
     for row in sorted(rows, key=lambda row: (row.run, row.name), reverse=True):
         table.add_row(
-            Text(row.name),
+            row.name,
             row.run,
             Text(row.state, style=_COLORS.get(row.state, "")),
             f"{row.done:,}/{row.jobs:,}",
-            Text(str(row.failed), style="red") if row.failed else "",
+            Text(str(row.failed), style="bold red") if row.failed else "",
             duration(row.elapsed_s) if row.started else "",
         )
     return table
@@ -95,7 +103,7 @@ def overview_table(rows: Iterable[Glance]) -> Table:
 
 
 def print_run(run: RecordedRun, now: float, console: Console) -> None:
-    """Print one run. Only tables are fitted to the terminal: ids and paths stay whole, to be copied."""
+    """Print one run. Only tables are fitted to the terminal: ids and paths below them stay whole, to be copied."""
     for part in run_page(run, now, console.width):
         console.print(part, highlight=False, soft_wrap=isinstance(part, Text))
 
@@ -110,7 +118,7 @@ def run_page(run: RecordedRun, now: float, width: int) -> list[RenderableType]:
     """
     view, engine = run.view, run.engine_runs()
     parts: list[RenderableType] = [_headline(run, now, engine)]
-    for grid in _grids(view, width):
+    for grid in whole_grids(view.cells(), width):
         parts += ["", grid]
     running = view.having("running")
     if running:
@@ -144,7 +152,7 @@ def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
         "unknown": "Its engine is on another machine, or this file system has no locks: it may still run.",
     }.get(state)
     if hint:
-        text.append(f"\n{hint}", style="yellow")
+        text.append(f"\n{hint}", style="bold")
     return text
 
 
@@ -158,53 +166,22 @@ def _rest(counts: CellStatus) -> dict[str, int]:
     }
 
 
-def _grids(view: RunView, width: int) -> Iterator[Table]:
-    """Chains x rounds; in several tables, one below the other, where the rounds do not fit side by side."""
-    cells = view.cells()
-    chains = list(dict.fromkeys(chain for chain, _ in cells))
-    rounds = sorted({number for _, number in cells})
-    texts = {at: _cell(cell) for at, cell in cells.items()}
-    chain_width = max(map(len, ["chain", *chains]))
-    round_width = max([len(f"round {number}") for number in rounds] + [len(text) for text in texts.values()])
-    beside = max(1, (width - chain_width) // (round_width + 2))
-    for first in range(0, len(rounds), beside):
-        shown = rounds[first : first + beside]
-        table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold", pad_edge=False)
-        table.add_column("chain", overflow="fold", min_width=min(chain_width, width - round_width - 2))
-        for number in shown:
-            table.add_column(f"round {number}", justify="right", no_wrap=True, min_width=round_width)
-        for chain in chains:
-            if any((chain, number) in texts for number in shown):
-                table.add_row(Text(chain), *(texts.get((chain, number), "") for number in shown))
-        yield table
-
-
-def _cell(cell: CellStatus) -> Text:
-    there = cell.done + cell.stored
-    if cell.failed:
-        return Text(f"{there}/{cell.total} failed", style="red")
-    if cell.blocked:
-        return Text(f"{there}/{cell.total} blocked", style="red")
-    if there == cell.total:
-        return Text(f"{there}/{cell.total} ✓", style="green")
-    return Text(f"{there}/{cell.total}", style="bold yellow" if cell.running else "dim")
-
-
-def _running_table(running: list[JobView], now: float, stale: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column(f"running{stale}", no_wrap=True)
-    table.add_column("worker", justify="right", no_wrap=True)
-    table.add_column("device", overflow="ellipsis")
-    table.add_column("attempt", justify="right", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
+def _running_table(running: list[JobView], now: float, stale: str) -> FittedTable:
+    table = FittedTable(
+        [
+            Column(heading="job", least=_LEAST_JOB),
+            Column(heading="worker", right=True, rank=2),
+            Column(heading="device", rank=4, least=_LEAST_DEVICE),
+            Column(heading="attempt", right=True, rank=3),
+            Column(heading="time", right=True, rank=1),
+        ],
+        title=f"running{stale}",
+        lines=False,
+    )
     for job in running:
         attempt = job.attempts[-1]
         table.add_row(
-            Text(job.id),
-            str(attempt.worker),
-            Text(attempt.device, no_wrap=True, overflow="ellipsis"),
-            str(attempt.number),
-            duration(attempt.elapsed_s(now)),
+            job.id, str(attempt.worker), attempt.device, str(attempt.number), duration(attempt.elapsed_s(now))
         )
     return table
 
@@ -274,7 +251,7 @@ def _retries(view: RunView) -> Lines:
 
 def _more(found: int, indent: str) -> Lines:
     if found > MAX_LISTED:
-        yield f"{indent}and {found - MAX_LISTED} more; --json lists all", "dim"
+        yield f"{indent}and {found - MAX_LISTED} more; --json lists all", ""
 
 
 def log_path(run: RecordedRun, job_id: str, attempt: AttemptView | None) -> Path | None:

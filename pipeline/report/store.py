@@ -4,58 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
 
 from pipeline.results.collect import Garbage
 from pipeline.results.contents import Space, Usage
+from pipeline.terminal.columns import Column, FittedTable
 
 _NAMED = 2
+_LEAST_NAME = 12
+_SPACE = (Column(heading="number", right=True, rank=5), Column(heading="size", right=True, rank=1))
 
 
-def usage_table(usage: Usage) -> Table:
+def usage_table(usage: Usage) -> FittedTable:
     """Outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
-    table = _table("store", ("experiment", "dataset/model", "algorithm", "stage"), ("number", "size"))
+    kinds = [
+        Column(heading="experiment", least=_LEAST_NAME),
+        Column(heading="dataset/model", rank=3, least=_LEAST_NAME),
+        Column(heading="algorithm", rank=2, least=_LEAST_NAME),
+        Column(heading="stage", rank=4),
+    ]
+    table = FittedTable([*kinds, *_SPACE], title="store")
     for kind, space in sorted(usage.outputs.items()):
         where = (_experiments(kind.experiments), kind.chain, kind.algo, kind.stage)
-        table.add_row(*map(escape, where), *_space(space))
-    table.add_section()
+        table.add_row(*where, *_space(space))
+    table.end_section()
     for name, space in (
-        ("damaged, set aside", usage.aside),
+        ("damaged", usage.aside),
         ("checkpoints", usage.checkpoints),
         ("unfinished", usage.unfinished),
     ):
         table.add_row(f"({name})", "", "", "", *_space(space))
     table.add_row("(other)", "", "", "", "", decimal(usage.other.size))
-    table.add_section()
+    table.end_section()
     table.add_row("total", "", "", "", "", decimal(usage.total), style="bold")
     return table
 
 
-def garbage_table(garbage: Iterable[Garbage]) -> Table:
+def garbage_table(garbage: Iterable[Garbage]) -> FittedTable:
     """What may be removed, by reason and by what it was, with a total."""
-    table = _table("no longer needed", ("why", "what"), ("number", "size"))
+    kinds = [Column(heading="why"), Column(heading="what", rank=2, least=_LEAST_NAME)]
+    table = FittedTable([*kinds, *_SPACE], title="no longer needed")
     grouped: dict[tuple[str, str], Space] = {}
     for thing in garbage:
         grouped.setdefault((thing.kind.value, thing.what), Space()).add(thing.size)
     last = ""
     for (why, what), space in grouped.items():
-        table.add_row("" if why == last else why, escape(what), *_space(space))
+        table.add_row("" if why == last else why, what, *_space(space))
         last = why
     total = Space(sum(space.number for space in grouped.values()), sum(space.size for space in grouped.values()))
-    table.add_section()
+    table.end_section()
     table.add_row("total", "", *_space(total), style="bold")
-    return table
-
-
-def _table(title: str, left: Iterable[str], right: Iterable[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
-    for name in left:
-        table.add_column(name, no_wrap=True)
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table
-
+from pipeline.report.words import count
 from pipeline.results.compute import EVALUATION, ComputeRow
 from pipeline.results.record import ResultRow
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 HEADINGS: Mapping[str, str] = {
     "pass@1": "pass@1",
@@ -21,6 +19,21 @@ HEADINGS: Mapping[str, str] = {
     "length": "tokens",
 }
 """Metrics of the table, in its order, with their headings. KL is in nats."""
+_RANKS: Mapping[str, int] = {
+    "round": 1,
+    "interval": 3,
+    "vs ref": 4,
+    "kl_per_sequence": 5,
+    "p": 6,
+    "length": EXTRA,
+    "Mtokens": EXTRA + 1,
+    "device s": EXTRA + 2,
+    "kl_per_token": EXTRA + 3,
+}
+"""What is left out first, where there is no room, has the highest rank."""
+_PRIMARY_RANK = 2
+_SECOND_RANK = 7
+_LEAST_NAME = 12
 _SMALLEST_P = 0.01
 
 Cell = dict[str, list[ResultRow]]
@@ -36,7 +49,7 @@ class Cost:
 
 def result_tables(
     rows: Iterable[ResultRow], confidence: float, compute: Iterable[ComputeRow] = (), label: str = ""
-) -> list[Table]:
+) -> list[FittedTable]:
     """One table for each dataset and model: the reference, then every algorithm round by round.
 
     With several seeds a number is their mean. Its interval is the mean of the seeds' intervals: the seeds share
@@ -47,7 +60,7 @@ def result_tables(
         rows: Rows of results.
         confidence: Level of their intervals, for the heading.
         compute: What the results took to make.
-        label: What tells these results from others that are printed beside them; heads every table.
+        label: What tells these results from others that are printed beside them, for the titles; "" for nothing.
     """
     grouped: dict[tuple[str, str], dict[tuple[str, int], Cell]] = {}
     for row in rows:
@@ -58,43 +71,55 @@ def result_tables(
     for (dataset, model), cells in grouped.items():
         own = [row for row in spent if (row.dataset, row.model) == (dataset, model)]
         costs = {at: cost for at in cells if (cost := _cost(own, *at))}
-        tables.append(_table(dataset, model, cells, confidence, costs, label))
+        tables.append(_table(_title(dataset, model, cells, label), cells, confidence, costs))
+    align(tables)
     return tables
 
 
+def _title(dataset: str, model: str, cells: Mapping[tuple[str, int], Cell], label: str) -> str:
+    every = [row for cell in cells.values() for found in cell.values() for row in found]
+    seeds, prompts = len({row.seed for row in every}), max(row.n for row in every)
+    parts = [dataset, model, count(seeds, "seed"), f"{prompts:,} prompts", label]
+    return " · ".join(part for part in parts if part)
+
+
 def _table(
-    dataset: str,
-    model: str,
+    title: str,
     cells: Mapping[tuple[str, int], Cell],
     confidence: float,
     costs: Mapping[tuple[str, int], Cost],
-    label: str,
-) -> Table:
-    every = [row for cell in cells.values() for found in cell.values() for row in found]
-    seeds, prompts = len({row.seed for row in every}), max(row.n for row in every)
+) -> FittedTable:
     metrics = _worth_showing(cells)
-    title = f"{dataset} · {model} · {seeds} seed{'s' if seeds != 1 else ''} · {prompts:,} prompts" + (
-        f" · {escape(label)}" if label else ""
-    )
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
-    table.add_column("algorithm", no_wrap=True)
-    table.add_column("round", justify="right")
-    for name in metrics:
-        table.add_column(HEADINGS[name], justify="right", no_wrap=True)
-        if name == metrics[0]:
-            table.add_column(f"{confidence:.0%} interval", justify="right", no_wrap=True)
-            table.add_column("vs ref", justify="right", no_wrap=True)
-            table.add_column("p", justify="right", no_wrap=True)
-    for name in ("Mtokens", "device s") if costs else ():
-        table.add_column(name, justify="right", no_wrap=True)
+    table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title)
     reference = cells.get(("reference", 0), {})
-    ordered = sorted(cells, key=lambda at: (at[0] != "reference", at))
-    for position, (algo, number) in enumerate(ordered):
-        following = ordered[position + 1 : position + 2]
-        last_of_algo = bool(following) and following[0][0] != algo
+    last = ""
+    for algo, number in sorted(cells, key=lambda at: (at[0] != "reference", at)):
+        if last and algo != last:
+            table.end_section()
+        last = algo
         numbers = _numbers(cells[algo, number], {} if algo == "reference" else reference, metrics)
-        table.add_row(algo, str(number), *numbers, *_spent(costs.get((algo, number))), end_section=last_of_algo)
+        table.add_row(algo, str(number), *numbers, *_spent(costs.get((algo, number))))
     return table
+
+
+def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> Iterator[Column]:
+    yield Column(heading="algorithm", least=_LEAST_NAME)
+    yield _number("round", "round")
+    for position, name in enumerate(metrics):
+        if position == 0:
+            yield Column(heading=HEADINGS[name], right=True, rank=_PRIMARY_RANK)
+            yield _number("interval", f"{confidence:.0%} interval")
+            yield _number("vs ref", "vs ref")
+            yield _number("p", "p")
+        else:
+            yield _number(name, HEADINGS[name])
+    if with_costs:
+        yield _number("Mtokens", "Mtokens")
+        yield _number("device s", "device s")
+
+
+def _number(name: str, heading: str) -> Column:
+    return Column(heading=heading, right=True, rank=_RANKS.get(name, _SECOND_RANK))
 
 
 def _cost(rows: Iterable[ComputeRow], algo: str, number: int) -> Cost | None:
@@ -143,4 +168,4 @@ def _interval(rows: Iterable[ResultRow]) -> str:
     bounds = [(row.ci_low, row.ci_high) for row in rows if row.ci_low is not None and row.ci_high is not None]
     if not bounds:
         return ""
-    return rf"\[{fmean(low for low, _ in bounds):.3f}, {fmean(high for _, high in bounds):.3f}]"
+    return f"[{fmean(low for low, _ in bounds):.3f}, {fmean(high for _, high in bounds):.3f}]"

@@ -1,8 +1,10 @@
 """The doctor runs every check, whatever the others do, and says how they ended."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from pipeline import preflight
 from pipeline.devices.inventory import Device
@@ -138,3 +140,19 @@ def test_the_exit_code_tells_whether_anything_failed(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert "FAIL  f: g\n      try: h\n" in shown
     assert "Ready." not in shown
+
+
+@pytest.mark.parametrize(
+    ("terminal", "lines"),
+    [(False, ["WARN  GPU [0]: a few words about it"]), (True, ["WARN  GPU [0]: a", "      few words about it"])],
+)
+def test_on_a_terminal_what_was_seen_is_broken_between_words(terminal: bool, lines: list[str]) -> None:
+    console = Console(file=io.StringIO(), width=24, force_terminal=terminal)
+    check = Check("GPU [0]", Verdict.WARN, "a few words about it", "a remedy")
+    assert [line.plain for line in preflight.check_lines(check, console)] == lines
+
+
+def test_what_to_try_stays_in_one_piece(capsys: pytest.CaptureFixture[str]) -> None:
+    remedy = f"`{'a long command to be copied ' * 20}`"
+    assert preflight.print_checks([Check("disk", Verdict.WARN, "full", remedy)], "") == 0
+    assert f"      try: {remedy}" in capsys.readouterr().out.splitlines()

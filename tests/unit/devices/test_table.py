@@ -1,10 +1,10 @@
 """What `python -m pipeline gpus` shows."""
 
 import io
+import os
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from pipeline.devices.fit import fit, imagined_gpus
 from pipeline.devices.inventory import find_gpus
@@ -12,10 +12,11 @@ from pipeline.devices.lease import LeaseSet
 from pipeline.devices.memory import GB, ModelShape, Workload
 from pipeline.devices.table import fit_table, gpu_table
 from pipeline.errors import DeviceError
+from pipeline.terminal.columns import FittedTable
 from tests.unit.devices.conftest import UseMachine
 
 
-def lines(table: Table) -> list[str]:
+def lines(table: FittedTable) -> list[str]:
     console = Console(file=io.StringIO(), width=240)
     console.print(table)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -75,3 +76,37 @@ def test_a_fit_shows_the_figures_of_every_strategy() -> None:
     assert "112.0" in single
     assert "short" in single
     assert "1 x 1024 tokens, mixed, adam, all weights, checkpointing off" in "\n".join(rows)
+
+
+def narrow(table: FittedTable, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= width for line in text.splitlines())
+    return text
+
+
+def test_a_small_terminal_cuts_the_name_of_a_gpu_rather_than_its_memory(machine: UseMachine) -> None:
+    machine("busy")
+    with LeaseSet.acquire(find_gpus()[1:2], experiment="an_experiment_with_a_long_name"):
+        text = narrow(gpu_table({}))
+    (row,) = (line for line in text.splitlines() if line.split()[:1] == ["1"])
+    assert row.split()[1:6] == ["NVID…200", "130.0", "140.0", "GiB", "98%"]
+    assert row.split()[-1] == "101"
+    assert "(130.0 GiB)" in text
+    assert f"(pid {os.getpid()}" in text
+    assert "'an_exp" in text
+
+
+def test_what_is_wrong_with_a_gpu_is_told_whole_below_the_table(machine: UseMachine) -> None:
+    machine("lost")
+    assert "GPU 1 is broken: GPU is lost" in narrow(gpu_table({}), 40)
+
+
+def test_a_small_terminal_shows_of_a_fit_what_decides() -> None:
+    shape = ModelShape(name="70B", parameters=70 * 10**9, largest_unit=10**8)
+    devices, usage = imagined_gpus(8, 80 * 2**30)
+    text = narrow(fit_table(fit(shape, Workload(), devices, usage, host_bytes=GB)))
+    (row,) = (line for line in text.splitlines() if "cpu offload" in line)
+    assert row.split()[-6:] == ["0.4", "76.3", "host:", "1119.1", "GB", "short"]
+    assert "1043.7 GB short" in text

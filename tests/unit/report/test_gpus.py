@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from pipeline.report.gpus import GpuLog
-from pipeline.report.live import PlainLines, render
+from pipeline.report.live import PlainLines
+from pipeline.report.screen import screen
 from pipeline.results.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
 
 
@@ -62,12 +63,12 @@ def test_a_run_without_gpus_says_nothing_of_them(caplog: pytest.LogCaptureFixtur
 def test_the_live_view_has_columns_for_gpus_where_there_are_some() -> None:
     def shown(now: RunStatus) -> str:
         console = Console(file=io.StringIO(), width=140, color_system=None)
-        console.print(render(now, 40))
+        console.print(screen(now, 140, 40))
         return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
     text = shown(status(5, load(0, 45, 90), None))
     assert "GPU memory" in text
-    assert "41.9 of 74.5 GiB" in text
+    assert "41.9/74.5 GiB" in text
     assert "90 %" in text
     assert "GPU memory" not in shown(status(5, None))
 

@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from pipeline.report.live import PlainLines, headline, make_reporter, render
+from pipeline.report.live import PlainLines, make_reporter
+from pipeline.report.screen import headline, screen
 from pipeline.report.tables import result_tables
 from pipeline.report.words import duration, rate
 from pipeline.results.record import ResultRow
@@ -80,7 +81,7 @@ def test_headline_has_counts_rates_and_time_left() -> None:
 
 
 def test_live_view_shows_chains_rounds_and_workers() -> None:
-    text = text_of(render(status(total=10, done=3, running=1), height=40))
+    text = text_of(screen(status(total=10, done=3, running=1), 140, 40))
     assert "round 1" in text
     assert "3/10" in text
     assert "addition/tiny/s0/PITA/r1/train" in text
@@ -97,7 +98,7 @@ def test_live_view_fits_a_low_terminal() -> None:
         total=CellStatus(total=100),
         cells=cells,
     )
-    text = text_of(render(many, height=24))
+    text = text_of(screen(many, 140, 24))
     assert len(text.splitlines()) <= 24
     assert "more chains" in text
 

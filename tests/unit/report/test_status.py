@@ -69,7 +69,7 @@ def test_tables_fit_and_ids_stay_whole(tmp_path: Path, width: int) -> None:
     assert len(grids) == {80: 2, 120: 1}[width]
     heads = [word for at in grids for word in lines[at].split() if word.isdigit()]
     assert heads == [str(number) for number in range(1, 9)]
-    (table,) = [at for at, line in enumerate(lines) if line.startswith("running ")]
+    (table,) = [at for at, line in enumerate(lines) if line.startswith("job ")]
     assert all(len(line) <= width for line in lines[: table + 2])
     assert lines[table + 1].startswith(SECOND)
 

@@ -1,0 +1,229 @@
+"""Tables that fit where they are shown: the least important columns are left out, and long names are cut.
+
+What is shown of a column is whole: a number that has no room is left out with its column, never cut or broken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.terminal.shorten import cut_middle, least_width, shorten
+
+EXTRA = 10
+"""Columns of this rank and above are left out before any name is cut to less than `AMPLE`."""
+AMPLE = 24
+"""Cells that do for most names."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+Cell = str | Text | tuple[str, ...]
+"""A text, never taken for markup; or pieces of one, which go to several lines where there is no room for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        heading: Its heading.
+        right: Its cells end at the right, as numbers do.
+        rank: Columns of the highest rank are left out first, of equal ones the last; the first of all never is.
+        least: Cells to which names in it may be cut, though never so far that two look the same; None where
+            nothing may be cut.
+    """
+
+    heading: str
+    right: bool = False
+    rank: int = 0
+    least: int | None = None
+
+
+@dataclass(frozen=True)
+class Need:
+    """The room that a column takes, in cells.
+
+    Attributes:
+        rank: As of the column.
+        least: Below this it cannot be shown.
+        whole: All of it.
+    """
+
+    rank: int
+    least: int
+    whole: int
+
+    @property
+    def ample(self) -> int:
+        """What it should have while there are extra columns."""
+        return min(self.whole, max(self.least, AMPLE))
+
+    def beside(self, other: Need) -> Need:
+        """What does for both."""
+        return Need(self.rank, max(self.least, other.least), max(self.whole, other.whole))
+
+
+def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> dict[int, int]:
+    """Choose the columns that have room, and how wide each of them is.
+
+    Args:
+        needs: What each column takes.
+        width: Cells that the table may take.
+        between: Cells between two columns.
+        around: Cells at both edges together.
+
+    Returns:
+        Place of each column that is shown -> its width in cells. The first is always there, however narrow.
+    """
+    kept = list(range(len(needs)))
+
+    def widths() -> dict[int, int]:
+        extras = any(needs[at].rank >= EXTRA for at in kept)
+        return {at: needs[at].ample if extras else needs[at].least for at in kept}
+
+    def left() -> int:
+        return width - around - between * (len(kept) - 1) - sum(widths().values())
+
+    while left() < 0 and len(kept) > 1:
+        kept.remove(max(kept[1:], key=lambda at: (needs[at].rank, at)))
+    given, room = widths(), left()
+    for at in sorted(kept, key=lambda at: needs[at].rank):
+        more = max(min(room, needs[at].whole - given[at]), 1 - given[at])
+        given[at], room = given[at] + more, room - more
+    return given
+
+
+class FittedTable:
+    """A table for the console that it is printed to."""
+
+    def __init__(
+        self, columns: Iterable[Column], *, title: str = "", caption: str = "", lines: bool = True
+    ) -> None:
+        """Make an empty table.
+
+        Args:
+            columns: Its columns.
+            title: Stands above it.
+            caption: Stands below it.
+            lines: Whether there is a line below the headings, and room between sections.
+        """
+        self.columns = list(columns)
+        self.title, self.caption = title, caption
+        self.alike: dict[str, Need] = {}
+        self._lines = lines
+        self._rows: list[tuple[tuple[Cell, ...], str]] = []
+        self._ends: set[int] = set()
+
+    def add_row(self, *cells: Cell, style: str = "") -> None:
+        """Add a row; cells that are left out at its end are empty."""
+        self._rows.append((cells + ("",) * (len(self.columns) - len(cells)), style))
+
+    def end_section(self) -> None:
+        """Leave room before the next row."""
+        self._ends.add(len(self._rows) - 1)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Give rich what to print."""
+        if self.title:
+            yield Text(self.title, style="bold")
+        yield self.fitted(options.max_width)
+        if self.caption:
+            yield Text(self.caption, style="italic")
+
+    def fitted(self, width: int) -> Table:
+        """The table for so many cells."""
+        needs = self.needs()
+        given = fit(needs, width, between=3, around=4) if self._lines else fit(needs, width, between=2, around=2)
+        table = Table(
+            box=SIMPLE_HEAD if self._lines else None,
+            padding=(0, 1) if self._lines else (0, 2, 0, 0),
+            header_style="bold",
+        )
+        for at, cells in given.items():
+            column = self.columns[at]
+            table.add_column(
+                Text(cut_middle(column.heading, cells)),
+                justify="right" if column.right else "left",
+                width=cells,
+                no_wrap=True,
+            )
+        shown = {at: self._shown(at, cells) for at, cells in given.items()}
+        for number, (_, style) in enumerate(self._rows):
+            table.add_row(*(shown[at][number] for at in given), style=style, end_section=number in self._ends)
+        return table
+
+    def needs(self) -> list[Need]:
+        """What each column takes, in this table and in those that it is aligned with."""
+        own = [self._need(at) for at in range(len(self.columns))]
+        return [
+            need.beside(self.alike.get(one.heading, need)) for one, need in zip(self.columns, own, strict=True)
+        ]
+
+    def _cells(self, at: int) -> list[Cell]:
+        return [cells[at] for cells, _ in self._rows]
+
+    def _need(self, at: int) -> Need:
+        column, cells = self.columns[at], self._cells(at)
+        heading = cell_len(column.heading)
+        whole = max([1, heading, *(cell_len(_plain(cell)) for cell in cells)])
+        if column.least is not None:
+            names = {piece for cell in cells for piece in _pieces(cell)}
+            least = max(heading, least_width(names, max(1, column.least)))
+        else:
+            least = max([1, heading, *(cell_len(piece) for cell in cells for piece in _pieces(cell))])
+        return Need(column.rank, min(least, whole), whole)
+
+    def _shown(self, at: int, width: int) -> list[Text]:
+        cells = self._cells(at)
+        names = shorten((piece for cell in cells for piece in _pieces(cell)), width)
+        return [
+            Text("\n".join(in_lines([names[piece] for piece in _pieces(cell)], width)), style=_style(cell))
+            for cell in cells
+        ]
+
+
+def align(tables: Iterable[FittedTable]) -> None:
+    """Make columns of the same heading equally wide in several tables, which stand one below the other."""
+    tables, alike = list(tables), dict[str, Need]()
+    for table in tables:
+        for column, need in zip(table.columns, table.needs(), strict=True):
+            alike[column.heading] = need.beside(alike.get(column.heading, need))
+    for table in tables:
+        table.alike = alike
+
+
+def in_lines(pieces: Iterable[str], width: int) -> list[str]:
+    """Put pieces of text side by side, a space between, into as few lines as will do."""
+    lines: list[str] = []
+    for piece in pieces:
+        if lines and cell_len(longer := f"{lines[-1]} {piece}") <= width:
+            lines[-1] = longer
+        else:
+            lines.append(piece)
+    return lines
+
+
+def _pieces(cell: Cell) -> tuple[str, ...]:
+    if isinstance(cell, tuple):
+        return tuple(map(_on_one_line, cell))
+    return (_on_one_line(cell.plain if isinstance(cell, Text) else cell),)
+
+
+def _plain(cell: Cell) -> str:
+    return " ".join(_pieces(cell))
+
+
+def _on_one_line(text: str) -> str:
+    r"""The text with control characters escaped: a line feed becomes ``\n``, and so has a width."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def _style(cell: Cell) -> str:
+    return str(cell.style) if isinstance(cell, Text) else ""

@@ -1,0 +1,147 @@
+"""Tables leave out what has no room; what they show is whole."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, Need, fit, in_lines
+
+HEADINGS = st.text(st.characters(exclude_categories=("C", "Z")), max_size=16)
+CELLS = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from("字😀[]/ab"), max_size=40)
+NEEDS = st.builds(
+    lambda rank, least, more: Need(rank, least, least + more),
+    st.integers(0, 15),
+    st.integers(1, 40),
+    st.integers(0, 60),
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> FittedTable:
+    number = draw(st.integers(1, 6))
+    columns = [
+        Column(
+            heading=f"{at}{draw(HEADINGS)}",
+            right=draw(st.booleans()),
+            rank=draw(st.integers(0, 15)),
+            least=draw(st.none() | st.integers(1, 20)),
+        )
+        for at in range(number)
+    ]
+    table = FittedTable(columns, lines=draw(st.booleans()))
+    for _ in range(draw(st.integers(0, 3))):
+        table.add_row(*draw(st.lists(CELLS, min_size=number, max_size=number)))
+    return table
+
+
+def printed(table: FittedTable, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.properties
+@given(st.lists(NEEDS, min_size=1, max_size=12), st.integers(1, 200), st.integers(0, 3), st.integers(0, 4))
+def test_columns_that_are_shown_have_the_room_that_they_need(
+    needs: list[Need], width: int, between: int, around: int
+) -> None:
+    given_ = fit(needs, width, between=between, around=around)
+    assert 0 in given_
+    assert all(cells <= max(1, needs[at].whole) for at, cells in given_.items())
+    if len(given_) > 1:
+        assert all(given_[at] >= needs[at].least for at in given_)
+        assert sum(given_.values()) + between * (len(given_) - 1) + around <= width
+
+
+@pytest.mark.properties
+@given(st.lists(NEEDS, min_size=1, max_size=12), st.integers(1, 200), st.integers(0, 50))
+def test_a_wider_terminal_never_shows_fewer_columns(needs: list[Need], width: int, more: int) -> None:
+    assert set(fit(needs, width, between=3, around=4)) <= set(fit(needs, width + more, between=3, around=4))
+
+
+@pytest.mark.properties
+@given(st.lists(NEEDS, min_size=2, max_size=12), st.integers(1, 200))
+def test_what_is_left_out_matters_less_than_what_is_shown(needs: list[Need], width: int) -> None:
+    kept = fit(needs, width, between=3)
+    left_out = [needs[at].rank for at in range(len(needs)) if at not in kept]
+    assert not left_out or max((needs[at].rank for at in kept if at), default=0) <= min(left_out)
+
+
+@pytest.mark.properties
+@given(tables(), st.integers(40, 200))
+def test_cells_that_may_not_be_cut_are_printed_whole(table: FittedTable, width: int) -> None:
+    lines = printed(table, width)
+    assert max(map(cell_len, lines), default=0) <= width
+    shown = table.fitted(width)
+    numbers = {column.heading: at for at, column in enumerate(table.columns) if column.least is None}
+    for place, column in enumerate(shown.columns):
+        heading = column.header.plain  # type: ignore[union-attr]
+        if heading not in numbers or (place == 0 and len(shown.columns) == 1):
+            continue
+        cells = [cell.plain for cell in column.cells]  # type: ignore[union-attr]
+        assert cells == [row[numbers[heading]] for row, _ in table._rows]
+        assert all(cell.strip() in "\n".join(lines) for cell in cells)
+
+
+@pytest.mark.parametrize("width", range(1, 40))
+def test_a_narrow_terminal_shows_what_it_can(width: int) -> None:
+    table = FittedTable(
+        [Column(heading="algorithm", least=12), Column(heading="pass@1", right=True, rank=1)], title="a title"
+    )
+    table.add_row("an algorithm with a long name", "0.123")
+    lines = printed(table, width)
+    assert max(map(cell_len, lines)) <= width
+    text = "\n".join(lines)
+    assert "0.123" in text or "0." not in text
+
+
+def test_extra_columns_go_before_a_name_is_cut_and_the_rest_afterwards() -> None:
+    needs = [Need(0, 5, 20), Need(1, 6, 6), Need(EXTRA, 6, 6)]
+    assert fit(needs, 32, between=0) == {0: 20, 1: 6, 2: 6}
+    assert fit(needs, 31, between=0) == {0: 20, 1: 6}
+    assert fit(needs, 15, between=0) == {0: 9, 1: 6}
+    assert fit(needs, 10, between=0) == {0: 10}
+
+
+def test_names_are_cut_so_that_rows_stay_apart() -> None:
+    table = FittedTable([Column(heading="name", least=4), Column(heading="n", right=True, rank=1)], lines=False)
+    for number in range(3):
+        table.add_row(f"{'x' * 50}{number}{'y' * 50}", "1")
+    assert len({line for line in printed(table, 24) if "…" in line}) == 3
+
+
+def test_what_stands_in_a_cell_is_no_markup() -> None:
+    table = FittedTable([Column(heading="[bold]name[/]")], title="[red]title")
+    table.add_row("[bold]x[/red]")
+    text = "\n".join(printed(table, 80))
+    assert "[red]title" in text
+    assert "[bold]name[/]" in text
+    assert "[bold]x[/red]" in text
+
+
+def test_a_name_of_several_lines_stays_on_one() -> None:
+    table = FittedTable([Column(heading="name")], lines=False)
+    table.add_row("a\nb\tc\x1b[2J")
+    assert printed(table, 80)[1:] == ["a\\nb\\tc\\x1b[2J  "]
+
+
+def test_a_cell_of_several_pieces_goes_to_more_lines() -> None:
+    table = FittedTable([Column(heading="who"), Column(heading="n", rank=1)], lines=False)
+    table.add_row(("101", "(130.0 GiB),", "102", "(1.0 GiB)"), Text("7", style="red"))
+    assert [line.rstrip() for line in printed(table, 80)[1:]] == ["101 (130.0 GiB), 102 (1.0 GiB)  7"]
+    assert [line.rstrip() for line in printed(table, 20)[1:]] == [
+        "101              7",
+        "(130.0 GiB),",
+        "102 (1.0 GiB)",
+    ]
+
+
+def test_pieces_go_side_by_side_while_there_is_room() -> None:
+    assert in_lines(["ab", "cd", "ef"], 5) == ["ab cd", "ef"]
+    assert in_lines(["a-long-one"], 3) == ["a-long-one"]
+    assert in_lines([], 3) == []
