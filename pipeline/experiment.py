@@ -25,7 +25,7 @@ from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.plan.attention import usable_attention
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
-from pipeline.plan.models import check_models
+from pipeline.plan.models import check_models, count_weights
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.source_code import import_warnings
@@ -138,10 +138,12 @@ def prepare(config: Config) -> Request:
     check_chat_templates(config)
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
     _check_jobs_per_device(config, devices)
-    config, warning = usable_attention(config, gpu=any(device.kind == "cuda" for device in devices))
+    gpu = any(device.kind == "cuda" for device in devices)
+    config, warning = usable_attention(config, gpu=gpu)
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
-    plan = build_plan(config, read_durations(store.root), sources, models)
+    weights = {name: count_weights(model) for name, model in config.models.items()}
+    plan = build_plan(config, read_durations(store.root), sources, models, weights=weights, gpu=gpu)
     warnings = (*import_warnings(), *(() if warning is None else (warning,)))
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
 
@@ -183,13 +185,17 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     console.print(plan_table(summarize(plan, missing)))
     workers = _layout(request).workers
     total = len(plan.jobs)
-    estimate = estimated_makespan(plan, missing, workers)
+    estimate = duration(estimated_makespan(plan, missing, workers))
+    timed = read_durations(request.store.root)
+    if any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing):
+        estimate += " (a rough guess, until the first run)"
     console.print(
         f"{jobs(total)}: {total - len(missing)} stored, {len(missing)} to run on "
         f"{workers} {'worker' if workers == 1 else 'workers'}"
-        + (f", about {duration(estimate)}" if missing else "")
+        + (f", about {estimate}" if missing else "")
         + ". Nothing was started.",
         highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -64,6 +64,7 @@ class Dataset:
         fixed_length: Completions have exactly `completion_length` tokens, so one that is cut there is whole.
         note: What a reader of results must know, or an empty string.
         prepared: Rows are read once by `prepare` and then from its output; others are made from their ids.
+        version: Part of every key of a stage that sees the dataset; raise it when rows would change.
         config_class: Settings of a dataset given by `class_path`, under ``datasets.<NAME>``.
     """
 
@@ -74,6 +75,7 @@ class Dataset:
     fixed_length: bool = False
     note: ClassVar[str] = ""
     prepared: ClassVar[bool] = False
+    version: ClassVar[int] = 1
     config_class: ClassVar[type[DatasetConfig]] = DatasetConfig
 
     def __init__(self, config: DatasetConfig) -> None:

@@ -28,6 +28,8 @@ def check_dataset(path: str, kind: object) -> type[Dataset]:
     lacks = [name for name in dir(kind) if getattr(getattr(kind, name, None), "__isabstractmethod__", False)]
     if lacks:
         raise ConfigError(f"{path}: it must define {', '.join(f'{name}()' for name in lacks)}")
+    if not isinstance(kind.version, int) or isinstance(kind.version, bool):
+        raise ConfigError(f"{path}: its version is {kind.version!r}, but must be a whole number")
     return kind
 
 

@@ -23,12 +23,15 @@ from pipeline.algos.registry import load_algorithm
 from pipeline.config.load import schema_path, to_plain
 from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import AlgoConfig, Config, StageChoice, TinyModelConfig
+from pipeline.datasets.base import Dataset
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import PlanError
+from pipeline.plan.estimates import Scale, guess_seconds
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.keys import determining, result_key
 from pipeline.plan.source_code import class_source, dataset_source
+from pipeline.plan.versions import shipped_versions
 
 ENTRY = "pipeline.algos.run:run_stage"
 REFERENCE = "reference"
@@ -73,6 +76,9 @@ def build_plan(
     seconds: Mapping[str, float] | None = None,
     sources: Mapping[str, Mapping[str, Any]] | None = None,
     models: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    weights: Mapping[str, int] | None = None,
+    gpu: bool = False,
 ) -> Plan:
     """Plan a request.
 
@@ -82,12 +88,14 @@ def build_plan(
             ordering and estimates only.
         sources: Dataset -> what its rows follow from besides its settings; see `results.sources`.
         models: Model -> what identifies its content, by role; see `plan.models`.
+        weights: Model -> how many weights it has, where that is known; for estimates only.
+        gpu: Whether it is to run on GPUs; for estimates only.
 
     Raises:
         ConfigError: An algorithm cannot be loaded.
         PlanError: A stage reads one that does not exist.
     """
-    builder = _Builder(config, seconds or {}, sources or {}, models or {})
+    builder = _Builder(config, seconds or {}, sources or {}, models or {}, weights or {}, gpu=gpu)
     for chain in chains(config):
         if chain.algo == REFERENCE:
             builder.add_reference(chain)
@@ -121,12 +129,21 @@ class _Builder:
         seconds: Mapping[str, float],
         sources: Mapping[str, Mapping[str, Any]],
         models: Mapping[str, Mapping[str, Any]],
+        weights: Mapping[str, int],
+        *,
+        gpu: bool,
     ) -> None:
         self.config = config
         self.seconds = seconds
         self.sources = sources
         self.models = models
-        self._prepared = {name: load_dataset(section).prepared for name, section in config.datasets.items()}
+        datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
+        self._prepared = {name: dataset.prepared for name, dataset in datasets.items()}
+        self._scales = {
+            (name, model): self._scale(dataset, weights.get(model, 0), gpu=gpu)
+            for name, dataset in datasets.items()
+            for model in config.models
+        }
         self.jobs: dict[str, Job] = {}
         self.edges: list[tuple[str, str]] = []
         self._by_key: dict[str, str] = {}
@@ -289,6 +306,8 @@ class _Builder:
             known = {name: determining(section) for name, section in sections.items()}
             if "model" in known:
                 known["model"] |= self._identity(chain)
+            if versions := shipped_versions(stage, self.config.datasets[chain.dataset]):
+                known["version"] = versions
             self._configs[address] = (
                 known,
                 {name: _with_schema(section) for name, section in sections.items()},
@@ -323,13 +342,21 @@ class _Builder:
         return (rows[1] - rows[0]) * each[stage.shards] if stage.shards else 0
 
     def _timed(self, job: Job, stage: Stage) -> Job:
-        units = max(1, job.samples)
         measured = self.seconds.get(duration_name(job))
         if measured is not None:
-            estimate = measured * units
+            estimate = measured * max(1, job.samples)
         else:
-            estimate = stage.seconds * (units / 1000 if job.samples else 1.0)
+            estimate = guess_seconds(stage, job.samples, self._scales[job.dataset, job.model])
         return replace(job, seconds=round(estimate, 6))
+
+    def _scale(self, dataset: Dataset, weights: int, *, gpu: bool) -> Scale:
+        longest = self.config.generation.max_new_tokens
+        return Scale(
+            weights=weights,
+            tokens=min(longest, dataset.completion_length or longest),
+            prompts=self.config.data_collection.prompts_per_round,
+            gpu=gpu,
+        )
 
 
 def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:

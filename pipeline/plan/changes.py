@@ -137,7 +137,10 @@ def _code_changes(before: Any, after: Any) -> Iterator[Change]:
 def _config_changes(job: Job, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
     if before == after or not before or not after:
         return
+    yield from _version_changes(before.get("version", {}), after.get("version", {}))
     for section in dict.fromkeys([*before, *after]):
+        if section == "version":
+            continue
         prefix = f"{_SECTIONS[section]}.{getattr(job, section)}" if section in _SECTIONS else section
         one, other = before.get(section, _MISSING), after.get(section, _MISSING)
         if one is _MISSING or other is _MISSING:
@@ -148,6 +151,14 @@ def _config_changes(job: Job, before: Mapping[str, Any], after: Mapping[str, Any
             # The class of an algorithm is part of the job as well as of its section.
             if change.what != f"algos.{job.algo}.class_path":
                 yield change
+
+
+def _version_changes(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[Change]:
+    """Changes of the parts that ship, see `plan.versions`."""
+    for part in dict.fromkeys([*before, *after]):
+        one, other = before.get(part, _MISSING), after.get(part, _MISSING)
+        if one != other:
+            yield Change(f"the version of the shipped {part}", shown(one), shown(other))
 
 
 def _leaves(path: str, one: Any, other: Any) -> Iterator[Change]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,13 @@ from typing import Any
 
 from pipeline.config.schema import Config, HFModelConfig, ModelConfig
 from pipeline.errors import ConfigError
+from pipeline.foreign import ForeignDataError, converted, read_json
 
 GGUF = ".gguf"
 MAGIC = b"GGUF"
 CONFIG = "config.json"
+_LONGEST_HEADER = 100_000_000
+"""Bytes of the header of a safetensors file, as that format limits it."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _MODEL_FILES = re.compile(
@@ -74,6 +78,28 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
 def model_files(folder: Path) -> list[Path]:
     """The files of a folder that a loaded model or its tokenizer may follow from, by name."""
     return sorted(path for path in folder.iterdir() if path.is_file() and _MODEL_FILES.fullmatch(path.name))
+
+
+def count_weights(model: ModelConfig) -> int:
+    """Weights of a reference policy, as the headers of its files tell; 0 where they do not, as for a hub id."""
+    path = Path(model.path) if isinstance(model, HFModelConfig) and model.path else None
+    if path is None or not path.exists():
+        return 0
+    if path.is_file():
+        return path.stat().st_size  # quantized, about a byte each
+    return sum(map(_in_header, path.glob("*.safetensors")))
+
+
+def _in_header(file: Path) -> int:
+    """Numbers in a safetensors file, which begins with the length of its header and the header."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = read_json(opened.read(min(length, _LONGEST_HEADER)), dict[str, dict[str, Any]])
+            tensors = [converted(entry["shape"], list[int]) for entry in header.values() if "shape" in entry]
+    except (OSError, ForeignDataError):
+        return 0
+    return sum(map(math.prod, tensors))
 
 
 def _identity(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from functools import cache
 from pipeline.config.own_code import brought_torch, import_object, source_file, source_hash, split_path
 from pipeline.config.schema import REWARD_NAMES, DatasetConfig
 from pipeline.errors import ConfigError
+from pipeline.plan.versions import reward_names
 
 _SHIPPED = "pipeline."
 
@@ -39,9 +40,9 @@ def dataset_source(dataset: DatasetConfig) -> dict[str, str | None]:
     Raises:
         ConfigError: A reward does not exist.
     """
-    options = dataset.grading.options
-    named = [str((options.get(name) or {}).get("use", name)) for name in dataset.rewards or [dataset.reward]]
-    rewards = [name for name in named if name not in REWARD_NAMES and not name.startswith(_SHIPPED)]
+    rewards = [
+        name for name in reward_names(dataset) if name not in REWARD_NAMES and not name.startswith(_SHIPPED)
+    ]
     for path in rewards:
         _check_defined(path)
     return class_source(dataset.class_path) | {path: source_hash(path) for path in rewards}

@@ -36,7 +36,8 @@ class RewardTraits:
         isolated: Whether to call it in a process of its own with a deadline, one completion at a time.
         answer: Takes a completion and gives what it votes for in maj@k, or None for no vote.
         packages: Packages whose version is part of the key of kept scores.
-        version: Part of that key too; raise it when scores would change.
+        version: Part of that key and, for a reward that ships, of keys of outputs; raise it when scores would
+            change.
     """
 
     verifies: bool = True

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.shared import made_once
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SMALL = [
@@ -69,9 +71,7 @@ def results(folder: Path) -> bytes:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of all examples together on two workers."""
-    folder = tmp_path_factory.mktemp("whole")
-    run(folder, *EVERYTHING, "execution.workers=2")
-    return folder
+    return made_once(tmp_path_factory, "whole", lambda folder: run(folder, *EVERYTHING, "execution.workers=2"))
 
 
 def test_the_examples_give_results(whole: Path) -> None:

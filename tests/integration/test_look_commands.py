@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from pipeline.__main__ import app
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
-from tests.integration.test_main_job import SMALL, run
+from tests.doubles.shared import made_once
+from tests.integration.test_main_job import SMALL, run_here
 
 TRAIN = "addition/tiny/s0/PITA/r1/train"
 
@@ -28,10 +29,12 @@ def look(output_dir: Path, *words: str, code: int = 0) -> Result:
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs; a setting of PITA differs."""
-    output_dir = tmp_path_factory.mktemp("twice") / "outputs"
-    run(output_dir, "execution.workers=2", "rounds_of_training=1")
-    run(output_dir, "execution.workers=2", "rounds_of_training=1", "algos.PITA.eta=0.5")
-    return output_dir
+
+    def make(folder: Path) -> None:
+        run_here(folder / "outputs", "rounds_of_training=1")
+        run_here(folder / "outputs", "rounds_of_training=1", "algos.PITA.eta=0.5")
+
+    return made_once(tmp_path_factory, "twice", make) / "outputs"
 
 
 def test_status_of_all_and_of_one(twice: Path) -> None:
@@ -56,7 +59,7 @@ def test_names_that_do_not_exist_are_refused_with_those_that_do(twice: Path) -> 
 
 
 def test_logs_of_the_engine_and_of_a_job(twice: Path) -> None:
-    assert "worker 1: cpu slot 1" in look(twice, "logs", "t").output
+    assert "worker 0: cpu slot 0" in look(twice, "logs", "t").output
     assert len(look(twice, "logs", "t", "-n", "1", "-f").stdout.splitlines()) == 1
     assert look(twice, "logs", "t", TRAIN, "-f").stderr.endswith(f"{TRAIN}: done\n")
 

@@ -12,14 +12,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.config.load import load_config
 from pipeline.devices.inventory import cpu_slots
 from pipeline.experiment import prepare, run_jobs
 from pipeline.results.journal import read_journal
 from pipeline.results.store import Store
+from tests.doubles.shared import made_once
 
 ROOT = Path(__file__).parents[2]
+INLINE = "system.use_parallel_execution=false"
 SMALL = [
     "models.tiny.steps=40",
     "models.tiny.batch_size=32",
@@ -51,6 +55,16 @@ def run(output_dir: Path, *overrides: str, name: str = "t", code: int = 0) -> st
     return done.stdout + done.stderr
 
 
+def run_here(output_dir: Path, *overrides: str, name: str = "t", code: int = 0) -> str:
+    """As `run`, all of it in this process: for tests that are not about processes, and quicker by their start."""
+    done = CliRunner().invoke(
+        app,
+        ["run", f"experiment.name={name}", f"output_dir={output_dir}", "device=cpu", INLINE, *SMALL, *overrides],
+    )
+    assert done.exit_code == code, done.output
+    return done.output
+
+
 def results(output_dir: Path, name: str = "t") -> tuple[bytes, bytes, bytes]:
     run_dir = output_dir / name / "latest"
     read = [(run_dir / file).read_bytes() for file in ("results.json", "results.csv", "samples.jsonl")]
@@ -65,9 +79,10 @@ def events(output_dir: Path, event: str, name: str = "t", key: str = "job") -> l
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on two workers."""
-    output_dir = tmp_path_factory.mktemp("calm") / "outputs"
-    run(output_dir, "execution.workers=2")
-    return output_dir
+    return (
+        made_once(tmp_path_factory, "calm", lambda folder: run(folder / "outputs", "execution.workers=2"))
+        / "outputs"
+    )
 
 
 def test_a_run_leaves_every_file_it_promises(calm: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from pipeline.config.load import load_config
 from pipeline.datasets.registry import load_dataset
 from pipeline.models.tiny import make_tokenizer
-from tests.integration.test_main_job import events, results, run
+from tests.integration.test_main_job import events, results, run_here
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -50,7 +50,6 @@ def settings(files: Path) -> list[str]:
         "generation.max_new_tokens=4",
         "rounds_of_training=1",
         "algos=[QSharp]",
-        "execution.workers=2",
     ]
 
 
@@ -69,11 +68,11 @@ def main_job(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("main_job")
 def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> None:
     output_dir = tmp_path / "outputs"
-    printed = run(output_dir, *settings(files), "stage=prepare")
+    printed = run_here(output_dir, *settings(files), "stage=prepare")
     done = events(output_dir, "JobFinished")
     assert sorted(name.rsplit("/", 1)[1] for name in done) == ["prepare", "tokenize", "train"]
     assert "prepared" in printed
-    run(output_dir, *settings(files))
+    run_here(output_dir, *settings(files))
     later = events(output_dir, "JobStarted")
     assert later
     assert not {name for name in later if "/dataset/" in name}
@@ -89,12 +88,12 @@ def test_another_content_of_the_file_is_another_dataset(files: Path, tmp_path: P
     output_dir, mine = tmp_path / "outputs", tmp_path / "mine.jsonl"
     mine.write_text((files / "sums.jsonl").read_text())
     arguments = [*settings(files), f"datasets.jsonl.path={mine}", "stage=prepare"]
-    run(output_dir, *arguments)
+    run_here(output_dir, *arguments)
     # The same content elsewhere is the same dataset.
-    assert "nothing to run" in run(output_dir, *settings(files), "stage=prepare")
+    assert "nothing to run" in run_here(output_dir, *settings(files), "stage=prepare")
     lines = mine.read_text().splitlines(keepends=True)
     mine.write_text("".join(lines[:-1]))
-    run(output_dir, *arguments)
+    run_here(output_dir, *arguments)
     assert any(name.endswith("dataset/prepare") for name in events(output_dir, "JobStarted"))
 
 
@@ -102,5 +101,7 @@ def test_another_content_of_the_file_is_another_dataset(files: Path, tmp_path: P
 def test_a_row_without_its_prompt_is_named(files: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"prompt": "1+1="}\n{"question": "2+2="}\n')
-    printed = run(tmp_path / "outputs", *settings(files), f"datasets.jsonl.path={broken}", "stage=prepare", code=1)
+    printed = run_here(
+        tmp_path / "outputs", *settings(files), f"datasets.jsonl.path={broken}", "stage=prepare", code=1
+    )
     assert "broken.jsonl:2" in printed

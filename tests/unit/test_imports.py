@@ -25,7 +25,7 @@ ENGINE_SIDE = [
     "cli",
 ]
 """Each may import what stands to its left."""
-MAY_PLAN_WITH = {"algos", "datasets"}
+MAY_PLAN_WITH = {"algos", "datasets", "rewards"}
 """Worker-side folders with light parts that planning reads."""
 WORKER_SIDE = {"models", "datasets", "rewards", "generation", "training", "evaluation", "algos"}
 READS_THE_MEMORY_MODEL = {"algos/run.py": {"devices"}, "training/strategy.py": {"devices"}}

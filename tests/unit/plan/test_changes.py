@@ -37,6 +37,14 @@ def test_sections_are_recorded_once_however_many_shards_share_them() -> None:
 S0 = "addition/tiny/s0"
 
 
+def test_a_raised_version_of_shipped_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = planned()
+    monkeypatch.setattr("pipeline.plan.versions.STATISTICS", 2)
+    assert told(old, planned(), f"{S0}/PITA/r1/metrics") == [
+        (f"{S0}/PITA/r1/metrics", ["the version of the shipped statistics: 1 -> 2"])
+    ]
+
+
 @pytest.mark.parametrize(
     ("override", "job", "expected"),
     [

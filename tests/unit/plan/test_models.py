@@ -14,7 +14,7 @@ from pipeline.datasets.fingerprint import file_sha256
 from pipeline.errors import ConfigError
 from pipeline.plan.attention import usable_attention
 from pipeline.plan.build import build_plan
-from pipeline.plan.models import check_models, is_local, model_identities
+from pipeline.plan.models import check_models, count_weights, is_local, model_identities
 from pipeline.plan.tokenizers import check_chat_templates
 from pipeline.results.sources import read_models
 
@@ -178,3 +178,20 @@ def test_flash_attention_gives_way_to_what_there_is(
 def test_other_attention_is_left_alone() -> None:
     config = load_config(["experiment.name=t", "system.attn_impl=eager"])
     assert usable_attention(config, gpu=False) == (config, None)
+
+
+def test_weights_are_counted_from_the_headers_of_files(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, tmp_path / "one.safetensors")
+    save_file({"c": torch.zeros(2, dtype=torch.bfloat16)}, tmp_path / "two.safetensors")
+    assert count_weights(HFModelConfig(kind="hf", path=str(tmp_path))) == 24
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x10" + b"\0" * 7 + b'{"a":{"shape":3}}']
+)
+def test_a_file_that_cannot_be_read_has_no_weights_that_are_known(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert count_weights(HFModelConfig(kind="hf", path=str(tmp_path))) == 0
