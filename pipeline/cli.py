@@ -20,8 +20,8 @@ from pipeline.devices.flags import as_overrides
 from pipeline.errors import PipelineError
 from pipeline.experiment import run_experiment
 from pipeline.start import INTERRUPTED
+from pipeline.terminal import streams
 from pipeline.terminal.console import make_console
-from pipeline.terminal.streams import failure
 from pipeline.terminal.text import printable
 
 NOT_WRITTEN = 1
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code; the highest one of a multirun.
     """
+    streams.install()  # a script of the user's own may call this
     codes: list[int] = []
     composing = True
 
@@ -78,7 +79,7 @@ def unless_unwritten(code: int) -> int:
 
     A reader that has seen enough is no failure; a full disk is.
     """
-    lost = failure(sys.stdout)
+    lost = streams.failure(sys.stdout)
     if code or lost is None:
         return code
     _complain(f"standard output could not be written: {lost.strerror}")

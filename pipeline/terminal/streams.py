@@ -89,12 +89,17 @@ class LastingStream(io.TextIOWrapper):
 
 
 def install() -> None:
-    """Make the standard streams of this process lasting ones; to be called before it opens anything."""
+    """Make the standard streams of this process lasting ones; to be called before it opens anything.
+
+    Streams that somebody has put in their place, such as a notebook or a test runner, stay.
+    """
     _open_missing_descriptors()
     if sys.stdin is None:
         sys.stdin = open(_STDIN, closefd=False)  # noqa: SIM115 - for the life of the process
-    sys.stdout = _lasting(sys.stdout, _STDOUT, "standard output")
-    sys.stderr = _lasting(sys.stderr, _STDERR, "standard error")
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _lasting(sys.stdout, _STDOUT, "standard output")
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _lasting(sys.stderr, _STDERR, "standard error")
 
 
 def _open_missing_descriptors() -> None:
