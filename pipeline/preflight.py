@@ -76,7 +76,7 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
     counts = dict.fromkeys(Verdict, 0)
     for check in checks:
         counts[check.verdict] += 1
-        for line in _lines(check, console):
+        for line in check_lines(check, console):
             console.print(line, soft_wrap=True)
         if check.remedy:  # in one piece, since it often holds a command to be copied
             say(console, f"{_INDENT}try: {check.remedy}")
@@ -86,7 +86,7 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
     return 1 if failed else 0
 
 
-def _lines(check: Check, console: Console) -> Iterator[Text]:
+def check_lines(check: Check, console: Console) -> Iterator[Text]:
     """What was seen; on a terminal broken between words, and indented."""
     name = (check.verdict.name, check.verdict.value)
     text = Text.assemble(name, "  ", (printable(check.name), "bold"), ": ", printable(check.detail))
