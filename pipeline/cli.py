@@ -13,20 +13,22 @@ from collections.abc import Iterator, Sequence
 
 import hydra
 from omegaconf import DictConfig
-from rich.console import Console
+from rich.text import Text
 
 from pipeline import __version__, multirun
 from pipeline.config.load import COMPOSITION_ERRORS, VERSION_BASE, conf_dir, explain, register_schemas, typed
 from pipeline.devices.flags import as_overrides
 from pipeline.errors import PipelineError
 from pipeline.experiment import run_experiment
+from pipeline.start import INTERRUPTED
+from pipeline.terminal import streams
+from pipeline.terminal.console import make_console, say
+from pipeline.terminal.text import printable
 from pipeline.usage import usage
 
 VERSION = f"pipeline {__version__}"
+NOT_WRITTEN = 1
 WRONG_REQUEST = 2
-INTERRUPTED = 130
-NO_TERMINAL_WIDTH = 1000
-"""Cells of a line that goes to a file or a pipe: every column of every table has room, and nothing is cut."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,9 +39,10 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code; the highest one of a multirun.
     """
+    streams.install()  # a script of the user's own may call this
     if answer := _about(arguments):
-        make_console().print(answer, markup=False, highlight=False, soft_wrap=True)
-        return 0
+        say(make_console(), answer)
+        return unless_unwritten(0)
     codes: list[int] = []
     composing, command = True, os.getpid()
     multirun.failed_runs.clear()
@@ -51,8 +54,9 @@ def main(arguments: Sequence[str]) -> int:
         try:
             config = typed(composed)
             multirun.check_objective(config)
-            codes.append(run_experiment(config, make_console(), label))
-            value = multirun.objective(config) if codes[-1] == 0 else None
+            code = run_experiment(config, make_console(), label)
+            codes.append(unless_unwritten(code) if config.dry_run else code)
+            value = multirun.objective(config) if code == 0 else None
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
             codes.append(refuse(error))
             reason = str(error)
@@ -87,7 +91,7 @@ def _announce_run(arguments: Sequence[str]) -> str:
     if not multirun.in_multirun():
         return ""
     label = multirun.run_label(arguments)
-    make_console().print(f"\nrun {label}", style="bold", markup=False, highlight=False, soft_wrap=True)
+    say(make_console(), f"\nrun {label}", "bold")
     return label
 
 
@@ -111,24 +115,28 @@ def _about(arguments: Sequence[str]) -> str:
     return VERSION if "--version" in arguments else ""
 
 
-def make_console() -> Console:
-    """Standard output; wide enough for every table where it is no terminal and so has no width of its own."""
-    return Console() if sys.stdout.isatty() else Console(width=NO_TERMINAL_WIDTH)
-
-
 def refuse(error: PipelineError) -> int:
     """Tell the user what is wrong with the request; nothing was started."""
     complain(str(error))
     return WRONG_REQUEST
 
 
+def unless_unwritten(code: int) -> int:
+    """The exit code of a command that is there to show something: no longer 0 if that could not be written.
+
+    A reader that has seen enough is no failure; a full disk is.
+    """
+    lost = streams.failure(sys.stdout)
+    if code or lost is None:
+        return code
+    complain(f"standard output could not be written: {lost.strerror}")
+    return NOT_WRITTEN
+
+
 def complain(text: str) -> None:
     """Tell the user what went wrong, in one line."""
-    Console(stderr=True).print(f"[bold red]error:[/] {_plain(text)}", highlight=False, soft_wrap=True)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
+    message = Text.assemble(("error:", "bold red"), " ", printable(text))
+    make_console(stderr=True).print(message, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

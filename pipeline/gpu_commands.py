@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
-from pipeline import cli
+from pipeline.commands import answering
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.devices.api import get_gpu_info
 from pipeline.devices.fit import Fit, fit_model
 from pipeline.devices.memory import Optimizer, Precision, Workload
 from pipeline.devices.table import fit_table, gpu_table
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError
+from pipeline.terminal.console import make_console, say
 
 app = typer.Typer(help="Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.")
 
@@ -28,11 +27,11 @@ def gpus(
     """Show every GPU with its memory, its load, who holds it and what runs there."""
     if context.invoked_subcommand is not None:
         return
-    with _refusals():
+    with answering():
         if as_json:
-            typer.echo(json.dumps(get_gpu_info(), indent=1))
+            say(make_console(), json.dumps(get_gpu_info(), indent=1))
         else:
-            cli.make_console().print(gpu_table())
+            make_console().print(gpu_table())
 
 
 @app.command(help="Reckon which strategy trains MODEL on which GPUs, from its config.json alone.")
@@ -58,7 +57,7 @@ def fit(
     memory: Annotated[float | None, typer.Option(min=1, help="... with so many GiB each.")] = None,
 ) -> None:
     """Show what fits, why the others do not, and the figures behind it."""
-    with _refusals():
+    with answering():
         work = Workload(
             batch=batch,
             tokens=tokens,
@@ -78,8 +77,8 @@ def fit(
             offload=cpu_offload,
             num_gpus=num_gpus,
         )
-        cli.make_console().print(fit_table(found))
-        typer.echo(summary(found, effective_batch))
+        make_console().print(fit_table(found))
+        say(make_console(), summary(found, effective_batch))
 
 
 def summary(found: Fit, effective_batch: int | None) -> str:
@@ -107,11 +106,3 @@ def summary(found: Fit, effective_batch: int | None) -> str:
     real = steps * at_once
     note = "" if real == effective_batch else f" rather than {effective_batch}, which they do not divide"
     return f"{chosen.label}: accumulate {steps} steps: {micro} x {ranks} GPUs x {steps} = {real} sequences{note}."
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except PipelineError as error:
-        raise typer.Exit(cli.refuse(error)) from error

@@ -16,6 +16,8 @@ from pipeline.doctor.facts import Facts, read_facts
 from pipeline.doctor.generation import check_generation
 from pipeline.doctor.host import host_checks
 from pipeline.doctor.slurm import slurm_checks
+from pipeline.terminal.console import make_console, say
+from pipeline.terminal.text import printable
 
 __all__ = ["Check", "Verdict", "main", "run_checks"]
 
@@ -70,24 +72,24 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
         checks: What to print.
         ready: What to say in the end if none failed.
     """
-    console = Console()
+    console = make_console()
     counts = dict.fromkeys(Verdict, 0)
     for check in checks:
         counts[check.verdict] += 1
         for line in check_lines(check, console):
             console.print(line, soft_wrap=True)
         if check.remedy:  # in one piece, since it often holds a command to be copied
-            console.print(f"{_INDENT}try: {check.remedy}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"{_INDENT}try: {check.remedy}")
     failed = counts[Verdict.FAIL]
     verdict = ready if not failed else "Repair what failed, then run this again."
-    console.print(f"\n{counts[Verdict.PASS]} passed, {counts[Verdict.WARN]} warned, {failed} failed. {verdict}")
+    say(console, f"\n{counts[Verdict.PASS]} passed, {counts[Verdict.WARN]} warned, {failed} failed. {verdict}")
     return 1 if failed else 0
 
 
 def check_lines(check: Check, console: Console) -> Iterator[Text]:
     """What was seen; on a terminal broken between words, and indented."""
     name = (check.verdict.name, check.verdict.value)
-    text = Text.assemble(name, "  ", (check.name, "bold"), ": ", check.detail)
+    text = Text.assemble(name, "  ", (printable(check.name), "bold"), ": ", printable(check.detail))
     if not console.is_terminal:
         yield text
         return

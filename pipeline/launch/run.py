@@ -31,6 +31,7 @@ from pipeline.devices.visibility import is_of_launcher
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.launch.agent import SIGNALLED
 from pipeline.launch.request import LaunchRequest, Meeting, check_request, find_meeting, find_program
+from pipeline.terminal.console import make_console, say
 
 _NAMES = ("--num-gpus", "--gpus")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -275,5 +276,4 @@ def _kill_descendants() -> None:
 
 def say_to_stderr(text: str) -> None:
     """Print a line where it does not mix with the program's output."""
-    sys.stderr.write(f"launch: {text}\n")
-    sys.stderr.flush()
+    say(make_console(stderr=True), f"launch: {text}")

@@ -1,1 +1,5 @@
-"""Text that is fitted to a terminal: tables that leave out what has no room, names cut where they stay apart."""
+"""The border to whoever reads what is printed: what may go out, and what happens when nobody is there any more.
+
+Three rules: foreign text is shown and never obeyed; text that a stream has no characters for is replaced; a stream
+that cannot be written any more is written no more, which decides over nothing else.
+"""

@@ -5,7 +5,6 @@ What is shown of a column is whole: a number that has no room is left out with i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,13 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.terminal.shorten import cut_middle, least_width, shorten
+from pipeline.terminal.text import printable
 
 EXTRA = 10
 """Columns of this rank and above are left out before any name is cut to less than `AMPLE`."""
 AMPLE = 24
 """Cells that do for most names."""
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 Cell = str | Text | tuple[str, ...]
 """A text, never taken for markup; or pieces of one, which go to several lines where there is no room for one."""
@@ -222,7 +220,7 @@ def _plain(cell: Cell) -> str:
 
 def _on_one_line(text: str) -> str:
     r"""The text with control characters escaped: a line feed becomes ``\n``, and so has a width."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _style(cell: Cell) -> str:

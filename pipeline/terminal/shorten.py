@@ -7,26 +7,23 @@ mark none.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from itertools import takewhile
 
 from rich.cells import cell_len
 
 ELLIPSIS = "…"
 _LEAST_PART = 4
-"""Cells to which parts of a path are cut at most; where that is too wide still, the path is cut as a whole."""
-
+"""Parts of a path are cut to no fewer cells; where that is too wide still, the path is cut as a whole."""
 _SEPARATORS = re.compile("([/ ])")
 """What stands between the parts of a path, as in ``addition/tiny PITA generate``."""
-
-_Cut = Callable[[str], str]
 
 
 def shorten(names: Iterable[str], width: int) -> dict[str, str]:
     """Cut those of some names that are wider than their place; the others stay as they are.
 
-    Paths are cut in their longest parts, other names in the middle, and those that look the same then, up to where
-    they differ.
+    Paths are cut in their longest parts, first in those that all of them have; other names in the middle. Where
+    two would look the same, they are cut up to where they differ.
 
     Args:
         names: The names that stand together.
@@ -37,12 +34,9 @@ def shorten(names: Iterable[str], width: int) -> dict[str, str]:
     """
     every = list(dict.fromkeys(names))
     wide = [name for name in every if cell_len(name) > width]
-    found: list[dict[str, str]] = []
-    for cut in _ways(wide, width):
-        found.append({**dict(zip(every, every, strict=True)), **{name: cut(name) for name in wide}})
-        if _apart(found[-1]):
-            return found[-1]
-    return found[-1] if found else {name: name for name in every}
+    kept = {name: name for name in every}
+    shown = {**kept, **_cut_parts(wide, width)}
+    return shown if _apart(shown) and _fits(shown, width) else {**kept, **_cut_each(wide, width)}
 
 
 def least_width(names: Collection[str], at_least: int) -> int:
@@ -61,35 +55,36 @@ def cut_middle(name: str, width: int) -> str:
     return _beginning(name, width - 1 - tail) + ELLIPSIS + _end(name, tail)
 
 
-def _ways(wide: Collection[str], width: int) -> Iterator[_Cut]:
-    part = _widest_part(wide, width)
-    if part is not None:
-        yield lambda name: _cut_parts(name, part)
-    looks = {name: cut_middle(name, width) for name in wide}
-    yield lambda name: looks[name]
-    alike = {name: [other for other in wide if looks[other] == looks[name]] for name in wide}
-    yield lambda name: _cut_where_they_differ(name, alike[name], width)
-    yield lambda name: looks[name]
-
-
 def _apart(shown: dict[str, str]) -> bool:
     return len(set(shown.values())) == len(shown)
 
 
-def _widest_part(paths: Iterable[str], width: int) -> int | None:
-    """The greatest width of a part with which all paths fit; None if there is none, or if they have no parts."""
-    split = [parts for path in paths if len(parts := _SEPARATORS.split(path)) > 1]
-    widest = max((cell_len(part) for parts in split for part in parts), default=0)
-    fitting = (
-        part
-        for part in range(min(widest, width), _LEAST_PART - 1, -1)
-        if all(cell_len(_cut_parts(path, part)) <= width for path in paths)
-    )
-    return next(fitting, None)
+def _fits(shown: dict[str, str], width: int) -> bool:
+    return all(cell_len(text) <= width for text in shown.values())
 
 
-def _cut_parts(path: str, width: int) -> str:
-    return "".join(cut_middle(part, width) for part in _SEPARATORS.split(path))
+def _cut_parts(paths: Collection[str], width: int) -> dict[str, str]:
+    """Cut the parts of paths as little as will do, those first that all paths have; as far as parts may be cut."""
+    split = {path: _SEPARATORS.split(path) for path in paths}
+    parts = {part for each in split.values() for part in each}
+    shared = set.intersection(*map(set, split.values())) if split else set()
+    limits = range(min(max(map(cell_len, parts), default=0), width), _LEAST_PART - 1, -1)
+    shown = dict.fromkeys(paths, "")
+    for common, own in (*((limit, width) for limit in limits), *((_LEAST_PART, limit) for limit in limits)):
+        cut = {**_cut_each(shared, common), **_cut_each(parts - shared, own)}
+        shown = {path: "".join(cut[part] for part in each) for path, each in split.items()}
+        if _fits(shown, width):
+            break
+    return shown
+
+
+def _cut_each(names: Collection[str], width: int) -> dict[str, str]:
+    """Each in the middle; those that look the same then up to where they differ."""
+    looks = {name: cut_middle(name, width) for name in names}
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(looks[name], []).append(name)
+    return {name: _cut_where_they_differ(name, alike[looks[name]], width) for name in names}
 
 
 def _cut_where_they_differ(name: str, alike: list[str], width: int) -> str:

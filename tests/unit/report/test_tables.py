@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from pipeline.cli import NO_TERMINAL_WIDTH
 from pipeline.plan.summary import PlanRow
 from pipeline.report.plan import plan_table
 from pipeline.report.screen import screen, share_lines
@@ -26,6 +25,7 @@ from pipeline.results.compute import ComputeRow
 from pipeline.results.contents import OutputKind, Space, Usage
 from pipeline.results.record import ResultRow
 from pipeline.results.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
+from pipeline.terminal.console import NO_TERMINAL_WIDTH
 
 WIDTHS = (80, 100, 120, 160)
 MODEL = "qwen2.5-0.5b-instruct"
