@@ -70,6 +70,8 @@ class StopSignals:
                 pass
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and self.received:
+            return  # where a terminal is closed its shell sends one and the kernel another: no second request
         self.received = self.received or _NAMES[signal.Signals(number)]
         with suppress(BlockingIOError):  # full of signals that nobody has read yet
             os.write(self._write, b"s")
