@@ -1,16 +1,16 @@
 """Check this machine: ``python test_parallel_setup.py``. Also collected by pytest, one test per check."""
 
-import sys
 from pathlib import Path
 
-from pipeline import preflight
-from pipeline.preflight import Verdict
+from pipeline.start import start
 
 
 def test_every_check_passes(tmp_path: Path) -> None:
-    failed = [check for check in preflight.run_checks(tmp_path) if check.verdict is Verdict.FAIL]
+    from pipeline import preflight
+
+    failed = [check for check in preflight.run_checks(tmp_path) if check.verdict is preflight.Verdict.FAIL]
     assert not failed
 
 
 if __name__ == "__main__":
-    sys.exit(preflight.main())
+    start("pipeline.preflight:main")

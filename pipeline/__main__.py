@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+if __name__ == "__main__":
+    from pipeline.start import pipeline
+
+    pipeline()  # imports this module under its own name and does not return
+
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipeline import cli, gpu_commands, look, preflight, store_commands
+from pipeline.commands import answering
 from pipeline.doctor.sbatch import check_script
 from pipeline.doctor.slurm import Starter
 from pipeline.errors import PipelineError
@@ -18,6 +22,7 @@ from pipeline.experiment import print_results
 from pipeline.launch import command as launch_command
 from pipeline.results.paths import find_run
 from pipeline.results.record import read_results
+from pipeline.terminal.console import make_console, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(store_commands.app, name="store")
@@ -46,7 +51,7 @@ def check(
     ] = None,
 ) -> None:
     """Run every check; exit code 1 if one fails."""
-    with _refusing():
+    with answering():
         if sbatch is not None:
             raise typer.Exit(preflight.print_checks(check_script(sbatch, ranks), "sbatch may have it."))
         raise typer.Exit(preflight.main(output_dir))
@@ -55,11 +60,11 @@ def check(
 @app.command(help="Print the table of an experiment's newest run again.")
 def show(name: str, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
-    with _refusing():
+    with answering():
         folder = find_run(output_dir, name)
         if not folder.results_json.is_file():
             raise PipelineError(f"{folder.path} has no results yet")
-        print_results(cli.make_console(), read_results(folder.results_json), folder)
+        print_results(make_console(), read_results(folder.results_json), folder)
 
 
 Run = Annotated[str | None, typer.Option(help="Timestamp of a run, or how it begins; the newest if left out.")]
@@ -74,8 +79,8 @@ def status(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Show the state of runs."""
-    with _refusing():
-        look.status(output_dir, name, run, cli.make_console(), as_json=as_json)
+    with answering():
+        look.status(output_dir, name, run, make_console(), as_json=as_json)
 
 
 @app.command(help="Print the log of a run, or of the last attempt at one of its jobs.")
@@ -86,11 +91,14 @@ def logs(
     attempt: Annotated[int | None, typer.Option(min=1, help="Another attempt than the last.")] = None,
     lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job or run is over.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="On a terminal too, let it have the control characters in the log.")
+    ] = False,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
-    """Print logs as they are."""
-    with _refusing():
-        look.logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow)
+    """Print logs."""
+    with answering():
+        look.logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow, raw=raw)
 
 
 @app.command(help="Explain where a job stands, and why it ran again or would run with other settings.")
@@ -104,26 +112,12 @@ def why(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Explain one job."""
-    with _refusing():
+    with answering():
+        console = make_console()
         for line in look.why(output_dir, name, job, against, overrides or []):
-            typer.echo(line)
-
-
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """Answer what a user did wrong with one message, and Ctrl-C with its exit code."""
-    try:
-        yield
-    except PipelineError as error:
-        raise typer.Exit(cli.refuse(error)) from error
-    except KeyboardInterrupt as interrupt:
-        raise typer.Exit(cli.INTERRUPTED) from interrupt
+            say(console, line)
 
 
 def main() -> None:
-    """Entry of the console script."""
+    """Carry out the command line."""
     sys.exit(app())
-
-
-if __name__ == "__main__":
-    main()

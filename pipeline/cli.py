@@ -13,16 +13,19 @@ from collections.abc import Iterator, Sequence
 
 import hydra
 from omegaconf import DictConfig
-from rich.console import Console
+from rich.text import Text
 
 from pipeline.config.load import COMPOSITION_ERRORS, VERSION_BASE, conf_dir, explain, register_schemas, typed
 from pipeline.devices.flags import as_overrides
 from pipeline.errors import PipelineError
 from pipeline.experiment import run_experiment
+from pipeline.start import INTERRUPTED
+from pipeline.terminal import streams
+from pipeline.terminal.console import make_console
+from pipeline.terminal.text import printable
 
+NOT_WRITTEN = 1
 WRONG_REQUEST = 2
-INTERRUPTED = 130
-NO_TERMINAL_WIDTH = 120
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code; the highest one of a multirun.
     """
+    streams.install()  # a script of the user's own may call this
     codes: list[int] = []
     composing = True
 
@@ -40,7 +44,9 @@ def main(arguments: Sequence[str]) -> int:
         nonlocal composing
         composing = False
         try:
-            codes.append(run_experiment(typed(composed), make_console()))
+            config = typed(composed)
+            code = run_experiment(config, make_console())
+            codes.append(unless_unwritten(code) if config.dry_run else code)
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
             codes.append(refuse(error))
         composing = True
@@ -62,19 +68,28 @@ def main(arguments: Sequence[str]) -> int:
     return max(codes, default=0)
 
 
-def make_console() -> Console:
-    """Standard output; wide enough for every table where it is no terminal and so has no width of its own."""
-    return Console() if sys.stdout.isatty() else Console(width=NO_TERMINAL_WIDTH)
-
-
 def refuse(error: PipelineError) -> int:
     """Tell the user what is wrong with the request; nothing was started."""
-    Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+    complain(str(error))
     return WRONG_REQUEST
 
 
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
+def unless_unwritten(code: int) -> int:
+    """The exit code of a command that is there to show something: no longer 0 if that could not be written.
+
+    A reader that has seen enough is no failure; a full disk is.
+    """
+    lost = streams.failure(sys.stdout)
+    if code or lost is None:
+        return code
+    complain(f"standard output could not be written: {lost.strerror}")
+    return NOT_WRITTEN
+
+
+def complain(text: str) -> None:
+    """Tell the user what went wrong, in one line."""
+    message = Text.assemble(("error:", "bold red"), " ", printable(text))
+    make_console(stderr=True).print(message, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 from rich.console import Console
+from rich.text import Text
 
 from pipeline.config.checks import check_config
 from pipeline.config.load import to_plain
@@ -48,6 +49,8 @@ from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
 from pipeline.scheduler.state import JobStatus, check_runnable
+from pipeline.terminal.console import say
+from pipeline.terminal.text import printable
 from pipeline.workers.backends import free_timeout_s, make_pool
 
 log = logging.getLogger("pipeline")
@@ -90,7 +93,7 @@ def run_experiment(config: Config, console: Console) -> int:
     request = prepare(config)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     for warning in request.warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"warning: {warning}", "yellow")
     if config.dry_run:
         # A dry run only looks, and writes nothing.
         stored = look_up(request, lambda key: store.problem(key, checksums=False))
@@ -122,7 +125,7 @@ def _lease(config: Config, console: Console) -> LeaseSet:
         config.distributed,
         wait=config.execution.wait_for_devices,
         experiment=config.experiment.name,
-        on_wait=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+        on_wait=lambda text: say(console, text),
     )
 
 
@@ -189,13 +192,12 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     timed = read_durations(request.store.root)
     if any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing):
         estimate += " (a rough guess, until the first run)"
-    console.print(
+    say(
+        console,
         f"{jobs(total)}: {total - len(missing)} stored, {len(missing)} to run on "
         f"{workers} {'worker' if workers == 1 else 'workers'}"
         + (f", about {estimate}" if missing else "")
         + ". Nothing was started.",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -222,7 +224,7 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
         else:
             print_results(console, rows, run, config.evaluation.confidence)
         for note in _notes(config) if rows else []:
-            console.print(note, style="dim", markup=False, highlight=False)
+            console.print(Text(note, style="dim"))
         return _conclude(request, outcome, run, console)
     except (WorkerError, StoreError) as error:
         _complain(console, str(error))
@@ -233,6 +235,9 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
             console, f"{error.strerror}: {error.filename or run.path}. Mend that, then run the same command."
         )
         return SOME_FAILED
+    except Exception:
+        log.exception("this is a fault of the program, not of the request; please report it")
+        raise
     finally:
         log.removeHandler(handler)
         handler.close()
@@ -241,9 +246,9 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
 def _tell_prepared(request: Request, outcome: Outcome | None, console: Console) -> None:
     if not request.plan.jobs:
         made = ", ".join(request.config.datasets)
-        console.print(f"nothing to prepare: {made} makes its rows on the spot", highlight=False)
+        say(console, f"nothing to prepare: {made} makes its rows on the spot")
     elif outcome is None or not (outcome.failures() or outcome.interrupted or outcome.halted):
-        console.print("prepared; the same command without stage=prepare goes on from here", highlight=False)
+        say(console, "prepared; the same command without stage=prepare goes on from here")
 
 
 def _run_missing(
@@ -269,6 +274,7 @@ def _run_missing(
             missing=missing,
             verified=verified,
             on_status=show,
+            on_stop=lambda text: say(console, text, "yellow"),
         )
     gpus.conclude()
     update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
@@ -297,6 +303,7 @@ def run_jobs(
     missing: Sequence[str] | None = None,
     verified: Verified | None = None,
     on_status: Callable[[RunStatus], None] | None = None,
+    on_stop: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
@@ -321,6 +328,7 @@ def run_jobs(
             layout=layout,
             peaks=read_peaks(store.root),
             on_status=on_status or (lambda _: None),
+            on_stop=on_stop or (lambda _: None),
         )
     finally:
         journal.close()
@@ -335,9 +343,9 @@ def print_results(console: Console, rows: Sequence[ResultRow], run: RunFolder, c
         console.print()
         console.print(table)
     if not rows:
-        console.print("no results yet: no evaluation was finished", highlight=False)
+        say(console, "no results yet: no evaluation was finished")
         return
-    console.print(f"results: {_short(run.path)}/results.json, samples.jsonl", highlight=False, soft_wrap=True)
+    say(console, f"results: {_short(run.path)}/results.json, samples.jsonl")
 
 
 def _announce(request: Request, missing: Sequence[str], run: RunFolder, console: Console) -> None:
@@ -345,18 +353,17 @@ def _announce(request: Request, missing: Sequence[str], run: RunFolder, console:
     name = request.config.experiment.name
     if not missing:
         if total:
-            console.print(f"{name}: all {jobs(total)} are stored; nothing to run.", highlight=False)
+            say(console, f"{name}: all {jobs(total)} are stored; nothing to run.")
         return
     devices = _used_devices(request)
     names = ", ".join(device.label for device in devices)
     if (slots := _layout(request).slots) > 1:
         names += f", up to {slots} jobs on each"
     log.info("%s: %d jobs, %d stored, on %s", name, total, total - len(missing), names)
-    console.print(
+    say(
+        console,
         f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. "
         f"Log: {_short(run.log)}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -365,19 +372,19 @@ def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console
         return 0
     if outcome.makespan is not None:
         log.info("%s", outcome.makespan)
-        console.print(str(outcome.makespan), highlight=False, soft_wrap=True)
+        say(console, str(outcome.makespan))
     for job_id, reason in outcome.failures():
-        console.print(f"failed: {job_id}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"failed: {job_id}: {reason}", "red")
     for line in incomplete_chains(request.plan, outcome):
-        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(console, line, "yellow")
     if outcome.halted:
         _complain(console, f"the run was ended early: {outcome.halted}. Mend that, then run the same command.")
         return SOME_FAILED
     if outcome.interrupted:
-        console.print(f"interrupted by {outcome.interrupted}; the same command goes on from here", style="yellow")
+        say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "yellow")
         return INTERRUPTED[outcome.interrupted]
     if outcome.failures():
-        console.print(f"logs: {_short(run.path)}/jobs/", highlight=False, soft_wrap=True)
+        say(console, f"logs: {_short(run.path)}/jobs/")
         return SOME_FAILED
     return 0
 
@@ -400,7 +407,7 @@ def incomplete_chains(plan: Plan, outcome: Outcome) -> list[str]:
 
 def _complain(console: Console, text: str) -> None:
     log.error("%s", text)
-    console.print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"error: {text}", "red")
 
 
 def _notes(config: Config) -> list[str]:
@@ -434,9 +441,16 @@ class _RunLog(logging.FileHandler):
         return
 
 
+class _PrintableFormatter(logging.Formatter):
+    """Reasons of failures and names are foreign text, and the log may be read by ``cat``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def _log_to(path: Path) -> logging.Handler:
     handler = _RunLog(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     log.setLevel(logging.INFO)
     log.propagate = False
     log.addHandler(handler)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from pipeline import cli
+from pipeline.commands import answering
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.devices.api import get_gpu_info
 from pipeline.devices.fit import Fit, fit_model
 from pipeline.devices.memory import Optimizer, Precision, Workload
 from pipeline.devices.table import fit_table, gpu_table
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError
+from pipeline.terminal.console import make_console, print_json, say
 
 app = typer.Typer(help="Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.")
 
@@ -29,9 +27,9 @@ def gpus(
     """Show every GPU with its memory, its load, who holds it and what runs there."""
     if context.invoked_subcommand is not None:
         return
-    with _refusals():
+    with answering():
         if as_json:
-            typer.echo(json.dumps(get_gpu_info(), indent=1))
+            print_json(get_gpu_info())
         else:
             _print_whole(gpu_table())
 
@@ -59,7 +57,7 @@ def fit(
     memory: Annotated[float | None, typer.Option(min=1, help="... with so many GiB each.")] = None,
 ) -> None:
     """Show what fits, why the others do not, and the figures behind it."""
-    with _refusals():
+    with answering():
         work = Workload(
             batch=batch,
             tokens=tokens,
@@ -80,7 +78,7 @@ def fit(
             num_gpus=num_gpus,
         )
         _print_whole(fit_table(found))
-        typer.echo(summary(found, effective_batch))
+        say(make_console(), summary(found, effective_batch))
 
 
 def summary(found: Fit, effective_batch: int | None) -> str:
@@ -112,16 +110,8 @@ def summary(found: Fit, effective_batch: int | None) -> str:
 
 def _print_whole(table: Table) -> None:
     """Print a table; where there is no terminal, as wide as it likes to be."""
-    console = cli.make_console()
+    console = make_console()
     if not console.is_terminal:
         wide = console.options.update(width=1000)
         console.width = max(console.width, console.measure(table, options=wide).maximum)
     console.print(table)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except PipelineError as error:
-        raise typer.Exit(cli.refuse(error)) from error

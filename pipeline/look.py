@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
 from rich.console import Console
 
 from pipeline.config.checks import check_config
@@ -25,6 +21,8 @@ from pipeline.results.paths import RunFolder
 from pipeline.results.runs import RecordedRun, choose_run, experiments, find_job, logs_of, runs_of
 from pipeline.results.sources import read_models, read_sources
 from pipeline.results.store import Store
+from pipeline.terminal.console import make_console, print_json, say
+from pipeline.terminal.log import LogOutput, NobodyReads
 
 
 def status(output_dir: Path, name: str | None, stamp: str | None, console: Console, *, as_json: bool) -> None:
@@ -37,7 +35,7 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
     if name is not None:
         run = RecordedRun(choose_run(output_dir, name, stamp))
         if as_json:
-            typer.echo(json.dumps(run_json(run, now), indent=1))
+            print_json(run_json(run, now))
         else:
             print_run(run, now, console)
         return
@@ -46,11 +44,11 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
         for known in experiments(output_dir)
     ]
     if as_json:
-        typer.echo(json.dumps([vars(row) for row in rows], indent=1))
+        print_json([vars(row) for row in rows])
     elif rows:
         console.print(overview_table(rows))
     else:
-        console.print(f"there are no runs in {output_dir}", markup=False, highlight=False)
+        say(console, f"there are no runs in {output_dir}")
 
 
 def logs(
@@ -62,32 +60,49 @@ def logs(
     attempt: int | None,
     lines: int | None,
     follow: bool,
+    raw: bool = False,
 ) -> None:
-    """Print the engine's log or a job's.
+    """Print the engine's log or a job's, until there is no more or nobody reads it any more.
 
     Raises:
         PipelineError: There is no such run, job or attempt.
         KeyboardInterrupt: The user has seen enough.
     """
     run = RecordedRun(choose_run(output_dir, name, stamp), glance=job is None)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    if job is None:
-        if follow:
-            follow_run(run, sys.stdout, _note, lines)
-        elif run.folder.log.is_file():
-            print_log(run.folder.log, sys.stdout, lines)
+    console = make_console()
+    out = LogOutput(
+        raw=raw or not console.is_terminal, colours=console.color_system is not None and not console.no_color
+    )
+    try:
+        if job is None:
+            _log_of_engine(run, out, lines, follow=follow)
         else:
-            raise ConfigError(f"{run.folder.path} has no run.log.")
-        return
-    job_id = find_job(run.plan.jobs, job)
+            _log_of_job(run, find_job(run.plan.jobs, job), out, attempt, lines, follow=follow)
+    except NobodyReads:
+        pass
+    finally:
+        out.close()
+
+
+def _log_of_engine(run: RecordedRun, out: LogOutput, lines: int | None, *, follow: bool) -> None:
+    if follow:
+        follow_run(run, out, _note, lines, sleep=out.pause)
+    elif run.folder.log.is_file():
+        print_log(run.folder.log, out, lines)
+    else:
+        raise ConfigError(f"{run.folder.path} has no run.log.")
+
+
+def _log_of_job(
+    run: RecordedRun, job_id: str, out: LogOutput, attempt: int | None, lines: int | None, *, follow: bool
+) -> None:
     if follow and run.view.jobs[job_id].status != "stored":
-        follow_job(run, job_id, sys.stdout, _note, attempt=attempt, lines=lines)
+        follow_job(run, job_id, out, _note, attempt=attempt, lines=lines, sleep=out.pause)
         return
     path = _log_of(run, job_id, attempt)
     if path.stat().st_size == 0:
         _note(f"{path} is empty: the job wrote nothing")
-    print_log(path, sys.stdout, lines)
+    print_log(path, out, lines)
 
 
 def why(output_dir: Path, name: str, job: str, stamp: str | None, overrides: Sequence[str]) -> list[str]:
@@ -176,5 +191,4 @@ def _maker(run: RecordedRun, job_id: str) -> RunFolder | None:
 
 
 def _note(text: str) -> None:
-    sys.stdout.flush()
-    typer.echo(f"==> {text}", err=True)
+    say(make_console(stderr=True), f"==> {text}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.text import Text
 
 from pipeline.doctor import setup
 from pipeline.doctor.check import Check, Verdict
@@ -15,6 +15,8 @@ from pipeline.doctor.facts import Facts, read_facts
 from pipeline.doctor.generation import check_generation
 from pipeline.doctor.host import host_checks
 from pipeline.doctor.slurm import slurm_checks
+from pipeline.terminal.console import make_console, say
+from pipeline.terminal.text import printable
 
 __all__ = ["Check", "Verdict", "main", "run_checks"]
 
@@ -67,19 +69,15 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
         checks: What to print.
         ready: What to say in the end if none failed.
     """
-    console = Console()
+    console = make_console()
     counts = dict.fromkeys(Verdict, 0)
     for check in checks:
         counts[check.verdict] += 1
-        console.print(
-            f"[{check.verdict.value}]{check.verdict.name}[/]  [bold]{check.name}[/]: ",
-            end="",
-            highlight=False,
-        )
-        console.print(check.detail, markup=False, highlight=False, soft_wrap=True)
+        found = Text.assemble((check.verdict.name, check.verdict.value), "  ", (check.name, "bold"), ": ")
+        console.print(found.append(printable(check.detail)), highlight=False, soft_wrap=True)
         if check.remedy:
-            console.print(f"      try: {check.remedy}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"      try: {check.remedy}")
     failed = counts[Verdict.FAIL]
     verdict = ready if not failed else "Repair what failed, then run this again."
-    console.print(f"\n{counts[Verdict.PASS]} passed, {counts[Verdict.WARN]} warned, {failed} failed. {verdict}")
+    say(console, f"\n{counts[Verdict.PASS]} passed, {counts[Verdict.WARN]} warned, {failed} failed. {verdict}")
     return 1 if failed else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -14,14 +13,15 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import track
 
-from pipeline import cli
-from pipeline.errors import ConfigError, PipelineError, StoreError
+from pipeline.commands import answering
+from pipeline.errors import ConfigError, StoreError
 from pipeline.report.store import garbage_table, usage_table
 from pipeline.results.collect import Garbage, active_run, find_garbage, remove
 from pipeline.results.contents import Finding, check_outputs, choose_keys, measure, open_store
 from pipeline.results.references import RunReference, find_runs, newest_runs, runs_since
 from pipeline.results.sharing import users
 from pipeline.results.store import Store
+from pipeline.terminal.console import make_console, say
 
 SOMETHING_WRONG = 1
 
@@ -45,17 +45,17 @@ def verify(
     ] = False,
 ) -> None:
     """Read every stored output; exit code 1 if one of them is damaged."""
-    with _refusals():
+    with answering():
         opened = open_store(_root(store, output_dir))
-        raise typer.Exit(_verify(opened, choose_keys(opened, keys or []), repair, cli.make_console()))
+        raise typer.Exit(_verify(opened, choose_keys(opened, keys or []), repair, make_console()))
 
 
 @app.command()
 def du(store: StoreOption = None, output_dir: OutputDir = None) -> None:
     """Show what takes the space of the store."""
-    with _refusals():
+    with answering():
         opened = open_store(_root(store, output_dir))
-        cli.make_console().print(
+        make_console().print(
             usage_table(measure(opened, find_runs(_output_dirs(opened, output_dir), opened.root)))
         )
 
@@ -74,10 +74,10 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
     """Remove outputs that no run refers to, damaged ones set aside, useless checkpoints, and leftovers."""
-    with _refusals():
+    with answering():
         _check_request(keep_runs, older_than, dry_run=dry_run, yes=yes)
         opened = open_store(_root(store, output_dir))
-        cleaner = _Cleaner(opened, _output_dirs(opened, output_dir), keep_runs, older_than, cli.make_console())
+        cleaner = _Cleaner(opened, _output_dirs(opened, output_dir), keep_runs, older_than, make_console())
         raise typer.Exit(cleaner.show() if dry_run else cleaner.clean(ask=not yes))
 
 
@@ -99,7 +99,7 @@ class _Cleaner:
     def show(self) -> int:
         """Only say what would be removed."""
         if self._report(self._find()):
-            self.console.print("Nothing was removed.", highlight=False)
+            say(self.console, "Nothing was removed.")
         return 0
 
     def clean(self, *, ask: bool) -> int:
@@ -109,8 +109,8 @@ class _Cleaner:
         if not self._report(found):
             return 0
         # The store is free while the question waits, so what is removed is looked for once more afterwards.
-        if ask and not _confirmed("Remove all this?"):
-            self.console.print("Nothing was removed.", highlight=False)
+        if ask and not _confirmed("Remove all this?", self.console):
+            say(self.console, "Nothing was removed.")
             return SOMETHING_WRONG
         with self._alone():
             shown = {thing.path for thing in found}
@@ -136,11 +136,11 @@ class _Cleaner:
     def _report(self, found: Sequence[Garbage]) -> bool:
         for folder in self.output_dirs:
             if not folder.is_dir():
-                _say(self.console, f"note: {folder}, whose runs used this store, is gone: they count no more")
+                say(self.console, f"note: {folder}, whose runs used this store, is gone: they count no more")
         if found:
             self.console.print(garbage_table(found))
         else:
-            self.console.print("Everything in the store is needed.", highlight=False)
+            say(self.console, "Everything in the store is needed.")
         return bool(found)
 
     def _remove(self, garbage: Sequence[Garbage]) -> int:
@@ -150,8 +150,8 @@ class _Cleaner:
                 number, freed = number + 1, freed + thing.size
             else:
                 failed += 1
-                _say(self.console, f"could not remove {failure.path}: {failure.reason}", style="red")
-        self.console.print(f"removed {number}, freed {decimal(freed)}", highlight=False)
+                say(self.console, f"could not remove {failure.path}: {failure.reason}", style="red")
+        say(self.console, f"removed {number}, freed {decimal(freed)}")
         return SOMETHING_WRONG if failed else 0
 
     @contextmanager
@@ -169,13 +169,13 @@ def _verify(store: Store, keys: Sequence[str], repair: bool, console: Console) -
     shown = track(checked, "reading", len(keys), console=console, transient=True, disable=not console.is_terminal)
     damaged = [finding for finding in shown if finding is not None]
     for finding in damaged:
-        _say(console, f"{finding.key}  {finding.job}: {finding.problem}", style="red")
+        say(console, f"{finding.key}  {finding.job}: {finding.problem}", style="red")
         if repair:
-            _say(console, _repaired(store, finding))
+            say(console, _repaired(store, finding))
     for path in store.strangers():
-        _say(console, f"note: {path} is no output; it is left alone")
+        say(console, f"note: {path} is no output; it is left alone")
     counted = "1 output" if len(keys) == 1 else f"{len(keys):,} outputs"
-    _say(console, f"{counted} checked, {len(damaged):,} damaged" + _advice(damaged, repair))
+    say(console, f"{counted} checked, {len(damaged):,} damaged" + _advice(damaged, repair))
     return SOMETHING_WRONG if damaged else 0
 
 
@@ -214,21 +214,9 @@ def _output_dirs(store: Store, output_dir: Path | None) -> list[Path]:
     return list(dict.fromkeys([*given, *users(store.root)]))
 
 
-def _confirmed(question: str) -> bool:
+def _confirmed(question: str, console: Console) -> bool:
     try:
         return typer.confirm(question)
     except typer.Abort:  # Ctrl-C, or nobody there to answer
-        sys.stdout.write("\n")
+        say(console, "")
         return False
-
-
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except PipelineError as error:
-        raise typer.Exit(cli.refuse(error)) from error

@@ -180,9 +180,9 @@ def print_gpu_info(gpu_ids: Sequence[int] | None = None, console: Console | None
         DeviceError: Ids that do not exist.
     """
     if console is None:
-        from rich.console import Console
+        from pipeline.terminal.console import make_console
 
-        console = Console(soft_wrap=True)
+        console = make_console()
     visible, machine = _visible()
     if gpu_ids is not None:
         gpus_of_ids(gpu_ids, visible, os.environ)

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 
+from pipeline.terminal import streams
+
 NETWORK = 74
 """Exit code where the machines did not find each other (EX_IOERR of sysexits.h)."""
 SIGNALLED = 128
@@ -25,6 +27,7 @@ def main() -> int:
     """
     parent, grace_s = int(sys.argv[1]), int(sys.argv[2])
     _end_with(parent)
+    streams.install()
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from pipeline import cli
+from pipeline.commands import answering
 from pipeline.config.schema import DeviceChoice
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError
 from pipeline.launch.request import LaunchRequest
 from pipeline.launch.run import launch as carry_out
 from pipeline.launch.run import say_to_stderr
@@ -41,7 +41,7 @@ def launch(
     grace: Annotated[int, typer.Option(help="Seconds that processes have to end before they are killed.")] = 8,
 ) -> None:
     """Run a program on devices of its own."""
-    try:
+    with answering():
         request = LaunchRequest(
             program=program or [],
             device=_device(device),
@@ -56,10 +56,6 @@ def launch(
             grace_s=grace,
         )
         raise typer.Exit(carry_out(request, say_to_stderr))
-    except PipelineError as error:
-        raise typer.Exit(cli.refuse(error)) from error
-    except KeyboardInterrupt as interrupt:
-        raise typer.Exit(cli.INTERRUPTED) from interrupt
 
 
 def parse_ids(text: str) -> list[int]:

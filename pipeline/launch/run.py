@@ -31,6 +31,7 @@ from pipeline.devices.visibility import is_of_launcher
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.launch.agent import SIGNALLED
 from pipeline.launch.request import LaunchRequest, Meeting, check_request, find_meeting, find_program
+from pipeline.terminal.console import make_console, say
 
 _NAMES = ("--num-gpus", "--gpus")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -244,8 +245,9 @@ class _Signals:
         if number in _PASS_ON:
             self._to_ranks(number)
             return
-        if self.received:  # a second one: at once
-            self._end = 0
+        if self.received:  # a second one: at once; of a closed terminal both its shell and the kernel tell
+            if number != signal.SIGHUP:
+                self._end = 0
             return
         self.received = number
         self._end = time.monotonic() + self._grace_s + _MARGIN_S
@@ -275,5 +277,4 @@ def _kill_descendants() -> None:
 
 def say_to_stderr(text: str) -> None:
     """Print a line where it does not mix with the program's output."""
-    sys.stderr.write(f"launch: {text}\n")
-    sys.stderr.flush()
+    say(make_console(stderr=True), f"launch: {text}")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pipeline.datasets.fingerprint import file_sha256
 from pipeline.errors import PipelineError, unknown_name
+from pipeline.start import start
 
 WRONG_REQUEST = 2
 
@@ -151,4 +152,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    start("pipeline.models.fetch:main", sys.argv[1:])

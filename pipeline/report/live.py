@@ -35,8 +35,8 @@ class Reporter(Protocol):
 
 
 def make_reporter(console: Console) -> Reporter:
-    """The live view on a terminal, plain lines where output is piped or redirected."""
-    return LiveView(console) if console.is_terminal else PlainLines(console)
+    """The live view on a terminal that can redraw; plain lines on a simpler one, in a pipe and in a file."""
+    return LiveView(console) if console.is_interactive else PlainLines(console)
 
 
 class LiveView:

@@ -1,6 +1,6 @@
-"""Prints logs as they are: of the engine, or of one attempt at a job; and follows them while they grow.
+"""Prints logs: of the engine, or of one attempt at a job; and follows them while they grow.
 
-A log is whatever a job wrote, so nothing in it is taken for markup, and bytes that are no UTF-8 are replaced.
+A log is whatever a job wrote: bytes that are no UTF-8 are replaced, and what it is printed to sees to the rest.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TextIO
 
 from pipeline.results.runs import RecordedRun
+from pipeline.terminal.log import Out
 
 POLL_S = 0.25
 _QUIET_S = 1.0
@@ -38,7 +38,7 @@ class Tail:
         self._file_id: tuple[int, int] | None = None
         self._decoder = _decoder()
 
-    def print_new(self, out: TextIO) -> bool:
+    def print_new(self, out: Out) -> bool:
         """Print what is new; say whether there was something."""
         try:
             file = self._path.open("rb")
@@ -62,7 +62,7 @@ class Tail:
             out.flush()
         return found
 
-    def end(self, out: TextIO) -> None:
+    def end(self, out: Out) -> None:
         """Print what may be left of a character whose other bytes never came."""
         out.write(self._decoder.decode(b"", final=True))
         out.flush()
@@ -92,7 +92,7 @@ def start_of_last(descriptor: int, lines: int) -> int:
     return 0
 
 
-def print_log(path: Path, out: TextIO, lines: int | None = None) -> None:
+def print_log(path: Path, out: Out, lines: int | None = None) -> None:
     """Print a file, or its last lines."""
     tail = Tail(path, lines)
     tail.print_new(out)
@@ -101,7 +101,7 @@ def print_log(path: Path, out: TextIO, lines: int | None = None) -> None:
 
 def follow_run(
     run: RecordedRun,
-    out: TextIO,
+    out: Out,
     note: Note,
     lines: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -122,7 +122,7 @@ def follow_run(
 def follow_job(
     run: RecordedRun,
     job_id: str,
-    out: TextIO,
+    out: Out,
     note: Note,
     *,
     attempt: int | None = None,

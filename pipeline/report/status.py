@@ -17,6 +17,7 @@ from pipeline.report.words import count, duration, jobs, shown_path
 from pipeline.results.replay import AttemptView, JobView, RunView, failures
 from pipeline.results.runs import RecordedRun
 from pipeline.results.status import CellStatus
+from pipeline.terminal.text import printable
 
 MAX_LISTED = 10
 _COLORS: Mapping[str, str] = {
@@ -117,7 +118,7 @@ def run_page(run: RecordedRun, now: float, width: int) -> list[RenderableType]:
         stale = "" if engine else " (when the engine was last heard of)"
         parts += ["", _running_table(running, now if engine else view.last, stale)]
     lines = [*_failed(run), *_blocked(view), *_waiting(view), *_quarantined(view), *_retries(view)]
-    return parts + [Text(text, style=style) for text, style in lines]
+    return parts + [Text(printable(text), style=style) for text, style in lines]
 
 
 def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:

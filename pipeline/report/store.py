@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
-from rich.markup import escape
 from rich.table import Table
 
 from pipeline.results.collect import Garbage
@@ -20,7 +19,7 @@ def usage_table(usage: Usage) -> Table:
     table = _table("store", ("experiment", "dataset/model", "algorithm", "stage"), ("number", "size"))
     for kind, space in sorted(usage.outputs.items()):
         where = (_experiments(kind.experiments), kind.chain, kind.algo, kind.stage)
-        table.add_row(*map(escape, where), *_space(space))
+        table.add_row(*where, *_space(space))
     table.add_section()
     for name, space in (
         ("damaged, set aside", usage.aside),
@@ -42,7 +41,7 @@ def garbage_table(garbage: Iterable[Garbage]) -> Table:
         grouped.setdefault((thing.kind.value, thing.what), Space()).add(thing.size)
     last = ""
     for (why, what), space in grouped.items():
-        table.add_row("" if why == last else why, escape(what), *_space(space))
+        table.add_row("" if why == last else why, what, *_space(space))
         last = why
     total = Space(sum(space.number for space in grouped.values()), sum(space.size for space in grouped.values()))
     table.add_section()

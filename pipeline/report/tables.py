@@ -136,4 +136,4 @@ def _interval(rows: Iterable[ResultRow]) -> str:
     bounds = [(row.ci_low, row.ci_high) for row in rows if row.ci_low is not None and row.ci_high is not None]
     if not bounds:
         return ""
-    return rf"\[{fmean(low for low, _ in bounds):.3f}, {fmean(high for _, high in bounds):.3f}]"
+    return f"[{fmean(low for low, _ in bounds):.3f}, {fmean(high for _, high in bounds):.3f}]"

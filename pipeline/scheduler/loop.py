@@ -90,6 +90,7 @@ def run_plan(
     verified: Verified | None = None,
     layout: Layout | None = None,
     peaks: Mapping[str, int] | None = None,
+    on_stop: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker lives and nothing unfinished is left.
@@ -106,6 +107,7 @@ def run_plan(
         verified: What was found good while planning; None where nothing was looked at.
         layout: On which devices the workers of the pool are; one on each if None.
         peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
+        on_stop: Told in a line what happens now when a signal asks the run to stop.
         clock: Monotonic seconds.
 
     Raises:
@@ -117,7 +119,7 @@ def run_plan(
     check_runnable(plan, layout, stored, peaks)
     needs = Needs(layout, peaks)
     return _Run(
-        plan, stored, store, pool, journal, run_dir, settings, on_status, verified, layout, needs, clock
+        plan, stored, store, pool, journal, run_dir, settings, on_status, on_stop, verified, layout, needs, clock
     ).run()
 
 
@@ -134,6 +136,7 @@ class _Run:
         run_dir: Path,
         settings: ExecutionConfig,
         on_status: Callable[[RunStatus], None],
+        on_stop: Callable[[str], None],
         verified: Verified | None,
         layout: Layout,
         needs: Needs,
@@ -167,7 +170,7 @@ class _Run:
         self.recovery, self.handover = Recovery(self.parts), Handover(self.parts, self._send)
         self.layout, self.needs = layout, needs
         self.plan, self.store, self.pool, self.clock = plan, store, pool, clock
-        self.observer, self.on_status = Observer(self.state), on_status
+        self.observer, self.on_status, self.on_stop = Observer(self.state), on_status, on_stop
         # The process id keeps apart two runs that were started in the same second.
         self.scratch = store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}")
         self.verified = verified or Verified(store, self.scratch / "verified")
@@ -229,6 +232,7 @@ class _Run:
         if self.signals.received:
             running = [worker.job_id for worker in self.state.workers if worker.job_id]
             log.warning("%s: no further job is started; waiting for %s", self.signals.received, running or "none")
+            self.on_stop(_stopping(self.signals.received, len(running), self.parts.settings.stop_grace_s))
         self.signals.drain()
         try:
             # A second Ctrl-C skips the gentle steps.
@@ -505,6 +509,15 @@ class _Run:
             ),
             peaks_mb=self.needs.seen,
         )
+
+
+def _stopping(signal_name: str, running: int, grace_s: float) -> str:
+    """What happens now, and what a user can do about it."""
+    asked = "Ctrl-C" if signal_name == "SIGINT" else signal_name
+    if not running:
+        return f"stopping on {asked}: no job is running"
+    jobs = "1 job" if running == 1 else f"{running} jobs"
+    return f"stopping on {asked}: waiting up to {grace_s:g} s for {jobs} to finish or save; {asked} again ends now"
 
 
 def _worker_failure(index: int, exit_code: int | None, hang: str, rss_bytes: int) -> Failure:

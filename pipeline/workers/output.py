@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -71,9 +72,10 @@ def _stream(descriptor: int) -> TextIO:
 
 
 def _writes_to(stream: Any, descriptor: int) -> bool:
+    """Whether it is a plain stream; what the engine shows its own text with would change that of the job."""
     try:
-        return bool(stream.fileno() == descriptor)
-    except (OSError, ValueError, AttributeError):
+        return type(stream) is io.TextIOWrapper and stream.fileno() == descriptor
+    except (OSError, ValueError):
         return False
 
 

@@ -1,0 +1,78 @@
+"""The one way into every command, guarded from its first line on.
+
+    run_parallel.py, python -m pipeline, pipeline  ->  start  ->  streams that last  ->  imports  ->  the command
+
+Imports nothing heavy, so that there is hardly a moment in which Ctrl-C meets an unguarded process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+from typing import NoReturn
+
+from pipeline.terminal import streams
+
+INTERRUPTED = 130
+BUG = 1
+_PLEASE_REPORT = (
+    "error: this is a fault of the program, not of your request. Please report it with the lines above."
+)
+
+
+def start(command: str, *arguments: object) -> NoReturn:
+    """Import a command, carry it out, and end the process with its exit code.
+
+    Args:
+        command: ``module:function``; returns an exit code, None for 0.
+        arguments: What it is called with.
+    """
+    _on_interrupt_end_with(INTERRUPTED)
+    streams.install()
+    code = _carry_out(command, arguments)
+    _on_interrupt_end_with(code)  # nothing is left that must come to an orderly end
+    sys.exit(code)
+
+
+def pipeline() -> NoReturn:
+    """The command ``pipeline``."""
+    start("pipeline.__main__:main")
+
+
+def _carry_out(command: str, arguments: tuple[object, ...]) -> int:
+    module, _, name = command.partition(":")
+    try:
+        function = getattr(import_module(module), name)
+        _on_interrupt_raise()
+        code: int | None = function(*arguments)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+            return BUG
+        return end.code or 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception:
+        import traceback
+
+        sys.stderr.write(f"{traceback.format_exc()}{_PLEASE_REPORT}\n")
+        return BUG
+    return code or 0
+
+
+def _on_interrupt_end_with(code: int) -> None:
+    """Have Ctrl-C end the process at once, without a word, where there is nothing to bring to an orderly end."""
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        os._exit(code)
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # whoever started this process has Ctrl-C ignored
+        signal.signal(signal.SIGINT, end)
+
+
+def _on_interrupt_raise() -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,138 @@
+"""Standard streams that last: one that cannot be written any more takes what it is given, and drops it.
+
+A terminal is closed, the reader of a pipe has seen enough, a disk is full. Whoever prints need not know, and the
+interpreter, which flushes in the end, finds nothing to complain of. This is in the lowest layer, below encoding
+and buffers, so it holds for every way to print: rich, typer, Hydra, tracebacks, ``print``.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from pipeline.terminal.text import FALLBACK, printable_but_colours
+
+_STDIN, _STDOUT, _STDERR = range(3)
+_GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO}
+"""How a pipe, a terminal or a connection says that nobody is at its other end."""
+
+
+class LastingFile(io.FileIO):
+    """A descriptor to write to, whoever is still there.
+
+    Attributes:
+        failure: Why nothing is written any more, or None.
+    """
+
+    def __init__(self, descriptor: int, on_failure: Callable[[OSError], None] | None = None) -> None:
+        """Write to a descriptor, which stays open when this is closed.
+
+        Args:
+            descriptor: The descriptor.
+            on_failure: Told when it cannot be written any more, once.
+        """
+        super().__init__(descriptor, "w", closefd=False)
+        self.failure: OSError | None = None
+        self._on_failure = on_failure
+
+    def write(self, data: Any) -> int:
+        """Write, or drop, all or some of the data."""
+        if self.failure is None:
+            try:
+                return self._write(data)
+            except OSError as error:
+                self.failure = error
+                if self._on_failure is not None:
+                    self._on_failure(error)
+        return len(data)
+
+    def _write(self, data: Any) -> int:
+        # Whoever shares the descriptor with this process may have made it one that does not wait.
+        while (written := super().write(data)) is None:
+            select.select([], [self.fileno()], [])
+        return written
+
+    def gone(self) -> bool:
+        """Whether nobody reads any more; where that can be seen, without waiting for a write that fails."""
+        if self.failure is not None:
+            return self.failure.errno in _GONE
+        poll = select.poll()
+        poll.register(self.fileno(), 0)
+        return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+class LastingStream(io.TextIOWrapper):
+    """Text to a descriptor; control characters of what is written are escaped, colours stay.
+
+    Attributes:
+        raw_file: Where it goes.
+        unfiltered: The same stream for text that is fit to go out, or is to go out as it is.
+    """
+
+    def __init__(self, file: LastingFile, encoding: str) -> None:
+        buffer = io.BufferedWriter(file)
+        # Nothing stays in this layer, so that the two of them keep the order of what is written.
+        how = {"encoding": encoding, "errors": FALLBACK, "line_buffering": True, "write_through": True}
+        super().__init__(buffer, **how)  # type: ignore[arg-type]
+        self.unfiltered = io.TextIOWrapper(buffer, **how)  # type: ignore[arg-type]
+        self.raw_file = file
+
+    def write(self, text: str) -> int:
+        """Write, with what a terminal would obey escaped."""
+        super().write(printable_but_colours(text))
+        return len(text)
+
+
+def install() -> None:
+    """Make the standard streams of this process lasting ones; to be called before it opens anything.
+
+    Streams that somebody has put in their place, such as a notebook or a test runner, stay.
+    """
+    _open_missing_descriptors()
+    if sys.stdin is None:
+        sys.stdin = open(_STDIN, closefd=False)  # noqa: SIM115 - for the life of the process
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _lasting(sys.stdout, _STDOUT, "standard output")
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _lasting(sys.stderr, _STDERR, "standard error")
+
+
+def _open_missing_descriptors() -> None:
+    """Have something at 0, 1 and 2, or the next files and sockets get these numbers, and what is printed."""
+    for descriptor in (_STDIN, _STDOUT, _STDERR):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest number that is free, which is this one, since those below are taken by now.
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(opened, True)
+
+
+def _lasting(stream: TextIO | None, descriptor: int, name: str) -> TextIO:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def tell(error: OSError) -> None:
+        import logging
+
+        # Below the level that is printed where no log is open.
+        logging.getLogger("pipeline").info("%s is written no more: %s", name, error.strerror)
+
+    return LastingStream(LastingFile(descriptor, tell), encoding)
+
+
+def failure(stream: object) -> OSError | None:
+    """Why what was printed is not all there, though somebody may want it: a full disk. None where it is."""
+    file = getattr(stream, "raw_file", None)
+    lost = file.failure if isinstance(file, LastingFile) else None
+    return lost if lost is not None and lost.errno not in _GONE else None
+
+
+def is_gone(stream: object) -> bool:
+    """Whether nobody reads a stream any more."""
+    file = getattr(stream, "raw_file", None)
+    return isinstance(file, LastingFile) and file.gone()

@@ -1,0 +1,183 @@
+"""Terminals and pipes that go away, and streams that were never there: printing never decides over a run."""
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pipeline.results.journal import read_journal
+from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
+from tests.integration.test_main_job import command, wait_for
+
+LITTLE = [
+    "algos=[PITA]",
+    "rounds_of_training=1",
+    "execution.workers=1",
+    "models.tiny.steps=20",
+    "data_collection.prompts_per_round=20",
+    "evaluation.num_prompts=20",
+]
+CLOSING = "import os, sys; [os.close(int(one)) for one in sys.argv[1]]; os.execv(sys.argv[2], sys.argv[2:])"
+
+
+def closing(descriptors: str, words: list[str]) -> list[str]:
+    """A command that begins with these descriptors closed, as after ``<&- >&- 2>&-``."""
+    return [sys.executable, "-c", CLOSING, descriptors, *words]
+
+
+def journal(output_dir: Path) -> list[dict[str, object]]:
+    path = output_dir / "t" / "latest" / "journal.jsonl"
+    return list(read_journal(path)) if path.exists() else []
+
+
+def runs(output_dir: Path) -> int:
+    return len(list((output_dir / "t").glob("2*")))
+
+
+def at_work(output_dir: Path, number: int) -> bool:
+    """Whether the run of a number has begun a job."""
+    begun = any(event["event"] == "JobStarted" for event in journal(output_dir))
+    return runs(output_dir) == number and begun
+
+
+def on_a_terminal(words: list[str], cwd: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command as a shell does on a terminal of its own; gives the terminal's other end."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        words,
+        cwd=cwd,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=_take_terminal,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(slave)
+    os.set_blocking(master, False)
+    return process, master
+
+
+def _take_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_a_run_needs_nobody_who_reads(tmp_path: Path) -> None:
+    """Its terminal is closed; then Ctrl-C ends it in a pipe without reader; last, all streams are closed."""
+    output_dir, words = tmp_path / "outputs", command(tmp_path / "outputs", *LITTLE)
+    drawn = bytearray()
+
+    def drained(master: int) -> bool:
+        with suppress(BlockingIOError):
+            drawn.extend(os.read(master, 1 << 16))
+        return at_work(output_dir, 1)
+
+    engine, master = on_a_terminal(words, tmp_path)
+    wait_for(lambda: drained(master))
+    os.close(master)  # the kernel sends SIGHUP, and writing fails from now on
+    assert engine.wait(60) == 143
+    assert b"\x1b[?25l" in drawn  # there was a live view
+    assert journal(output_dir)[-1]["interrupted"] == "SIGTERM"
+    assert (output_dir / "t/latest/results.json").is_file()
+    log = (output_dir / "t/latest/run.log").read_text()
+    assert "standard output is written no more: Input/output error" in log
+    assert "Traceback" not in log
+
+    reading, writing = os.pipe()
+    engine = subprocess.Popen(words, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    os.close(reading)
+    wait_for(lambda: at_work(output_dir, 2))
+    engine.send_signal(signal.SIGINT)
+    assert (engine.communicate(timeout=60)[1], engine.returncode) == (b"", 130)
+
+    assert subprocess.run(closing("012", words), cwd=tmp_path, timeout=120).returncode == 0
+    assert journal(output_dir)[-1]["event"] == "RunFinished"
+    assert "PITA" in (output_dir / "t/latest/results.csv").read_text()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> WrittenRun:
+    """A run with a lot to say."""
+    run = WrittenRun(tmp_path, chain_plan())
+    run.begin(f"{CHAIN}/r1/train", log="\x1b[2Jat work\n" * 10_000)
+    return run
+
+
+def look(run: WrittenRun, *words: str) -> list[str]:
+    where = str(run.folder.path.parent.parent)
+    return [sys.executable, "-m", "pipeline", *words, "--output-dir", where]
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(written: WrittenRun) -> None:
+    with written.folder.journal.open("ab") as engine:
+        fcntl.flock(engine, fcntl.LOCK_EX)  # the run goes on, and so would following its log
+        with subprocess.Popen(
+            look(written, "logs", "x", "r1/train", "-f"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as following:
+            assert following.stdout is not None
+            assert following.stdout.readline() == b"\x1b[2Jat work\n"
+            following.stdout.close()
+            assert following.wait(60) == 0
+            assert following.stderr is not None
+            assert following.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "words", "code"),
+    [
+        ("012", ["status", "x"], 0),
+        ("1", ["why", "x", "r1/train"], 0),
+        ("02", ["status", "no such name"], 2),
+    ],
+    ids=["status, all closed", "why, no output", "a refusal, no error output"],
+)
+def test_commands_work_with_streams_closed(
+    written: WrittenRun, descriptors: str, words: list[str], code: int
+) -> None:
+    done = subprocess.run(closing(descriptors, look(written, *words)), capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
+def test_what_cannot_be_written_was_not_shown(written: WrittenRun) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(look(written, "status"), stdout=full, stderr=subprocess.PIPE, timeout=60)
+        assert done.returncode == 1
+        assert done.stderr == b"error: standard output could not be written: No space left on device\n"
+        assert subprocess.run(look(written, "status", "y"), stderr=full, timeout=60).returncode == 2
+
+
+def test_a_terminal_is_shown_logs_and_arguments_without_their_commands(written: WrittenRun) -> None:
+    for words in (["logs", "x", "r1/train", "-n", "1"], ["status", "x", "\x1b[2Jat work"]):
+        looking, master = on_a_terminal(look(written, *words), written.folder.path)
+        shown = bytearray()
+
+        def over(
+            looking: subprocess.Popen[bytes] = looking, master: int = master, shown: bytearray = shown
+        ) -> bool:
+            with suppress(OSError):
+                shown.extend(os.read(master, 1 << 16))
+            return looking.poll() is not None
+
+        wait_for(over)
+        over()
+        os.close(master)
+        assert b"\\x1b[2Jat work" in shown
+        assert b"\x1b[2J" not in shown
+
+
+def test_in_the_simplest_of_encodings_there_is_an_answer(written: WrittenRun) -> None:
+    simple = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    written.fail_attempt(f"{CHAIN}/r1/train", "bug", "数 \udcff", retry=False)
+    written.write("JobFailed", job=f"{CHAIN}/r1/train", kind="bug", reason="数 \udcff", attempts=1)
+    done = subprocess.run(look(written, "status", "x"), env=simple, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u6570 \udcff" in done.stdout

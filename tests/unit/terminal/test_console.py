@@ -1,0 +1,97 @@
+"""The console of every command, onto streams of every kind."""
+
+import io
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.terminal.console import Terminal, make_console, say
+
+
+def printed(*things: object, encoding: str = "utf-8", width: int = 40) -> str:
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Terminal(file=out, width=width, markup=False, emoji=False, color_system=None)
+    for thing in things:
+        console.print(thing)
+    out.seek(0)
+    return out.read()
+
+
+def test_names_are_no_markup_no_emoji_and_no_commands() -> None:
+    table = Table("name", title="[bold]t\x1b[2J")
+    table.add_row(r"\[/red] :100: [blue]")
+    table.add_row(Text("\x1b]0;x\x07"))
+    text = printed(table)
+    assert "[bold]t\\x1b[2J" in text
+    assert r"\[/red] :100: [blue]" in text
+    assert "\x1b" not in text
+
+
+def test_what_is_escaped_keeps_its_style() -> None:
+    out = io.StringIO()
+    console = Terminal(file=out, force_terminal=True, color_system="standard", width=80)
+    console.print(Text.assemble(("bad\x1b", "red"), "\x1b plain"), highlight=False)
+    assert out.getvalue() == "\x1b[31mbad\x1b[0m\x1b[31m\\x1b\x1b[0m\\x1b plain\n"
+
+
+def test_where_an_encoding_has_no_lines_and_dots_there_are_likenesses() -> None:
+    table = Table("a · b")
+    table.add_row("数 ✓")
+    text = printed(table, encoding="ascii")
+    assert "a - b" in text
+    assert r"\u6570 +" in text
+    assert "|" in text
+
+
+@pytest.mark.parametrize(
+    ("environ", "styled"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({}, False),
+    ],
+    ids=["a real one", "a dumb one", "one that does not say what it is"],
+)
+def test_a_terminal_is_drawn_upon_only_if_it_can_be(
+    environ: dict[str, str], styled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as terminal, os.fdopen(master):
+        monkeypatch.setattr("sys.stdout", terminal)
+        console = make_console()
+        assert console.is_interactive is styled
+        assert (console.color_system is not None) is styled
+
+
+def test_colours_that_are_forced_into_a_file_bring_no_redrawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert not make_console().is_interactive
+
+
+@pytest.mark.properties
+@given(
+    st.lists(st.text(), min_size=1, max_size=4), st.sampled_from(["utf-8", "ascii", "latin-1"]), st.integers(1, 90)
+)
+def test_any_text_anywhere_is_printed_without_a_command(cells: list[str], encoding: str, width: int) -> None:
+    table = Table(*cells, title=cells[0], caption=cells[-1])
+    table.add_row(*cells)
+    table.add_row(*map(Text, cells))
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="pipeline.fallback")
+    console = Terminal(file=out, width=width, markup=False, emoji=False, color_system=None)
+    console.print(table)
+    for cell in cells:
+        say(console, cell, "red")
+        console.print(Text(cell))
+    out.seek(0)
+    text = out.read()
+    assert all(char in "\n\t" or ord(char) > 0x9F or 0x20 <= ord(char) < 0x7F for char in text)

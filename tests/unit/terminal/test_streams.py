@@ -1,0 +1,115 @@
+"""Streams that last, whatever becomes of what they write to."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.terminal.streams import LastingFile, LastingStream, failure, is_gone
+
+
+@pytest.fixture
+def broken_pipe() -> Iterator[int]:
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def closed_terminal() -> Iterator[int]:
+    master, slave = pty.openpty()
+    os.close(master)
+    yield slave
+    os.close(slave)
+
+
+@pytest.mark.parametrize("where", ["broken_pipe", "full", "closed_terminal"])
+def test_a_stream_that_cannot_be_written_takes_everything(where: str, request: pytest.FixtureRequest) -> None:
+    told: list[OSError] = []
+    stream = LastingStream(LastingFile(request.getfixturevalue(where), told.append), "utf-8")
+    for _ in range(3):
+        print("x" * 100_000, file=stream)
+        stream.unfiltered.write("more\n")
+    stream.close()
+    assert len(told) == 1
+    assert is_gone(stream) == (where != "full")
+    assert (failure(stream) is not None) == (where == "full")
+
+
+def test_a_reader_that_left_is_seen_before_anything_is_written(broken_pipe: int) -> None:
+    assert is_gone(LastingStream(LastingFile(broken_pipe), "utf-8"))
+
+
+def test_text_is_written_in_order_and_only_colours_get_through(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    stream = LastingStream(LastingFile(descriptor), "ascii")
+    print("\x1b[31mone\x1b[2J", end=" ", file=stream)
+    stream.unfiltered.write("\x1b[2J ·")
+    print("two\udcff", file=stream)
+    os.close(descriptor)
+    assert path.read_text() == "\x1b[31mone\\x1b[2J \x1b[2J -two\\udcff\n"
+    assert failure(stream) is None
+    assert not is_gone(stream)
+
+
+def test_a_descriptor_that_does_not_wait_is_waited_for() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    child = subprocess.Popen(["wc", "-c"], stdin=reading, stdout=subprocess.PIPE)
+    os.close(reading)
+    LastingStream(LastingFile(writing), "utf-8").write("x" * 1_000_000)
+    os.close(writing)
+    assert child.communicate(timeout=30)[0].split() == [b"1000000"]
+
+
+CLOSED = """
+import os, sys
+for descriptor in (0, 1, 2):
+    os.close(descriptor)
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv[2]])
+"""
+FIRST_FILE = """
+import sys
+from pipeline.terminal import streams
+streams.install()
+file = open(sys.argv[1], "w")
+print("to nobody")
+print("to nobody", file=sys.stderr)
+file.write(f"{file.fileno()} {sys.stdin.read()!r}")
+"""
+
+
+def test_files_never_get_the_numbers_of_streams_that_were_closed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    subprocess.run([sys.executable, "-c", CLOSED, FIRST_FILE, str(path)], check=True)
+    number, read = path.read_text().split()
+    assert int(number) > 2
+    assert read == "''"
+
+
+PRINTS = "import sys; from pipeline.terminal import streams; streams.install(); print('ä\\udcff' * 50000)"
+
+
+@pytest.mark.parametrize("where", ["broken_pipe", "full"])
+def test_the_interpreter_has_nothing_to_complain_of_in_the_end(where: str, request: pytest.FixtureRequest) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS],
+        stdout=request.getfixturevalue(where),
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL) and None,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
