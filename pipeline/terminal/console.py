@@ -71,7 +71,8 @@ def _can_be_styled() -> bool:
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print text of which nothing is cut off or folded, so that ids and paths can be copied."""
-    console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    # In a style of its own: one that is given to `print` would colour a live view below it as well.
+    console.print(Text(printable(text), style=style or ""), highlight=False, soft_wrap=True)
 
 
 def print_json(data: object) -> None:
