@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from pipeline.devices.fit import Fit, fit_model
 from pipeline.devices.memory import Optimizer, Precision, Workload
 from pipeline.devices.table import fit_table, gpu_table
 from pipeline.errors import ConfigError
-from pipeline.terminal.console import make_console, say
+from pipeline.terminal.console import make_console, print_json, say
 
 app = typer.Typer(help="Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.")
 
@@ -29,7 +28,7 @@ def gpus(
         return
     with answering():
         if as_json:
-            say(make_console(), json.dumps(get_gpu_info(), indent=1))
+            print_json(get_gpu_info())
         else:
             make_console().print(gpu_table())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from pipeline.results.paths import RunFolder
 from pipeline.results.runs import RecordedRun, choose_run, experiments, find_job, logs_of, runs_of
 from pipeline.results.sources import read_models, read_sources
 from pipeline.results.store import Store
-from pipeline.terminal.console import make_console, say
+from pipeline.terminal.console import make_console, print_json, say
 from pipeline.terminal.log import LogOutput, NobodyReads
 
 
@@ -36,7 +35,7 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
     if name is not None:
         run = RecordedRun(choose_run(output_dir, name, stamp))
         if as_json:
-            say(console, json.dumps(run_json(run, now), indent=1))
+            print_json(run_json(run, now))
         else:
             print_run(run, now, console)
         return
@@ -45,7 +44,7 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
         for known in experiments(output_dir)
     ]
     if as_json:
-        say(console, json.dumps([vars(row) for row in rows], indent=1))
+        print_json([vars(row) for row in rows])
     elif rows:
         console.print(overview_table(rows))
     else:

@@ -245,8 +245,9 @@ class _Signals:
         if number in _PASS_ON:
             self._to_ranks(number)
             return
-        if self.received:  # a second one: at once
-            self._end = 0
+        if self.received:  # a second one: at once; of a closed terminal both its shell and the kernel tell
+            if number != signal.SIGHUP:
+                self._end = 0
             return
         self.received = number
         self._end = time.monotonic() + self._grace_s + _MARGIN_S

@@ -5,6 +5,7 @@ Markup is off: a square bracket in a name is a square bracket. Styled text is a 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable
@@ -70,7 +71,15 @@ def _can_be_styled() -> bool:
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print text of which nothing is cut off or folded, so that ids and paths can be copied."""
-    console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    # In a style of its own: one that is given to `print` would colour a live view below it as well.
+    console.print(Text(printable(text), style=style or ""), highlight=False, soft_wrap=True)
+
+
+def print_json(data: object) -> None:
+    """Print plain data: in ASCII, so that no terminal obeys any of it and no encoding lacks any."""
+    text = json.dumps(data, indent=1).replace("\x7f", "\\u007f")
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _text_shown(text: Text) -> Text:

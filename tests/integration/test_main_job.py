@@ -202,6 +202,7 @@ def test_ctrl_c_stops_everything_with_130(tmp_path: Path) -> None:
     printed, _ = engine.communicate(timeout=60)
     assert engine.returncode == 130, printed
     assert "Traceback" not in printed
+    assert "stopping on Ctrl-C: " in printed
     assert "interrupted" in printed
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive

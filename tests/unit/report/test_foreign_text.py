@@ -1,6 +1,7 @@
 """Whatever names, reasons and logs hold, each command prints it, to every kind of stream, and obeys none of it."""
 
 import io
+import json
 import os
 import re
 import sys
@@ -26,7 +27,7 @@ from pipeline.results.collect import Garbage, GarbageKind
 from pipeline.results.contents import OutputKind, Space, Usage
 from pipeline.results.record import ResultRow
 from pipeline.results.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
-from pipeline.terminal.console import Terminal, make_console, say
+from pipeline.terminal.console import Terminal, make_console, print_json, say
 from pipeline.terminal.streams import LastingFile, LastingStream
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
@@ -119,12 +120,30 @@ def harmless(text: str) -> bool:
 
 
 @pytest.mark.properties
+@pytest.mark.timeout(7200)  # the long profile prints 20,000 times all there is
 @pytest.mark.parametrize("kind", ["utf-8", "ascii", "broken"])
 @given(text=NASTY)
 def test_foreign_text_is_printed_and_never_obeyed(kind: str, text: str) -> None:
     with TemporaryDirectory() as folder, standard_streams(kind) as shown:
         print_everything(text, Path(folder))
         assert harmless(shown())
+
+
+def test_a_refusal_says_what_was_given_letter_by_letter() -> None:
+    with standard_streams("utf-8") as shown:
+        assert cli.refuse(ConfigError(r"x\[/red] \frac{a}[bold] :100:" + " and no line break" * 20)) == 2
+        assert shown() == r"error: x\[/red] \frac{a}[bold] :100:" + " and no line break" * 20 + "\n"
+
+
+@pytest.mark.properties
+@given(st.text())
+def test_data_is_data_on_any_stream(text: str) -> None:
+    for kind in ("utf-8", "ascii"):
+        with standard_streams(kind) as shown:
+            print_json({text: [text]})
+            assert json.loads(shown()) == {text: [text]}
+            assert shown().isascii()
+            assert harmless(shown())
 
 
 OURS = re.compile(r"\x1b\[(\?25[lh]|[0-9]*A|2K)|\r")

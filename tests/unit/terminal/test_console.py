@@ -6,6 +6,7 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +37,15 @@ def test_what_is_escaped_keeps_its_style() -> None:
     console = Terminal(file=out, force_terminal=True, color_system="standard", width=80)
     console.print(Text.assemble(("bad\x1b", "red"), "\x1b plain"), highlight=False)
     assert out.getvalue() == "\x1b[31mbad\x1b[0m\x1b[31m\\x1b\x1b[0m\\x1b plain\n"
+
+
+def test_a_line_that_is_said_above_a_live_view_keeps_its_colour_to_itself() -> None:
+    out = io.StringIO()
+    console = Terminal(file=out, force_terminal=True, force_interactive=True, color_system="standard", width=80)
+    with Live("view", console=console, auto_refresh=False):
+        say(console, "stopping\r", "yellow")
+        assert "\x1b[33mstopping\\r\x1b[0m" in out.getvalue()
+        assert "\x1b[33mview" not in out.getvalue()
 
 
 def test_where_an_encoding_has_no_lines_and_dots_there_are_likenesses() -> None:

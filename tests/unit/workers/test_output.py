@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.terminal.streams import LastingFile, LastingStream
 from pipeline.workers.output import OutputTo
 
 
@@ -45,3 +46,23 @@ def test_a_second_use_starts_the_file_anew(tmp_path: Path) -> None:
         with OutputTo(tmp_path / "log.txt"):
             print(text)
     assert (tmp_path / "log.txt").read_text() == "short\n"
+
+
+def test_a_job_in_the_engines_process_writes_its_log_though_nobody_reads_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = os.dup(1)
+    reading, writing = os.pipe()
+    os.dup2(writing, 1)
+    os.close(reading)
+    os.close(writing)
+    monkeypatch.setattr("sys.stdout", LastingStream(LastingFile(1), "ascii"))
+    try:
+        print("in vain")
+        with OutputTo(tmp_path / "log.txt"):
+            print("\x1b[1mbold 数")
+        print("in vain")
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+    assert (tmp_path / "log.txt").read_text() == "\x1b[1mbold 数\n"

@@ -1,0 +1,42 @@
+"""A request from its plan to its end, where no job needs to run."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline import experiment
+from pipeline.config.load import load_config
+from pipeline.config.schema import Config
+from pipeline.terminal.console import Terminal
+from pipeline.terminal.streams import LastingFile, LastingStream
+
+
+@pytest.fixture
+def nothing_to_do(tmp_path: Path) -> Config:
+    return load_config(["experiment.name=x", "stage=prepare", "device=cpu", f"output_dir={tmp_path}/outputs"])
+
+
+def test_a_fault_of_the_program_is_in_the_log_of_the_run(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("\x1b[2Jboom \udcff")
+
+    monkeypatch.setattr(experiment, "write_results", broken)
+    with pytest.raises(RuntimeError, match="boom"):
+        experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO()))
+    log = (Path(nothing_to_do.output_dir) / "x/latest/run.log").read_text()
+    assert "please report it" in log
+    assert "Traceback" in log
+    assert r"RuntimeError: \x1b[2Jboom \udcff" in log
+
+
+def test_where_nobody_reads_a_request_is_carried_out_all_the_same(nothing_to_do: Config) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = LastingStream(LastingFile(writing), "ascii")
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=stream)) == 0
+    os.close(writing)
+    assert (Path(nothing_to_do.output_dir) / "x/latest/results.json").is_file()
