@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError, JobError
 from pipeline.multirun import RunFailed, primary_metric
 from pipeline.report.tables import result_tables
 from pipeline.results.record import ResultRow
-from tests.doubles.hydra_plugins import PLACE, Chooser
+from tests.doubles.launching import PLACE, Chooser
 
 Arguments = Callable[..., list[str]]
 CHOOSE = f"++hydra.sweeper._target_={PLACE}.Chooser"
