@@ -15,6 +15,7 @@ import hydra
 from omegaconf import DictConfig
 from rich.console import Console
 
+from pipeline import multirun
 from pipeline.config.load import COMPOSITION_ERRORS, VERSION_BASE, conf_dir, explain, register_schemas, typed
 from pipeline.devices.flags import as_overrides
 from pipeline.errors import PipelineError
@@ -34,16 +35,25 @@ def main(arguments: Sequence[str]) -> int:
         The exit code; the highest one of a multirun.
     """
     codes: list[int] = []
-    composing = True
+    composing, command = True, os.getpid()
+    multirun.failed_runs.clear()
 
-    def one_run(composed: DictConfig) -> None:
+    def one_run(composed: DictConfig) -> float | None:
         nonlocal composing
         composing = False
+        label, value, reason = _announce_run(arguments), None, ""
         try:
-            codes.append(run_experiment(typed(composed), make_console()))
+            config = typed(composed)
+            multirun.check_objective(config)
+            codes.append(run_experiment(config, make_console(), label))
+            value = multirun.objective(config) if codes[-1] == 0 else None
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
             codes.append(refuse(error))
+            reason = str(error)
         composing = True
+        if label:
+            _raise_for_hydra(codes[-1], label, reason, here=os.getpid() == command)
+        return value
 
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
     try:
@@ -51,15 +61,41 @@ def main(arguments: Sequence[str]) -> int:
         with _for_hydra(arguments):
             register_schemas(arguments)
             entry()
+    except multirun.RunFailed:
+        pass
     except PipelineError as error:
         return refuse(error)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return max([INTERRUPTED, *codes])
     except COMPOSITION_ERRORS as error:
         if not composing:
             raise
         return refuse(explain(error))
-    return max(codes, default=0)
+    for failed in multirun.failed_runs:
+        complain(str(failed))
+    return max([*codes, *(failed.exit_code for failed in multirun.failed_runs)], default=0)
+
+
+def _announce_run(arguments: Sequence[str]) -> str:
+    """Say which run of a multirun begins: the settings of its own; "" for the only run of a command."""
+    if not multirun.in_multirun():
+        return ""
+    label = multirun.run_label(arguments)
+    make_console().print(f"\nrun {label}", style="bold", markup=False, highlight=False, soft_wrap=True)
+    return label
+
+
+def _raise_for_hydra(code: int, label: str, reason: str, *, here: bool) -> None:
+    """Let the launcher and the sweeper of a multirun know how a run ended.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted, and the runs after it would start in this very process.
+        RunFailed: It did not end well.
+    """
+    if here and code >= INTERRUPTED:
+        raise KeyboardInterrupt
+    if code:
+        raise multirun.RunFailed(code, label, reason)
 
 
 def make_console() -> Console:
@@ -69,8 +105,13 @@ def make_console() -> Console:
 
 def refuse(error: PipelineError) -> int:
     """Tell the user what is wrong with the request; nothing was started."""
-    Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+    complain(str(error))
     return WRONG_REQUEST
+
+
+def complain(text: str) -> None:
+    """Tell the user what went wrong, in one line."""
+    Console(stderr=True).print(f"[bold red]error:[/] {_plain(text)}", highlight=False, soft_wrap=True)
 
 
 def _plain(text: str) -> str:

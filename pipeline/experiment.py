@@ -66,6 +66,8 @@ class Request:
     devices: list[Device]
     warnings: tuple[str, ...] = ()
     """What was changed about the request, for the user to know."""
+    label: str = ""
+    """What tells this run from others of the same command; heads its tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +80,13 @@ class Stored:
     """Key -> what is wrong, of stored outputs that cannot be used."""
 
 
-def run_experiment(config: Config, console: Console) -> int:
+def run_experiment(config: Config, console: Console, label: str = "") -> int:
     """Carry out a request, or print its plan where it says `dry_run`.
+
+    Args:
+        config: The request.
+        console: Where the user looks.
+        label: What tells this run from others of the same command; heads its tables.
 
     Returns:
         The exit code: 0 every job done, 1 some failed, 130 or 143 interrupted.
@@ -87,7 +94,7 @@ def run_experiment(config: Config, console: Console) -> int:
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    request = prepare(config)
+    request = replace(prepare(config), label=label)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     for warning in request.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -214,7 +221,7 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
         if config.stage is StageChoice.prepare:
             _tell_prepared(request, outcome, console)
         else:
-            print_results(console, rows, run, config.evaluation.confidence)
+            print_results(console, rows, run, config.evaluation.confidence, request.label)
         for note in _notes(config) if rows else []:
             console.print(note, style="dim", markup=False, highlight=False)
         return _conclude(request, outcome, run, console)
@@ -323,9 +330,11 @@ def run_jobs(
             log.warning("%s", words)
 
 
-def print_results(console: Console, rows: Sequence[ResultRow], run: RunFolder, confidence: float = 0.95) -> None:
+def print_results(
+    console: Console, rows: Sequence[ResultRow], run: RunFolder, confidence: float = 0.95, label: str = ""
+) -> None:
     """Print the table of results and where the rest of them is."""
-    for table in result_tables(rows, confidence, read_compute(run.path)):
+    for table in result_tables(rows, confidence, read_compute(run.path), label=label):
         console.print()
         console.print(table)
     if not rows:

@@ -46,6 +46,10 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
+# Here, since a launcher of Hydra's may carry out a run in a process that never registers the schemas.
+OmegaConf.register_new_resolver("shipped", lambda name: str(conf_dir() / name), replace=True)
+
+
 def register_schemas(overrides: Sequence[str] = ()) -> None:
     """Tell Hydra the schema, algorithms and datasets of the user's own included.
 
@@ -56,7 +60,6 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: A class cannot be imported, or has no settings of the right kind.
     """
-    OmegaConf.register_new_resolver("shipped", lambda name: str(conf_dir() / name), replace=True)
     store = ConfigStore.instance()
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
     shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}

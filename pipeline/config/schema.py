@@ -275,6 +275,9 @@ class EvaluationConfig:
     confidence: float = 0.95
     etas: list[float] = field(default_factory=list)
     """Further guidance strengths at which value-guided methods are evaluated: points of reward against KL."""
+    objective: str | None = _hint("*")
+    """Whose result a sweeper of Hydra maximises: an algorithm, a chain as `dataset/model/s0/ALGO`, or a pattern
+    with `*`; of several chains the mean. Null gives it none."""
     reward_batch_size: int = _hint(256)
     """Completions handed to a reward at once."""
     sample_prompts: int = 8

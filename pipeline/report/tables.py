@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from pipeline.results.compute import EVALUATION, ComputeRow
@@ -33,7 +34,9 @@ class Cost:
     device_s: float
 
 
-def result_tables(rows: Iterable[ResultRow], confidence: float, compute: Iterable[ComputeRow] = ()) -> list[Table]:
+def result_tables(
+    rows: Iterable[ResultRow], confidence: float, compute: Iterable[ComputeRow] = (), label: str = ""
+) -> list[Table]:
     """One table for each dataset and model: the reference, then every algorithm round by round.
 
     With several seeds a number is their mean. Its interval is the mean of the seeds' intervals: the seeds share
@@ -44,6 +47,7 @@ def result_tables(rows: Iterable[ResultRow], confidence: float, compute: Iterabl
         rows: Rows of results.
         confidence: Level of their intervals, for the heading.
         compute: What the results took to make.
+        label: What tells these results from others that are printed beside them; heads every table.
     """
     grouped: dict[tuple[str, str], dict[tuple[str, int], Cell]] = {}
     for row in rows:
@@ -54,7 +58,7 @@ def result_tables(rows: Iterable[ResultRow], confidence: float, compute: Iterabl
     for (dataset, model), cells in grouped.items():
         own = [row for row in spent if (row.dataset, row.model) == (dataset, model)]
         costs = {at: cost for at in cells if (cost := _cost(own, *at))}
-        tables.append(_table(dataset, model, cells, confidence, costs))
+        tables.append(_table(dataset, model, cells, confidence, costs, label))
     return tables
 
 
@@ -64,11 +68,14 @@ def _table(
     cells: Mapping[tuple[str, int], Cell],
     confidence: float,
     costs: Mapping[tuple[str, int], Cost],
+    label: str,
 ) -> Table:
     every = [row for cell in cells.values() for found in cell.values() for row in found]
     seeds, prompts = len({row.seed for row in every}), max(row.n for row in every)
     metrics = _worth_showing(cells)
-    title = f"{dataset} · {model} · {seeds} seed{'s' if seeds != 1 else ''} · {prompts:,} prompts"
+    title = f"{dataset} · {model} · {seeds} seed{'s' if seeds != 1 else ''} · {prompts:,} prompts" + (
+        f" · {escape(label)}" if label else ""
+    )
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
     table.add_column("algorithm", no_wrap=True)
     table.add_column("round", justify="right")
