@@ -19,7 +19,7 @@ from pipeline.launch import command as launch_command
 from pipeline.results.paths import find_run
 from pipeline.results.record import read_results
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(store_commands.app, name="store")
 app.add_typer(gpu_commands.app, name="gpus")
 app.command("launch", context_settings=launch_command.SETTINGS, help=launch_command.HELP)(launch_command.launch)
@@ -27,10 +27,24 @@ app.command("launch", context_settings=launch_command.SETTINGS, help=launch_comm
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(cli.VERSION)
+        raise typer.Exit
+
+
+@app.callback(help="Train and compare methods of language-model post-training, and look at what runs left.")
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Options before a command."""
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    help="Train and compare, like run_parallel.py: pipeline run experiment.name=NAME [KEY=VALUE ...] "
-    "[--num-gpus N | --gpu-ids 0 2 3 | --device cpu].",
+    help="Train and compare: pipeline run experiment.name=NAME [KEY=VALUE ...]; `pipeline run --help` says more.",
 )
 def run(context: typer.Context) -> None:
     """Carry out one request."""

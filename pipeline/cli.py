@@ -15,12 +15,14 @@ import hydra
 from omegaconf import DictConfig
 from rich.console import Console
 
-from pipeline import multirun
+from pipeline import __version__, multirun
 from pipeline.config.load import COMPOSITION_ERRORS, VERSION_BASE, conf_dir, explain, register_schemas, typed
 from pipeline.devices.flags import as_overrides
 from pipeline.errors import PipelineError
 from pipeline.experiment import run_experiment
+from pipeline.usage import usage
 
+VERSION = f"pipeline {__version__}"
 WRONG_REQUEST = 2
 INTERRUPTED = 130
 NO_TERMINAL_WIDTH = 120
@@ -34,6 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code; the highest one of a multirun.
     """
+    if answer := _about(arguments):
+        make_console().print(answer, markup=False, highlight=False, soft_wrap=True)
+        return 0
     codes: list[int] = []
     composing, command = True, os.getpid()
     multirun.failed_runs.clear()
@@ -96,6 +101,13 @@ def _raise_for_hydra(code: int, label: str, reason: str, *, here: bool) -> None:
         raise KeyboardInterrupt
     if code:
         raise multirun.RunFailed(code, label, reason)
+
+
+def _about(arguments: Sequence[str]) -> str:
+    """The answer to a question about the command itself, or ""."""
+    if {"--help", "-h"} & set(arguments):
+        return usage().rstrip()
+    return VERSION if "--version" in arguments else ""
 
 
 def make_console() -> Console:

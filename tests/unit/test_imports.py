@@ -22,6 +22,7 @@ ENGINE_SIDE = [
     "scheduler",
     "experiment",
     "multirun",
+    "usage",
     "cli",
 ]
 """Each may import what stands to its left."""
