@@ -333,8 +333,8 @@ def run_jobs(
 def print_results(
     console: Console, rows: Sequence[ResultRow], run: RunFolder, confidence: float = 0.95, label: str = ""
 ) -> None:
-    """Print the table of results and where the rest of them is."""
-    for table in result_tables(rows, confidence, read_compute(run.path), label=label):
+    """Print the table of results and where the rest of them is; a label goes to the titles."""
+    for table in result_tables(rows, confidence, read_compute(run.path), label):
         console.print()
         console.print(table)
     if not rows:

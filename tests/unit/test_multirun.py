@@ -169,8 +169,8 @@ def test_what_a_sweeper_could_not_use_is_refused(
     hydra = OmegaConf.create({"sweeper": {"_target_": "some.Sweeper", **sweeper}})
     monkeypatch.setattr(multirun, "in_multirun", lambda: True)
     monkeypatch.setattr(multirun.HydraConfig, "get", lambda: hydra)
-    evaluation = replace(request_of_a_sweeper.evaluation, **changes.pop("evaluation", {}))
-    wrong = replace(request_of_a_sweeper, evaluation=evaluation, **changes)
+    evaluation = replace(request_of_a_sweeper.evaluation, **changes.get("evaluation", {}))
+    wrong = replace(request_of_a_sweeper, evaluation=evaluation, dry_run="dry_run" in changes)
     with pytest.raises(ConfigError, match=re.escape(said)):
         multirun.check_objective(wrong)
     multirun.check_objective(replace(wrong, evaluation=replace(evaluation, objective=None)))
