@@ -59,7 +59,7 @@ def converted(value: Any, kind: type[_T]) -> _T:
     """
     try:
         return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+    except (msgspec.ValidationError, RecursionError, OverflowError, UnicodeError) as error:  # halves of characters
         raise ForeignDataError(_brief(error)) from error
 
 

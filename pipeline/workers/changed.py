@@ -32,7 +32,8 @@ class ProcessState:
 
     def changed(self) -> str:
         """What is different by now, in words; "" for nothing."""
-        return ", ".join(name for name, look in _LOOKS.items() if not _as_before(self._found[name], _look(look)))
+        differences = (_difference(name, self._found[name], _look(look)) for name, look in _LOOKS.items())
+        return ", ".join(filter(None, differences))
 
 
 def _look(look: Callable[[], object]) -> object:
@@ -44,13 +45,18 @@ def _look(look: Callable[[], object]) -> object:
         return type(error)
 
 
-def _as_before(before: object, now: object) -> bool:
-    if isinstance(before, frozenset) and isinstance(now, frozenset):
-        return before <= now  # what was there must be there still
+def _difference(name: str, before: object, now: object) -> str:
+    if isinstance(before, frozenset) and isinstance(now, frozenset):  # what was there must be there still
+        gone = before - now
+        return f"{name} ({', '.join(sorted(map(_named, gone)))})" if gone else ""
     try:
-        return before == now
+        return "" if before == now else name
     except Exception:  # something of the job's own is in the place
-        return False
+        return name
+
+
+def _named(one: object) -> str:
+    return str(one[0] if isinstance(one, tuple) else one)  # of a variable not its value, which may be a secret
 
 
 def _umask() -> int:

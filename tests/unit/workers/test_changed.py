@@ -15,9 +15,9 @@ SPOILED = {
     "os.chdir('/')": "the working directory",
     "import tempfile; os.chdir(folder := tempfile.mkdtemp()); os.rmdir(folder)": "the working directory",
     "os.umask(0o777)": "the umask",
-    "os.environ['PATH'] = ''": "the environment",
-    "del os.environ['PATH']": "the environment",
-    "sys.path.clear()": "the search path of modules",
+    "os.environ['PATH'] = ''": "the environment (PATH)",
+    "del os.environ['PATH'], os.environ['HOME']": "the environment (HOME, PATH)",
+    "sys.path.remove('/a/folder')": "the search path of modules (/a/folder)",
     "sys.path = None": "the search path of modules",
     "import builtins; builtins.open = None": "built-in functions",
     "import builtins; del builtins.len": "built-in functions",
@@ -52,6 +52,8 @@ torch = SimpleNamespace(  # the real one takes seconds to import
     get_default_dtype=lambda: "torch.float32", get_default_device=lambda: "cpu",
 )
 locale.setlocale(locale.LC_ALL, "C.UTF-8")
+sys.path.append("/a/folder")
+os.environ["HOME"] = "/"
 state = ProcessState()
 assert state.changed() == ""
 sys.modules["torch"] = torch
