@@ -10,11 +10,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CPU)
 _BUILTINS = itemgetter(*(name for name in vars(builtins) if name != "_"))  # that is what a prompt has shown last
 _AS_TORCH_STARTS = (True, False, "torch.float32", "cpu")
@@ -56,7 +56,14 @@ def _difference(name: str, before: object, now: object) -> str:
 
 
 def _named(one: object) -> str:
-    return str(one[0] if isinstance(one, tuple) else one)  # of a variable not its value, which may be a secret
+    name = one[0] if isinstance(one, tuple) else one  # of a variable not its value, which may be a secret
+    return os.fsdecode(name) if isinstance(name, bytes) else str(name)
+
+
+def _environment() -> object:
+    # Beneath the mapping that everyone uses, which would decode every name and value: 30 us, and this is 3.
+    raw: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+    return frozenset(raw.items())
 
 
 def _umask() -> int:
@@ -74,8 +81,7 @@ def _descriptors() -> object:
 
 
 def _signals() -> object:
-    handlers = [signal.getsignal(number) for number in _SIGNALS]
-    return handlers, signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getitimer(signal.ITIMER_REAL)
+    return list(map(signal.getsignal, _SIGNALS)), signal.getitimer(signal.ITIMER_REAL)
 
 
 def _threads() -> object:
@@ -95,7 +101,7 @@ def _torch() -> object:
 _LOOKS: dict[str, Callable[[], object]] = {
     "the working directory": os.getcwd,
     "the umask": _umask,
-    "the environment": lambda: frozenset(os.environ.items()),
+    "the environment": _environment,
     "the search path of modules": lambda: frozenset(sys.path),
     "built-in functions": lambda: _BUILTINS(vars(builtins)),
     "the standard streams": _streams,

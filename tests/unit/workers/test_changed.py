@@ -27,7 +27,6 @@ SPOILED = {
     "os.dup2(os.open('/dev/zero', os.O_RDONLY), 0)": "descriptors 0 to 2",
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)": "signal handlers",
     "signal.alarm(60)": "signal handlers",
-    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])": "signal handlers",
     "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 20))": "limits of the process",
     "sys.setrecursionlimit(100)": "the recursion limit",
     "locale.setlocale(locale.LC_ALL, 'C')": "the locale",
