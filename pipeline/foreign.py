@@ -44,7 +44,8 @@ def parse_json(data: bytes | str) -> Any:
         ForeignDataError: It is none, or it is nested too deeply.
     """
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
+        text = data if isinstance(data, str) else data.decode(json.detect_encoding(data))
+        return _DECODER.decode(text)
     except ForeignDataError:
         raise
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -59,7 +60,7 @@ def converted(value: Any, kind: type[_T]) -> _T:
     """
     try:
         return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+    except (msgspec.ValidationError, RecursionError, OverflowError, UnicodeError) as error:  # halves of characters
         raise ForeignDataError(_brief(error)) from error
 
 
@@ -72,3 +73,6 @@ def _brief(error: Exception) -> str:
         return "nested too deeply"
     text = str(error)
     return text[:1].lower() + text[1:]
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # `json.loads` would make one for every call

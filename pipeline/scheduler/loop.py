@@ -523,7 +523,7 @@ class _Run:
         if self.stops[job_id] <= _MAX_STOPS:
             self.state.retry(job_id)
             return
-        said = f"worker {index} was asked to stop, {_MAX_STOPS + 1} times in a row, and not by the engine"
+        said = f"worker {index} was asked to stop once more, and not by the engine"
         self.recovery.failed(job_id, index, Failure(FailureKind.lost, said), suspect=None)
 
     def _replace(self, index: int, message: JobFinished | JobRaised) -> None:

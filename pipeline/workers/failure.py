@@ -27,6 +27,8 @@ NEEDS_FRESH_WORKER = frozenset({FailureKind.out_of_memory, FailureKind.device})
 """Failures after which memory may be fragmented or a CUDA context broken."""
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+_TEXT_READ = 10_000
+"""Characters of an exception's text, which may have millions."""
 # Libraries in Rust and C++ raise errors of their own types, which say in words what the system had said.
 _STORAGE_TEXTS = re.compile(
     "|".join(
@@ -115,7 +117,7 @@ def _is_storage(error: BaseException) -> bool:
         return error.errno in _STORAGE
     if isinstance(error, GangError):  # the end of a log is in its text
         return False
-    return _STORAGE_TEXTS.search(str(error)) is not None
+    return _STORAGE_TEXTS.search(str(error)[:_TEXT_READ]) is not None
 
 
 def _kind(error: BaseException) -> FailureKind:

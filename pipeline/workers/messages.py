@@ -283,4 +283,5 @@ def _plain_data(value: Any) -> Any:
 
 def _make_plain(message: Any, *lines: str) -> None:
     for name in lines:
-        object.__setattr__(message, name, _plain_line(getattr(message, name)))
+        if text := getattr(message, name):
+            object.__setattr__(message, name, _plain_line(text))

@@ -30,7 +30,7 @@ def statuses(engine_outcome: object) -> dict[str, str]:
         ("segfault", -signal.SIGSEGV, "SIGSEGV"),
         ("kill_self", -signal.SIGKILL, "SIGKILL"),
         ("hang_up", -signal.SIGKILL, "SIGKILL"),
-        ("write_garbage", -signal.SIGKILL, "SIGKILL"),
+        ("write_garbage", -signal.SIGKILL, "it sent what is no message"),
     ],
 )
 def test_a_lost_worker_costs_attempts_of_its_job_alone(

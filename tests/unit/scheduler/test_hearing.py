@@ -165,7 +165,10 @@ class Liar:
         elif (job := self.job) is not None:
             self.job = None
             deliver(JobStarted(job_id=job.job_id, attempt=job.attempt))
-            deliver(finished(job.job_id, job.attempt))
+            deliver(self.last_word(job))
+
+    def last_word(self, job: RunJob) -> Report:
+        return finished(job.job_id, job.attempt)
 
     def show_stacks(self) -> None: ...
 
@@ -180,12 +183,19 @@ class Liar:
         return ""
 
 
-def run(lies: list[Sequence[bytes]], folder: Path) -> Outcome:
+class Stopper(Liar):
+    """Says of one job, whenever it has it, that somebody asked for an end."""
+
+    def last_word(self, job: RunJob) -> Report:
+        return JobStopped(job_id="b", attempt=job.attempt) if job.job_id == "b" else super().last_word(job)
+
+
+def run(lies: list[Sequence[bytes]], folder: Path, kind: type[Liar] = Liar, worker_lost: int = 10**6) -> Outcome:
     """Run the plan with two workers that share what they have to say besides."""
     patient = 10**6
     retry = RetryConfig(
-        worker_lost=patient, hang=patient, out_of_memory=patient, device=patient, transient=patient, wait_s=0.0,
-        device_failures=patient,
+        worker_lost=worker_lost, hang=patient, out_of_memory=patient, device=patient, transient=patient,
+        wait_s=0.0, device_failures=patient,
     )  # fmt: skip
     journal = Journal(folder / "journal.jsonl")
     try:
@@ -193,7 +203,7 @@ def run(lies: list[Sequence[bytes]], folder: Path) -> Outcome:
             plan(),
             stored=(),
             store=Store(folder / "store"),
-            pool=Pool(lambda index, _reaper: Liar(index, lies), 2),
+            pool=Pool(lambda index, _reaper: kind(index, lies), 2),
             journal=journal,
             run_dir=folder,
             settings=ExecutionConfig(retry=retry),
@@ -204,6 +214,7 @@ def run(lies: list[Sequence[bytes]], folder: Path) -> Outcome:
 
 
 job_ids = st.sampled_from(["a", "b", "c", "wide"]) | st.sampled_from(["", "nope", "\udcff"])
+texts = st.text(st.characters(exclude_categories=()))  # half characters too
 of_job = {"job_id": job_ids, "attempt": st.integers(1, 3)}
 counts = st.integers(0, 9) | st.just(2**53)
 messages = st.one_of(
@@ -217,7 +228,7 @@ messages = st.one_of(
         peak_mb=st.none() | counts, held_mb=counts, changed=st.sampled_from(["", "all"]),
     ),
     st.builds(
-        raised, **of_job, rank=st.none() | st.integers(0, 3), held_mb=counts, message=st.text(),
+        raised, **of_job, rank=st.none() | st.integers(0, 3), held_mb=counts, message=texts,
         # A bug, or a disk that is full, may be said of a job, and is believed.
         kind=st.sampled_from([kind for kind in FailureKind if kind.value not in ("bug", "storage")]),
         damaged_key=st.sampled_from(["", "ka" * 20, "kd" * 20, "../.."]), changed=st.sampled_from(["", "all"]),
@@ -254,3 +265,13 @@ def test_what_was_wrong_is_in_the_log_on_one_line(tmp_path: Path, caplog: pytest
     assert r'["JobProgress",{"tokens":null,"text":"\x1b[2J\nxxx' in said
     assert said.isprintable()
     assert len(said) < 500
+
+
+def test_a_job_cannot_stop_for_ever_without_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "Reaper", NoReaper)
+    outcome = run([], tmp_path, Stopper, worker_lost=2)
+    assert {name: status.value for name, status in outcome.jobs.items()} == {
+        "a": "done", "b": "failed", "c": "done", "wide": "done"
+    }  # fmt: skip
+    assert "asked to stop" in outcome.reason("b")
+    assert len([attempt for attempt in outcome.attempts if attempt.job_id == "b"]) == 5

@@ -15,19 +15,18 @@ SPOILED = {
     "os.chdir('/')": "the working directory",
     "import tempfile; os.chdir(folder := tempfile.mkdtemp()); os.rmdir(folder)": "the working directory",
     "os.umask(0o777)": "the umask",
-    "os.environ['PATH'] = ''": "the environment",
-    "del os.environ['PATH']": "the environment",
-    "sys.path.clear()": "the search path of modules",
+    "os.environ['PATH'] = ''": "the environment (PATH)",
+    "del os.environ['PATH'], os.environ['HOME']": "the environment (HOME, PATH)",
+    "sys.path.remove('/a/folder')": "the search path of modules (/a/folder)",
     "sys.path = None": "the search path of modules",
     "import builtins; builtins.open = None": "built-in functions",
     "import builtins; del builtins.len": "built-in functions",
     "sys.stdout.close()": "the standard streams",
     "sys.stderr = None": "the standard streams",
-    "os.close(2)": "descriptors 0 to 2",
-    "os.dup2(os.open('/dev/zero', os.O_RDONLY), 0)": "descriptors 0 to 2",
+    "os.close(0)": "descriptor 0",
+    "os.dup2(os.open('/dev/zero', os.O_RDONLY), 0)": "descriptor 0",
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)": "signal handlers",
     "signal.alarm(60)": "signal handlers",
-    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])": "signal handlers",
     "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 20))": "limits of the process",
     "sys.setrecursionlimit(100)": "the recursion limit",
     "locale.setlocale(locale.LC_ALL, 'C')": "the locale",
@@ -52,6 +51,8 @@ torch = SimpleNamespace(  # the real one takes seconds to import
     get_default_dtype=lambda: "torch.float32", get_default_device=lambda: "cpu",
 )
 locale.setlocale(locale.LC_ALL, "C.UTF-8")
+sys.path.append("/a/folder")
+os.environ["HOME"] = "/"
 state = ProcessState()
 assert state.changed() == ""
 sys.modules["torch"] = torch
