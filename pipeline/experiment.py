@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.plan.attention import usable_attention
 from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
 from pipeline.plan.models import check_models, count_weights
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
@@ -40,9 +41,12 @@ from pipeline.report.words import duration, jobs
 from pipeline.results.compute import collect_compute, read_compute, write_compute
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
+from pipeline.results.links import link_all, link_stored
+from pipeline.results.outputs import PAGE
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.peaks import read_peaks, update_peaks
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
+from pipeline.results.runs import runs_of
 from pipeline.results.sources import read_models, read_sources
 from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
@@ -220,19 +224,31 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
             log.warning("%s", warning)
         for key, problem in stored.damaged.items():
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
+        _link_stored(request, run, set(plan.jobs) - set(stored.missing))
         _announce(request, stored.missing, run, console)
         outcome = _run_missing(request, stored.missing, verified, run, console)
-        rows = collect_rows(store, plan.jobs.values())
+        if outcome is not None:
+            _link_stored(request, run, _found_stored(stored.missing, outcome))
+        unreadable: list[str] = []
+
+        def tell(job: Job, said: str) -> None:
+            unreadable.append(unreadable_output(store, job, said))
+
+        rows = collect_rows(store, plan.jobs.values(), tell)
         write_results(run, rows)
-        write_samples(run, store, plan.jobs.values())
+        write_samples(run, store, plan.jobs.values(), tell)
         write_compute(run.path, collect_compute(store, plan.jobs.values()))
         if config.stage is StageChoice.prepare:
             _tell_prepared(request, outcome, console)
         else:
             print_results(console, rows, run, config.evaluation.confidence, request.label)
         for note in _notes(config) if rows else []:
+            log.info("%s", note)
             console.print(Text(note, style="dim"))
-        return _conclude(request, outcome, run, console)
+        for line in unreadable:
+            log.error("%s", line)
+            say(console, line, "bold red")
+        return _conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
     except (WorkerError, StoreError) as error:
         _complain(console, str(error))
         return SOME_FAILED
@@ -248,6 +264,28 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
     finally:
         log.removeHandler(handler)
         handler.close()
+
+
+def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
+    """Let the run's folder show outputs that it did not make itself."""
+    if job_ids:
+        earlier = runs_of(run.path.parent.parent, run.path.parent.name)
+        jobs = [request.plan.jobs[job_id] for job_id in request.plan.jobs if job_id in job_ids]
+        link = link_all if len(jobs) == len(request.plan.jobs) else link_stored
+        link(run, request.store, jobs, [old for old in earlier if old.path != run.path])
+
+
+def _found_stored(missing: Sequence[str], outcome: Outcome) -> set[str]:
+    """Jobs that were missing, and that another run has made meanwhile."""
+    return {job_id for job_id in missing if outcome.jobs.get(job_id) is JobStatus.stored}
+
+
+def unreadable_output(store: Store, job: Job, said: str) -> str:
+    """One line for results that are stored, but not as they must be: what is wrong, and what to do."""
+    return (
+        f"incomplete: {job.chain}: round {job.round}: {said}. Mend the stage that wrote it ({PAGE}), remove "
+        f"{store.path(job.key)}, then run the same command."
+    )
 
 
 def _tell_prepared(request: Request, outcome: Outcome | None, console: Console) -> None:
@@ -362,6 +400,8 @@ def _announce(request: Request, missing: Sequence[str], run: RunFolder, console:
     name = request.config.experiment.name
     if not missing:
         if total:
+            log.info("%s: all %d jobs are stored by earlier runs: nothing ran", name, total)
+            log.info("outputs, weights and samples among them: %s/jobs/*/output", run.path)
             say(console, f"{name}: all {jobs(total)} are stored; nothing to run.")
         return
     devices = _used_devices(request)
@@ -385,12 +425,14 @@ def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console
     for job_id, reason in outcome.failures():
         say(console, f"failed: {job_id}: {reason}", "red")
     for line in incomplete_chains(request.plan, outcome):
-        say(console, line, "yellow")
+        log.warning("%s", line)
+        say(console, line, "bold")
     if outcome.halted:
         _complain(console, f"the run was ended early: {outcome.halted}. Mend that, then run the same command.")
         return SOME_FAILED
     if outcome.interrupted:
-        say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "yellow")
+        log.warning("interrupted by %s; the same command goes on from here", outcome.interrupted)
+        say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "bold")
         return INTERRUPTED[outcome.interrupted]
     if outcome.failures():
         say(console, f"logs: {_short(run.path)}/jobs/")

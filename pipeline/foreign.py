@@ -8,11 +8,22 @@ says what was found and where.
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
+import re
+import stat
+from io import BufferedReader
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+SMALL = 64 << 20
+"""Bytes that a file of settings, notes or figures has at most."""
+_SHOWN = 60
+_PLACE = re.compile(r" - at `\$([^`]*)`$")
 _T = TypeVar("_T")
 
 
@@ -20,32 +31,33 @@ class ForeignDataError(ValueError):
     """Data from outside is not what it should be; the message says what was found, and where in it."""
 
 
-def read_json(data: bytes | str, kind: type[_T]) -> _T:
+def read_json(data: bytes | str, kind: type[_T], *, infinite: bool = False) -> _T:
     """Read JSON as a type.
 
-    Numbers must be finite, as JSON has no others. Fields that the type does not know are left out, so that data of
-    a later version can be read.
+    Numbers must be finite, as JSON has no others, unless said otherwise. Fields that the type does not know are
+    left out, so that data of a later version can be read.
 
     Args:
         data: The JSON.
         kind: A type that msgspec knows: a dataclass, a union, containers and plain types. Ranges are written
             ``Annotated[int, msgspec.Meta(ge=0)]``.
+        infinite: Take ``NaN`` and ``Infinity`` too, as configurations have them.
 
     Raises:
         ForeignDataError: The data is no JSON, or not of this type.
     """
-    return converted(parse_json(data), kind)
+    return converted(parse_json(data, infinite=infinite), kind)
 
 
-def parse_json(data: bytes | str) -> Any:
-    """Read JSON as plain data.
+def parse_json(data: bytes | str, *, infinite: bool = False) -> Any:
+    """Read JSON as plain data; see `read_json`.
 
     Raises:
         ForeignDataError: It is none, or it is nested too deeply.
     """
     try:
         text = data if isinstance(data, str) else data.decode(json.detect_encoding(data))
-        return _DECODER.decode(text)
+        return (_LENIENT if infinite else _STRICT).decode(text)
     except ForeignDataError:
         raise
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -60,12 +72,98 @@ def converted(value: Any, kind: type[_T]) -> _T:
     """
     try:
         return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError, OverflowError, UnicodeError) as error:  # halves of characters
-        raise ForeignDataError(_brief(error)) from error
+    except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+        raise ForeignDataError(_brief(error) + _found(value, str(error))) from error
+    except UnicodeEncodeError as error:  # msgspec looks into texts as UTF-8, which has no half of a pair
+        raise ForeignDataError("a text with half of a surrogate pair in it, where there may be none") from error
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+def open_plain(path: Path, *, follow: bool = False) -> BufferedReader:
+    """Open a file for reading that anyone may have put there; never waits.
+
+    Args:
+        path: The file. A folder, a named pipe, a socket or a device in its place is not read.
+        follow: Whether it may be a link to a file.
+
+    Raises:
+        OSError: It is missing, no plain file, or cannot be read.
+    """
+    # Without O_NONBLOCK a named pipe in the place of a file would hold its reader for ever.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no plain file", os.fspath(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_plain(path: Path, limit: int = SMALL, *, follow: bool = False) -> bytes:
+    """Read a file that anyone may have put there.
+
+    Args:
+        path: The file, see `open_plain`.
+        limit: Bytes that it may have.
+        follow: Whether it may be a link to a file.
+
+    Raises:
+        OSError: It is missing, no plain file, larger, or cannot be read.
+    """
+    with open_plain(path, follow=follow) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", os.fspath(path))
+        return file.read()
+
+
+def read_json_file(
+    path: Path, kind: type[_T], limit: int = SMALL, *, follow: bool = False, infinite: bool = False
+) -> _T:
+    """Read a file of JSON as a type; see `read_plain` and `read_json`.
+
+    Raises:
+        ForeignDataError: What it holds is no JSON, or not of this type.
+        OSError: It cannot be read.
+    """
+    return read_json(read_plain(path, limit, follow=follow), kind, infinite=infinite)
+
+
+# -- in words --------------------------------------------------------------------------------------------------
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ForeignDataError(f"this is no JSON ({name} is no number there)")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ForeignDataError(f"this is no JSON ({text[:_SHOWN]} is too large for a number)")
+    return number
+
+
+# `json.loads` would make one for every call.
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_LENIENT = json.JSONDecoder()
+
+
+def _found(value: Any, said: str) -> str:
+    """What stands where an error was found: msgspec tells the place and, of a range, not the number."""
+    if not (place := _PLACE.search(said)):
+        return ""
+    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", place[1]):
+        if index == "..." or not isinstance(value, dict if key else list):
+            return ""
+        try:
+            value = value[key or int(index)]
+        except (KeyError, IndexError):
+            return ""
+    shown = repr(value) if isinstance(value, str | int | float) else ""
+    return f", where there is {shown[:_SHOWN]}" if shown else ""
 
 
 def _brief(error: Exception) -> str:
@@ -73,6 +171,3 @@ def _brief(error: Exception) -> str:
         return "nested too deeply"
     text = str(error)
     return text[:1].lower() + text[1:]
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # `json.loads` would make one for every call

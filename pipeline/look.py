@@ -11,11 +11,11 @@ from rich.console import Console
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.plan.build import build_plan
 from pipeline.plan.models import check_models
 from pipeline.report.logs import follow_job, follow_run, print_log
-from pipeline.report.status import glance_at, overview_table, print_run, run_json
+from pipeline.report.status import Glance, glance_at, overview_table, print_run, run_json, unreadable_run
 from pipeline.report.why import explain_job, explain_request
 from pipeline.results.paths import RunFolder
 from pipeline.results.runs import RecordedRun, choose_run, experiments, find_job, logs_of, runs_of
@@ -39,16 +39,26 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
         else:
             print_run(run, now, console)
         return
-    rows = [
-        glance_at(RecordedRun(choose_run(output_dir, known), glance=True), now)
-        for known in experiments(output_dir)
-    ]
+    rows = [_glance(output_dir, known, now) for known in experiments(output_dir)]
     if as_json:
         print_json([vars(row) for row in rows])
     elif rows:
         console.print(overview_table(rows))
+        for row in rows:
+            if row.problem:
+                console.print(
+                    f"{row.name}: {row.problem}", style="red", markup=False, highlight=False, soft_wrap=True
+                )
     else:
         say(console, f"there are no runs in {output_dir}")
+
+
+def _glance(output_dir: Path, name: str, now: float) -> Glance:
+    """The newest run of an experiment in one row; one that cannot be read has a row that says so."""
+    try:
+        return glance_at(RecordedRun(choose_run(output_dir, name), glance=True), now)
+    except (PipelineError, OSError) as error:
+        return unreadable_run(name, str(error))
 
 
 def logs(

@@ -7,13 +7,14 @@ model fitted to preferences on training prompts, or a majority vote.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.algos.post_training import EVALUATE
 from pipeline.config.schema import AlgoConfig, BestOfNConfig, RewardModelConfig, Selection
 from pipeline.errors import JobError
+from pipeline.results.outputs import TRAINING
+from pipeline.results.paths import json_text
 
 if TYPE_CHECKING:
     from pipeline.generation.best_of_n import Picker
@@ -72,7 +73,7 @@ class BestOfN(Algorithm):
         algo = _settings(ctx)
         spent = {"tokens_generated": tokens_generated(ctx)}
         if algo.selection is Selection.majority:
-            (ctx.out / "training.json").write_text(json.dumps({**spent, "tokens_trained": 0}) + "\n")
+            (ctx.out / TRAINING).write_text(json_text({**spent, "tokens_trained": 0}) + "\n")
             return
         settings = RewardModelConfig(
             batch_size=algo.batch_size, epochs=algo.epochs, learning_rate=algo.learning_rate
@@ -80,7 +81,7 @@ class BestOfN(Algorithm):
         folders = rounds_to_train_on(ctx, aggregate=algo.aggregate)
         learnt = LearntReward(ctx, folders, settings, more=False)
         learnt.about |= spent
-        learnt.save("training.json")
+        learnt.save(TRAINING)
 
     def evaluate(self, ctx: JobContext) -> None:
         """Give the best of n for every completion that is asked for."""

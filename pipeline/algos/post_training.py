@@ -8,7 +8,6 @@ metrics     numbers with intervals
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Section, Stage
 from pipeline.config.schema import AlgoConfig, Anchor, DType, PolicyAlgoConfig
 from pipeline.errors import JobError
+from pipeline.results.outputs import TRAINING
+from pipeline.results.paths import json_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -103,7 +104,7 @@ class PostTrainingAlgorithms(Algorithm):
         whole.save_pretrained(ctx.out)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
         tokenizer.save_pretrained(ctx.out)
-        (ctx.out / "training.json").write_text(json.dumps({**spent, **about}) + "\n")
+        (ctx.out / TRAINING).write_text(json_text({**spent, **about}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the trained policy, and compare it with the reference."""

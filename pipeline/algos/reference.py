@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar
 
 from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.config.schema import TinyModelConfig
+from pipeline.results.outputs import TRAINING
+from pipeline.results.paths import json_text
 
 
 class Reference(Algorithm):
@@ -52,7 +53,7 @@ class Reference(Algorithm):
         if not ctx.ranks.is_first:
             return
         make_tokenizer(dataset).save_pretrained(ctx.out)
-        (ctx.out / "training.json").write_text(json.dumps({"loss": losses}) + "\n")
+        (ctx.out / TRAINING).write_text(json_text({"loss": losses}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the reference as it is."""

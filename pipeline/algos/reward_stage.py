@@ -8,7 +8,6 @@ trains on.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
 from pipeline.config.schema import DType, HeadType, RewardModelConfig
+from pipeline.results.outputs import REWARD as REWARD_FIT
+from pipeline.results.outputs import read_input, read_reward_fit
+from pipeline.results.paths import json_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +34,6 @@ REWARD = Stage(
     scales=True,
     seconds=10.0,
 )
-ABOUT = "reward.json"
 
 
 class LearntReward:
@@ -85,7 +86,7 @@ class LearntReward:
         self.about |= {"mean": scale.mean, "deviation": scale.deviation, "scored": len(data)}
         return scale(raw)
 
-    def save(self, name: str = ABOUT) -> None:
+    def save(self, name: str = REWARD_FIT) -> None:
         """Save the model with its tokenizer, and what became of the fit."""
         from pipeline.algos.text import reference_source, trusts_code
         from pipeline.models.load import load_tokenizer
@@ -96,12 +97,12 @@ class LearntReward:
             return
         source, trust = reference_source(self._ctx), trusts_code(self._ctx)
         load_tokenizer(source, trust_remote_code=trust).save_pretrained(self._ctx.out)
-        (self._ctx.out / name).write_text(json.dumps(self.about) + "\n")
+        (self._ctx.out / name).write_text(json_text(self.about) + "\n")
 
 
 def reward_tokens_trained(ctx: JobContext) -> int:
     """Tokens that the reward model of this round was trained on."""
-    return int(json.loads((ctx.input("reward") / ABOUT).read_bytes())["tokens_trained"])
+    return read_input(ctx.input("reward"), REWARD_FIT, read_reward_fit).tokens_trained
 
 
 def _fresh(ctx: JobContext) -> ValueModel:

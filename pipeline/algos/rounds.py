@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pipeline.algos.base import JobContext
+from pipeline.results.outputs import GENERATION, read_generation, read_input
+from pipeline.results.paths import json_text
 
-FILE = "generation.json"
 GENERATED = "generate@so_far"
 
 
@@ -21,10 +21,10 @@ def rounds_to_train_on(ctx: JobContext, *, aggregate: bool) -> tuple[Path, ...]:
 def write_generation(ctx: JobContext, prompts: int, completions: int, tokens: int) -> None:
     """Note what generation took: prompts, completions and their tokens."""
     about = {"prompts": prompts, "completions": completions, "tokens": tokens}
-    (ctx.out / FILE).write_text(json.dumps(about) + "\n")
+    (ctx.out / GENERATION).write_text(json_text(about) + "\n")
 
 
 def tokens_generated(ctx: JobContext) -> int:
     """Tokens that this round has generated to learn from."""
     folders = rounds_to_train_on(ctx, aggregate=False)
-    return sum(int(json.loads((folder / FILE).read_bytes())["tokens"]) for folder in folders)
+    return sum(read_input(folder, GENERATION, read_generation).tokens for folder in folders)

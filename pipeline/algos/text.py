@@ -28,6 +28,8 @@ from pipeline.generation.tilt import Tilt
 from pipeline.models.batch_size import BatchSizes
 from pipeline.models.load import load_policy, load_tokenizer, load_value
 from pipeline.models.source import reference_folder
+from pipeline.results.outputs import METRICS
+from pipeline.results.paths import json_text
 from pipeline.rewards.scoring import Scored, Scorer
 
 FRONT_METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token")
@@ -171,9 +173,9 @@ def write_metrics(ctx: JobContext) -> None:
     others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
     compared = {name: read_samples(ctx.inputs[place]) for name, place in others.items() if ctx.inputs.get(place)}
     rows = evaluation_rows(samples, ctx.config.evaluation, compared) + _front_rows(ctx)
-    (ctx.out / "metrics.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    (ctx.out / METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
     shown = shown_samples(samples, ctx.config.evaluation.sample_prompts)
-    lines = (json.dumps(entry, ensure_ascii=False) + "\n" for entry in shown)
+    lines = (json_text(entry, ensure_ascii=False) + "\n" for entry in shown)
     (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")
 
 

@@ -8,7 +8,6 @@ metrics     numbers with intervals
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from abc import abstractmethod
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
 from pipeline.errors import JobError
+from pipeline.results.outputs import TRAINING
+from pipeline.results.paths import json_text
 
 if TYPE_CHECKING:
     from pipeline.datasets.base import Dataset
@@ -130,7 +131,7 @@ class ValueGuidedAlgorithms(Algorithm):
             "sequences": len(data),
             "mean_label": float(data.labels.mean()) if len(data) else None,
         }
-        (ctx.out / "training.json").write_text(json.dumps({**about, "loss": losses}) + "\n")
+        (ctx.out / TRAINING).write_text(json_text({**about, "loss": losses}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the guided policy; with eta=inf that is the reference, and no guide is loaded."""

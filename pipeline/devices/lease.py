@@ -29,6 +29,7 @@ from pipeline.devices.inventory import Device
 from pipeline.devices.locks import LockFile, guard, lease_dir
 from pipeline.devices.turns import Ticket
 from pipeline.errors import DeviceError
+from pipeline.foreign import ForeignDataError, read_json
 
 POLL_S = 0.2
 
@@ -210,8 +211,8 @@ def _read(folder: Path, device: Device) -> Holder | None:
 
 def _who(text: str) -> Holder:
     try:
-        return Holder(**json.loads(text))
-    except (ValueError, TypeError):
+        return read_json(text, Holder)
+    except ForeignDataError:
         return Holder(pid=0, experiment="a run that does not say", since="?", host=socket.gethostname())
 
 

@@ -5,6 +5,7 @@ The kernel lets go of a flock when the last descriptor of its opening is closed,
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -64,10 +65,14 @@ class LockFile:
         self._fd = -1
         try:
             # No link is followed: the folder is in a public place.
-            self._fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o600)
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if make else 0)
+            self._fd = os.open(path, flags, 0o600)
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise OSError(errno.EINVAL, "no plain file", os.fspath(path))
         except FileNotFoundError:
             raise
         except OSError as error:
+            self._forget()
             raise DeviceError(
                 f"cannot open the lease {path}: {error.strerror}. Remove it, or set {FOLDER}."
             ) from error

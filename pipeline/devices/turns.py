@@ -11,6 +11,15 @@ from pathlib import Path
 from typing import Self
 
 from pipeline.devices.locks import PRIVATE, LockFile
+from pipeline.errors import DeviceError
+from pipeline.foreign import ForeignDataError, read_json
+
+
+def _wanted(text: str, all_names: set[str]) -> set[str]:
+    try:
+        return read_json(text, set[str])
+    except ForeignDataError:
+        return all_names
 
 
 class Ticket:
@@ -53,11 +62,13 @@ class Ticket:
         for path in sorted(self._folder.iterdir()):
             if self._path is not None and path.name >= self._path.name:
                 return
-            with suppress(FileNotFoundError), LockFile(path, make=False) as file:  # its owner may leave meanwhile
+            with suppress(FileNotFoundError, DeviceError), LockFile(path, make=False) as file:
+                # Its owner may leave meanwhile; what is no file is nobody's ticket.
                 if file.try_lock():  # its owner is gone
                     path.unlink()
                     continue
-                yield set(json.loads(file.read()))
+                # Who waits for something that cannot be read may wait for anything.
+                yield _wanted(file.read(), self._names)
 
     def __enter__(self) -> Self:
         """The ticket; nobody queues yet."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +14,33 @@ from numpy.typing import NDArray
 from pipeline.config.schema import EvaluationConfig
 from pipeline.evaluation.sampling import majority_at_k, pass_at_k
 from pipeline.evaluation.statistics import Estimate, Ratios, paired_differences, ratio_estimates
+from pipeline.results.outputs import SAMPLES as FILE
+from pipeline.results.outputs import Sample, read_input, read_lines
+from pipeline.results.paths import json_text
 
-FILE = "samples.jsonl"
+__all__ = ["FILE", "Sample", "evaluation_rows", "read_samples", "reported_ks", "shown_samples", "write_samples"]
+
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 """How a reward may fail at a completion -> how such failures are called in the metrics."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One evaluated completion.
-
-    Attributes:
-        row: Id of the dataset's row.
-        sample: Index among the samples of the row.
-        prompt: Text.
-        completion: Text, without special tokens.
-        tokens: Tokens of the completion, an end-of-text token included.
-        reward: Of the completion; None where the reward did not apply.
-        correct: Whether the reward says that it is right; None where no reward can say so.
-        kl: KL divergence of the policy from the reference over the completion, in nats.
-        truncated: Whether it was cut off at the token limit.
-        answer: What it votes for in maj@k; None for no vote.
-        parts: Each of several rewards by itself.
-        fault: How a reward failed: ``error``, ``timeout`` or ``crash``.
-    """
-
-    row: int
-    sample: int
-    prompt: str
-    completion: str
-    tokens: int
-    reward: float | None
-    correct: bool | None
-    kl: float
-    truncated: bool
-    answer: str | None = None
-    parts: Mapping[str, float | None] = field(default_factory=dict)
-    fault: str | None = None
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Write samples as JSON lines."""
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
+        file.writelines(json_text(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
 
 
 def read_samples(folders: Sequence[Path]) -> list[Sample]:
-    """Read the samples of several folders, in their order."""
-    return list(_read(folders))
+    """Read the samples of several folders, in their order.
+
+    Raises:
+        JobError: A file is missing or holds something else; says which job wrote it.
+    """
+    return [sample for folder in folders for sample in read_input(folder, FILE, _samples)]
 
 
-def _read(folders: Sequence[Path]) -> Iterator[Sample]:
-    for folder in folders:
-        with (folder / FILE).open(encoding="utf-8") as file:
-            yield from (Sample(**json.loads(line)) for line in file)
+def _samples(path: Path) -> list[Sample]:
+    return list(read_lines(path, Sample))
 
 
 @dataclass(frozen=True)
@@ -157,7 +129,7 @@ def _means(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> 
     """What is summed over samples."""
     ones = [1.0] * len(samples)
     tokens = [float(sample.tokens) for sample in samples]
-    kl = [sample.kl for sample in samples]
+    kl = [math.nan if sample.kl is None else sample.kl for sample in samples]
     parts = sorted({name for sample in samples for name in sample.parts})
     sums = {
         "reward": _where_given([sample.reward for sample in samples]),

@@ -14,16 +14,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import psutil
 import torch
+from msgspec import Meta
 from torch import nn
 from transformers import PreTrainedConfig
 
 from pipeline.errors import OutOfMemory
+from pipeline.results.remembered import recall
 
 Result = TypeVar("Result")
 
@@ -243,12 +246,14 @@ def _device_name(device: str) -> str:
     return f"{device} {psutil.virtual_memory().total >> 30} GiB"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Hint:
+    size: Annotated[int, Meta(ge=1, le=1 << 40)]
+
+
 def _read_hint(path: Path) -> int | None:
-    try:
-        size = json.loads(path.read_bytes())["size"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return size if isinstance(size, int) and size >= 1 else None
+    hint = recall(path, _Hint)
+    return None if hint is None else hint.size
 
 
 def _write_hint(path: Path, size: int, about: dict[str, Any]) -> None:

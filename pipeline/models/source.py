@@ -5,15 +5,13 @@ The output of the reference's first stage points to a folder or a commit on the 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import HFModelConfig, ModelConfig
 from pipeline.errors import JobError
-
-POINTER = "model.json"
-"""In the output of a reference whose model is elsewhere: the folder, or the id and commit on the hub."""
+from pipeline.results.outputs import POINTER, read_input, read_pointer
+from pipeline.results.paths import json_text
 
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 """What is fetched of a hub id: no weights in other formats."""
@@ -40,7 +38,7 @@ def write_reference(model: ModelConfig, out: Path) -> None:
         revision = model.revision if isinstance(model, HFModelConfig) else None
         # Every later job takes the commit that was found now, whatever the branch points to by then.
         pointer = {"hub": path, "commit": Path(snapshot(path, revision)).name}
-    (out / POINTER).write_text(json.dumps(pointer) + "\n")
+    (out / POINTER).write_text(json_text(pointer) + "\n")
 
 
 def reference_folder(output: Path, model: ModelConfig) -> str:
@@ -52,9 +50,9 @@ def reference_folder(output: Path, model: ModelConfig) -> str:
     """
     if not (output / POINTER).is_file():
         return str(output)
-    pointer = json.loads((output / POINTER).read_bytes())
-    if "hub" in pointer:
-        return snapshot(pointer["hub"], pointer["commit"])
+    pointer = read_input(output, POINTER, read_pointer)
+    if pointer.hub is not None:
+        return snapshot(pointer.hub, pointer.commit)
     return str(Path(str(model.path)).absolute())
 
 

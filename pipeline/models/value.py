@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrai
 
 from pipeline.config.schema import HeadType
 from pipeline.errors import JobError
+from pipeline.foreign import parse_json, read_plain
 from pipeline.results.paths import write_whole
 
 HEAD_SETTINGS = "value_head.json"
@@ -117,7 +118,7 @@ class ValueModel(PreTrainedModel):
         """
         backbone: PreTrainedModel = AutoModel.from_pretrained(str(folder), **options)
         try:
-            settings = json.loads((Path(folder) / HEAD_SETTINGS).read_bytes())
+            settings = parse_json(read_plain(Path(folder) / HEAD_SETTINGS))
             head, atoms = HeadType[settings["head"]].name, int(settings["atoms"])
             # A copy: what a model does to its configuration is not for the backbone's, which is loaded already.
             shape = copy.deepcopy(backbone.config)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from pipeline.errors import PlanError
+from pipeline.foreign import ForeignDataError, converted, parse_json
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 
-_FIELDS = frozenset(item.name for item in fields(Job))
+LIMIT = 4 << 30
+"""Bytes that a ``plan.json`` has at most: about three million jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,8 @@ class RecordedPlan:
 
     def config(self, job_id: str) -> Mapping[str, Any]:
         """The sections of the configuration that a job's key covers; empty where they were not recorded."""
-        return self.sections.get(self.jobs[job_id].determined_by.get("config", ""), {})
+        digest = self.jobs[job_id].determined_by.get("config", "")
+        return self.sections.get(digest, {}) if isinstance(digest, str) else {}
 
 
 def plan_text(plan: Plan, stored: Collection[str] = ()) -> str:
@@ -75,27 +78,41 @@ def parse_plan(text: str | bytes) -> RecordedPlan:
         PlanError: It is no plan.
     """
     try:
-        return recorded(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PlanError(f"this is no plan.json: {type(error).__name__}: {error}") from error
+        return recorded(parse_json(text, infinite=True))  # a configuration may have eta=inf
+    except ForeignDataError as error:
+        raise PlanError(f"this is no plan.json: {error}") from error
 
 
 def recorded(data: Mapping[str, Any]) -> RecordedPlan:
-    """The same from plain data, such as `Plan.to_json` gives."""
-    jobs = [_job(entry) for entry in data["jobs"]]
+    """The same from plain data, such as `Plan.to_json` gives.
+
+    Raises:
+        PlanError: It is no plan.
+    """
+    try:
+        found = converted(data, _PlanFile)
+    except ForeignDataError as error:
+        raise PlanError(f"this is no plan.json: {error}") from error
+    jobs = {job.id: job for job in found.jobs}
+    for edge in found.edges:
+        if unknown := [job_id for job_id in edge if job_id not in jobs]:
+            raise PlanError(f"this is no plan.json: it has an edge of {unknown[0]!r}, which is none of its jobs")
     return RecordedPlan(
-        jobs={job.id: job for job in jobs},
-        edges=[(upstream, downstream) for upstream, downstream in data["edges"]],
-        stored=frozenset(data.get("stored", ())),
-        sections=data.get("sections", {}),
-        key_format=data.get("key_format"),
+        jobs=jobs,
+        edges=found.edges,
+        stored=frozenset(found.stored),
+        sections=found.sections,
+        key_format=found.key_format,
     )
 
 
-def _job(entry: Mapping[str, Any]) -> Job:
-    known = {name: value for name, value in entry.items() if name in _FIELDS}
-    known["inputs"] = {name: tuple(keys) for name, keys in entry.get("inputs", {}).items()}
-    return Job(**known)
+@dataclass(frozen=True, kw_only=True)
+class _PlanFile:
+    jobs: list[Job]
+    edges: list[tuple[str, str]]
+    stored: list[str] = field(default_factory=list)
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    key_format: int | None = None
 
 
 def _compact(value: object) -> str:

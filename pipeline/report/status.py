@@ -46,6 +46,8 @@ class Glance:
         done: How many of them are there, stored ones included.
         failed: How many failed.
         blocked: How many a failed one blocks.
+        stored: How many of those that are there were stored before the run began.
+        problem: Why the run cannot be read, or "".
     """
 
     name: str
@@ -57,6 +59,14 @@ class Glance:
     done: int
     failed: int
     blocked: int
+    stored: int = 0
+    problem: str = ""
+
+
+def unreadable_run(name: str, problem: str) -> Glance:
+    """The row of an experiment whose newest run cannot be read."""
+    nothing = {"jobs": 0, "done": 0, "failed": 0, "blocked": 0}
+    return Glance(name=name, run="", state="unreadable", started=None, elapsed_s=0.0, problem=problem, **nothing)
 
 
 def glance_at(run: RecordedRun, now: float) -> Glance:
@@ -72,6 +82,7 @@ def glance_at(run: RecordedRun, now: float) -> Glance:
         done=counts.done + counts.stored,
         failed=counts.failed,
         blocked=counts.blocked,
+        stored=counts.stored,
     )
 
 
@@ -95,9 +106,15 @@ def overview_table(rows: Iterable[Glance]) -> FittedTable:
             Text(row.state, style=_COLORS.get(row.state, "")),
             f"{row.done:,}/{row.jobs:,}",
             Text(str(row.failed), style="bold red") if row.failed else "",
-            duration(row.elapsed_s) if row.started else "",
+            _time(row),
         )
     return table
+
+
+def _time(row: Glance) -> str:
+    if row.started is None:
+        return ""
+    return "nothing ran" if row.state == "done" and row.stored == row.jobs else duration(row.elapsed_s)
 
 
 # -- one run ---------------------------------------------------------------------------------------------------
@@ -126,6 +143,7 @@ def run_page(run: RecordedRun, now: float, width: int) -> list[RenderableType]:
         stale = "" if engine else " (when the engine was last heard of)"
         parts += ["", _running_table(running, now if engine else view.last, stale)]
     lines = [*_failed(run), *_blocked(view), *_waiting(view), *_quarantined(view), *_retries(view)]
+    lines += list(_unreadable(run))
     return parts + [Text(printable(text), style=style) for text, style in lines]
 
 
@@ -140,7 +158,9 @@ def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
         text.append(f" by {view.interrupted}")
     if view.halted:
         text.append(f" ({view.halted})")
-    if view.started is not None:
+    if state == "done" and counts.stored == counts.total:
+        text.append(", nothing ran: every output was stored before")
+    elif view.started is not None:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
     parts = [f"{counts.done + counts.stored:,}/{jobs(counts.total)} done ({counts.stored} stored before)"]
     parts += [f"{number:,} {what}" for what, number in _rest(counts).items() if number]
@@ -250,6 +270,14 @@ def _retries(view: RunView) -> Lines:
         yield f"\nretries so far: {view.retries.total()} ({kinds})", ""
 
 
+def _unreadable(run: RecordedRun) -> Lines:
+    if run.unreadable:
+        yield (
+            f"\n{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here",
+            "bold",
+        )
+
+
 def _more(found: int, indent: str) -> Lines:
     if found > MAX_LISTED:
         yield f"{indent}and {found - MAX_LISTED} more; --json lists all", ""
@@ -304,6 +332,7 @@ def run_json(run: RecordedRun, now: float) -> dict[str, Any]:
         "waiting_jobs": {job.id: text for job in view.having("pending") if (text := _why_it_waits(job))},
         "quarantined": [asdict(place) for place in view.quarantined],
         "retries": dict(view.retries),
+        "unreadable_lines": run.unreadable,
     }
 
 

@@ -5,17 +5,24 @@ Device time depends on the machine, so none of this is in ``results.json``; it g
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
+from msgspec import Meta
+
+from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.plan.job import Job
-from pipeline.results.paths import write_whole
+from pipeline.results.paths import json_text, write_whole
 from pipeline.results.store import Store
 
 FILE = "compute.json"
 EVALUATION = ("evaluate", "metrics")
+_Amount = Annotated[float, Meta(ge=0, le=1e18)]
+
+log = logging.getLogger("pipeline")
 
 
 @dataclass(frozen=True, order=True)
@@ -41,9 +48,14 @@ class ComputeRow:
     seed: int | None
     round: int
     stage: str
-    tokens: int
-    device_s: float
-    load_s: float
+    tokens: Annotated[int, Meta(ge=0, le=10**18)]
+    device_s: _Amount
+    load_s: _Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    rows: list[ComputeRow]
 
 
 def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
@@ -66,12 +78,16 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
 
 def write_compute(folder: Path, rows: Iterable[ComputeRow]) -> None:
     """Write ``compute.json`` to the folder of a run."""
-    write_whole(folder / FILE, json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    write_whole(folder / FILE, json_text({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 def read_compute(folder: Path) -> list[ComputeRow]:
-    """Read ``compute.json`` of a run; empty where it has none."""
+    """Read ``compute.json`` of a run; empty where it has none that can be used, as it is for people only."""
     path = folder / FILE
-    if not path.is_file():
+    try:
+        return read_json_file(path, _Table, follow=True).rows
+    except FileNotFoundError:
         return []
-    return [ComputeRow(**row) for row in json.loads(path.read_bytes())["rows"]]
+    except (ForeignDataError, OSError) as error:
+        log.warning("%s is passed over: %s", path, error)
+        return []

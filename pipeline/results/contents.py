@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -11,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.results.manifest import MANIFEST, read_text, walk
+from pipeline.results import manifest
+from pipeline.results.manifest import walk
 from pipeline.results.references import RunReference
 from pipeline.results.store import NOT_STORED, OWN, Store
-
-UNKNOWN = "(unknown job)"
 
 
 @dataclass(frozen=True)
@@ -126,11 +124,7 @@ def check_outputs(store: Store, keys: Iterable[str]) -> Iterator[Finding | None]
 
 def job_of(store: Store, key: str) -> str:
     """Id of the job that made an output, even if its manifest is not what it was."""
-    try:
-        job = json.loads(read_text(store.path(key) / MANIFEST))["about"]["job"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return UNKNOWN
-    return job if isinstance(job, str) and job.isprintable() else UNKNOWN
+    return manifest.job_of(store.path(key))
 
 
 def measure(store: Store, runs: Iterable[RunReference]) -> Usage:

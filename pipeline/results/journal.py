@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StoreError
+from pipeline.foreign import ForeignDataError, open_plain
+from pipeline.results.events import read_event, whole_lines
 from pipeline.results.locks import LocksUnsupportedError, lock
+from pipeline.results.paths import json_text
 
 
 class Journal:
@@ -26,7 +29,7 @@ class Journal:
         """
         self._path = path
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "ab", buffering=0, opener=_plainly)  # noqa: SIM115 - open as long as the run
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
         with suppress(LocksUnsupportedError):
@@ -41,7 +44,7 @@ class Journal:
         Raises:
             StoreError: It could not be written. What was written before stands, and no part of this event.
         """
-        line = json.dumps({"event": event, "time": round(time.time(), 3), **fields}, separators=(",", ":"))
+        line = json_text({"event": event, "time": round(time.time(), 3), **fields}, separators=(",", ":"))
         data = line.encode() + b"\n"
         try:
             written = self._file.write(data)
@@ -64,16 +67,30 @@ class Journal:
         self._file.close()
 
 
+def _plainly(path: str, flags: int) -> int:
+    """Refuse, rather than wait for, what is in the place of a journal and is no file."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no plain file", path)
+    return descriptor
+
+
 def _whole_bytes(path: Path) -> int:
     """Bytes up to the end of the last whole line."""
-    data = path.read_bytes()
-    return data.rfind(b"\n") + 1
+    with open_plain(path) as file:
+        for _ in whole_lines(file):
+            pass
+        return file.tell()
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the events of a journal. A last line that was cut off by a crash is left out."""
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            yield json.loads(line)
+    """Read the events of a journal. What is no event is left out, as is a last line that a crash cut off.
+
+    Raises:
+        OSError: It is missing, or no plain file.
+    """
+    with open_plain(path, follow=True) as file:
+        for line in whole_lines(file):
+            with suppress(ForeignDataError):
+                yield read_event(line)

@@ -17,6 +17,9 @@ from types import TracebackType
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
 """Answers of file systems without locks; EBADF is how NFS refuses an exclusive one on what is open for reading."""
 
+_NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENXIO}
+"""Answers to opening what is a folder, a link, or a socket."""
+
 
 class LocksUnsupportedError(OSError):
     """The file system has no locks."""
@@ -67,10 +70,10 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 class Claim:
     """The right to be the only one who computes a key, held until `release` or the end of this process."""
 
-    def __init__(self, key: str, path: Path, descriptor: int) -> None:
+    def __init__(self, key: str, path: Path, descriptor: int | None) -> None:
         self.key = key
         self._path = path
-        self._descriptor: int | None = descriptor
+        self._descriptor = descriptor
 
     def release(self) -> None:
         """Let others claim the key. Doing it twice does nothing."""
@@ -96,14 +99,20 @@ class Claim:
 def claim(key: str, path: Path) -> Claim | None:
     """Claim a key by a file of that path, which is made; None if someone else has it.
 
-    On a file system without locks everybody is given it: the work is then done twice, and stays right.
+    On a file system without locks, or where something that is no file has the name, everybody is given it: the
+    work is then done twice, and stays right.
 
     Raises:
         OSError: The file cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                return Claim(key, path, None)
+            raise
         try:
             with suppress(LocksUnsupportedError):
                 if not lock(descriptor, wait=False):

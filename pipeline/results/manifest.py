@@ -6,7 +6,6 @@ folders only; a link or a special file is neither followed nor read.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -16,8 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pipeline.foreign import open_plain, parse_json, read_plain
+
 MANIFEST = "manifest.json"
 FORMAT = 2
+UNKNOWN = "(unknown job)"
+_LIMIT = 1 << 30
 _SUM = re.compile(r"[0-9a-f]{64}")
 
 
@@ -99,8 +102,8 @@ def read_manifest(key: str, folder: Path) -> dict[str, Any]:
         status = (folder / MANIFEST).lstat()
         if not stat.S_ISREG(status.st_mode):
             raise NotAnOutputError(f"{MANIFEST} is {_kind(status)}")
-        text = read_text(folder / MANIFEST)
-        manifest = json.loads(text)
+        text = read_plain(folder / MANIFEST, _LIMIT)
+        manifest = parse_json(text)
         of = manifest["format"], manifest["key"]
         genuine = text == _canonical({name: part for name, part in manifest.items() if name != "sha256"})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -121,8 +124,17 @@ def sha256(path: Path) -> str:
     Raises:
         OSError: It cannot be read.
     """
-    with open(path, "rb", opener=_plainly) as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def job_of(folder: Path) -> str:
+    """Id of the job that made an output, even if its manifest is not what it was."""
+    try:
+        job = parse_json(read_plain(folder / MANIFEST, _LIMIT))["about"]["job"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return UNKNOWN
+    return job if isinstance(job, str) and job.isprintable() else UNKNOWN
 
 
 def shown(name: str) -> str:
@@ -161,25 +173,6 @@ def _check_entries(files: object) -> None:
 def _canonical(manifest: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     return json.dumps({**manifest, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
-
-
-def read_text(path: Path) -> bytes:
-    """Read a small file. A link or a special file in its place is not read.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    with open(path, "rb", opener=_plainly) as file:
-        return file.read()
-
-
-def _plainly(path: str, flags: int) -> int:
-    # Without O_NONBLOCK a named pipe in the place of a file would hold its reader for ever.
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "no plain file", path)
-    return descriptor
 
 
 def _kind(status: os.stat_result) -> str:

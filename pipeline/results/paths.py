@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ConfigError
 
@@ -51,9 +55,14 @@ class RunFolder:
         """Some prompts with the completions of every round."""
         return self.path / "samples.jsonl"
 
+    @property
+    def jobs(self) -> Path:
+        """The folders of all jobs."""
+        return self.path / "jobs"
+
     def job(self, job_id: str) -> Path:
         """The folder of a job: its logs and a link to its stored output."""
-        return self.path / "jobs" / job_id
+        return self.jobs / job_id
 
 
 def create_run_folder(output_dir: Path, name: str, now: datetime | None = None) -> RunFolder:
@@ -110,8 +119,45 @@ def _point_latest(folder: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def json_text(value: object, **layout: Any) -> str:
+    """Plain data as JSON that every reader takes, and that can be written as UTF-8.
+
+    A number that is not finite, which JSON does not have, becomes null; half of a surrogate pair, which UTF-8 does
+    not have, is written as an escape.
+
+    Args:
+        value: The data.
+        layout: As `json.dumps` takes it.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, **layout)
+    except ValueError:
+        text = json.dumps(_finite(value), allow_nan=False, **layout)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json_text(value, **{**layout, "ensure_ascii": True})
+    return text
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _finite(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_finite(part) for part in value]
+    return value

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pipeline.results.paths import write_whole
+from msgspec import Meta
+
+from pipeline.results.remembered import recall, remember
 
 FILE = ".hints/memory.json"
+_MOST_MIB = 1 << 30
+_Mebibytes = Annotated[int, Meta(ge=0, le=_MOST_MIB)]
 
 
 def read_peaks(store: Path) -> dict[str, int]:
-    """MiB by `Job.memory_kind`; empty where nothing was measured or the file cannot be read."""
-    try:
-        loaded = json.loads((store / FILE).read_bytes())
-        return {str(name): int(value) for name, value in loaded.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        # Only placement rests on this file: without it jobs are measured again.
-        return {}
+    """MiB by `Job.memory_kind`; empty where nothing was measured or the file cannot be used."""
+    # Only placement rests on this file: without it jobs are measured again.
+    return recall(store / FILE, dict[str, _Mebibytes]) or {}
 
 
 def update_peaks(store: Path, measured: Mapping[str, int]) -> None:
     """Remember new measurements over older ones of the same name."""
-    if measured:
-        merged = {**read_peaks(store), **measured}
-        (store / FILE).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(store / FILE, json.dumps(merged, indent=1, sort_keys=True) + "\n")
+    kept = {name: peak for name, peak in measured.items() if 0 <= peak <= _MOST_MIB}
+    if kept:
+        remember(store / FILE, {**read_peaks(store), **kept})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline.errors import StoreError
+from pipeline.foreign import read_json_file
+from pipeline.plan.recorded import LIMIT
 from pipeline.results.paths import RunFolder
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
@@ -32,6 +33,16 @@ class RunReference:
     experiment: str
     started: tuple[datetime, int]
     keys: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    jobs: list[_Job]
 
 
 def find_runs(output_dirs: Iterable[Path], store: Path) -> list[RunReference]:
@@ -70,7 +81,7 @@ def _run_folders(output_dir: Path, seen: set[str]) -> Iterator[str]:
             inside.clear()
             continue
         seen.add(real)
-        if "plan.json" in files:
+        if "plan.json" in files or "plan.json" in inside:  # a folder of that name is a plan that cannot be read
             yield real
             inside[:] = [name for name in inside if name not in _OF_A_RUN]
 
@@ -85,9 +96,9 @@ def _refuse(error: OSError) -> None:
 def _read(folder: Path) -> RunReference:
     path = RunFolder(folder).plan
     try:
-        keys = frozenset(str(job["key"]) for job in json.loads(path.read_bytes())["jobs"])
+        keys = frozenset(job.key for job in read_json_file(path, _Plan, LIMIT, follow=True, infinite=True).jobs)
         written = datetime.fromtimestamp(path.stat().st_mtime)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise StoreError(
             f"cannot read {path} ({error}), so what its run needs is unknown. Remove the run's folder if it is of "
             "no use"

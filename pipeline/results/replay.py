@@ -1,25 +1,24 @@
 """From a journal to the state of its run: what a status, a log viewer or a question about one job rests on. Pure.
 
-Events are taken one by one, so a view can follow a run that goes on. Events and fields that are not known are
-passed over, and a field that is missing has its empty value: a journal may come from another version.
+Events are taken one by one, as `events.read_event` gives them, so a view can follow a run that goes on. Events and
+fields that are not known are passed over, and a field that is missing has its empty value: a journal may come from
+another version.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pipeline.plan.recorded import RecordedPlan
+from pipeline.results.events import Event
 from pipeline.results.status import CellStatus
 
 SETTLED = frozenset({"done", "stored", "failed", "blocked"})
 """Statuses of a job that nothing more happens to in this run."""
 
 _NOT_DONE = ("failed", "blocked", "pending", "ready", "running")
-
-Event = Mapping[str, Any]
 
 
 @dataclass(kw_only=True)

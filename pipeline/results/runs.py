@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import time
@@ -16,8 +15,10 @@ from typing import Any
 import psutil
 import yaml
 
-from pipeline.errors import ConfigError, PlanError, unknown_name
-from pipeline.plan.recorded import RecordedPlan, parse_plan
+from pipeline.errors import ConfigError, PlanError, StoreError, unknown_name
+from pipeline.foreign import ForeignDataError, open_plain, read_plain
+from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
+from pipeline.results.events import LINE, read_event, whole_lines
 from pipeline.results.locks import LocksUnsupportedError, lock
 from pipeline.results.paths import RunFolder, find_run
 from pipeline.results.replay import RunView
@@ -99,6 +100,7 @@ class RecordedRun:
 
         Raises:
             PlanError: The plan cannot be read.
+            StoreError: The journal cannot be read.
         """
         self.folder = folder
         self._journal = _JournalReader(folder.journal)
@@ -127,7 +129,7 @@ class RecordedRun:
             PlanError: The file is missing or is no plan.
         """
         try:
-            return parse_plan(self.folder.plan.read_bytes())
+            return parse_plan(read_plain(self.folder.plan, LIMIT, follow=True))
         except (OSError, PlanError) as error:
             raise PlanError(f"cannot read {self.folder.plan}: {error}") from error
 
@@ -135,16 +137,23 @@ class RecordedRun:
     def config(self) -> Mapping[str, Any]:
         """The resolved configuration as plain data; empty where it cannot be read."""
         try:
-            loaded = yaml.safe_load(self.folder.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            loaded = yaml.safe_load(read_plain(self.folder.config, follow=True))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             return {}
         return loaded if isinstance(loaded, dict) else {}
 
     @cached_property
     def store(self) -> Store:
         """Where its outputs go."""
-        chosen = (self.config.get("execution") or {}).get("store")
-        return Store(Path(chosen or self.folder.path.parent.parent / ".store").absolute())
+        execution = self.config.get("execution")
+        chosen = execution.get("store") if isinstance(execution, dict) else None
+        default = self.folder.path.parent.parent / ".store"
+        return Store((Path(chosen) if isinstance(chosen, str) and chosen else default).absolute())
+
+    @property
+    def unreadable(self) -> int:
+        """How many lines of the journal are no events, as far as it was read."""
+        return self._journal.unreadable
 
     def refresh(self) -> None:
         """Take what the journal has got since the last time."""
@@ -162,12 +171,14 @@ class RecordedRun:
             # Not looked at yet: an engine that is about to lock its journal must find it free.
             return True
         try:
-            with self.folder.journal.open("rb") as file:
+            with open_plain(self.folder.journal, follow=True) as file:
                 return not lock(file.fileno(), shared=True, wait=False)
         except FileNotFoundError:
             return False
         except LocksUnsupportedError:
             return self._process_runs()
+        except OSError:
+            return None
 
     def _is_new(self) -> bool:
         return time.time() - self.folder.path.stat().st_mtime < _STARTING_S
@@ -200,10 +211,16 @@ class RecordedRun:
 
 
 def logs_of(folder: RunFolder, job_id: str) -> dict[int, Path]:
-    """Number of attempt -> its log, of the attempts at a job that have one."""
-    found = {}
-    for path in folder.job(job_id).glob("log*.txt"):
-        if match := re.fullmatch(r"log(?:\.(\d+))?\.txt", path.name):
+    """Number of attempt -> its log, of the attempts at a job in this run that have one."""
+    found: dict[int, Path] = {}
+    if folder.jobs.is_symlink():
+        return found  # nothing ran: it shows those of an earlier run, see `links`
+    try:
+        paths = list(folder.job(job_id).iterdir())
+    except (OSError, ValueError):  # there are none; a journal may name a job as no folder can be named
+        return {}
+    for path in paths:
+        if match := re.fullmatch(r"log(?:\.(\d{1,9}))?\.txt", path.name):
             found[int(match[1] or 1)] = path
     return dict(sorted(found.items()))
 
@@ -212,43 +229,39 @@ class _JournalReader:
     """Reads the events of a journal as they come. A line without its end is left for the next time."""
 
     def __init__(self, path: Path) -> None:
+        self.unreadable = 0
         self._path = path
         self._offset = 0
 
     def new_events(self) -> Iterator[dict[str, Any]]:
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path, follow=True) as file:
                 file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return
-                    self._offset += len(line)
-                    yield from _event(line)
+                for line in whole_lines(file):
+                    self._offset = file.tell()
+                    try:
+                        yield read_event(line)
+                    except ForeignDataError:
+                        self.unreadable += 1
         except FileNotFoundError:
             return
-
-
-def _event(line: bytes) -> Iterator[dict[str, Any]]:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return
-    if isinstance(event, dict):
-        yield event
+        except OSError as error:
+            raise StoreError(f"cannot read {self._path}: {error.strerror or error}") from error
 
 
 def _ends(path: Path) -> Iterator[dict[str, Any]]:
     """The first and the last event of a journal."""
     try:
-        with path.open("rb") as file:
-            yield from _event(file.readline())
+        with open_plain(path, follow=True) as file:
+            first = file.readline(LINE + 1)
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().splitlines(keepends=True)
-    except FileNotFoundError:
-        return
-    if lines and lines[-1].endswith(b"\n"):
-        yield from _event(lines[-1])
+            lines = file.read(_TAIL_BYTES).splitlines(keepends=True)
+        yield read_event(first)
+        if lines and lines[-1].endswith(b"\n"):
+            yield read_event(lines[-1])
+    except (OSError, ForeignDataError):
+        return  # it is read from end to end then, which says what is wrong
 
 
 # -- jobs by name ----------------------------------------------------------------------------------------------

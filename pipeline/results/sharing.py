@@ -14,11 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.errors import StoreError
+from pipeline.foreign import read_plain
 from pipeline.results.faults import explained
 from pipeline.results.locks import LocksUnsupportedError, lock
 from pipeline.results.paths import write_whole
 
 log = logging.getLogger("pipeline")
+
+_PATH_BYTES = 1 << 16
 
 
 @contextmanager
@@ -79,7 +82,9 @@ def users(root: Path) -> list[Path]:
     found = [folder for folder in [around(root)] if folder]
     for path in sorted((root / ".users").glob("[!.]*")):
         with suppress(OSError, ValueError):
-            found.append(Path(path.read_text(encoding="utf-8").rstrip("\n")))
+            text = read_plain(path, _PATH_BYTES).decode().rstrip("\n")
+            if text.startswith("/") and "\0" not in text:
+                found.append(Path(text))
     return found
 
 

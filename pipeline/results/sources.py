@@ -5,17 +5,18 @@ Reads files, so it comes before planning, which does not. Hashes of unchanged fi
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from pipeline.config.schema import Config
 from pipeline.datasets.fingerprint import file_sha256, source_fingerprint
 from pipeline.plan.models import model_identities
-from pipeline.results.paths import write_whole
+from pipeline.results.remembered import recall, remember
 
 FILE = "file_hashes.json"
+_Sum = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
@@ -55,8 +56,7 @@ class _Hashes:
         self._known: dict[str, str] = {}
         self._new = False
         if self._path is not None:
-            with suppress(OSError, ValueError):
-                self._known = dict(json.loads(self._path.read_bytes()))
+            self._known = recall(self._path, dict[str, _Sum]) or {}
 
     def sha256(self, path: Path) -> str:
         status = path.stat()
@@ -68,5 +68,4 @@ class _Hashes:
 
     def save(self) -> None:
         if self._path is not None and self._new:
-            with suppress(OSError):
-                write_whole(self._path, json.dumps(self._known))
+            remember(self._path, self._known)

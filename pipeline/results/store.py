@@ -18,7 +18,6 @@ checksums. A name under <root> therefore never shows half a result, however the 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -27,13 +26,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from pipeline.errors import StoreError
 from pipeline.results import locks, sharing
 from pipeline.results.faults import explained
 from pipeline.results.locks import Claim, one_at_a_time
 from pipeline.results.manifest import MANIFEST, NotAnOutputError, describe, find_problem, read_manifest, walk
+from pipeline.results.paths import json_text
+from pipeline.results.remembered import recall
 
 __all__ = ["MANIFEST", "NOT_STORED", "Claim", "Store"]
 
@@ -42,6 +45,7 @@ NOT_STORED = "not stored"
 KEY = re.compile(r"[0-9a-f]{40,64}")
 _TRIES = 10
 COSTS = ".costs"
+_Cost = Annotated[float, Meta(ge=0, le=1e18)]
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", COSTS, "durations.json"}
 """Names in the root of a store, apart from the folders of keys."""
@@ -104,16 +108,12 @@ class Store:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{key}.{os.getpid()}")
-            temporary.write_text(json.dumps(dict(cost)))  # not forced to disk: it is no part of a result
+            temporary.write_text(json_text(dict(cost)))  # not forced to disk: it is no part of a result
             temporary.replace(path)
 
     def cost(self, key: str) -> dict[str, float]:
         """What `note_cost` was given last; empty where nothing is known."""
-        try:
-            known = json.loads(self._cost_path(key).read_bytes())
-            return {str(name): float(value) for name, value in known.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
-            return {}
+        return recall(self._cost_path(key), dict[str, _Cost]) or {}
 
     def _cost_path(self, key: str) -> Path:
         return self.root / COSTS / key[:2] / f"{key}.json"

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import DamagedOutput
+from pipeline.foreign import ForeignDataError, read_json, read_plain
 from pipeline.results.locks import one_at_a_time
 from pipeline.results.manifest import walk
 from pipeline.results.store import Store
@@ -30,6 +31,7 @@ Fingerprints = Mapping[str, list[int]]
 _TICK_NS = 20_000_000
 """More than the step of the clock that stamps files: within one step a change leaves no new time."""
 _SECOND_NS = 1_000_000_000
+_LIMIT = 1 << 30
 
 
 class Verified:
@@ -76,12 +78,12 @@ class Verified:
 
     def _unchanged(self, key: str) -> bool:
         try:
-            digest, _, noted = self._path(key).read_bytes().partition(b"\n")
+            digest, _, noted = read_plain(self._path(key), _LIMIT).partition(b"\n")
             if digest != _digest(key, noted):
                 return False
-            folder = self.store.path(key)
-            return all(_fingerprint((folder / name).lstat()) == seen for name, seen in json.loads(noted).items())
-        except OSError:
+            folder, entries = self.store.path(key), read_json(noted, dict[str, list[int]])
+            return all(_fingerprint((folder / name).lstat()) == seen for name, seen in entries.items())
+        except (OSError, ForeignDataError):
             return False
 
     def _fingerprints(self, key: str) -> Fingerprints | None:

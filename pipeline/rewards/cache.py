@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,12 @@ def score_key(identity: Mapping[str, Any], item: Item) -> str:
     given = [identity, item.prompt, item.completion, [int(token) for token in item.ids], dict(item.columns)]
     text = json.dumps(given, sort_keys=True, separators=(",", ":"), default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def _sound(value: object, answer: object) -> bool:
+    """Whether these can be a score and an answer: SQLite keeps any type in any column."""
+    number = value is None or (isinstance(value, float) and math.isfinite(value))
+    return number and (answer is None or isinstance(answer, str))
 
 
 def _plain(value: Any) -> Any:
@@ -88,7 +95,10 @@ class ScoreCache:
                     part = keys[start : start + _AT_ONCE]
                     marks = ",".join("?" * len(part))
                     query = f"SELECT key, value, answer FROM scores WHERE key IN ({marks})"  # noqa: S608 - only '?'
-                    found.update({key: Graded(value, answer) for key, value, answer in file.execute(query, part)})
+                    rows = file.execute(query, part)
+                    found.update(
+                        {key: Graded(value, answer) for key, value, answer in rows if _sound(value, answer)}
+                    )
         except (sqlite3.Error, OSError) as error:
             self._give_up(error)
         return found

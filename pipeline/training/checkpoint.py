@@ -11,7 +11,6 @@ step needs no more.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -33,6 +32,8 @@ from torch import Tensor, nn
 
 import pipeline
 from pipeline.errors import JobError, JobStopped
+from pipeline.foreign import parse_json, read_plain
+from pipeline.results.manifest import sha256
 from pipeline.training.distributed import ALONE, Ranks
 
 FORMAT = 1
@@ -43,7 +44,6 @@ MANIFEST = "manifest.json"
 _FILES = (TENSORS, VALUES)
 _NAME = re.compile(r"step-(\d{8,})")
 _WRITING = re.compile(r"\.writing-(?P<host>.*)-(?P<pid>\d+)")
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Checkpoints:
         save_file(tensors, folder / TENSORS)
         (folder / VALUES).write_text(json.dumps(state.values), encoding="utf-8")
         files = {
-            name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in _FILES
+            name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in _FILES
         }
         manifest = {
             "format": FORMAT,
@@ -235,7 +235,7 @@ class Checkpoints:
             _Unusable: It is damaged or not of this training.
         """
         try:
-            manifest = json.loads((path / MANIFEST).read_bytes())
+            manifest = parse_json(read_plain(path / MANIFEST))
             if manifest["format"] != FORMAT:
                 raise _Unusable(f"its format is {manifest['format']}, and this version reads {FORMAT}")
             if manifest["step"] != step:
@@ -244,11 +244,11 @@ class Checkpoints:
                 raise _Unusable(f"it is of another training: {_difference(manifest['about'], self._about)}")
             for name in _FILES:
                 size, checksum = manifest["files"][name]["size"], manifest["files"][name]["sha256"]
-                if (path / name).stat().st_size != size or _sha256(path / name) != checksum:
+                if (path / name).stat().st_size != size or sha256(path / name) != checksum:
                     raise _Unusable(f"{name} does not have its size and checksum")
             # Copies: what safetensors returns lies in the mapped file, at any alignment.
             tensors = {name: tensor.clone() for name, tensor in load_file(path / TENSORS).items()}
-            return Saved(step, State(tensors, json.loads((path / VALUES).read_bytes())))
+            return Saved(step, State(tensors, parse_json(read_plain(path / VALUES), infinite=True)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _Unusable(f"it cannot be read ({type(error).__name__}: {error})") from error
 
@@ -396,14 +396,6 @@ def _shape(tensor: Tensor) -> str:
 
 def _runs(pid: int) -> bool:
     return pid != os.getpid() and psutil.pid_exists(pid)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _fsync(path: Path) -> None:

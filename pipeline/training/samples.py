@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from pipeline.training.sequences import Sequences
+from pipeline.results.outputs import read_input
+from pipeline.training.sequences import Sequences, read_arrays
 
 FILE = "samples.safetensors"
 
@@ -70,11 +71,19 @@ class Samples:
 
     @staticmethod
     def load(folders: Sequence[Path]) -> Samples:
-        """Read and join the completions of several folders, in their order."""
-        parts = [load_file(folder / FILE)["logprobs"] for folder in folders]
+        """Read and join the completions of several folders, in their order.
+
+        Raises:
+            JobError: A file is missing or holds something else; says which job wrote it.
+        """
+        parts = [read_input(folder, FILE, _read) for folder in folders]
         width = max(part.shape[1] for part in parts)
         logprobs = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
         return Samples(Sequences.load(folders), np.concatenate(logprobs))
+
+
+def _read(path: Path) -> NDArray[np.float32]:
+    return read_arrays(path, {"logprobs": "fN,C"})["logprobs"]
 
 
 def supervised_columns(values: NDArray[np.float64], data: Sequences) -> list[NDArray[np.float32]]:

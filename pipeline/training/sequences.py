@@ -5,15 +5,20 @@ Shapes: N sequences, T tokens of the longest, B sequences of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
+
+from pipeline.foreign import ForeignDataError, open_plain
+from pipeline.results.outputs import read_input
 
 FILE = "sequences.safetensors"
 
@@ -52,12 +57,62 @@ class Sequences:
 
     @staticmethod
     def load(folders: Sequence[Path], name: str = FILE) -> Sequences:
-        """Read and join the sequences of several folders, in their order."""
-        parts = [load_file(folder / name) for folder in folders]
+        """Read and join the sequences of several folders, in their order.
+
+        Raises:
+            JobError: A file is missing or holds something else; says which job wrote it.
+        """
+        parts = [read_input(folder, name, _read) for folder in folders]
         width = max(part["ids"].shape[1] for part in parts)
         ids = [np.pad(part["ids"], ((0, 0), (0, width - part["ids"].shape[1]))) for part in parts]
         rest = {name: np.concatenate([part[name] for part in parts]) for name in ("lengths", "starts", "labels")}
         return Sequences(np.concatenate(ids), **rest)
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    part = read_arrays(path, {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN"})
+    lengths, starts = part["lengths"], part["starts"]
+    if ((starts < 0) | (starts > lengths) | (lengths > part["ids"].shape[1])).any():
+        raise ForeignDataError("expected 0 <= `starts` <= `lengths` <= T of every sequence")
+    if (part["ids"] < 0).any():
+        raise ForeignDataError("expected ids of tokens in `ids`, and found a negative number")
+    return part
+
+
+def read_arrays(path: Path, expected: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a safetensors file.
+
+    Args:
+        path: The file.
+        expected: Name -> kind of number (``i`` whole, ``f`` floating) and the names of its dimensions:
+            ``iN,T``. Dimensions of the same name are equally long.
+
+    Raises:
+        ForeignDataError: It holds something else.
+        OSError: It cannot be read.
+    """
+    try:
+        with open_plain(path):  # a named pipe in its place would hold the reader below for ever
+            found = load_file(path)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ForeignDataError(f"this is no safetensors file that numpy can read ({error})") from error
+    sizes: dict[str, int] = {}
+    for name, shape in expected.items():
+        kind, dimensions = shape[0], shape[1:].split(",")
+        if name not in found:
+            raise ForeignDataError(f"it lacks the array `{name}`; it has {', '.join(sorted(found)) or 'none'}")
+        array = found[name]
+        right = array.ndim == len(dimensions) and all(
+            size == sizes.setdefault(dimension, size)
+            for dimension, size in zip(dimensions, array.shape, strict=True)
+        )
+        if not right or array.dtype.kind != kind:
+            known = ", ".join(f"{dimension}={sizes[dimension]}" for dimension in dimensions if dimension in sizes)
+            raise ForeignDataError(
+                f"expected `{name}` of shape [{shape[1:]}]{f' with {known}' if known else ''} and "
+                f"{'whole' if kind == 'i' else 'floating'} numbers, got {list(array.shape)} of {array.dtype}"
+            )
+    return {name: found[name] for name in expected}
 
 
 @dataclass(frozen=True)

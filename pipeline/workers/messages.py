@@ -243,9 +243,9 @@ def decode_order(data: bytes) -> ToWorker:
         WorkerError: The bytes are no message that an engine sends.
     """
     try:
-        # Not `parse_json`: a payload may say that a temperature is infinite.
-        return _message(json.loads(data), _ORDERS)
-    except (ValueError, RecursionError) as error:
+        # A payload may say that a temperature is infinite.
+        return _message(parse_json(data, infinite=True), _ORDERS)
+    except ForeignDataError as error:
         raise _unreadable(data, error) from error
 
 

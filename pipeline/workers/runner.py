@@ -18,6 +18,7 @@ from typing import Any
 import pipeline
 from pipeline.errors import DamagedOutput, GangError, JobError
 from pipeline.errors import JobStopped as StopJob
+from pipeline.results.outputs import check_output
 from pipeline.results.store import Store
 from pipeline.results.verified import Verified
 from pipeline.workers.changed import ProcessState
@@ -188,6 +189,7 @@ class JobRunner:
                     entry(work)
             work.check_counts()
             if order.key:
+                check_output(out)
                 _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
                 store.note_cost(order.key, _cost(work, start))
                 shutil.rmtree(work.checkpoints, ignore_errors=True)
@@ -242,7 +244,7 @@ def load_entry(path: str) -> Entry:
 def _link(folder: Path, output: Path) -> None:
     """Let the folder of a job's log point to its output; for people only, so a failure costs nothing."""
     with suppress(OSError):
-        (folder / "output").symlink_to(os.path.relpath(output, folder))
+        (folder / "output").symlink_to(os.path.relpath(output.resolve(), folder.resolve()))
 
 
 def _about(order: RunJob) -> dict[str, str]:

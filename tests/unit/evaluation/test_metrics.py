@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import EvaluationConfig
+from pipeline.errors import JobError
 from pipeline.evaluation.metrics import FILE, Sample, evaluation_rows, read_samples, reported_ks, write_samples
+from pipeline.results.outputs import check_output
 
 SETTINGS = EvaluationConfig(bootstrap_samples=200)
 
@@ -128,3 +130,21 @@ def test_samples_written_before_there_were_answers_can_be_read(tmp_path: Path) -
     assert (found.answer, found.parts, found.fault) == (None, {}, None)
     write_samples(tmp_path / FILE, [sample(1, 0, parts={"a": None}, fault="error")])
     assert read_samples([tmp_path]) == [sample(1, 0, parts={"a": None}, fault="error")]
+
+
+def test_a_policy_that_has_diverged_still_has_its_other_numbers(tmp_path: Path) -> None:
+    write_samples(tmp_path / FILE, [sample(row, 0, kl=float("nan") if row else 0.5) for row in range(4)])
+    check_output(tmp_path)
+    found = rows_of(read_samples([tmp_path]), SETTINGS)
+    assert found["kl_per_sequence"]["value"] is None
+    assert found["pass@1"]["value"] == 1
+
+
+def test_a_sample_that_lacks_a_field_is_told_with_its_file_and_line(tmp_path: Path) -> None:
+    write_samples(tmp_path / FILE, [sample(0, 0)])
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"row": 1}\n')
+    with pytest.raises(
+        JobError, match=r"samples\.jsonl in the output of .*: line 2: object missing required field"
+    ):
+        read_samples([tmp_path])

@@ -1,0 +1,144 @@
+"""The events of a journal: which fields each has, and of what type; how a line of a journal becomes one.
+
+A journal may be of another version: fields and events that are not known are passed over, and a field that is
+missing has its empty value. A field of a wrong type makes its line unreadable, which costs that line alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, BinaryIO, TypedDict
+
+from msgspec import Meta
+
+from pipeline.foreign import ForeignDataError, converted, parse_json
+
+Event = Mapping[str, Any]
+
+LINE = 16 << 20
+"""Bytes of a line; the longest has a traceback in it, which is much shorter."""
+
+_Time = Annotated[float, Meta(ge=0, le=2.5e11)]
+"""Seconds since 1970, up to the year 9892."""
+_Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+_Attempt = Annotated[int, Meta(ge=0, le=2**31)]
+_Index = Annotated[int, Meta(ge=-1, le=2**31)]
+_Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Id = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class _Any(TypedDict, total=False):
+    """What every event may have."""
+
+    event: str
+    time: _Time | None
+    job: _Id
+    worker: _Index
+    attempt: _Attempt | None
+
+
+class _RunStarted(_Any, total=False):
+    jobs: _Count
+    unsettled: _Count
+    pid: _Pid | None
+    host: str
+
+
+class _RunFinished(_Any, total=False):
+    interrupted: str | None
+    halted: str | None
+    stored: _Count | None
+    done: _Count | None
+    failed: _Count | None
+    blocked: _Count | None
+    pending: _Count | None
+    ready: _Count | None
+    running: _Count | None
+
+
+class _WorkerStarted(_Any, total=False):
+    pid: _Pid | None
+    device: str
+
+
+class _DeviceQuarantined(_Any, total=False):
+    device: str
+    reason: str
+    jobs: list[str] | None
+
+
+class _JobFinished(_Any, total=False):
+    load_s: _Seconds | None
+    run_s: _Seconds | None
+    samples: _Count | None
+    tokens: _Count | None
+
+
+class _AttemptFailed(_Any, total=False):
+    device: str | None
+    kind: str
+    reason: str
+    exit_code: int | None
+    log: str | None
+    traceback: str | None
+    retry: bool | None
+    wait_s: _Seconds | None
+
+
+class _JobFailed(_Any, total=False):
+    attempts: _Count
+    kind: str
+    reason: str
+
+
+class _WithReason(_Any, total=False):
+    reason: str
+
+
+class _JobBlocked(_Any, total=False):
+    root_cause: str
+
+
+_KINDS: Mapping[str, Any] = {
+    "RunStarted": _RunStarted,
+    "RunFinished": _RunFinished,
+    "WorkerStarted": _WorkerStarted,
+    "DeviceQuarantined": _DeviceQuarantined,
+    "JobFinished": _JobFinished,
+    "AttemptFailed": _AttemptFailed,
+    "JobFailed": _JobFailed,
+    "JobBlocked": _JobBlocked,
+    "JobReopened": _WithReason,
+    "JobWaits": _WithReason,
+}
+
+
+def read_event(line: bytes) -> dict[str, Any]:
+    """Read one line of a journal.
+
+    Raises:
+        ForeignDataError: It is no event.
+    """
+    if len(line) > LINE:
+        raise ForeignDataError(f"longer than {LINE:,} bytes")
+    event = converted(parse_json(line), dict[str, Any])
+    name = event.get("event")
+    if not isinstance(name, str):
+        raise ForeignDataError("it does not say which event it is")
+    converted(event, _KINDS.get(name, _Any))
+    return event
+
+
+def whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file that have their end, an overlong one cut off; the position is after the last of them."""
+    while True:
+        begin = file.tell()
+        line = file.readline(LINE + 1)
+        kept = line
+        while line and not line.endswith(b"\n"):
+            line = file.readline(LINE)
+        if not line:
+            file.seek(begin)
+            return
+        yield kept

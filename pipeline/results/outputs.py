@@ -1,0 +1,291 @@
+"""The files of an output that someone reads back: what they hold, and how they are read.
+
+A stage of the user's own may write any of them, so they are foreign. `check_output` holds every output to these
+formats before it is committed: a wrong file fails the job that wrote it, and nothing of it is stored. What reads a
+stored one reads it by the same types, since an older version may have committed it without a look.
+docs/extending.md has them for users.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
+
+from pipeline.errors import JobError
+from pipeline.foreign import ForeignDataError, open_plain, read_json, read_json_file, read_plain
+from pipeline.results.manifest import job_of
+
+METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
+GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
+PAGE = "docs/extending.md#results"
+
+_LINE = 16 << 20
+"""Bytes that a line of ``samples.jsonl`` has at most."""
+_SHOWN = 64 << 20
+"""Bytes of the samples beside metrics: they are for people, and those of all chains come together in one file."""
+
+Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
+"""Far beyond every figure, and sums of such numbers stay numbers."""
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A row of ``metrics.json``: one measured number with its interval.
+
+    Attributes:
+        metric: Its name, which no other row has.
+        value: The estimate; None where there is nothing to estimate it from.
+        ci_low: Lower end of its interval, or None where there is none.
+        ci_high: Upper end. The interval of a bootstrap need not hold the estimate.
+        n: Prompts that it rests on.
+    """
+
+    metric: Name
+    value: Number | None
+    ci_low: Number | None
+    ci_high: Number | None
+    n: Count
+
+    def __post_init__(self) -> None:
+        if not self.metric.isprintable() or self.metric != self.metric.strip():
+            raise ValueError(
+                f"expected a name that can be printed, without blanks around it, got {self.metric[:40]!a}"
+            )
+        if self.ci_low is not None and self.ci_high is not None and self.ci_low > self.ci_high:
+            raise ValueError(f"expected `ci_low` <= `ci_high`, got {self.ci_low} and {self.ci_high}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What ``metrics.json`` holds.
+
+    Attributes:
+        rows: In any order.
+    """
+
+    rows: Annotated[list[Metric], Meta(max_length=100_000)]
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for row in self.rows:
+            if row.metric in seen:
+                raise ValueError(f"expected one row for each metric, got two for {row.metric!r}")
+            seen.add(row.metric)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One evaluated completion: a line of ``samples.jsonl`` in the output of a stage that evaluates.
+
+    Attributes:
+        row: Id of the dataset's row.
+        sample: Index among the samples of the row.
+        prompt: Text.
+        completion: Text, without special tokens.
+        tokens: Tokens of the completion, an end-of-text token included.
+        reward: Of the completion; None where the reward did not apply.
+        correct: Whether the reward says that it is right; None where no reward can say so.
+        kl: KL divergence of the policy from the reference over the completion, in nats; None where it is no finite
+            number, as of a policy whose training has diverged.
+        truncated: Whether it was cut off at the token limit.
+        answer: What it votes for in maj@k; None for no vote.
+        parts: Each of several rewards by itself.
+        fault: How a reward failed: ``error``, ``timeout`` or ``crash``.
+    """
+
+    row: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    sample: Count
+    prompt: str
+    completion: str
+    tokens: Count
+    reward: Number | None
+    correct: bool | None
+    kl: Number | None
+    truncated: bool
+    answer: str | None = None
+    parts: Mapping[str, Number | None] = field(default_factory=dict)
+    fault: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What ``generation.json`` says a stage has drawn."""
+
+    prompts: Count
+    completions: Count
+    tokens: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFit:
+    """What is read of ``reward.json``."""
+
+    tokens_trained: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointer:
+    """``model.json``: where the reference's model is, if it is not in the output itself.
+
+    Attributes:
+        path: Its folder.
+        hub: Or its id on the hub,
+        commit: and the commit there.
+    """
+
+    path: str | None = None
+    hub: str | None = None
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is None and (self.hub is None or self.commit is None):
+            raise ValueError("expected `path`, or `hub` and `commit`")
+
+
+# -- before the commit -----------------------------------------------------------------------------------------
+
+
+def check_output(folder: Path) -> None:
+    """Hold a finished folder to the formats above, whichever stage it is of.
+
+    Raises:
+        JobError: A file with one of these names holds something else; says which, where and what.
+    """
+    for name, read in _READERS.items():
+        for path in (folder / name, *(sorted(folder.glob(f"eta=*/{name}")) if name == SAMPLES else ())):
+            with suppress(FileNotFoundError):
+                _hold(path, path.relative_to(folder).as_posix(), read)
+
+
+def _hold(path: Path, shown: str, read: Callable[[Path], object]) -> None:
+    try:
+        read(path)
+    except FileNotFoundError:
+        raise
+    except (ForeignDataError, OSError) as error:
+        raise JobError(
+            f"{shown} is not as it must be: {problem_in_words(error)}. What it must hold, with an example: {PAGE}"
+        ) from error
+
+
+def _read_samples(path: Path) -> None:
+    if os.path.lexists(path.parent / METRICS):
+        read_shown_samples(path.parent)
+    else:
+        for _ in read_lines(path, Sample):
+            pass
+
+
+# -- reading what is stored ------------------------------------------------------------------------------------
+
+
+def read_metrics(output: Path) -> Metrics:
+    """Read the ``metrics.json`` of an output.
+
+    Raises:
+        ForeignDataError: It holds something else.
+        OSError: It is not there, or cannot be read.
+    """
+    return read_json_file(output / METRICS, Metrics)
+
+
+def read_shown_samples(output: Path) -> list[dict[str, Any]]:
+    """Read the ``samples.jsonl`` beside metrics: any objects, for people.
+
+    Raises:
+        ForeignDataError: It holds something else.
+        OSError: It is not there, or cannot be read.
+    """
+    lines = read_plain(output / SAMPLES, _SHOWN).splitlines(keepends=True)
+    return list(_objects(enumerate(lines, 1), dict[str, Any]))
+
+
+def read_lines(path: Path, kind: type[_T]) -> Iterator[_T]:
+    """Read a file of JSON lines as objects of a type, one by one. Empty lines are passed over.
+
+    Raises:
+        ForeignDataError: A line is of another type; says which.
+        OSError: The file is not there, or cannot be read.
+    """
+    with open_plain(path) as file:
+        numbered = ((number, file.readline(_LINE + 1)) for number in count(1))
+        yield from _objects(_until_the_end(numbered), kind)
+
+
+def _until_the_end(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    for number, line in lines:
+        if not line:
+            return
+        yield number, line
+
+
+def _objects(lines: Iterator[tuple[int, bytes]] | enumerate[bytes], kind: type[_T]) -> Iterator[_T]:
+    for number, line in lines:
+        if len(line) > _LINE:
+            raise ForeignDataError(f"line {number}: it is longer than {_LINE:,} bytes")
+        if not line.strip():
+            continue
+        try:
+            yield read_json(line, kind)
+        except ForeignDataError as error:
+            raise ForeignDataError(f"line {number}: {error}") from error
+
+
+def read_input(output: Path, name: str, read: Callable[[Path], _T]) -> _T:
+    """Read a file of an output that this job reads.
+
+    Args:
+        output: Folder of the stored output.
+        name: The file.
+        read: Reads it.
+
+    Raises:
+        JobError: It is not there or not as it must be; says which job wrote it.
+    """
+    try:
+        return read(output / name)
+    except (ForeignDataError, OSError) as error:
+        raise JobError(
+            f"{name} in the output of {job_of(output)} ({output}) cannot be used: {problem_in_words(error)}. "
+            f"What it must hold: {PAGE}"
+        ) from error
+
+
+def read_generation(path: Path) -> Generation:
+    """Read a ``generation.json``; raises as `read_metrics` does."""
+    return read_json_file(path, Generation)
+
+
+def read_reward_fit(path: Path) -> RewardFit:
+    """Read a ``reward.json``; raises as `read_metrics` does."""
+    return read_json_file(path, RewardFit)
+
+
+def read_pointer(path: Path) -> Pointer:
+    """Read a ``model.json``; raises as `read_metrics` does."""
+    return read_json_file(path, Pointer)
+
+
+def problem_in_words(error: ForeignDataError | OSError) -> str:
+    """What is wrong with a file that could not be read."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+_READERS: Mapping[str, Callable[[Path], object]] = {
+    METRICS: lambda path: read_metrics(path.parent),
+    SAMPLES: _read_samples,
+    TRAINING: lambda path: read_json_file(path, dict[str, Any]),
+    GENERATION: read_generation,
+    REWARD: read_reward_fit,
+}
+"""Names that any stage may write; ``model.json`` is left to the reference."""
