@@ -210,7 +210,7 @@ class _Run:
             self.account.worker_started(index)
         self.pool.start()
         for folder in (self.scratch, self.verified.folder):
-            self.pool.watch_folder(folder)
+            self.pool.watch_path(folder)
 
     def _carry_out(self) -> None:
         while self.state.unsettled and not self.signals.received and not self._halt():

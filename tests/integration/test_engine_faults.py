@@ -1,5 +1,6 @@
 """Jobs and workers that go wrong: what it costs, what is said, and that nothing is left behind."""
 
+import json
 import signal
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ from pipeline.devices import visibility
 from pipeline.errors import WorkerError
 from pipeline.scheduler.state import JobStatus
 from pipeline.workers import process
-from tests.doubles.engine import Engine, job
+from tests.doubles.engine import Engine, job, key
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -96,15 +97,24 @@ def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: P
         job("parent", "leave_grandchild", payload={"flag": str(flag), "die": True}),
         retry=RetryConfig(worker_lost=1),
     )
-    worker, grandchild = eval(flag.read_text())
-    assert gone(worker)
-    assert gone(grandchild)
+    pids = json.loads(flag.read_text())
+    assert len(pids) == 4
+    assert all(map(gone, pids))
 
 
 def test_children_of_a_finished_job_do_not_outlive_the_run(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "seconds": 0}))
-    assert all(map(gone, eval(flag.read_text())))
+    assert all(map(gone, json.loads(flag.read_text())))
+
+
+def test_what_a_job_has_left_and_nothing_holds_ends_with_it(engine: Engine) -> None:
+    engine.run(job("first", "leave_escapees"), job("second", "look_for_escapees", ["first"]), workers=1)
+    assert len(engine.events("WorkerStarted")) == 1  # the same worker ran both
+    pids = json.loads((engine.store.path(key("first")) / "pids.json").read_text())
+    alive = json.loads((engine.store.path(key("second")) / "alive.json").read_text())
+    assert alive == [False, False, False, True]
+    assert all(map(gone, pids))
 
 
 def test_workers_that_cannot_start_end_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +138,7 @@ def test_a_worker_that_ignores_requests_to_stop_is_killed(engine: Engine, tmp_pa
     stop_when(flag)
     outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload={"flag": str(flag)}), stop_grace_s=0.2)
     assert outcome.interrupted == "SIGINT"
-    assert gone(int(flag.read_text()))
+    assert all(map(gone, json.loads(flag.read_text())))
     assert -signal.SIGKILL in [event["exit_code"] for event in engine.events("WorkerExited")]
 
 
