@@ -98,6 +98,7 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_checkpoint(
     (failed,) = engine.events("AttemptFailed")
     assert failed["kind"] == "lost"
     assert "rank 1 of 2 was lost (signal 9 (SIGKILL))" in failed["reason"]
+    assert "listens at ['127.0.0.1']" in engine.log("train", 2)  # nobody on the network gets at the ranks
     assert "going on from the checkpoint of step 4" in engine.log("train", 2)
     out = engine.store.path(key("train"))
     assert (out / "steps.txt").read_text() == str(doubles.STEPS - 4)
