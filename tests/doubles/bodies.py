@@ -317,6 +317,12 @@ def stop_with_checkpoint(work: Work) -> None:
     (work.out / "started_from").write_text(str(start))
 
 
+def hang_up_on_engine(work: Work) -> None:
+    """As a terminal does that is closed; for a job in the engine's own process."""
+    os.kill(os.getpid(), signal.SIGHUP)
+    write(work)
+
+
 def finish_soon(work: Work) -> None:
     """Take a moment longer than the request to stop."""
     Path(work.payload["flag"]).write_text("started")
@@ -442,7 +448,7 @@ def take_memory(work: Work) -> None:
     print(f"shared: {work.shared}, {os.environ['CUDA_VISIBLE_DEVICES']}")
     if meeting := work.payload.get("meeting"):
         Path(meeting).joinpath(work.job_id).touch()
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 200
         while len(list(Path(meeting).iterdir())) < work.payload["meets"]:
             assert time.monotonic() < give_up, "the others did not come"
             time.sleep(0.01)
@@ -466,7 +472,7 @@ def fail_on_gpu_0(work: Work) -> None:
 
 def wait_for_event(work: Work) -> None:
     """End when the run's journal has an event."""
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 200
     while f'"{work.payload["event"]}"' not in Path(work.payload["journal"]).read_text():
         assert time.monotonic() < give_up, "it did not come"
         time.sleep(0.01)

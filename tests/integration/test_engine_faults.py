@@ -15,8 +15,6 @@ from pipeline.scheduler.state import JobStatus
 from pipeline.workers import process
 from tests.doubles.engine import Engine, job, key
 
-pytestmark = pytest.mark.timeout(60)
-
 GOOD = (job("good/0"), job("good/1"), job("good/2", needs=["good/0", "good/1"]))
 
 
@@ -166,6 +164,17 @@ def test_an_interrupted_run_stops_its_workers(
     assert engine.events("AttemptFailed") == []
     assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_under_nohup_the_terminal_may_close(engine: Engine) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what `nohup` does before it starts a program
+    try:
+        outcome = engine.run(job("first", "hang_up_on_engine"), job("second"), backend=Backend.inline)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert outcome.interrupted is None
 
 
 def test_a_second_signal_skips_the_gentle_steps(engine: Engine, tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from pipeline.training.distributed import Ranks, Spread, join
 from tests.doubles import ranks as doubles
 from tests.doubles.engine import Engine, job, key
 
-pytestmark = pytest.mark.timeout(180)
-
 TOLERANCE = 1e-5
 """Of a loss, in nats. Sums in another order differ in the last bits; 3e-7 was the most that was seen."""
 

@@ -229,5 +229,5 @@ def test_graders_die_with_their_owner_even_in_the_middle_of_a_regular_expression
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    _, alive = psutil.wait_procs(graders, timeout=20)
+    _, alive = psutil.wait_procs(graders, timeout=200)
     assert not alive

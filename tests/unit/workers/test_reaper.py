@@ -6,11 +6,8 @@ import subprocess
 from pathlib import Path
 
 import psutil
-import pytest
 
 from pipeline.workers.reaper import Reaper
-
-pytestmark = pytest.mark.timeout(30)
 
 
 def sleeper() -> subprocess.Popen[bytes]:
