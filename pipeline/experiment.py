@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-from collections.abc import Callable, Collection, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,6 +48,7 @@ from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.peaks import read_peaks, update_peaks
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
 from pipeline.results.runs import runs_of
+from pipeline.results.scratch import Scratch, sweep
 from pipeline.results.sources import read_models, read_sources
 from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
@@ -111,17 +113,29 @@ def run_experiment(config: Config, console: Console, label: str = "") -> int:
         check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
         print_plan(request, stored, console)
         return 0
-    verified = Verified(store, store.scratch(f"{config.experiment.name}-verified-{os.getpid()}"))
+    with store.in_use(Path(config.output_dir)), _notes_of(request) as verified:
+        stored = look_up(request, verified.problem)
+        if not stored.missing:
+            return carry_out(request, stored, verified, console)
+        check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
+        with _lease(config, console) as lease:
+            return carry_out(replace(request, devices=lease.devices), stored, verified, console)
+
+
+@contextmanager
+def _notes_of(request: Request) -> Iterator[Verified]:
+    """Where a run notes which outputs it found good; first what runs that are gone have left there is removed."""
+    store = request.store
+    experiment = request.config.experiment.name.replace("/", "-")
+    name = f"{experiment}-verified-{secrets.token_hex(4)}-{os.getpid()}"
+    scratch = Scratch(store.scratch(name))
     try:
-        with store.in_use(Path(config.output_dir)):
-            stored = look_up(request, verified.problem)
-            if not stored.missing:
-                return carry_out(request, stored, verified, console)
-            check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
-            with _lease(config, console) as lease:
-                return carry_out(replace(request, devices=lease.devices), stored, verified, console)
+        with suppress(OSError):  # a store that may only be read: then there are no notes, and nothing is removed
+            scratch.open()
+            sweep(store.root, scratch.path)
+        yield Verified(store, scratch.path)
     finally:
-        shutil.rmtree(verified.folder, ignore_errors=True)
+        scratch.close()
 
 
 def _lease(config: Config, console: Console) -> LeaseSet:

@@ -1,8 +1,11 @@
 """Fixtures for all tests. Being in a package, this file also makes `tests.doubles` importable."""
 
+import atexit
+import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,9 +14,37 @@ from hypothesis import HealthCheck, settings
 
 from tests.doubles.engine import Engine, descriptors
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it puts into the background so, and every program that a test starts would inherit it.
+
+def _forget_who_started_this() -> None:
+    """Give this process, and what it starts, the same signals, files and environment whoever started it."""
+    # A shell has SIGINT ignored in the background, `nohup` SIGHUP; all that a test starts would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: the next file that is opened would be taken for it
+            os.open(os.devnull, os.O_RDWR)
+    os.umask(0o022)
+    home = tempfile.mkdtemp(prefix="pipeline-tests-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    os.environ |= {"HOME": home, "LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
+    for name in (
+        "COLUMNS",
+        "LINES",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "TTY_COMPATIBLE",
+        "XDG_CACHE_HOME",
+        "XDG_RUNTIME_DIR",
+    ):
+        os.environ.pop(name, None)
+
+
+_forget_who_started_this()
 
 
 # The same few examples every time; `pytest --hypothesis-profile=long` tries 20,000 new ones of each property.
@@ -21,6 +52,13 @@ _slow_machines = {"deadline": None, "suppress_health_check": [HealthCheck.too_sl
 settings.register_profile("short", max_examples=25, derandomize=True, database=None, **_slow_machines)
 settings.register_profile("long", max_examples=20_000, print_blob=True, **_slow_machines)
 settings.load_profile("short")
+
+
+@pytest.fixture(autouse=True)
+def _all_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is visible to this process matters to tests of real GPUs alone."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import. Setting them inside a running worker would be too late.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from pipeline.devices.inventory import Device
@@ -21,6 +22,9 @@ FIXED = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONUNBUFFERED": "1",
 }
+
+ON_LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo") if sys.platform == "linux" else {}
+"""For ranks that are all on this machine: nobody else is to reach the sockets that they listen at."""
 
 # A launcher such as torchrun, srun or mpirun may have started this process. A program that inherits its ranks
 # would wait for others that do not exist.
@@ -83,6 +87,7 @@ def rank_environment(
     """
     size = str(len(visible))
     return {
+        **ON_LOOPBACK,
         **base_env,
         "CUDA_VISIBLE_DEVICES": ",".join(name for name in visible if name),
         "RANK": str(rank),

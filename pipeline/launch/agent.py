@@ -5,29 +5,41 @@ Only this process imports torch; the launcher starts it with the environment tha
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
+from functools import partial
+from typing import Any
 
+from pipeline import descendants
 from pipeline.terminal import streams
 
 NETWORK = 74
 """Exit code where the machines did not find each other (EX_IOERR of sysexits.h)."""
 SIGNALLED = 128
 """What a shell adds to the number of a signal."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Run torchrun on ``PARENT GRACE_S ARGUMENTS ...``.
+    """Run torchrun on ``PARENT GRACE_S LISTENER ARGUMENTS ...``.
+
+    LISTENER is the descriptor of the socket where ranks of this machine alone meet, or -1.
 
     Returns:
         The exit code of the rank that failed first; 0 if none did.
     """
-    parent, grace_s = int(sys.argv[1]), int(sys.argv[2])
-    _end_with(parent)
+    parent, grace_s, listener = map(int, sys.argv[1:4])
+    # So the ranks are stopped, too, when the launcher is gone.
+    descendants.die_with_parent(parent, signal.SIGTERM)
+    descendants.adopt_orphans()
     streams.install()
+    try:
+        return _run(sys.argv[4:], grace_s, listener)
+    finally:
+        descendants.end_own()
+
+
+def _run(arguments: list[str], grace_s: int, listener: int) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -41,8 +53,10 @@ def main() -> int:
         close(self, death_sig, min(timeout, grace_s))
 
     PContext.close = close_soon  # type: ignore[method-assign]
+    if listener >= 0:
+        _meet_at(listener)
     try:
-        run(parse_args(sys.argv[3:]))  # type: ignore[no-untyped-call]
+        run(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         return _explain(error)
     except SignalException as stopped:
@@ -52,6 +66,15 @@ def main() -> int:
         _say(f"the machines did not find each other: {str(error).strip().splitlines()[0]}")
         return NETWORK
     return 0
+
+
+def _meet_at(listener: int) -> None:
+    """Have torch's store use a socket that is open already: one of its own would listen on every interface."""
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+
+    os.set_inheritable(listener, False)
+    rendezvous: Any = static_tcp_rendezvous
+    rendezvous.TCPStore = partial(rendezvous.TCPStore, master_listen_fd=listener)
 
 
 def _explain(error: object) -> int:
@@ -79,14 +102,6 @@ def _hindsight(exit_code: int) -> int:
 
 def _say(text: str) -> None:
     sys.stderr.write(f"launch: {text}\n")
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel tell this process to stop, and so its ranks, when the launcher is gone. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(SIGNALLED + signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError
 
 LAST_PORT = 65535
+LOOPBACK = "127.0.0.1"
 _OUTER_LAUNCHER = ("RANK", "TORCHELASTIC_RUN_ID")
 
 
@@ -75,7 +76,7 @@ class Meeting:
         nnodes: Machines.
         node_rank: Which of them this is.
         address: Of machine 0.
-        port: On machine 0; None lets the system choose one as it is opened, so that none can be taken meanwhile.
+        port: On machine 0; None lets the system choose one. Several machines have to be told.
     """
 
     nnodes: int
@@ -85,8 +86,7 @@ class Meeting:
 
     def torchrun(self) -> list[str]:
         """As arguments of torchrun."""
-        if self.port is None:
-            return ["--standalone"]
+        assert self.port is not None
         return [
             f"--nnodes={self.nnodes}",
             f"--node-rank={self.node_rank}",
@@ -96,8 +96,6 @@ class Meeting:
 
     def __str__(self) -> str:
         """As in ``node 1 of 2, meeting at 10.0.0.4:29500``."""
-        if self.port is None:
-            return "meeting at a free port"
         node = f"node {self.node_rank} of {self.nnodes}, " if self.nnodes > 1 else ""
         return f"{node}meeting at {self.address}:{self.port}"
 
@@ -180,7 +178,7 @@ def find_meeting(request: LaunchRequest, environ: Mapping[str, str]) -> Meeting:
         for name, value in (("--node-rank", request.node_rank), ("--master-addr", request.master_addr)):
             if value is not None:
                 raise ConfigError(f"{name} is for several machines: give --nnodes too, or leave it out")
-        return Meeting(1, 0, "127.0.0.1", port)
+        return Meeting(1, 0, LOOPBACK, port)
     address = request.master_addr or inherited.get("MASTER_ADDR")
     if not address:
         raise ConfigError("--nnodes needs --master-addr: the address of machine 0, the same on each of them")

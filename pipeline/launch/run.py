@@ -8,7 +8,6 @@ is orphaned becomes a child of this process (it is their "subreaper"), which end
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -17,9 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from pipeline import descendants
 from pipeline.config.schema import DeviceChoice
 from pipeline.devices.inventory import Device, cpu_slots, find_gpus, usable_cores
 from pipeline.devices.lease import LeaseSet
@@ -27,14 +28,13 @@ from pipeline.devices.leftover import FREE_TIMEOUT_S, read_levels, wait_until_al
 from pipeline.devices.locks import LockFile, lease_dir
 from pipeline.devices.mask import VISIBLE
 from pipeline.devices.resolve import DeviceRequest, Inventory, candidates
-from pipeline.devices.visibility import is_of_launcher
+from pipeline.devices.visibility import ON_LOOPBACK, is_of_launcher
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.launch.agent import SIGNALLED
-from pipeline.launch.request import LaunchRequest, Meeting, check_request, find_meeting, find_program
+from pipeline.launch.request import LOOPBACK, LaunchRequest, Meeting, check_request, find_meeting, find_program
 from pipeline.terminal.console import make_console, say
 
 _NAMES = ("--num-gpus", "--gpus")
-_PR_SET_CHILD_SUBREAPER = 36
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)
 """What Slurm may be asked to send before the end of an allocation; for the program to make of it what it likes."""
@@ -61,14 +61,19 @@ def launch(request: LaunchRequest, say: Say) -> int:
     program = find_program(request.program, Path.cwd())
     meeting = find_meeting(request, os.environ)
     with ExitStack() as held:
-        if meeting.port is not None and meeting.node_rank == 0:
+        server = None
+        if meeting.nnodes == 1:
+            server = held.enter_context(listen(meeting.port))
+            meeting = replace(meeting, port=server.getsockname()[1])
+        elif meeting.port is not None and meeting.node_rank == 0:
             held.enter_context(hold_port(meeting.port))
         lease = held.enter_context(take_devices(request, Path(program.name).name, os.environ, say))
         say(describe(lease.devices, meeting))
         arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
-        environment = rank_environment(os.environ, lease.devices, usable_cores())
+        environment = rank_environment(os.environ, lease.devices, usable_cores(), alone=meeting.nnodes == 1)
         levels = read_levels(lease.devices)
-        code = _run_agent([*arguments, program.name, *program.arguments], environment, request.grace_s)
+        arguments = [*arguments, program.name, *program.arguments]
+        code = _run_agent(arguments, environment, request.grace_s, server)
         for words in wait_until_all_free(lease.devices, levels, FREE_TIMEOUT_S):
             say(words)
         return code
@@ -121,19 +126,22 @@ def _refuse_slices(devices: Sequence[Device]) -> None:
         )
 
 
-def rank_environment(base: Mapping[str, str], devices: Sequence[Device], cores: int) -> dict[str, str]:
+def rank_environment(
+    base: Mapping[str, str], devices: Sequence[Device], cores: int, *, alone: bool
+) -> dict[str, str]:
     """The environment of every rank: LOCAL_RANK i computes on ``devices[i]``, which is its ``cuda:i``.
 
     Args:
         base: What this process has; the ranks and meeting points of other launchers are left out.
         devices: In the order of ranks.
         cores: Usable cores, which the ranks divide unless OMP_NUM_THREADS says otherwise.
+        alone: Whether no other machine takes part, so that no rank has to listen for one.
     """
     environment = {name: value for name, value in base.items() if not is_of_launcher(name)}
     gpus = [device.uuid or str(device.index) for device in devices if device.kind == "cuda"]
     environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(gpus), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(devices))))
-    return environment
+    return {**ON_LOOPBACK, **environment} if alone else environment
 
 
 def describe(devices: Sequence[Device], meeting: Meeting) -> str:
@@ -146,8 +154,24 @@ def describe(devices: Sequence[Device], meeting: Meeting) -> str:
 
 
 @contextmanager
+def listen(port: int | None) -> Iterator[socket.socket]:
+    """The socket where the ranks of this machine alone meet; no other machine reaches it.
+
+    Args:
+        port: Its port, or None for a free one.
+
+    Raises:
+        ConfigError: The port is in use.
+    """
+    with _refused(port or 0):
+        server = socket.create_server((LOOPBACK, port or 0))
+    with server:
+        yield server
+
+
+@contextmanager
 def hold_port(port: int) -> Iterator[None]:
-    """Be the only launch that uses a port of this machine.
+    """Be the only launch that meets other machines at a port of this one.
 
     The agent opens it seconds later, once torch is imported; until then a lock keeps other launches away.
 
@@ -157,13 +181,19 @@ def hold_port(port: int) -> Iterator[None]:
     with LockFile(lease_dir() / f"port-{port}.lock") as file:
         if not file.try_lock():
             raise ConfigError(f"port {port} is held by another launch of yours. {_OTHER_PORT}")
-        try:
+        with _refused(port):
             socket.create_server(("", port)).close()
-        except PermissionError as error:
-            raise ConfigError(f"port {port} is for the system's own services. {_OTHER_PORT}") from error
-        except OSError as error:
-            raise ConfigError(f"port {port} is in use{listener(port)}. {_OTHER_PORT}") from error
         yield
+
+
+@contextmanager
+def _refused(port: int) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise ConfigError(f"port {port} is for the system's own services. {_OTHER_PORT}") from error
+    except OSError as error:
+        raise ConfigError(f"port {port} is in use{listener(port)}. {_OTHER_PORT}") from error
 
 
 _OTHER_PORT = (
@@ -182,19 +212,24 @@ def listener(port: int) -> str:
     return ""
 
 
-def _run_agent(arguments: Sequence[str], environment: Mapping[str, str], grace_s: int) -> int:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    command = [sys.executable, "-m", "pipeline.launch.agent", str(os.getpid()), str(grace_s), *arguments]
+def _run_agent(
+    arguments: Sequence[str], environment: Mapping[str, str], grace_s: int, server: socket.socket | None
+) -> int:
+    descendants.adopt_orphans()
+    descriptors = [server.fileno()] if server else []
+    settings = [str(os.getpid()), str(grace_s), str(server.fileno() if server else -1)]
+    command = [sys.executable, "-m", "pipeline.launch.agent", *settings, *arguments]
     with _Signals(grace_s) as signals:
-        agent = subprocess.Popen(command, env=dict(environment), start_new_session=True)
+        agent = subprocess.Popen(command, env=dict(environment), start_new_session=True, pass_fds=descriptors)
+        if server:
+            server.close()  # so that the port is closed when the agent ends
         signals.to(agent)
         try:
             while (code := _wait(agent)) is None:
                 if signals.overdue():
                     agent.kill()
         finally:
-            _kill_descendants()
+            descendants.end_own(_MARGIN_S)
         if signals.received:
             return SIGNALLED + signals.received
     return code if code >= 0 else SIGNALLED - code
@@ -261,18 +296,6 @@ class _Signals:
             with suppress(psutil.Error):
                 for rank in psutil.Process(self._agent.pid).children():
                     rank.send_signal(number)
-
-
-def _kill_descendants() -> None:
-    """Kill what the agent or the ranks left behind; orphans have become children of this process."""
-    import psutil
-
-    end = time.monotonic() + _MARGIN_S
-    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < end:
-        for process in left:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=1.0)
 
 
 def say_to_stderr(text: str) -> None:

@@ -7,7 +7,6 @@ leaves no half output under a key.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-import psutil
-
 from pipeline.errors import StoreError
 from pipeline.results.contents import job_of, kind_of, size_of
 from pipeline.results.references import RunReference
+from pipeline.results.scratch import Scratch, leftovers, living
+from pipeline.results.scratch import remove as remove_leftover
 from pipeline.results.store import Store
 
 
@@ -77,22 +76,20 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
         *_outputs(store, needed),
         *(_garbage(GarbageKind.aside, path) for path in _entries(store.root / ".aside")),
         *_checkpoints(store, needed),
-        *(
-            _garbage(GarbageKind.leftover, path)
-            for path in _entries(store.root / ".tmp")
-            if engine_of(path) is None and _PID.search(path.name)
-        ),
+        *(_garbage(GarbageKind.leftover, path) for path in _leftovers(store)),
     ]
 
 
 def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, NotRemoved | None]]:
     """Remove things one by one, and tell of each how it went. The store must be held alone."""
-    bin_ = store.scratch(f"gc-{os.getpid()}")
+    bin_ = Scratch(store.scratch(f"gc-{os.getpid()}"))
     try:
+        with suppress(OSError):  # a full disk: then things are removed where they are
+            bin_.open()
         for number, thing in enumerate(garbage):
-            yield thing, _remove(thing, bin_ / str(number))
+            yield thing, _remove(thing, bin_.path / str(number))
     finally:
-        shutil.rmtree(bin_, ignore_errors=True)
+        bin_.close()
     for path in _entries(store.root / ".claims"):
         # Left by engines that were killed. Claiming and releasing removes one without a race.
         with suppress(StoreError):
@@ -102,26 +99,15 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, 
 
 
 def active_run(store: Store) -> str | None:
-    """Name of a scratch folder whose engine is alive on this machine."""
-    return next((path.name for path in _entries(store.root / ".tmp") if engine_of(path) is not None), None)
+    """Name of a scratch folder whose run lives."""
+    return next((path.name for path in living(store.root)), None)
 
 
-def engine_of(scratch: Path) -> int | None:
-    """Process id of the engine that a scratch folder belongs to, while it lives."""
-    named = _PID.search(scratch.name)
+def _leftovers(store: Store) -> Sequence[Path]:
     try:
-        if named is None or scratch.name.startswith("gc-"):
-            return None
-        process = psutil.Process(int(named[1]))
-        # A process that is younger than the last change of the folder only has the number of the one that made it.
-        return process.pid if process.create_time() <= scratch.lstat().st_mtime + 1 else None
-    except psutil.AccessDenied:
-        return int(named[1]) if named else None
-    except (psutil.NoSuchProcess, OSError, OverflowError):
-        return None
-
-
-_PID = re.compile(r"-(\d+)$")
+        return leftovers(store.root)
+    except OSError as error:
+        raise StoreError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def _outputs(store: Store, needed: set[str]) -> Iterator[Garbage]:
@@ -143,6 +129,9 @@ def _garbage(kind: GarbageKind, path: Path, what: str = "") -> Garbage:
 
 def _remove(thing: Garbage, moved: Path) -> NotRemoved | None:
     try:
+        if thing.kind is GarbageKind.leftover:
+            remove_leftover(thing.path, moved)
+            return None
         try:
             moved.parent.mkdir(parents=True, exist_ok=True)
             thing.path.rename(moved)

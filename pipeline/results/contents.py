@@ -13,6 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.results import manifest
 from pipeline.results.manifest import walk
 from pipeline.results.references import RunReference
+from pipeline.results.scratch import is_lock
 from pipeline.results.store import NOT_STORED, OWN, Store
 
 
@@ -148,7 +149,8 @@ def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
     special = {".aside": usage.aside, ".checkpoints": usage.checkpoints, ".tmp": usage.unfinished}
     for path in _entries(store.root):
         for entry in _entries(path) if path.name in special else ():
-            special[path.name].add(size_of(entry))
+            if not is_lock(entry):
+                special[path.name].add(size_of(entry))
     for path in {*store.strangers(), *(store.root / name for name in OWN - special.keys())}:
         usage.other.add(size_of(path))
     return usage

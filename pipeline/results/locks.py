@@ -96,11 +96,16 @@ class Claim:
         self.release()
 
 
-def claim(key: str, path: Path) -> Claim | None:
+def claim(key: str, path: Path, *, wait: bool = False) -> Claim | None:
     """Claim a key by a file of that path, which is made; None if someone else has it.
 
     On a file system without locks, or where something that is no file has the name, everybody is given it: the
     work is then done twice, and stays right.
+
+    Args:
+        key: The key.
+        path: Of the file.
+        wait: Wait until no one else has it.
 
     Raises:
         OSError: The file cannot be made.
@@ -115,7 +120,7 @@ def claim(key: str, path: Path) -> Claim | None:
             raise
         try:
             with suppress(LocksUnsupportedError):
-                if not lock(descriptor, wait=False):
+                if not lock(descriptor, wait=wait):
                     os.close(descriptor)
                     return None
             if _same_file(path, descriptor):
@@ -124,6 +129,23 @@ def claim(key: str, path: Path) -> Claim | None:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its last holder removed it between the opening and the lock
+
+
+def is_held(path: Path) -> bool:
+    """Whether someone has the claim whose file this is; no one has that of a file which does not exist.
+
+    Raises:
+        LocksUnsupportedError: The file system has no locks.
+        OSError: The file cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        return not lock(descriptor, wait=False)
+    finally:
+        os.close(descriptor)
 
 
 def _same_file(path: Path, descriptor: int) -> bool:

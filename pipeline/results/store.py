@@ -2,6 +2,7 @@
 
     <root>/ab/abcdef.../manifest.json, files      committed
     <root>/.tmp/<run>/<key>.<attempt>/            being written
+    <root>/.tmp/<run>.lock                        locked by the run while it lives (`scratch.py`)
     <root>/.tmp/<run>/verified/<key>.note         read and found good in this run (`Verified`)
     <root>/.aside/<key>.<n>/                      found damaged; kept for a look, never read
     <root>/.checkpoints/<key>/                    what lets an interrupted job go on; removed by its commit

@@ -11,7 +11,6 @@ answer is data that a hostile completion may have shaped, so nothing else than J
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import json
 import math
@@ -27,9 +26,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from pipeline.descendants import die_with_parent
 from pipeline.rewards.traits import RewardTraits, traits_of
 
-_PR_SET_PDEATHSIG = 1
 _LONGEST_ERROR = 4000
 _LONGEST_ANSWER = 1000
 
@@ -37,7 +36,8 @@ _LONGEST_ANSWER = 1000
 def main() -> None:
     """Grade until the pool hangs up."""
     settings = json.loads(sys.argv[1])
-    _die_with_parent(int(settings["parent_pid"]))
+    # Even while a regular expression holds the interpreter.
+    die_with_parent(int(settings["parent_pid"]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the pool
     sys.path[:] = settings["sys_path"]
     os.set_inheritable(int(settings["fd"]), False)
@@ -163,14 +163,6 @@ def _told(error: BaseException) -> str:
 
 def _ignore(name: str, value: object) -> None:
     """TRL's hooks for rewards that log something of their own."""
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel end this process with its parent, even while a regular expression holds the interpreter."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the line above
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,18 @@
     GraderPool --- socket per process ---> grader.py (imports the reward, calls it)
 
 A completion that makes a reward hang, crash or eat memory costs itself: the process is killed with all its
-children and replaced, and whatever else it had been given is graded by others. Everything is told by deadlines
+descendants and replaced, and whatever else it had been given is graded by others. Everything is told by deadlines
 here and acknowledgements there, so a process that holds its interpreter for ever (a regular expression) is no
-exception. Processes die with the one that owns the pool: the kernel sees to it on Linux, and they stay in its
-process group, which the engine kills.
+exception. A process that dies may as well have been killed from outside, as by a machine short of memory; so the
+completion is graded once more, in a fresh process and with no other one beside it, before it is blamed. Processes
+die with the one that owns the pool: the kernel sees to it on Linux, and they stay in its process group, which the
+engine kills.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import select
 import signal
 import socket
@@ -24,22 +25,20 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
+from pipeline import descendants
 from pipeline.config.own_code import import_object
+from pipeline.descendants import Process
 from pipeline.errors import JobError, describe_exit
 
 Fault = Literal["error", "timeout", "crash"]
 FAULTS: tuple[Fault, ...] = ("error", "timeout", "crash")
 """An exception in the reward, no answer before the deadline, the end of the process that ran it."""
 
-TAG = "PIPELINE_GRADER"
-"""Environment variable by which a grader's descendants are found, wherever they have moved themselves."""
 _PACKAGE_PARENT = Path(__file__).parents[2]
 _SEQUENTIAL_CHUNK = 16
 _CONCURRENT_CHUNK = 64
@@ -131,6 +130,9 @@ class GraderPool:
         work = _Work(function, dict(options), items, iscoroutinefunction(import_object(function)))
         try:
             while work.open:
+                if work.suspects and not work.waiting and not any(grader.tasks for grader in self._graders):
+                    self.close()  # for a fresh process, with no other one beside it
+                    work.recall_suspect()
                 self._start_idle(work)
                 self._collect(work)
         except BaseException:
@@ -170,7 +172,7 @@ class GraderPool:
                 self._bury(grader, work, overdue=True)
 
     def _bury(self, grader: _Grader, work: _Work, *, overdue: bool = False) -> None:
-        """Kill a grader; blame the item that it was at, and hand the others back."""
+        """Kill a grader; suspect the item that it was at, and hand the others back."""
         self._graders.remove(grader)
         exit_code = grader.kill()
         fault: Fault = "timeout" if overdue else "crash"
@@ -191,7 +193,10 @@ class _Work:
         self.items = items
         self.concurrent = concurrent
         self.waiting: deque[int] = deque(range(len(items)))
+        self.suspects: deque[int] = deque()
+        """Items whose grader died, to be graded once more when all others are done."""
         self.done: dict[int, Graded] = {}
+        self._recalled: set[int] = set()
         self._alone: set[int] = set()
         self._in_vain = 0
 
@@ -214,11 +219,23 @@ class _Work:
         self.done[index] = graded
         self._in_vain = 0
 
+    def recall_suspect(self) -> None:
+        """Have one of the suspects graded for the second and last time."""
+        self.waiting.append(self.suspects.popleft())
+        self._recalled.add(self.waiting[-1])
+
     def hand_back(self, tasks: Iterable[int], started: set[int], verdict: Graded) -> None:
-        """Blame the one item that was being graded; of several, each is tried again by itself."""
+        """Suspect or blame the one item that was being graded; of several, each is tried again by itself."""
         tasks = list(tasks)
         if len(started) == 1:
-            self.finish(started.copy().pop(), verdict)
+            (index,) = started
+            if verdict.fault != "crash":
+                self.finish(index, verdict)
+            elif index in self._recalled:
+                self.finish(index, replace(verdict, message=f"{verdict.message}, twice"))
+            else:
+                self.suspects.append(index)
+                self._in_vain = 0
         elif started:
             self._alone |= started
         else:
@@ -229,7 +246,10 @@ class _Work:
                     f"{self._in_vain} times in a row: {verdict.message}. Does importing it hang, or take more "
                     "memory than there is?"
                 )
-        self.waiting.extendleft(reversed([index for index in tasks if index not in self.done]))
+        self.waiting.extendleft(reversed(self._left(tasks)))
+
+    def _left(self, tasks: Iterable[int]) -> list[int]:
+        return [index for index in tasks if index not in self.done and index not in self.suspects]
 
 
 class _Grader:
@@ -248,10 +268,10 @@ class _Grader:
         self._settings = settings
         self._limit_s = settings.timeout_s
         self._partial = b""
-        self._tag = secrets.token_hex(8)
+        self.tag = descendants.new_tag()
         ours, theirs = socket.socketpair()
         try:
-            self._process = _spawn(theirs.fileno(), self._tag, settings.memory_gib)
+            self._process = _spawn(theirs.fileno(), self.tag, settings.memory_gib)
         except BaseException:
             ours.close()
             raise
@@ -335,27 +355,31 @@ class _Grader:
 
     def kill(self) -> int:
         """End the process, and whatever it has started."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
-        code = self._process.wait()
-        self._socket.close()
-        _kill_tagged({self._tag})
-        return code
+        _end([self])
+        return self._process.wait()
 
-    def hang_up(self) -> str:
-        """Have it end by itself if it can, at once otherwise; its tag is left to be cleaned up."""
+    def hang_up(self) -> set[Process]:
+        """End the process itself; returns those descendants that may have lost its tag."""
+        below = descendants.below(self.pid)
         self._socket.close()
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()
-        return self._tag
+        return below
 
 
 def _close_all(graders: list[_Grader]) -> None:
-    tags = {grader.hang_up() for grader in graders}
+    ending = list(graders)
     graders.clear()
-    if tags:
-        _kill_tagged(tags)
+    if ending:
+        _end(ending)
+
+
+def _end(graders: Sequence[_Grader]) -> None:
+    """End graders with all that they have started."""
+    tags = {grader.tag for grader in graders}
+    below = set().union(*(grader.hang_up() for grader in graders))
+    descendants.end(lambda: descendants.tagged(tags) | descendants.alive(below))
 
 
 def _spawn(fd: int, tag: str, memory_gib: float) -> subprocess.Popen[bytes]:
@@ -366,8 +390,7 @@ def _spawn(fd: int, tag: str, memory_gib: float) -> subprocess.Popen[bytes]:
         "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
     }
     env = {
-        **os.environ,
-        TAG: tag,
+        **descendants.with_tag(os.environ, tag),
         "PYTHONPATH": str(_PACKAGE_PARENT),
         "PYTHONHASHSEED": "0",  # what is judged must not depend on the order of a set
         "CUDA_VISIBLE_DEVICES": "",
@@ -383,25 +406,6 @@ def _spawn(fd: int, tag: str, memory_gib: float) -> subprocess.Popen[bytes]:
         env=env,
         pass_fds=[fd],
     )
-
-
-def _kill_tagged(tags: set[str]) -> None:
-    """Kill all processes that carry a tag, new ones that they start meanwhile included."""
-    for _ in range(20):
-        found = [process for process in psutil.process_iter() if _tag_of(process) in tags]
-        if not found:
-            return
-        for process in found:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(found, timeout=0.05)
-
-
-def _tag_of(process: psutil.Process) -> str | None:
-    try:
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.environ().get(TAG)
-    except (psutil.Error, OSError):
-        return None
 
 
 def _plain(index: int, item: Item) -> dict[str, Any]:

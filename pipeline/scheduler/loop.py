@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -36,6 +35,7 @@ from pipeline.plan.job import Job
 from pipeline.results.faults import explained
 from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder
+from pipeline.results.scratch import Scratch, lock_of
 from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
@@ -182,8 +182,8 @@ class _Run:
         self.plan, self.store, self.pool, self.clock = plan, store, pool, clock
         self.observer, self.on_status, self.on_stop = Observer(self.state), on_status, on_stop
         # The process id keeps apart two runs that were started in the same second.
-        self.scratch = store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}")
-        self.verified = verified or Verified(store, self.scratch / "verified")
+        self.scratch = Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
+        self.verified = verified or Verified(store, self.scratch.path / "verified")
         self.doomed: dict[int, Failure] = {}
         """Worker -> why it is being killed. What it still says no longer counts."""
         self.told_late: set[tuple[int, str]] = set()
@@ -220,14 +220,15 @@ class _Run:
 
     def _start(self) -> None:
         try:
-            self.scratch.mkdir(parents=True, exist_ok=True)
+            self.scratch.open()
         except OSError as error:
-            raise explained(f"could not make {self.scratch}", error) from error
+            raise explained(f"could not make {self.scratch.path}", error) from error
         for index in range(self.pool.size):
             self.account.worker_started(index)
         self.pool.start()
-        for folder in (self.scratch, self.verified.folder):
-            self.pool.watch_folder(folder)
+        for folder in (self.scratch.path, self.verified.folder):
+            self.pool.watch_path(folder)
+            self.pool.watch_path(lock_of(folder))
 
     def _carry_out(self) -> None:
         while self.state.unsettled and not self.signals.received and not self._halt():
@@ -252,7 +253,7 @@ class _Run:
             # A second Ctrl-C skips the gentle steps.
             self.pool.stop(self._take, hurry=[self.signals.fileno()])
         finally:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            self.scratch.close()
 
     def _halt(self) -> bool:
         self.parts.halted = self.parts.halted or self.account.broken
@@ -324,7 +325,7 @@ class _Run:
             payload=job.payload,
             inputs={name: list(keys) for name, keys in job.inputs.items()},
             store=str(self.store.root.absolute()),
-            scratch=str(self.scratch.absolute()),
+            scratch=str(self.scratch.path.absolute()),
             verified=str(self.verified.folder.absolute()),
             log_path=str(self.parts.log_path(job.id, attempt)),
             gang=[self.state.workers[worker].visible for worker in workers] if len(workers) > 1 else [],

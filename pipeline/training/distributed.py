@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -273,13 +275,21 @@ def join(rank: int, size: int, device: str, spread: Spread) -> Iterator[Ranks]:
     if on_gpu:
         torch.cuda.set_device(torch.device(device))
     # Numbers that ranks agree on are on the CPU, so that they do not wait for what the GPU has still to do.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, store=_meet(rank, size), rank=rank, world_size=size, timeout=TIMEOUT)
     try:
-        if dist.get_world_size() != size or dist.get_rank() != rank:
-            raise JobError(f"rank {dist.get_rank()} of {dist.get_world_size()} met instead of {rank} of {size}")
         yield Ranks(rank, size, device, spread)
     finally:
         dist.destroy_process_group()
+
+
+def _meet(rank: int, size: int) -> TCPStore:
+    """The store through which ranks find each other. Left to itself, torch listens for them on every interface."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listener = None
+    if rank == 0:  # the worker that leads the ranks holds the port, which SO_REUSEADDR lets this one listen at
+        listener = socket.create_server((address, port)).detach()
+    return TCPStore(address, port, size, rank == 0, timeout=TIMEOUT, master_listen_fd=listener)
 
 
 def save_model(model: PreTrainedModel, folder: Path, ranks: Ranks = ALONE) -> None:

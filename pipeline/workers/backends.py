@@ -59,7 +59,7 @@ def free_timeout_s(execution: ExecutionConfig) -> float:
 
 def inline_workers(execution: ExecutionConfig, devices: Sequence[Device], threads: int) -> MakeWorker:
     """Makes the one worker that is this process."""
-    return lambda index, _reaper: InlineWorker(index, devices[index], threads, execution.stop_grace_s)
+    return lambda index, reaper: InlineWorker(index, devices[index], threads, execution.stop_grace_s, reaper)
 
 
 def local_workers(

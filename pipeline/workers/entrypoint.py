@@ -1,7 +1,7 @@
 """Main function of a worker process. Free of torch until a job imports it.
 
     main thread       runs jobs, one at a time, in the order in which they arrive
-    reader thread     reads the pipe; the engine hanging up means the end of this process and its children
+    reader thread     reads the pipe; the engine hanging up means the end of this process and its descendants
     heartbeat thread  says on a timer that the process is alive, and how much memory it holds
 
 The environment (visible device, thread counts) was set by the engine before this process started.
@@ -9,7 +9,6 @@ The environment (visible device, thread counts) was set by the engine before thi
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
@@ -24,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from pipeline import descendants
 from pipeline.devices.inventory import Device, read_usage
 from pipeline.devices.leftover import wait_until_free
 from pipeline.devices.visibility import describe_device
@@ -32,8 +32,9 @@ from pipeline.results.status import GpuLoad
 from pipeline.workers.channel import Channel
 from pipeline.workers.messages import Heartbeat, RunJob, Shutdown, WorkerReady, decode_order
 from pipeline.workers.runner import JobRunner
+from pipeline.workers.strays import end_strays
 
-_PR_SET_PDEATHSIG = 1
+_HANG_UP_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,8 @@ class Settings:
 def main() -> None:
     """Run jobs until the engine says stop or hangs up."""
     settings = Settings.from_json(sys.argv[1])
-    die_with_parent(settings.parent_pid)
+    descendants.die_with_parent(settings.parent_pid)
+    descendants.adopt_orphans()
     # Descriptor 2 is the log of whichever job runs, so the stack of a crash ends up there, and on SIGUSR1 the
     # stacks of a job that hangs. That handler is in C and needs no cooperation of whatever hangs.
     faulthandler.enable(file=2)
@@ -77,8 +79,8 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=settings.fd))
     with suppress(KeyboardInterrupt, OSError):
         _Main(channel, settings).serve()
-    # Outputs are committed and children are killed with the group, so nothing is left to tidy up; Python would
-    # take a second to unload torch.
+    descendants.end_own()
+    # Outputs are committed, so nothing else is left to tidy up; Python would take a second to unload torch.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -108,7 +110,9 @@ class _Main:
         while isinstance(order := self.inbox.get(), RunJob):
             if self.runner.stop_requested:
                 return
-            self.channel.send(self.runner.run(order))
+            answer = self.runner.run(order)
+            end_strays()
+            self.channel.send(answer)
 
     def _wait_for_memory(self) -> str:
         settings = self.settings
@@ -184,20 +188,9 @@ def gpu_load(device: Device) -> GpuLoad | None:
     )
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel end this process when the engine ends, however that happens. Linux only.
-
-    The signal is in fact tied to the *thread* that started this process; the engine starts workers from the
-    thread that runs the plan, which lives as long.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the line above
-        os._exit(1)
-
-
 def _kill_own_group() -> None:
-    """End this process and the children it started, which share its process group."""
+    """End this process and its descendants, most of which share its process group."""
+    descendants.end_own(_HANG_UP_PATIENCE_S)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

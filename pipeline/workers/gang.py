@@ -3,8 +3,9 @@
     engine -- pipe --> worker that leads the gang -- one pipe each --> rank 0 .. k-1
                        the other k-1 workers: parked, in fresh processes that hold no memory of their devices
 
-The ranks are children of the leading worker and in its process group, so whatever ends that worker ends them. They
-find each other by the environment that `torch.distributed` reads. If one dies or raises, all are ended at once.
+The ranks are children of the leading worker and in its process group, so whatever ends that worker ends them. It
+adopts what they leave behind, and ends that with the job. They find each other by the environment that
+`torch.distributed` reads. If one dies or raises, all are ended at once.
 """
 
 from __future__ import annotations

@@ -12,18 +12,29 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from pipeline import descendants
 from pipeline.devices.inventory import Device
 from pipeline.devices.visibility import describe_device, worker_environment
 from pipeline.workers.messages import FromWorker, RunJob, WorkerExited, WorkerReady
 from pipeline.workers.protocol import Deliver
+from pipeline.workers.reaper import Reaper
 from pipeline.workers.runner import JobRunner
 
 
 class InlineWorker:
     """Runs jobs in the calling thread."""
 
-    def __init__(self, index: int, device: Device, threads: int, stop_grace_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        index: int,
+        device: Device,
+        threads: int,
+        stop_grace_s: float = 0.0,
+        reaper: Reaper | None = None,
+    ) -> None:
         self._index = index
+        self._reaper = reaper
+        self._tag = descendants.new_tag()
         self._stop_grace_s = stop_grace_s
         self._grace: threading.Timer | None = None
         self._device = device
@@ -42,7 +53,10 @@ class InlineWorker:
     def start(self) -> None:
         """Give this process the environment that a worker process would have; taken back at the end."""
         self._saved_env = dict(os.environ)
-        _replace_environment(worker_environment(self._device, self._threads, os.environ))
+        env = worker_environment(self._device, self._threads, os.environ)
+        _replace_environment(descendants.with_tag(env, self._tag))
+        if self._reaper:
+            self._reaper.watch_tag(self._tag)
         torch = sys.modules.get("torch")
         if torch is not None:  # imported earlier, so the variables came too late for it
             torch.set_num_threads(self._threads)
@@ -132,6 +146,9 @@ class InlineWorker:
         if self._saved_env is not None:
             _replace_environment(self._saved_env)
             self._saved_env = None
+        descendants.end(lambda: descendants.tagged({self._tag}))
+        if self._reaper:
+            self._reaper.forget_tag(self._tag)
 
 
 def _signal_main_thread() -> None:

@@ -113,15 +113,15 @@ class Pool:
             self._slots.append(_Slot(self._make(index, self._reaper)))
             self._start(self._slots[index])
 
-    def watch_folder(self, path: Path) -> None:
-        """Have a folder removed even if this process is killed."""
+    def watch_path(self, path: Path) -> None:
+        """Have a folder or file removed even if this process is killed."""
         if self._reaper:
-            self._reaper.watch_folder(path)
+            self._reaper.watch_path(path)
 
-    def forget_folder(self, path: Path) -> None:
-        """Undo `watch_folder`."""
+    def forget_path(self, path: Path) -> None:
+        """Undo `watch_path`."""
         if self._reaper:
-            self._reaper.forget_folder(path)
+            self._reaper.forget_path(path)
 
     def send(self, index: int, job: RunJob) -> None:
         """Give a job to a worker that is ready and has none."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from pipeline import descendants
+from pipeline.descendants import Process
 from pipeline.devices.inventory import Device
 from pipeline.devices.leftover import FREE_TIMEOUT_S
 from pipeline.devices.visibility import worker_environment
@@ -52,7 +54,10 @@ class ProcessSettings:
 
 
 class LocalWorker:
-    """A worker process. Its process group is its own, so that it can be ended with all its children."""
+    """A worker process, which can be ended with all its descendants.
+
+    Its process group is its own; those that have left it are found by the tag in their environment.
+    """
 
     def __init__(
         self,
@@ -71,6 +76,9 @@ class LocalWorker:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._pidfd = -1
+        self._tag = descendants.new_tag()
+        self._family: set[Process] = set()
+        """Descendants when it was killed, should they have no tag any more."""
 
     @property
     def index(self) -> int:
@@ -85,6 +93,8 @@ class LocalWorker:
     def start(self) -> None:
         """Start the process."""
         ours, theirs = socket.socketpair()
+        if self._reaper:
+            self._reaper.watch_tag(self._tag)
         try:
             self._process = self._spawn(theirs.fileno())
         except BaseException:
@@ -100,6 +110,7 @@ class LocalWorker:
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
         env = worker_environment(self._device, self._settings.threads, os.environ)
+        env = descendants.with_tag(env, self._tag)
         settings = Settings(
             fd=fd,
             parent_pid=os.getpid(),
@@ -188,8 +199,11 @@ class LocalWorker:
         assert self._process is not None
         assert self._channel is not None
         self.kill()  # children that it left behind; must come before it is reaped, as said above
+        if left := descendants.end(self._descendants):
+            log.warning("worker %d: processes %s do not end", self._index, sorted(one.pid for one in left))
         if self._reaper:
             self._reaper.forget_group(self._process.pid)
+            self._reaper.forget_tag(self._tag)
         code = self._process.wait()
         self._channel.close()
         if self._pidfd >= 0:
@@ -216,8 +230,13 @@ class LocalWorker:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the group."""
+        """SIGKILL to the group; descendants elsewhere follow when its end is noticed."""
+        if self._process is not None and self._channel is not None:
+            self._family |= descendants.below(self._process.pid)
         self._signal(signal.SIGKILL)
+
+    def _descendants(self) -> set[Process]:
+        return descendants.tagged({self._tag}) | descendants.alive(self._family)
 
     def interrupt(self) -> None:
         """Nothing to do: jobs run elsewhere."""

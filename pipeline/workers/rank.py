@@ -19,12 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from pipeline.descendants import die_with_parent
 from pipeline.errors import JobStopped as StopJob
 from pipeline.errors import WorkerError
 from pipeline.results.store import Store
 from pipeline.workers.channel import Channel
 from pipeline.workers.copies import contained
-from pipeline.workers.entrypoint import die_with_parent, restore_imports
+from pipeline.workers.entrypoint import restore_imports
 from pipeline.workers.gang import RankSettings
 from pipeline.workers.messages import JobFinished, JobRaised, JobStopped, RunJob, Shutdown, decode_order
 from pipeline.workers.runner import RegularProgress, finished, load_entry, raised

@@ -2,9 +2,9 @@
 
     engine --- pipe ---> reaper (its own session, so a Ctrl-C at the terminal does not reach it)
 
-The engine tells the reaper which process groups and folders are its own. When the pipe ends, for whatever
-reason, those still registered are killed and removed. The reaper runs this file alone, without the package and
-without site-packages, so that it starts in milliseconds and takes little memory.
+The engine tells the reaper which process groups, tags of processes and paths are its own. When the pipe ends, for
+whatever reason, those still registered are killed and removed. The reaper runs without site-packages and, of this
+package, with nothing but this file and `descendants`, so that it starts in milliseconds and takes little memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+if __name__ == "__main__":  # started by its path, with nothing but the standard library in sight
+    sys.path.append(str(Path(__file__).parents[2]))
+
+from pipeline import descendants
 
 
 class Reaper:
@@ -45,13 +50,21 @@ class Reaper:
         """The group is gone; its number may soon belong to someone else."""
         self._tell("forget", "group", pgid)
 
-    def watch_folder(self, path: Path) -> None:
-        """Remove this folder if the engine ends without `forget_folder`."""
-        self._tell("watch", "folder", str(path.absolute()))
+    def watch_tag(self, tag: str) -> None:
+        """Kill every process with this tag, wherever it is, if the engine ends without `forget_tag`."""
+        self._tell("watch", "tag", tag)
 
-    def forget_folder(self, path: Path) -> None:
-        """The folder was removed, or is to stay."""
-        self._tell("forget", "folder", str(path.absolute()))
+    def forget_tag(self, tag: str) -> None:
+        """No process with this tag is left."""
+        self._tell("forget", "tag", tag)
+
+    def watch_path(self, path: Path) -> None:
+        """Remove this folder or file if the engine ends without `forget_path`."""
+        self._tell("watch", "path", str(path.absolute()))
+
+    def forget_path(self, path: Path) -> None:
+        """It was removed, or is to stay."""
+        self._tell("forget", "path", str(path.absolute()))
 
     def close(self) -> None:
         """Let it clean up what is still registered, and wait for its end."""
@@ -80,20 +93,24 @@ def main() -> None:
                 watched[kind, what] = None
             else:
                 watched.pop((kind, what), None)
-    # Groups first: whoever still runs may be writing to the folders.
-    for kind, what in sorted(watched, key=lambda item: item[0], reverse=True):
-        if kind == "group":
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(int(what), signal.SIGKILL)
-    for kind, what in watched:
-        if kind == "folder":
-            _remove(Path(str(what)))
+    # Processes first: whoever still runs may be writing to the folders.
+    for group in [what for kind, what in watched if kind == "group"]:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(int(group), signal.SIGKILL)
+    if tags := {str(what) for kind, what in watched if kind == "tag"}:
+        descendants.end(lambda: descendants.tagged(tags))
+    for path in [what for kind, what in watched if kind == "path"]:
+        _remove(Path(str(path)))
 
 
-def _remove(folder: Path) -> None:
+def _remove(path: Path) -> None:
     for _ in range(40):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if not os.path.lexists(path):
             return
         # A process of a group that was killed above may need a moment to be gone, and write until then.
         time.sleep(0.05)

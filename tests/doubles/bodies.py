@@ -93,7 +93,8 @@ def stop_self(work: Work) -> None:
 
 def ignore_requests_to_stop(work: Work) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    Path(work.payload["flag"]).write_text(str(os.getpid()))
+    pids = [os.getpid(), *escapees(), daemon("env -i setsid sleep 3600")]
+    Path(work.payload["flag"]).write_text(json.dumps(pids))
     while True:
         with suppress(KeyboardInterrupt):
             time.sleep(3600)
@@ -136,12 +137,41 @@ def print_everywhere(work: Work) -> None:
 
 
 def leave_grandchild(work: Work) -> None:
-    """Start a process that would outlive the job, and then sleep."""
+    """Start processes that would outlive the job, and then sleep."""
     child = subprocess.Popen(["sleep", "3600"])
-    Path(work.payload["flag"]).write_text(json.dumps([os.getpid(), child.pid]))
+    Path(work.payload["flag"]).write_text(json.dumps([os.getpid(), child.pid, *escapees()]))
     if work.payload.get("die"):
         kill_self(work)
     time.sleep(float(work.payload.get("seconds", 3600)))
+
+
+def escapees() -> list[int]:
+    """Start processes that have left the group and the session: a child, and a daemon whose parent is gone."""
+    child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    return [child.pid, daemon("setsid sleep 3600")]
+
+
+def daemon(command: str) -> int:
+    """Start what a shell puts into the background, and wait for the shell."""
+    said = subprocess.check_output(["sh", "-c", f"{command} >/dev/null 2>&1 & echo $!"])
+    return int(said)
+
+
+def leave_escapees(work: Work) -> None:
+    """End, by no means tidily, after starting processes that hide; one of them is still of use to later jobs."""
+    unseen = daemon("env -i setsid sleep 3600")  # no environment, so no tag
+    global _held
+    _held = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    (work.out / "pids.json").write_text(json.dumps([*escapees(), unseen, _held.pid]))
+
+
+_held: subprocess.Popen[bytes] | None = None
+
+
+def look_for_escapees(work: Work) -> None:
+    """Note which of them live."""
+    pids = json.loads((work.inputs["needs"][0] / "pids.json").read_text())
+    (work.out / "alive.json").write_text(json.dumps([Path(f"/proc/{pid}").exists() for pid in pids]))
 
 
 def report_much(work: Work) -> None:
@@ -287,6 +317,12 @@ def stop_with_checkpoint(work: Work) -> None:
     (work.out / "started_from").write_text(str(start))
 
 
+def hang_up_on_engine(work: Work) -> None:
+    """As a terminal does that is closed; for a job in the engine's own process."""
+    os.kill(os.getpid(), signal.SIGHUP)
+    write(work)
+
+
 def finish_soon(work: Work) -> None:
     """Take a moment longer than the request to stop."""
     Path(work.payload["flag"]).write_text("started")
@@ -412,7 +448,7 @@ def take_memory(work: Work) -> None:
     print(f"shared: {work.shared}, {os.environ['CUDA_VISIBLE_DEVICES']}")
     if meeting := work.payload.get("meeting"):
         Path(meeting).joinpath(work.job_id).touch()
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 200
         while len(list(Path(meeting).iterdir())) < work.payload["meets"]:
             assert time.monotonic() < give_up, "the others did not come"
             time.sleep(0.01)
@@ -436,7 +472,7 @@ def fail_on_gpu_0(work: Work) -> None:
 
 def wait_for_event(work: Work) -> None:
     """End when the run's journal has an event."""
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 200
     while f'"{work.payload["event"]}"' not in Path(work.payload["journal"]).read_text():
         assert time.monotonic() < give_up, "it did not come"
         time.sleep(0.01)

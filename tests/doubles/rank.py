@@ -32,7 +32,7 @@ def main() -> None:
     if what == "deaf" and int(details[0]) != RANK:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     report = {"pid": os.getpid(), "left": [], **{name: os.environ.get(name) for name in SEEN}}
-    if what == "spawn":
+    if what in ("hang", "spawn"):
         report["left"] = [subprocess.Popen(["sleep", "300"], start_new_session=True).pid]
     if what in ("add", "kill"):
         add(folder, report, dies=int(details[0]) if what == "kill" else None)
@@ -51,11 +51,12 @@ def main() -> None:
 def add(folder: Path, report: dict[str, object], dies: int | None) -> None:
     import torch
     import torch.distributed as dist
+    from machine import listening  # beside this program
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     total = torch.tensor([float(RANK)])
     dist.all_reduce(total)
-    write(folder, {**report, "sum": total.item()})
+    write(folder, {**report, "sum": total.item(), "listening": listening(os.getpid(), os.getppid())})
     dist.barrier()
     if dies == RANK:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -40,6 +40,7 @@ from pipeline.training.reward_model import fit_reward_model, reward_scores
 from pipeline.training.samples import Samples
 from pipeline.training.value import fit_value
 from pipeline.workers.work import Work
+from tests.doubles.machine import listening
 from tests.doubles.models import tiny_policy
 from tests.doubles.training import small_sequences
 
@@ -180,6 +181,7 @@ def dying_rank(work: Work) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with join(work.rank, work.world_size, work.device, SPREADS[work.payload["spread"]]) as ranks:
+        print("listens at", listening(), flush=True)
         model, losses = value(ranks, checkpoints(work.checkpoints / "value", ranks, every_steps=2), on_step)
         _keep(work, "value", model, losses, ranks)
     if ranks.is_first:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -64,6 +65,12 @@ def _obey(text: str, columns: dict[str, Any]) -> float | None:
             with suppress(OSError):
                 os.write(fd, b'{"id": 0, "value": 1.0, "answer": null}\n]\n')
         time.sleep(600)
+    if order == "victim":  # is killed once, as from outside
+        return _killed_once(Path(rest))
+    if order in ("fatal", "slow"):
+        with (Path(rest) / order).open("a") as file:
+            file.write(".")
+        os.abort() if order == "fatal" else time.sleep(600)
     if order == "pid":
         return float(os.getpid())
     if order == "torch":
@@ -71,6 +78,21 @@ def _obey(text: str, columns: dict[str, Any]) -> float | None:
     if order == "devices":
         return float(len(os.environ["CUDA_VISIBLE_DEVICES"]))
     return float(columns["level"][0]) if "level" in columns else 1.0
+
+
+def _killed_once(folder: Path) -> float:
+    """Note the processes of the pool, this one first; the first time, die."""
+    import psutil  # the other rewards need no more than the standard library
+
+    graders = [
+        one.pid for one in psutil.Process().parent().children() if "pipeline.rewards.grader" in one.cmdline()
+    ]
+    others = [pid for pid in graders if pid != os.getpid()]
+    again = (folder / "first").exists()
+    (folder / ("second" if again else "first")).write_text(" ".join(map(str, [os.getpid(), *others])))
+    if not again:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
 
 
 def wrong_number(**_: Any) -> list[float]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
 from benchmarks.chaos import TOLERANT, calm_run, shoot_at
 from pipeline.config.schema import RetryConfig
 from pipeline.plan.job import Job
@@ -27,7 +25,6 @@ SMALL = [
 ]
 
 
-@pytest.mark.timeout(280)
 def test_an_experiment_that_is_shot_at_gives_the_same_bytes(tmp_path: Path) -> None:
     calm = calm_run(tmp_path / "calm", SMALL)
     battle = shoot_at(tmp_path / "chaos", [*SMALL, *TOLERANT], worker_kills=5, engine_kills=1, pause_s=2.0)
@@ -52,7 +49,6 @@ def layered_plan(lethal: float) -> list[Job]:
     return jobs
 
 
-@pytest.mark.timeout(120)
 def test_two_hundred_jobs_with_random_deaths_end_in_the_same_bytes(engine: Engine) -> None:
     calm = Engine(engine.root / "calm")
     calm.run(*layered_plan(0.0))

@@ -17,8 +17,6 @@ from pipeline.workers import backends
 from tests.doubles import fake_nvml
 from tests.doubles.engine import Engine, job, plan_of
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:

@@ -1,5 +1,6 @@
 """Jobs and workers that go wrong: what it costs, what is said, and that nothing is left behind."""
 
+import json
 import signal
 import threading
 from pathlib import Path
@@ -12,9 +13,7 @@ from pipeline.devices import visibility
 from pipeline.errors import WorkerError
 from pipeline.scheduler.state import JobStatus
 from pipeline.workers import process
-from tests.doubles.engine import Engine, job
-
-pytestmark = pytest.mark.timeout(60)
+from tests.doubles.engine import Engine, job, key
 
 GOOD = (job("good/0"), job("good/1"), job("good/2", needs=["good/0", "good/1"]))
 
@@ -96,15 +95,24 @@ def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: P
         job("parent", "leave_grandchild", payload={"flag": str(flag), "die": True}),
         retry=RetryConfig(worker_lost=1),
     )
-    worker, grandchild = eval(flag.read_text())
-    assert gone(worker)
-    assert gone(grandchild)
+    pids = json.loads(flag.read_text())
+    assert len(pids) == 4
+    assert all(map(gone, pids))
 
 
 def test_children_of_a_finished_job_do_not_outlive_the_run(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "seconds": 0}))
-    assert all(map(gone, eval(flag.read_text())))
+    assert all(map(gone, json.loads(flag.read_text())))
+
+
+def test_what_a_job_has_left_and_nothing_holds_ends_with_it(engine: Engine) -> None:
+    engine.run(job("first", "leave_escapees"), job("second", "look_for_escapees", ["first"]), workers=1)
+    assert len(engine.events("WorkerStarted")) == 1  # the same worker ran both
+    pids = json.loads((engine.store.path(key("first")) / "pids.json").read_text())
+    alive = json.loads((engine.store.path(key("second")) / "alive.json").read_text())
+    assert alive == [False, False, False, True]
+    assert all(map(gone, pids))
 
 
 def test_workers_that_cannot_start_end_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +136,7 @@ def test_a_worker_that_ignores_requests_to_stop_is_killed(engine: Engine, tmp_pa
     stop_when(flag)
     outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload={"flag": str(flag)}), stop_grace_s=0.2)
     assert outcome.interrupted == "SIGINT"
-    assert gone(int(flag.read_text()))
+    assert all(map(gone, json.loads(flag.read_text())))
     assert -signal.SIGKILL in [event["exit_code"] for event in engine.events("WorkerExited")]
 
 
@@ -156,6 +164,17 @@ def test_an_interrupted_run_stops_its_workers(
     assert engine.events("AttemptFailed") == []
     assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_under_nohup_the_terminal_may_close(engine: Engine) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what `nohup` does before it starts a program
+    try:
+        outcome = engine.run(job("first", "hang_up_on_engine"), job("second"), backend=Backend.inline)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert outcome.interrupted is None
 
 
 def test_a_second_signal_skips_the_gentle_steps(engine: Engine, tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from pipeline.scheduler.state import JobStatus
 from tests.doubles import fake_nvml
 from tests.doubles.engine import Engine, job
 
-pytestmark = pytest.mark.timeout(120)
-
 GIB = 1024
 Gpus = Callable[..., list[Device]]
 

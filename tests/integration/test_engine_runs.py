@@ -10,8 +10,6 @@ from pipeline.errors import PlanError
 from pipeline.scheduler.state import JobStatus
 from tests.doubles.engine import Engine, job, key
 
-pytestmark = pytest.mark.timeout(60)
-
 DIAMOND = (
     job("make/000", payload={"value": 1}, round=1, samples=1),
     job("make/001", payload={"value": 2}, round=1, samples=1),
@@ -169,7 +167,6 @@ def test_loading_is_accounted_for(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_two_thousand_jobs_finish(engine: Engine) -> None:
     outcome = engine.run(*(job(f"n/{index}", "nothing", round=index % 4) for index in range(2_000)))
     assert set(outcome.jobs.values()) == {JobStatus.done}

@@ -231,7 +231,6 @@ class Run:
         return self.process.wait()
 
 
-@pytest.mark.timeout(240)
 def test_whole_runs_never_share_a_gpu(start: Start, tmp_path: Path) -> None:
     """`start` describes the machine; two runs take all of it, and two more want a half."""
     runs = [Run(tmp_path, "first"), Run(tmp_path, "second")]

@@ -108,6 +108,6 @@ def test_ctrl_c_ends_following_cleanly(tmp_path: Path) -> None:
             assert following.stdout is not None
             assert following.stdout.readline() == "at work [1/2]\n"
             following.send_signal(signal.SIGINT)
-            rest, errors = following.communicate(timeout=30)
+            rest, errors = following.communicate(timeout=200)
     assert following.returncode == 130
     assert (rest, errors) == ("", "")

@@ -124,7 +124,9 @@ def test_the_chains_share_the_reference(calm: Path) -> None:
 def test_the_same_command_again_runs_nothing_and_prints_the_table(calm: Path, tmp_path: Path) -> None:
     copy = tmp_path / "outputs"
     shutil.copytree(calm, copy, symlinks=True)
+    (copy / ".store" / ".tmp" / "t-verified-1").mkdir()  # left by a run that was killed
     printed = run(copy)
+    assert not list(copy.glob(".store/.tmp/*"))
     assert "nothing to run" in printed
     assert "reference" in printed
     assert events(copy, "JobStarted") == []
@@ -179,7 +181,7 @@ def test_a_killed_engine_leaves_nothing_behind_and_the_same_command_goes_on(calm
     assert len(family) >= 3
     os.kill(engine.pid, signal.SIGKILL)
     engine.wait()
-    _, alive = psutil.wait_procs(family[1:], timeout=5)
+    _, alive = psutil.wait_procs(family[1:], timeout=200)
     assert not alive
     wait_for(lambda: not list(output_dir.glob(".store/.tmp/*")))
     before = set(events(output_dir, "JobFinished"))
@@ -203,12 +205,12 @@ def test_ctrl_c_stops_everything_with_130(tmp_path: Path) -> None:
     wait_for(lambda: journal.exists() and any(e["event"] == "JobStarted" for e in read_journal(journal)))
     family = psutil.Process(engine.pid).children(recursive=True)
     os.killpg(engine.pid, signal.SIGINT)
-    printed, _ = engine.communicate(timeout=60)
+    printed, _ = engine.communicate(timeout=200)
     assert engine.returncode == 130, printed
     assert "Traceback" not in printed
     assert "stopping on Ctrl-C: " in printed
     assert "interrupted" in printed
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=200)
     assert not alive
 
 
@@ -231,7 +233,7 @@ def test_dry_run_imports_no_torch(tmp_path: Path) -> None:
         "import sys; from pipeline.cli import main; "
         f"code = main({arguments!r}); assert code == 0; assert not {{'torch', 'transformers'}} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=200)
 
 
 @pytest.mark.parametrize(

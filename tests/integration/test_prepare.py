@@ -14,8 +14,6 @@ from pipeline.datasets.registry import load_dataset
 from pipeline.models.tiny import make_tokenizer
 from tests.integration.test_main_job import events, results, run_here
 
-pytestmark = pytest.mark.timeout(280)
-
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from pipeline.results.scratch import Scratch
 from pipeline.results.store import MANIFEST, Store
 
 ROOT = Path(__file__).parents[2]
@@ -275,14 +276,13 @@ def test_gc_removes_nothing_while_a_run_uses_the_store(outputs: Outputs) -> None
 
 def test_gc_removes_nothing_while_an_engine_lives_that_holds_no_lock(outputs: Outputs) -> None:
     outputs.add_run("first", KEYS[:1])
-    scratch = outputs.store.scratch(f"first-2026-01-01_00-00-00-{os.getpid()}")
-    scratch.mkdir(parents=True)
-    assert f"the run {scratch.name} is using" in store_command(outputs, "gc", "--yes", code=2)
-    assert scratch.is_dir()
-    # Long before this process began, its number was another's.
-    os.utime(scratch, (1e9, 1e9))
+    scratch = Scratch(outputs.store.scratch("first-2026-01-01_00-00-00-999999999"))
+    scratch.open()
+    assert f"the run {scratch.path.name} is using" in store_command(outputs, "gc", "--yes", code=2)
+    assert scratch.path.is_dir()
+    scratch.close()
     store_command(outputs, "gc", "--yes")
-    assert not scratch.exists()
+    assert outputs.stored() == [0]
 
 
 def test_gc_counts_the_runs_of_other_folders_that_used_the_store(outputs: Outputs, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_the_command_line_knows_the_commands(outputs: Outputs) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "6 outputs checked, 0 damaged\n", "")

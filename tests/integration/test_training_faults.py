@@ -15,8 +15,6 @@ import pytest
 from pipeline.errors import JobStopped
 from tests.doubles.training import MOMENTS, STEPS, TRAININGS, run_training
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ForkServerContext]:

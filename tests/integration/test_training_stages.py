@@ -16,8 +16,6 @@ from pipeline.plan.job import Job
 from pipeline.results.store import Store
 from tests.doubles.engine import Engine
 
-pytestmark = pytest.mark.timeout(120)
-
 SMALL = (
     "experiment.name=t",
     "models.tiny.steps=30",
@@ -87,7 +85,7 @@ def test_a_run_that_is_interrupted_goes_on_where_its_trainings_were(
 
 
 def interrupt_when(flag: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not flag.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)

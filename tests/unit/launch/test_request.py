@@ -83,7 +83,6 @@ def test_where_processes_meet(fields: dict[str, Any], environment: dict[str, str
 
 
 def test_a_meeting_as_torchrun_takes_it() -> None:
-    assert Meeting(1, 0, "127.0.0.1", None).torchrun() == ["--standalone"]
     assert Meeting(2, 1, "a", 7).torchrun() == [
         "--nnodes=2",
         "--node-rank=1",

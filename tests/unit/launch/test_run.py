@@ -45,7 +45,7 @@ def take(heard: list[str], environ: dict[str, str] | None = None, **fields: Any)
 def test_local_rank_i_is_on_the_ith_of_the_list(heard: list[str]) -> None:
     with take(heard, gpus=[6, 1, 4]) as lease:
         assert [device.index for device in lease.devices] == [6, 1, 4]
-        environment = rank_environment({}, lease.devices, 16)
+        environment = rank_environment({}, lease.devices, 16, alone=True)
     ids = [uuid.split("-")[1] for uuid in environment["CUDA_VISIBLE_DEVICES"].split(",")]
     assert ids == ["00000006", "00000001", "00000004"]
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -104,7 +104,7 @@ def test_slices_cannot_work_together(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_the_cpu_needs_no_lease(heard: list[str]) -> None:
     with take(heard, device=DeviceChoice.cpu, nproc=3) as lease:
         assert len(lease.devices) == 3
-        assert rank_environment({}, lease.devices, 2)["CUDA_VISIBLE_DEVICES"] == ""
+        assert rank_environment({}, lease.devices, 2, alone=True)["CUDA_VISIBLE_DEVICES"] == ""
         assert describe(lease.devices, Meeting(1, 0, "a", 7)) == "3 processes on the CPU, meeting at a:7"
 
 
@@ -122,7 +122,7 @@ def test_nothing_of_another_launcher_is_inherited() -> None:
         "PMI_RANK": "1",
     }
     kept = {"SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "3", "NCCL_DEBUG": "INFO"}
-    environment = rank_environment({**leaked, **kept}, cpu_slots(2), 64)
+    environment = rank_environment({**leaked, **kept}, cpu_slots(2), 64, alone=False)
     assert not set(leaked) & set(environment)
     assert kept.items() <= environment.items()
 

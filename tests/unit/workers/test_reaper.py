@@ -6,11 +6,8 @@ import subprocess
 from pathlib import Path
 
 import psutil
-import pytest
 
 from pipeline.workers.reaper import Reaper
-
-pytestmark = pytest.mark.timeout(30)
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -26,9 +23,9 @@ def test_what_is_registered_goes_and_what_was_forgotten_stays(tmp_path: Path) ->
     try:
         for process, name in ((gone, "gone"), (kept, "kept")):
             reaper.watch_group(process.pid)
-            reaper.watch_folder(tmp_path / name)
+            reaper.watch_path(tmp_path / name)
         reaper.forget_group(kept.pid)
-        reaper.forget_folder(tmp_path / "kept")
+        reaper.forget_path(tmp_path / "kept")
         reaper.close()
         assert gone.wait(10) == -signal.SIGKILL
         assert kept.poll() is None
@@ -43,7 +40,7 @@ def test_what_is_registered_goes_and_what_was_forgotten_stays(tmp_path: Path) ->
 def test_it_is_out_of_reach_of_the_terminal_and_ends_with_the_engine() -> None:
     reaper = Reaper()
     assert os.getsid(reaper.pid) != os.getsid(0)
-    reaper.watch_folder(Path("/no/such/folder"))
+    reaper.watch_path(Path("/no/such/folder"))
     os.kill(reaper.pid, signal.SIGTERM)  # ignored, or not yet set up: then it ends, which is noticed below
     reaper.close()
     assert not psutil.pid_exists(reaper.pid)

@@ -1,0 +1,192 @@
+"""Processes that ours have started, and those that these have started: found wherever they went, and ended.
+
+    by parents   the chain of parents leads to us. A process that adopts orphans stays in that chain as long as it
+                 lives, even where a descendant was forked twice or has emptied its environment.
+    by a tag     a word in the environment, which children inherit. It still leads to them when whoever started
+                 them is dead, and whatever session or process group they have moved to.
+
+A process is named by its number and the time it began, and compared once more right before it is killed, as its
+number may have gone to another meanwhile. Nothing but the standard library is needed, since the reaper loads this
+too. Linux only: elsewhere nothing is found, and process groups are what ends children.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+VARIABLE = "PIPELINE_TAGS"
+"""Environment variable with the tags of a process: its own, and before it those of whoever started it."""
+_SEPARATOR = ":"
+_PATIENCE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Process(NamedTuple):
+    """A process, as told apart from an earlier or later one of the same number.
+
+    Attributes:
+        pid: Its number.
+        began: When it started, in the kernel's clock ticks.
+        parent: Number of its parent.
+        is_over: Whether only its exit code is left of it.
+    """
+
+    pid: int
+    began: int
+    parent: int
+    is_over: bool
+
+
+# -- what is arranged beforehand -------------------------------------------------------------------------------
+
+
+def new_tag() -> str:
+    """A tag that no other process has."""
+    return os.urandom(8).hex()
+
+
+def with_tag(environ: Mapping[str, str], tag: str) -> dict[str, str]:
+    """An environment with one more tag; those that are in it stay."""
+    return {**environ, VARIABLE: _SEPARATOR.join(filter(None, (environ.get(VARIABLE), tag)))}
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent ends. Linux only."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends, however that happens. Linux only.
+
+    The signal is in fact tied to the *thread* that started this process; the engine starts workers from the
+    thread that runs the plan, which lives as long.
+
+    Args:
+        parent: Its number, as the parent itself has told it: it may be gone already, and then this process ends.
+        number: The signal.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(128 + number)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        import ctypes  # a process that only looks has no use for it
+
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+# -- finding ---------------------------------------------------------------------------------------------------
+
+
+def tagged(tags: Collection[str]) -> set[Process]:
+    """The processes that carry one of some tags."""
+    return {process for process in _all() if not process.is_over and not _tags(process.pid).isdisjoint(tags)}
+
+
+def below(*roots: int) -> set[Process]:
+    """The processes whose chain of parents leads to one of some processes, without these."""
+    children: dict[int, list[Process]] = {}
+    for process in _all():
+        children.setdefault(process.parent, []).append(process)
+    found: set[Process] = set()
+    pending = list(roots)
+    while pending:
+        new = set(children.get(pending.pop(), ())) - found
+        found |= new
+        pending += [process.pid for process in new]
+    return {process for process in found if not process.is_over and process.pid not in roots}
+
+
+def children() -> set[Process]:
+    """The children of this process, with those that are over and were not asked for their exit code yet."""
+    return {process for process in _all() if process.parent == os.getpid()}
+
+
+def alive(processes: Iterable[Process]) -> set[Process]:
+    """Those of some processes that are not over yet, as they are now."""
+    now = ((process, _look(process.pid)) for process in processes)
+    return {found for process, found in now if found and found.began == process.began and not found.is_over}
+
+
+def _all() -> Iterator[Process]:
+    try:
+        numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names are enough
+    except OSError:
+        return
+    for number in numbers:
+        if process := _look(number):
+            yield process
+
+
+def _look(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hundreds of times in a row
+            # The name, in parentheses, may itself hold parentheses and spaces.
+            fields = file.read().rpartition(b")")[2].split()
+        return Process(pid, began=int(fields[19]), parent=int(fields[1]), is_over=fields[0] in (b"Z", b"X"))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _tags(pid: int) -> set[str]:
+    name = f"{VARIABLE}=".encode()
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
+            found = [entry for entry in file.read().split(b"\0") if entry.startswith(name)]
+    except OSError:  # gone, or of another user
+        return set()
+    return {tag for entry in found for tag in entry[len(name) :].decode(errors="replace").split(_SEPARATOR)}
+
+
+# -- ending ----------------------------------------------------------------------------------------------------
+
+
+def end(find: Callable[[], set[Process]], patience_s: float = _PATIENCE_S) -> set[Process]:
+    """Kill processes until none is found any more, so that those which they start meanwhile end too.
+
+    Args:
+        find: Looks for them. This process is never killed.
+        patience_s: Seconds after which what still lives is given up: the kernel itself may hold it.
+
+    Returns:
+        What was given up.
+    """
+    give_up, pause_s = time.monotonic() + patience_s, 0.001
+    while (found := {process for process in find() if process.pid != os.getpid()}) and time.monotonic() < give_up:
+        for process in found:
+            _kill(process)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+    return found
+
+
+def end_own(patience_s: float = _PATIENCE_S) -> set[Process]:
+    """Kill every descendant of this process, which adopts orphans; otherwise as `end`."""
+    return end(lambda: below(os.getpid()), patience_s)
+
+
+def _kill(process: Process) -> None:
+    handle = None
+    with suppress(AttributeError, OSError):  # neither macOS nor Linux before 5.3 has it
+        handle = os.pidfd_open(process.pid)
+    try:
+        # The handle stays with the process that has the number now, so nothing can change after this comparison.
+        if alive([process]):
+            if handle is None:
+                os.kill(process.pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    finally:
+        if handle is not None:
+            os.close(handle)

@@ -1,0 +1,70 @@
+"""Descendants are found wherever they have gone, and nothing else is ever killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline import descendants
+from pipeline.descendants import Process
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is found")
+
+ADOPTER = """
+import subprocess, sys
+from pipeline import descendants
+descendants.adopt_orphans()
+daemon = "env -i setsid sleep 3600 >/dev/null 2>&1 & echo $!"
+pid = int(subprocess.check_output(["sh", "-c", daemon]))
+assert {one.pid for one in descendants.below(descendants.os.getpid())} == {pid}
+print(descendants.end_own(), descendants.below(descendants.os.getpid()), descendants.alive(descendants.children()))
+"""
+
+
+@pytest.fixture
+def tag() -> Iterator[str]:
+    tag = descendants.new_tag()
+    yield tag
+    assert descendants.end(lambda: descendants.tagged({tag})) == set()
+
+
+def sleeper(environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(["sleep", "3600"], env=environment, start_new_session=True)
+
+
+def test_what_carries_a_tag_is_ended_and_what_carries_another_is_not(tag: str) -> None:
+    outer = descendants.with_tag(os.environ, descendants.new_tag())
+    ours, theirs = sleeper(descendants.with_tag(outer, tag)), sleeper(outer)
+    try:
+        assert {one.pid for one in descendants.tagged({tag})} == {ours.pid}
+        assert descendants.end(lambda: descendants.tagged({tag})) == set()
+        assert ours.wait() == -signal.SIGKILL
+        assert theirs.poll() is None
+    finally:
+        theirs.kill()
+        theirs.wait()
+
+
+def test_whoever_adopts_orphans_finds_those_without_an_environment() -> None:
+    said = subprocess.check_output([sys.executable, "-c", ADOPTER], cwd=Path(__file__).parents[2], text=True)
+    assert said.split() == ["set()"] * 3
+
+
+def test_a_number_that_has_gone_to_another_process_is_left_alone(tag: str) -> None:
+    other = sleeper(descendants.with_tag(os.environ, tag))
+    (process,) = descendants.tagged({tag})
+    earlier = Process(other.pid, process.began - 1, process.parent, is_over=False)
+    assert descendants.alive([earlier]) == set()
+    assert descendants.end(lambda: {earlier}, patience_s=0.05) == {earlier}
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_this_process_is_never_among_them() -> None:
+    (me,) = [one for one in descendants.below(os.getppid()) if one.pid == os.getpid()]
+    assert descendants.end(lambda: {me}) == set()
