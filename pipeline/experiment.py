@@ -28,6 +28,7 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.models import check_models
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
+from pipeline.plan.rewards import try_rewards
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
@@ -89,11 +90,11 @@ def run_experiment(config: Config, console: Console) -> int:
     """
     request = prepare(config)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
-    for warning in request.warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    _warn(request.warnings, console)
     if config.dry_run:
         # A dry run only looks, and writes nothing.
         stored = look_up(request, lambda key: store.problem(key, checksums=False))
+        _rewards_tried(request, stored, console)
         check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
         print_plan(request, stored, console)
         return 0
@@ -103,11 +104,30 @@ def run_experiment(config: Config, console: Console) -> int:
             stored = look_up(request, verified.problem)
             if not stored.missing:
                 return carry_out(request, stored, verified, console)
+            request = _rewards_tried(request, stored, console)
             check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
             with _lease(config, console) as lease:
                 return carry_out(replace(request, devices=lease.devices), stored, verified, console)
     finally:
         shutil.rmtree(verified.folder, ignore_errors=True)
+
+
+def _rewards_tried(request: Request, stored: Stored, console: Console) -> Request:
+    """Call rewards once before they are needed for the first time.
+
+    Raises:
+        ConfigError: One cannot work with its dataset.
+    """
+    if not stored.missing:
+        return request
+    warnings = try_rewards(request.config)
+    _warn(warnings, console)
+    return replace(request, warnings=(*request.warnings, *warnings))
+
+
+def _warn(warnings: Sequence[str], console: Console) -> None:
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _lease(config: Config, console: Console) -> LeaseSet:

@@ -20,14 +20,14 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from pipeline.rewards.traits import RewardTraits, traits_of
+from pipeline.config.place import own_place, told
+from pipeline.rewards.traits import RewardTraits, read_scores, traits_of
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_ERROR = 4000
@@ -37,7 +37,7 @@ _LONGEST_ANSWER = 1000
 def main() -> None:
     """Grade until the pool hangs up."""
     settings = json.loads(sys.argv[1])
-    _die_with_parent(int(settings["parent_pid"]))
+    die_with_parent(int(settings["parent_pid"]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the pool
     sys.path[:] = settings["sys_path"]
     os.set_inheritable(int(settings["fd"]), False)
@@ -141,10 +141,7 @@ def _arguments(item: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(given: Any, traits: RewardTraits, item: dict[str, Any]) -> dict[str, Any]:
-    scores = list(given)
-    if len(scores) != 1:
-        raise ValueError(f"the reward returned {len(scores)} scores for one completion")
-    value = None if scores[0] is None else float(scores[0])
+    value = read_scores(given, 1)[0]
     if value is not None and math.isinf(value):
         raise ValueError("the reward is infinite")
     answer = traits.answer(item["completion"])
@@ -155,17 +152,17 @@ def _checked(given: Any, traits: RewardTraits, item: dict[str, Any]) -> dict[str
 
 
 def _told(error: BaseException) -> str:
-    text = "".join(traceback.format_exception_only(error)).strip()
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return text[:_LONGEST_ERROR] + where
+    text = told(error)
+    if len(text) <= _LONGEST_ERROR:
+        return text
+    return f"{text[:_LONGEST_ERROR]}... ({own_place(error)})"
 
 
 def _ignore(name: str, value: object) -> None:
     """TRL's hooks for rewards that log something of their own."""
 
 
-def _die_with_parent(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int) -> None:
     """Have the kernel end this process with its parent, even while a regular expression holds the interpreter."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
