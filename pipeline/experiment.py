@@ -36,7 +36,7 @@ from pipeline.report.gpus import GpuLog
 from pipeline.report.live import make_reporter
 from pipeline.report.plan import plan_table
 from pipeline.report.tables import result_tables
-from pipeline.report.words import duration, jobs
+from pipeline.report.words import duration, jobs, logs_command
 from pipeline.results.compute import collect_compute, read_compute, write_compute
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
@@ -375,6 +375,7 @@ def _announce(request: Request, missing: Sequence[str], run: RunFolder, console:
 
 
 def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console: Console) -> int:
+    config = request.config
     if outcome is None:
         return 0
     if outcome.makespan is not None:
@@ -390,8 +391,10 @@ def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console
     if outcome.interrupted:
         console.print(f"interrupted by {outcome.interrupted}; the same command goes on from here", style="yellow")
         return INTERRUPTED[outcome.interrupted]
-    if outcome.failures():
+    if failures := outcome.failures():
         console.print(f"logs: {_short(run.path)}/jobs/", highlight=False, soft_wrap=True)
+        command = logs_command(Path(config.output_dir), config.experiment.name, failures[0][0])
+        console.print(f"read the first: {command}", markup=False, highlight=False, soft_wrap=True)
         return SOME_FAILED
     return 0
 

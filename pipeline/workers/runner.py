@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
+from pipeline.config.place import own_place
 from pipeline.errors import DamagedOutput, GangError, JobError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.store import Store
@@ -283,10 +284,17 @@ def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
         kind=classify(error).value,
         damaged_key=_damaged_key(error),
         rank=error.rank if isinstance(error, GangError) else None,
-        message=str(error)[:_MAX_TEXT],
+        message=_with_place(error)[:_MAX_TEXT],
         traceback="".join(traceback.format_exception(error))[-_MAX_TEXT:],
         run_s=round(time.monotonic() - start, 6),
     )
+
+
+def _with_place(error: BaseException) -> str:
+    """What an exception says; in its first line, which is shown alone, where in the user's code it comes from."""
+    first, line, rest = str(error).strip().partition("\n")
+    place = own_place(error)
+    return f"{first} ({place})".lstrip() + line + rest if place else str(error)
 
 
 def _damaged_key(error: BaseException) -> str:

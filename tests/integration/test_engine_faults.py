@@ -12,6 +12,7 @@ from pipeline.devices import visibility
 from pipeline.errors import WorkerError
 from pipeline.scheduler.state import JobStatus
 from pipeline.workers import process
+from tests.doubles import bodies
 from tests.doubles.engine import Engine, job
 
 pytestmark = pytest.mark.timeout(60)
@@ -69,7 +70,7 @@ def test_the_stack_of_a_crash_is_in_the_jobs_log(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("raise_error", "ValueError: this body raises"),
+        ("raise_error", f"ValueError: this body raises ({bodies.__file__}:"),
         ("raise_system_exit", "SystemExit: 3"),
         ("raise_keyboard_interrupt", "KeyboardInterrupt"),
         ("no_function", "does not name a function"),
