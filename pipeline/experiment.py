@@ -40,6 +40,7 @@ from pipeline.report.words import duration, jobs, logs_command
 from pipeline.results.compute import collect_compute, read_compute, write_compute
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
+from pipeline.results.notes import collect_notes
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.peaks import read_peaks, update_peaks
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
@@ -235,6 +236,9 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
             _tell_prepared(request, outcome, console)
         else:
             print_results(console, rows, run, config.evaluation.confidence)
+        for note in collect_notes(store, plan.jobs.values()):
+            log.warning("%s", note)
+            console.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
         for note in _notes(config) if rows else []:
             console.print(note, style="dim", markup=False, highlight=False)
         return _conclude(request, outcome, run, console)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pipeline.algos.base import JobContext
+from pipeline.algos.shortage import Tally, read_tally
 
 FILE = "generation.json"
 GENERATED = "generate@so_far"
@@ -18,9 +21,13 @@ def rounds_to_train_on(ctx: JobContext, *, aggregate: bool) -> tuple[Path, ...]:
     return folders if aggregate else folders[len(folders) // ctx.round * (ctx.round - 1) :]
 
 
-def write_generation(ctx: JobContext, prompts: int, completions: int, tokens: int) -> None:
-    """Note what generation took: prompts, completions and their tokens."""
-    about = {"prompts": prompts, "completions": completions, "tokens": tokens}
+def write_generation(
+    ctx: JobContext, prompts: int, completions: int, tokens: int, tally: Tally | None = None
+) -> None:
+    """Note what generation took: prompts, completions and their tokens; and what became of them, if given."""
+    about: dict[str, Any] = {"prompts": prompts, "completions": completions, "tokens": tokens}
+    if tally is not None:
+        about["tally"] = asdict(tally)
     (ctx.out / FILE).write_text(json.dumps(about) + "\n")
 
 
@@ -28,3 +35,8 @@ def tokens_generated(ctx: JobContext) -> int:
     """Tokens that this round has generated to learn from."""
     folders = rounds_to_train_on(ctx, aggregate=False)
     return sum(int(json.loads((folder / FILE).read_bytes())["tokens"]) for folder in folders)
+
+
+def tally_of(ctx: JobContext, *, aggregate: bool) -> Tally | None:
+    """What became of what was drawn for this round's training."""
+    return read_tally(rounds_to_train_on(ctx, aggregate=aggregate), FILE)

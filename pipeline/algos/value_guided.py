@@ -96,7 +96,8 @@ class ValueGuidedAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""
         with ctx.loading():
-            from pipeline.algos.rounds import tokens_generated
+            from pipeline.algos.rounds import tally_of, tokens_generated
+            from pipeline.algos.shortage import noted
             from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
             from pipeline.training.distributed import save_model
@@ -129,6 +130,7 @@ class ValueGuidedAlgorithms(Algorithm):
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
             "sequences": len(data),
             "mean_label": float(data.labels.mean()) if len(data) else None,
+            **noted(len(data), algo.batch_size, tally_of(ctx, aggregate=algo.aggregate)),
         }
         (ctx.out / "training.json").write_text(json.dumps({**about, "loss": losses}) + "\n")
 
