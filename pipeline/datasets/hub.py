@@ -83,8 +83,7 @@ def why_not(error: BaseException, trouble: str) -> tuple[str, BaseException | No
 
 
 def _trouble(kind: str, repo: str) -> str:
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
