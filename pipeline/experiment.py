@@ -31,6 +31,7 @@ from pipeline.plan.job import Job
 from pipeline.plan.models import check_models, count_weights
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
+from pipeline.plan.rewards import try_rewards
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
@@ -38,11 +39,12 @@ from pipeline.report.gpus import GpuLog
 from pipeline.report.live import make_reporter
 from pipeline.report.plan import plan_table
 from pipeline.report.tables import result_tables
-from pipeline.report.words import duration, jobs
+from pipeline.report.words import duration, jobs, logs_command
 from pipeline.results.compute import collect_compute, read_compute, write_compute
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
 from pipeline.results.links import link_all, link_stored
+from pipeline.results.notes import collect_notes
 from pipeline.results.outputs import PAGE
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.peaks import read_peaks, update_peaks
@@ -105,11 +107,11 @@ def run_experiment(config: Config, console: Console, label: str = "") -> int:
     """
     request = replace(prepare(config), label=label)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
-    for warning in request.warnings:
-        say(console, f"warning: {warning}", "yellow")
+    _warn(request.warnings, console)
     if config.dry_run:
         # A dry run only looks, and writes nothing.
         stored = look_up(request, lambda key: store.problem(key, checksums=False))
+        _rewards_tried(request, stored, console)
         check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
         print_plan(request, stored, console)
         return 0
@@ -117,6 +119,7 @@ def run_experiment(config: Config, console: Console, label: str = "") -> int:
         stored = look_up(request, verified.problem)
         if not stored.missing:
             return carry_out(request, stored, verified, console)
+        request = _rewards_tried(request, stored, console)
         check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
         with _lease(config, console) as lease:
             return carry_out(replace(request, devices=lease.devices), stored, verified, console)
@@ -136,6 +139,24 @@ def _notes_of(request: Request) -> Iterator[Verified]:
         yield Verified(store, scratch.path)
     finally:
         scratch.close()
+
+
+def _rewards_tried(request: Request, stored: Stored, console: Console) -> Request:
+    """Call rewards once before they are needed for the first time.
+
+    Raises:
+        ConfigError: One cannot work with its dataset.
+    """
+    if not stored.missing:
+        return request
+    warnings = try_rewards(request.config)
+    _warn(warnings, console)
+    return replace(request, warnings=(*request.warnings, *warnings))
+
+
+def _warn(warnings: Sequence[str], console: Console) -> None:
+    for warning in warnings:
+        say(console, f"warning: {warning}", "bold")
 
 
 def _lease(config: Config, console: Console) -> LeaseSet:
@@ -256,6 +277,9 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
             _tell_prepared(request, outcome, console)
         else:
             print_results(console, rows, run, config.evaluation.confidence, request.label)
+        for note in collect_notes(store, plan.jobs.values()):
+            log.warning("%s", note)
+            say(console, f"note: {note}", "bold")
         for note in _notes(config) if rows else []:
             log.info("%s", note)
             console.print(Text(note, style="dim"))
@@ -431,6 +455,7 @@ def _announce(request: Request, missing: Sequence[str], run: RunFolder, console:
 
 
 def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console: Console) -> int:
+    config = request.config
     if outcome is None:
         return 0
     if outcome.makespan is not None:
@@ -448,8 +473,12 @@ def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console
         log.warning("interrupted by %s; the same command goes on from here", outcome.interrupted)
         say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "bold")
         return INTERRUPTED[outcome.interrupted]
-    if outcome.failures():
+    if failures := outcome.failures():
         say(console, f"logs: {_short(run.path)}/jobs/")
+        say(
+            console,
+            f"read the first: {logs_command(Path(config.output_dir), config.experiment.name, failures[0][0])}",
+        )
         return SOME_FAILED
     return 0
 

@@ -63,7 +63,7 @@ class BestOfN(Algorithm):
         dataset = text.open_dataset(ctx)
         groups = draw_groups(ctx, dataset, text.reference_policy(ctx, dataset), algo.num_generations)
         groups.pairs(algo.preferences).save(ctx.out, PAIRS)
-        write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated)
+        write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated, groups.tally())
 
     def train(self, ctx: JobContext) -> None:
         """Fit the reward model that picks."""

@@ -37,11 +37,14 @@ class DPO(PostTrainingAlgorithms):
             from pipeline.algos import text
             from pipeline.algos.groups import PAIRS
             from pipeline.algos.rounds import write_generation
+            from pipeline.results.outputs import Tally
         rows = text.round_rows(ctx, text.open_dataset(ctx))
         _, tokenizer = text.reference_model(ctx)
-        existing_sequences(rows, tokenizer).save(ctx.out, PAIRS)
+        pairs = existing_sequences(rows, tokenizer)
+        pairs.save(ctx.out, PAIRS)
         ctx.progress(len(rows), total=len(rows))
-        write_generation(ctx, len(rows), 0, 0)
+        same = len(rows) - len(pairs) // 2
+        write_generation(ctx, len(rows), 0, 0, Tally("pairs", len(rows), same=same))
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
         """Write the pairs."""

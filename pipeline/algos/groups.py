@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,15 @@ from pipeline.config.schema import PreferenceConfig
 from pipeline.datasets.base import Dataset
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import Keys, sample_keys, uniforms
+from pipeline.results.outputs import Tally
 from pipeline.rewards.preference import UNDECIDED, decide
 from pipeline.rewards.scoring import Scored
 from pipeline.training.sequences import Sequences
 
+_T = TypeVar("_T")
+
 PAIRS = "pairs.safetensors"
+_ENDS = ((np.min, np.inf), (np.max, -np.inf))
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,24 @@ class Groups:
                     places += [one, other] if verdict == 1 else [other, one]
                     wanted -= 1
         return self.sequences(places, [1.0, 0.0] * (len(places) // 2))
+
+    def tally(self) -> Tally:
+        """Prompts whose completions have no score, score all alike, or are all wrong."""
+        table = self.scored.values.reshape(-1, self.size)
+        unscored = np.isnan(table).all(1)
+        low, high = (pick(np.where(np.isnan(table), fill, table), axis=1) for pick, fill in _ENDS)
+        judged = self._by_prompt(self.scored.correct)
+        return Tally(
+            "prompts",
+            len(self.keys),
+            unscored=int(unscored.sum()),
+            equal=int(((low == high) & ~unscored).sum()),
+            wrong=sum(all(one is False for one in group) for group in judged),
+            same=sum(len(set(map(tuple, group))) == 1 for group in self._by_prompt(self.tokens)),
+        )
+
+    def _by_prompt(self, listed: Sequence[_T]) -> list[Sequence[_T]]:
+        return [listed[at : at + self.size] for at in range(0, len(listed), self.size)]
 
     def best(self) -> list[int]:
         """The highest-scored completion of each prompt, the first of equals; none where none has a score."""

@@ -35,7 +35,7 @@ class PITA(ValueGuidedAlgorithms):
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
         """Two completions from every cut; pairs of which nothing can be said are left out."""
         from pipeline.algos import text
-        from pipeline.algos.rollouts import Rollouts
+        from pipeline.algos.rollouts import Rollouts, tally_of_pairs
         from pipeline.rewards.preference import decide
         from pipeline.training.sequences import Sequences
 
@@ -57,7 +57,7 @@ class PITA(ValueGuidedAlgorithms):
             beta=algo.beta,
             ties=algo.ties,
         )
-        rollouts.note_cost()
+        rollouts.note_cost(tally_of_pairs(scored[0], scored[1], preferred))
         kept = [index for index in range(len(cuts)) if preferred[index] >= 0]
         sides = [(index, side) for index in kept for side in (0, 1)]
         return Sequences.of(

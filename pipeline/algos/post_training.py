@@ -84,12 +84,13 @@ class PostTrainingAlgorithms(Algorithm):
         policy = self.current_policy(ctx, dataset)
         groups = draw_groups(ctx, dataset, policy, algo.num_generations)
         self.keep(ctx, policy, groups)
-        write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated)
+        write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated, groups.tally())
 
     def train(self, ctx: JobContext) -> None:
         """Train, and save a model that loads as any other, with its tokenizer."""
         with ctx.loading():
-            from pipeline.algos.rounds import tokens_generated
+            from pipeline.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
+            from pipeline.algos.shortage import noted, teaching
             from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
             from pipeline.training.lora import merged
@@ -104,7 +105,10 @@ class PostTrainingAlgorithms(Algorithm):
         whole.save_pretrained(ctx.out)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
         tokenizer.save_pretrained(ctx.out)
-        (ctx.out / TRAINING).write_text(json_text({**spent, **about}) + "\n")
+        algo = policy_settings(ctx)
+        tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
+        note = noted(teaching(about, algo.num_generations), algo.batch_size, tally)
+        (ctx.out / TRAINING).write_text(json_text({**spent, **about, **note}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the trained policy, and compare it with the reference."""

@@ -5,10 +5,13 @@ Only for datasets that are read from files or the hub; the others make their row
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar
 
 from pipeline.algos.base import REFERENCE_TRAIN, Algorithm, JobContext, Read, Stage
 from pipeline.errors import JobError
+
+log = logging.getLogger("pipeline")
 
 NAME = "dataset"
 PREPARE = Stage("prepare", config=("dataset",), seeded=False, loads_models=False, seconds=5.0)
@@ -29,10 +32,17 @@ class Preparation(Algorithm):
     stages: ClassVar[tuple[Stage, ...]] = (PREPARE, TOKENIZE)
 
     def prepare(self, ctx: JobContext) -> None:
-        """Read the source once and write its rows by split."""
+        """Read the source once and write its rows by split; then see whether the rewards can work with them."""
         with ctx.loading():
-            from pipeline.datasets.prepared import prepare
-        prepare(ctx.config.dataset, ctx.out)
+            from pipeline.datasets.prepared import PreparedDataset, prepare
+            from pipeline.datasets.registry import load_dataset
+            from pipeline.rewards.probe import check_rewards
+        config = ctx.config.dataset
+        about = prepare(config, ctx.out)
+        rows = PreparedDataset(ctx.out)
+        first, name = rows.row(int(rows.ids("train")[0])), ctx.job_id.partition("/")[0]
+        for warning in check_rewards(name, config, load_dataset(config), first, about["columns"]):
+            log.warning("%s", warning)
 
     def tokenize(self, ctx: JobContext) -> None:
         """Write the token ids of every prompt, by the reference's tokenizer."""

@@ -51,6 +51,7 @@ class QSharp(ValueGuidedAlgorithms):
 
         from pipeline.algos import text
         from pipeline.algos.rollouts import Rollouts
+        from pipeline.results.outputs import Tally
         from pipeline.training.sequences import Sequences
 
         rollouts = Rollouts(ctx, dataset, roll_in)
@@ -58,10 +59,10 @@ class QSharp(ValueGuidedAlgorithms):
         cuts = rollouts.cut()
         prefixes = [tokens[: cut + 1] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
         completions = rollouts.finish(reference, prefixes, "roll_out")
-        rollouts.note_cost()
         size = ctx.config.data_collection.reward_batch_size
         rewards = text.score_completions(ctx, reference, rollouts.rows, completions, size)
         kept = [index for index in range(len(completions)) if not np.isnan(rewards[index])]
+        rollouts.note_cost(Tally("completions", len(completions), unscored=len(completions) - len(kept)))
         labels = self.labels(ctx, rewards[kept])
         return Sequences.of(
             [rollouts.prompts[index] + completions[index] for index in kept],

@@ -44,7 +44,7 @@ class QSharpHF(QSharp):
         """Two roll-outs per roll-in, still without labels; and the pairs that can be decided."""
         from pipeline.algos import text
         from pipeline.algos.groups import PAIRS
-        from pipeline.algos.rollouts import Rollouts
+        from pipeline.algos.rollouts import Rollouts, tally_of_pairs
         from pipeline.rewards.preference import UNDECIDED, decide
         from pipeline.training.sequences import Sequences
 
@@ -52,7 +52,6 @@ class QSharpHF(QSharp):
         cuts = rollouts.cut()
         prefixes = [tokens[:cut] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
         pair = [rollouts.finish(reference, prefixes, stream) for stream in ("first", "second")]
-        rollouts.note_cost()
         size, how = ctx.config.data_collection.reward_batch_size, _settings(ctx).preferences
         scored = [text.score(ctx, rollouts.rows, reference.text(side), side, size) for side in pair]
         decided = decide(
@@ -64,6 +63,7 @@ class QSharpHF(QSharp):
             beta=how.beta,
             ties=how.ties,
         )
+        rollouts.note_cost(tally_of_pairs(scored[0], scored[1], decided))
         best = [
             index for index, one in enumerate(decided) if one != UNDECIDED and pair[0][index] != pair[1][index]
         ]

@@ -57,6 +57,8 @@ class LearntReward:
         with ctx.loading():
             from pipeline.algos.groups import PAIRS
             from pipeline.algos.post_training import fitting_of
+            from pipeline.algos.rounds import tally_of
+            from pipeline.algos.shortage import noted
             from pipeline.training.policy import trained_tokens
             from pipeline.training.reward_model import fit_reward_model
             from pipeline.training.sequences import Sequences
@@ -70,6 +72,10 @@ class LearntReward:
             "tokens_trained": trained_tokens(pairs, settings.epochs),
             "loss": losses,
         }
+        if ctx.ranks.is_first:
+            self.about |= noted(
+                len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to"
+            )
 
     def scores(self, data: Sequences) -> NDArray[np.float64]:
         """Standardised scores of sequences: of mean 0 and deviation 1 over them all."""

@@ -13,6 +13,9 @@ from pipeline.algos.text import encode, round_rows, row_ids
 from pipeline.datasets.base import Dataset
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import Keys, sample_keys, uniforms
+from pipeline.results.outputs import Tally
+from pipeline.rewards.preference import UNDECIDED
+from pipeline.rewards.scoring import Scored
 
 
 class Rollouts:
@@ -38,9 +41,9 @@ class Rollouts:
         self.rows = [row for row in rows for _ in range(self._samples)]
         self.prompts = [prompt for prompt in encoded for _ in range(self._samples)]
 
-    def note_cost(self) -> None:
-        """Write down what all of it has taken."""
-        write_generation(self._ctx, len(self._ids), len(self.rows), self._generated)
+    def note_cost(self, tally: Tally | None = None) -> None:
+        """Write down what all of it has taken, and what became of it."""
+        write_generation(self._ctx, len(self._ids), len(self.rows), self._generated, tally)
 
     def keys(self, stream: str) -> Keys:
         """Streams of draws for a purpose, shape [prompts, samples]; every round has its own."""
@@ -82,3 +85,13 @@ class Rollouts:
 
     def _report(self, done: int, tokens: int) -> None:
         self._ctx.progress(min(done, len(self._ids) * self._samples), tokens=self._generated + tokens)
+
+
+def tally_of_pairs(first: Scored, second: Scored, decided: NDArray[np.int8]) -> Tally:
+    """Pairs of which nothing can be said, and whether that is for want of a score or of a difference."""
+    failed = [a is not None or b is not None for a, b in zip(first.faults, second.faults, strict=True)]
+    unscored = np.isnan(first.values) | np.isnan(second.values) | np.array(failed, bool)
+    open_ones = decided == UNDECIDED
+    return Tally(
+        "pairs", len(decided), unscored=int((open_ones & unscored).sum()), equal=int((open_ones & ~unscored).sum())
+    )

@@ -10,8 +10,6 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-import sysconfig
-import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
@@ -24,9 +22,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.config.place import is_installed, place_of
 from pipeline.errors import ConfigError, JobError
 
-_PACKAGE = Path(__file__).parent.parent
 _brought_torch: list[str] = []
 
 
@@ -196,7 +194,7 @@ def _import_module(module: str, path: str) -> Any:
 def _no_such_module(path: str, missing: str) -> str:
     parent, _, leaf = missing.rpartition(".")
     if not parent:
-        folders = [entry or str(Path.cwd()) for entry in sys.path if not _is_installed(entry)]
+        folders = [entry or str(Path.cwd()) for entry in sys.path if not is_installed(entry)]
         near = _near(leaf, (info.name for info in pkgutil.iter_modules(folders)))
         return (
             f"cannot import '{path}': there is no module '{leaf}' in {', '.join(folders)}, nor among the "
@@ -228,26 +226,6 @@ def _hidden(parent: str, leaf: str, searched: Iterable[str]) -> str:
 
 def _failed(path: str, error: BaseException) -> str:
     return f"cannot import '{path}': {place_of(error)}{type(error).__name__}: {error}"
-
-
-def place_of(error: BaseException) -> str:
-    """The line of the user's code that an error comes from, to begin a message with: ``file:12 (x = y): ``."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno} ({(error.text or '').strip()}): "
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if not _is_installed(frame.filename) and not _is_ours(frame.filename)]
-    last = next(reversed(own or [frame for frame in frames if not _is_ours(frame.filename)]), None)
-    return f"{last.filename}:{last.lineno} ({last.line}): " if last else ""
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(_PACKAGE)
-
-
-def _is_installed(file: str) -> bool:
-    folders = sysconfig.get_paths()
-    known = (folders[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return file.endswith(".zip") or any(file and Path(file).is_relative_to(folder) for folder in known)
 
 
 def _no_such_name(path: str, module: str, name: str, found: Any) -> str:

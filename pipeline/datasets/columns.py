@@ -15,6 +15,8 @@ ALLOWED = "prompt | prompt, completion | prompt, chosen, rejected | chosen, reje
 RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 """Names under which rewards are given something else."""
 IMPLICIT = ("chosen", "rejected")
+LONGEST_TEXT = 1 << 21
+"""Characters of a prompt or an answer. No model reads so many tokens, and a tokenizer takes 400 bytes for each."""
 
 
 def check_template(template: str | None) -> None:
@@ -144,14 +146,25 @@ def _text(value: object, name: str, place: str) -> Text:
     if isinstance(value, str):
         if name == "prompt" and not value.strip():
             raise DataError(f"{place}: the prompt is empty.")
+        _check_length(len(value), name, place)
         return value
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         if not value:
             raise DataError(f"{place}: '{name}' is an empty list.")
-        return [_message(message, name, place) for message in value]
+        turns = [_message(message, name, place) for message in value]
+        _check_length(sum(len(turn["content"]) for turn in turns), name, place)
+        return turns
     raise DataError(
         f"{place}: '{name}' must be text or a list of {{role, content}}, found {type(value).__name__}."
     )
+
+
+def _check_length(length: int, name: str, place: str) -> None:
+    if length > LONGEST_TEXT:
+        raise DataError(
+            f"{place}: '{name}' has {length:,} characters, more than the {LONGEST_TEXT:,} that a text may have. "
+            "Shorten it, or leave the row out."
+        )
 
 
 def _message(message: object, name: str, place: str) -> Message:

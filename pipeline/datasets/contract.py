@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipeline.config.own_code import place_of
+from pipeline.config.place import place_of
 from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.base import Dataset, Row
 from pipeline.errors import ConfigError, PipelineError

@@ -45,6 +45,8 @@ SCHEMA = pa.schema(
     [("id", pa.int64()), *((name, pa.large_string()) for name in TEXTS), ("columns", pa.large_string())]
 )
 _BATCH = 1000
+_BATCH_SIZE = 16 << 20
+"""Characters of rows that are held as objects at once."""
 
 
 def prepare(config: DatasetConfig, out: Path) -> dict[str, Any]:
@@ -210,21 +212,26 @@ def _read(dataset: FilesDataset) -> tuple[dict[str, pa.Table], _Form]:
 def _batches(
     dataset: FilesDataset, records: Iterator[Record], form: _Form, ids: Iterator[int]
 ) -> Iterator[pa.RecordBatch]:
-    while chunk := list(itertools.islice(records, _BATCH)):
-        stored = []
-        for record in chunk:
-            row = dataset.make_row(next(ids), record)
-            if row is not None:
-                form.add(row, record.place)
-                stored.append(_stored(row, record.place))
-        yield pa.RecordBatch.from_pylist(stored, SCHEMA)
+    stored: list[dict[str, Any]] = []
+    size = 0
+    for record in records:
+        row = dataset.make_row(next(ids), record)
+        if row is None:
+            continue
+        form.add(row, record.place)
+        stored.append(_stored(row, record.place))
+        size += sum(len(text) for text in stored[-1].values() if isinstance(text, str))
+        if len(stored) == _BATCH or size > _BATCH_SIZE:
+            yield pa.RecordBatch.from_pylist(stored, SCHEMA)
+            stored, size = [], 0
+    yield pa.RecordBatch.from_pylist(stored, SCHEMA)
 
 
 def _stored(row: Row, place: str) -> dict[str, Any]:
     try:
         columns = json.dumps(dict(row.columns), ensure_ascii=False, default=_plain)
         texts = {name: _as_stored(getattr(row, name)) for name in TEXTS}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{place}: {error}. List in further_columns those that rewards need.") from error
     return {"id": row.id, **texts, "columns": columns}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.config.schema import FilesConfig
 from pipeline.datasets.files import HubDataset, Location
 from pipeline.datasets.from_files import FilesDataset
+from pipeline.datasets.hub import reaching, why_not
 from pipeline.datasets.readers import Record, read_records
 from pipeline.errors import DataError, unknown_name
 
@@ -64,16 +65,18 @@ def _from_hub(location: HubDataset) -> Source:
     import datasets
 
     repo = location.repo
-    try:
-        loaded = datasets.load_dataset(repo, name=location.subset, revision=location.revision)
-    except Exception as error:
-        # Errors of `datasets`, `huggingface_hub` and the HTTP client have no common base but this.
-        raise DataError(
-            f"{repo}: no file or folder of this name here (looked for {Path(repo).absolute()}), and the "
-            f"Hugging Face hub does not give it: {' '.join(str(error).split())[:300].rstrip('.')}. On a machine "
-            f"with network run `hf download --repo-type dataset {repo} --local-dir FOLDER`, copy FOLDER here and "
-            "set the dataset's path to it; a local path needs no network."
-        ) from error
+    with reaching("datasets", repo) as trouble:
+        try:
+            loaded = datasets.load_dataset(repo, name=location.subset, revision=location.revision)
+        except Exception as error:
+            # Errors of `datasets`, `huggingface_hub` and the HTTP client have no common base but this.
+            reason, cause = why_not(error, trouble)
+            raise DataError(
+                f"{repo}: no file or folder of this name here (looked for {Path(repo).absolute()}), and the "
+                f"Hugging Face hub does not give it: {reason}. On a machine with network run `hf download "
+                f"--repo-type dataset {repo} --local-dir FOLDER`, copy FOLDER here and set the dataset's path to "
+                "it; a local path needs no network."
+            ) from cause
     splits = {str(name): _hub_reader(repo, str(name), rows) for name, rows in loaded.items()}
     return Source(repo, splits)
 

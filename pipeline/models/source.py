@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import HFModelConfig, ModelConfig
+from pipeline.datasets.hub import reaching, why_not
 from pipeline.errors import JobError
 from pipeline.results.outputs import POINTER, read_input, read_pointer
 from pipeline.results.paths import json_text
@@ -85,11 +86,13 @@ def snapshot(repo: str, revision: str | None) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    try:
-        return str(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        at = "" if revision is None else f" at revision {revision}"
-        raise JobError(
-            f"cannot get the model '{repo}'{at} from the hub ({type(error).__name__}), and it is not in the "
-            f"cache. On a machine with network: hf download {repo} --local-dir DIR, then set the path to DIR."
-        ) from error
+    with reaching("models", repo) as trouble:
+        try:
+            return str(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS))
+        except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            at = "" if revision is None else f" at revision {revision}"
+            reason, cause = why_not(error, trouble)
+            raise JobError(
+                f"cannot get the model '{repo}'{at} from the hub: {reason}. On a machine with network run `hf "
+                f"download {repo} --local-dir DIR`, copy DIR here and set the path to it."
+            ) from cause

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pipeline.report.grid import whole_grids
-from pipeline.report.words import count, duration, jobs, shown_path
+from pipeline.report.words import count, duration, jobs, logs_command, shown_path
 from pipeline.results.replay import AttemptView, JobView, RunView, failures
 from pipeline.results.runs import RecordedRun
 from pipeline.results.status import CellStatus
@@ -222,6 +222,7 @@ def _failed(run: RecordedRun) -> Lines:
         log = log_path(run, job.id, attempt)
         if log is not None:
             yield f"    log: {shown_path(log)}", ""
+            yield f"    read it: {logs_command(run.folder.path.parent.parent, run.name, job.id)}", ""
     yield from _more(len(found), "    ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 
@@ -45,3 +46,9 @@ def shown_path(path: Path) -> str:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def logs_command(output_dir: Path, name: str, job_id: str) -> str:
+    """What to type to read the log of a job."""
+    where = "" if shown_path(output_dir) == "outputs" else f" --output-dir {shlex.quote(shown_path(output_dir))}"
+    return f"python -m pipeline logs {name} {job_id}{where}"

@@ -35,6 +35,7 @@ Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
 """Far beyond every figure, and sums of such numbers stay numbers."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Note = Annotated[str, Meta(max_length=2000)]
 _T = TypeVar("_T")
 
 
@@ -117,6 +118,39 @@ class Sample:
     fault: str | None = None
 
 
+@dataclass(frozen=True)
+class Tally:
+    """What became of the things that a generation drew.
+
+    Attributes:
+        what: What is counted, in the plural.
+        count: How many there are.
+        unscored: Those without any score: the reward failed, or does not apply.
+        equal: Those whose completions all scored equal.
+        wrong: Those without a correct completion, where a reward says what is correct.
+        same: Those whose completions are all the same text.
+    """
+
+    what: Name
+    count: Count
+    unscored: Count = 0
+    equal: Count = 0
+    wrong: Count = 0
+    same: Count = 0
+
+    def __str__(self) -> str:
+        said = {
+            "scored equal": self.equal,
+            "had no score": self.unscored,
+            "had no correct completion": self.wrong,
+            "had the same completion every time": self.same,
+        }
+        parts = [f"{number} {text}" for text, number in said.items() if number]
+        return (
+            f"of {self.count} {self.what} {', '.join(parts)}" if parts else f"{self.count} {self.what} were drawn"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """What ``generation.json`` says a stage has drawn."""
@@ -124,10 +158,18 @@ class Generation:
     prompts: Count
     completions: Count
     tokens: Count
+    tally: Tally | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardFit:
+class Training:
+    """What is read of ``training.json``: what a reader of the results must know of the training."""
+
+    note: Note | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFit(Training):
     """What is read of ``reward.json``."""
 
     tokens_trained: Count
@@ -266,6 +308,11 @@ def read_generation(path: Path) -> Generation:
     return read_json_file(path, Generation)
 
 
+def read_training(path: Path) -> Training:
+    """Read a ``training.json``; raises as `read_metrics` does."""
+    return read_json_file(path, Training)
+
+
 def read_reward_fit(path: Path) -> RewardFit:
     """Read a ``reward.json``; raises as `read_metrics` does."""
     return read_json_file(path, RewardFit)
@@ -284,7 +331,7 @@ def problem_in_words(error: ForeignDataError | OSError) -> str:
 _READERS: Mapping[str, Callable[[Path], object]] = {
     METRICS: lambda path: read_metrics(path.parent),
     SAMPLES: _read_samples,
-    TRAINING: lambda path: read_json_file(path, dict[str, Any]),
+    TRAINING: read_training,
     GENERATION: read_generation,
     REWARD: read_reward_fit,
 }

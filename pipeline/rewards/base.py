@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.datasets.base import Row
 from pipeline.errors import JobError
-from pipeline.rewards.traits import Text
+from pipeline.rewards.traits import Text, WrongScores, read_scores
 
 CORRECT = 1.0
 """A completion counts as correct when its reward is at least this, as TRL's accuracy rewards have it."""
@@ -106,15 +106,17 @@ def score(
     return np.array(scores, np.float64)
 
 
-def checked(given: Sequence[float | None], expected: int) -> list[float]:
+def checked(given: object, expected: int) -> list[float]:
     """What a reward returned, None as NaN.
 
     Raises:
-        JobError: It returned the wrong number of scores.
+        JobError: It returned something else than a number, or None, for each completion.
     """
-    if len(given) != expected:
-        raise JobError(f"the reward returned {len(given)} scores for {expected} completions")
-    return [float("nan") if value is None else float(value) for value in given]
+    try:
+        scores = read_scores(given, expected)
+    except WrongScores as error:
+        raise JobError(str(error)) from error
+    return [float("nan") if value is None else value for value in scores]
 
 
 def _ignore(name: str, value: object) -> None:

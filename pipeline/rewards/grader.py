@@ -19,15 +19,15 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from pipeline.config.place import own_place, told
 from pipeline.descendants import die_with_parent
-from pipeline.rewards.traits import RewardTraits, traits_of
+from pipeline.rewards.traits import RewardTraits, read_scores, traits_of
 
 _LONGEST_ERROR = 4000
 _LONGEST_ANSWER = 1000
@@ -141,10 +141,7 @@ def _arguments(item: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(given: Any, traits: RewardTraits, item: dict[str, Any]) -> dict[str, Any]:
-    scores = list(given)
-    if len(scores) != 1:
-        raise ValueError(f"the reward returned {len(scores)} scores for one completion")
-    value = None if scores[0] is None else float(scores[0])
+    value = read_scores(given, 1)[0]
     if value is not None and math.isinf(value):
         raise ValueError("the reward is infinite")
     answer = traits.answer(item["completion"])
@@ -155,10 +152,10 @@ def _checked(given: Any, traits: RewardTraits, item: dict[str, Any]) -> dict[str
 
 
 def _told(error: BaseException) -> str:
-    text = "".join(traceback.format_exception_only(error)).strip()
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return text[:_LONGEST_ERROR] + where
+    text = told(error)
+    if len(text) <= _LONGEST_ERROR:
+        return text
+    return f"{text[:_LONGEST_ERROR]}... ({own_place(error)})"
 
 
 def _ignore(name: str, value: object) -> None:

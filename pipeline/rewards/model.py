@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,7 +20,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from pipeline.datasets.hub import is_hub_id
 from pipeline.errors import ConfigError, unknown_name
+from pipeline.models.source import snapshot
 from pipeline.rewards.traits import RewardTraits, Text, text_of
 
 Output = Literal["logit", "probability", "log_odds"]
@@ -87,13 +90,17 @@ class RewardModel:
 
         Raises:
             ConfigError: There is no such model, or it has no such label.
+            JobError: The hub does not give it.
         """
         self._settings = settings
         self._device = device
+        path = settings.path
+        if not Path(path).exists() and is_hub_id(path):
+            path = snapshot(path, None)
         try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(settings.path)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
             model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-                settings.path, dtype=getattr(torch, settings.dtype), use_safetensors=True
+                path, dtype=getattr(torch, settings.dtype), use_safetensors=True
             )
         except (OSError, ValueError) as error:
             first = str(error).strip().partition("\n")[0]

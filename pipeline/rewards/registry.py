@@ -14,6 +14,7 @@ from pipeline.config.own_code import import_object
 from pipeline.config.schema import REWARD_NAMES, DatasetConfig
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.rewards.base import RewardFunction
+from pipeline.rewards.signature import GIVEN
 from pipeline.rewards.traits import RewardTraits, traits_of
 
 MODEL = "model"
@@ -21,8 +22,6 @@ MODEL = "model"
 
 REWARDS = {name: f"pipeline.rewards.{name}:{name}" for name in REWARD_NAMES if name != MODEL}
 """Name -> dotted path of the function."""
-
-_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,25 @@ def load_rewards(dataset: DatasetConfig, device: str) -> list[LoadedReward]:
     Raises:
         ConfigError: A name or a setting is wrong.
     """
+    return [_load(*settings, device) for settings in _settings(dataset)]
+
+
+def load_functions(dataset: DatasetConfig) -> list[LoadedReward]:
+    """Those rewards of a dataset that are functions; no model is loaded.
+
+    Raises:
+        ConfigError: A name or a setting is wrong.
+    """
+    return [_load(*one, "cpu") for one in _settings(dataset) if one[2].get("use", one[0]) != MODEL]
+
+
+def _settings(dataset: DatasetConfig) -> list[tuple[str, float, dict[str, Any]]]:
+    """Name, weight and further arguments of every reward."""
     weights = dict(dataset.rewards) or {dataset.reward: 1.0}
     options = dataset.grading.options
     if odd := sorted(set(options) - set(weights)):
         raise ConfigError(unknown_name("reward in grading.options", odd[0], weights))
-    return [_load(name, weight, options.get(name) or {}, device) for name, weight in weights.items()]
+    return [(name, weight, dict(options.get(name) or {})) for name, weight in weights.items()]
 
 
 def judge_of(rewards: list[LoadedReward], dataset: DatasetConfig) -> LoadedReward | None:
@@ -128,7 +141,7 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
     known = [
         item.name
         for item in parameters
-        if item.kind is not item.VAR_KEYWORD and item.name not in _GIVEN and item.default is not item.empty
+        if item.kind is not item.VAR_KEYWORD and item.name not in GIVEN and item.default is not item.empty
     ]
     for option in options:
         if option not in known:

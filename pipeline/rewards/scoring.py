@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.config.place import told
 from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.datasets.base import Row
 from pipeline.errors import JobError, PipelineError
@@ -84,7 +85,7 @@ class Scorer:
         self._grading = grading
         self.rewards = load_rewards(dataset, device)
         self._judge = judge_of(self.rewards, dataset)
-        self._pool = GraderPool(_pool_settings(grading))
+        self._pool = GraderPool(pool_settings(grading))
         self._cache = ScoreCache(path=hints / FILE if hints and grading.keep_scores else None)
 
     def __enter__(self) -> Scorer:
@@ -158,7 +159,8 @@ class Scorer:
         return [known[key] for key in keys]
 
 
-def _pool_settings(grading: GradingConfig) -> PoolSettings:
+def pool_settings(grading: GradingConfig) -> PoolSettings:
+    """How completions are graded, as the configuration has it."""
     return PoolSettings(
         processes=grading.processes,
         timeout_s=grading.timeout_s,
@@ -181,7 +183,7 @@ def _call(reward: LoadedReward, calls: Sequence[dict[str, Any]]) -> list[tuple[d
     except PipelineError:
         raise
     except Exception as error:
-        raise JobError(f"the reward '{reward.name}' failed: {type(error).__name__}: {error}") from error
+        raise JobError(f"the reward '{reward.name}' failed: {told(error)}") from error
     return list(zip(calls, given, strict=True))
 
 

@@ -5,7 +5,7 @@ Light on purpose: the processes that grade import this and little else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -61,3 +61,40 @@ def traits_of(function: object) -> RewardTraits:
     """The traits of a reward."""
     traits = getattr(function, _ATTRIBUTE, None)
     return traits if isinstance(traits, RewardTraits) else RewardTraits()
+
+
+class WrongScores(ValueError):  # noqa: N818 - it names what was returned
+    """A reward returned something else than one number, or None, for each completion."""
+
+
+def read_scores(given: object, expected: int) -> list[float | None]:
+    """What a reward returned.
+
+    Args:
+        given: What it returned.
+        expected: Completions that it was given.
+
+    Raises:
+        WrongScores: Says what it returned, and what it must return.
+    """
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise WrongScores(
+            f"the reward returned {_brief(given)}, but must return a list with one number, or None, for each "
+            "completion"
+        )
+    scores = list(given)
+    if len(scores) != expected:
+        completions = "one completion" if expected == 1 else f"{expected} completions"
+        raise WrongScores(f"the reward returned {len(scores)} scores for {completions}")
+    return [None if score is None else _number(score) for score in scores]
+
+
+def _number(score: Any) -> float:
+    try:
+        return float(score)
+    except (TypeError, ValueError) as error:
+        raise WrongScores(f"the reward returned {_brief(score)} as a score, which is no number") from error
+
+
+def _brief(given: object) -> str:
+    return repr(given) if given is None or isinstance(given, str | int | float) else f"a {type(given).__name__}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
+from pipeline.config.place import own_place
 from pipeline.errors import DamagedOutput, GangError, JobError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.outputs import check_output
@@ -301,7 +302,7 @@ def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
         kind=kind,
         damaged_key=key,
         rank=rank,
-        message=_said(lambda: str(error), "its message cannot be read, as __str__ raises"),
+        message=_said(lambda: _with_place(error), "its message cannot be read, as __str__ raises"),
         traceback=_said(lambda: "".join(traceback.format_exception(error)), "its traceback cannot be read"),
         run_s=round(time.monotonic() - start, 6),
     )
@@ -312,6 +313,13 @@ def _said(ask: Callable[[], str], otherwise: str) -> str:
         return str.__str__(ask())
     except BaseException:  # KeyboardInterrupt too: the engine's own strikes in a job's body alone
         return otherwise
+
+
+def _with_place(error: BaseException) -> str:
+    """What an exception says; in its first line, which is shown alone, where in the user's code it comes from."""
+    first, line, rest = str(error).strip().partition("\n")
+    place = own_place(error)
+    return f"{first} ({place})".lstrip() + line + rest if place else str(error)
 
 
 def _damaged_key(error: BaseException) -> str:

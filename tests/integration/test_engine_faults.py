@@ -13,6 +13,7 @@ from pipeline.devices import visibility
 from pipeline.errors import WorkerError
 from pipeline.scheduler.state import JobStatus
 from pipeline.workers import process
+from tests.doubles import bodies
 from tests.doubles.engine import Engine, job, key
 
 GOOD = (job("good/0"), job("good/1"), job("good/2", needs=["good/0", "good/1"]))
@@ -68,7 +69,7 @@ def test_the_stack_of_a_crash_is_in_the_jobs_log(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("raise_error", "ValueError: this body raises"),
+        ("raise_error", f"ValueError: this body raises ({bodies.__file__}:"),
         ("raise_system_exit", "SystemExit: 3"),
         ("raise_keyboard_interrupt", "KeyboardInterrupt"),
         ("no_function", "does not name a function"),

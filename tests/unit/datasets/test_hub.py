@@ -4,14 +4,20 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.config.schema import FilesConfig, GSM8KConfig
+from pipeline.config.schema import FilesConfig, GSM8KConfig, HFModelConfig
+from pipeline.datasets import hub
 from pipeline.datasets.prepared import PreparedDataset, prepare
-from pipeline.errors import DataError
+from pipeline.errors import DataError, JobError
+from pipeline.models.source import snapshot, write_reference
+from pipeline.workers.failure import FailureKind, classify
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -29,6 +35,7 @@ def test_an_id_is_loaded_by_the_datasets_library(tmp_path: Path, monkeypatch: py
         )
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", load)
     about = prepare(GSM8KConfig(kind="gsm8k", revision="abc", prompt_template=None), tmp_path / "out")
     assert asked == [("openai/gsm8k", "main", "abc")]
@@ -42,6 +49,7 @@ def test_a_damaged_row_of_the_hub_has_a_place_too(tmp_path: Path, monkeypatch: p
     import datasets
 
     loaded = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": ""}])})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: loaded)
     with pytest.raises(DataError, match=r"owner/name \[train\] row 2: the prompt is empty"):
         prepare(FilesConfig(kind="hf", path="owner/name"), tmp_path / "out")
@@ -69,7 +77,7 @@ except DataError as error:
     )
     (message,) = done.stdout.splitlines()
     assert message.startswith("openai/gsm8k: no file or folder of this name here (looked for ")
-    assert "the Hugging Face hub does not give it" in message
+    assert "does not give it: HF_HUB_OFFLINE is set, and the cache of this machine does not have it" in message
     assert "hf download --repo-type dataset openai/gsm8k --local-dir FOLDER" in message
     assert "set the dataset's path to it" in message
     assert not (tmp_path / "out").exists()
@@ -102,3 +110,132 @@ def test_what_the_datasets_library_saved_is_read(tmp_path: Path, shards: int) ->
     assert sorted(dataset.ids("test").tolist()) == [16, 17, 18, 19]
     assert dataset.row(17).prompt == [{"role": "user", "content": "17"}]
     assert dataset.row(17).columns == {"n": 17}
+
+
+# -- a hub on this machine -------------------------------------------------------------------------------------
+
+
+class Hub:
+    """Listens on the loopback and counts who asks; answers with a status, or not at all."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+        self.asked = 0
+        self._open: list[socket.socket] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):  # wakes the thread that waits
+            self._socket.shutdown(socket.SHUT_RDWR)
+        for each in (self._socket, *self._open):
+            each.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                self.asked += 1
+                self._open.append(connection)
+                if self.status is not None:
+                    connection.recv(65536)
+                    head = f"HTTP/1.1 {self.status} Said\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                    connection.sendall(head.encode())
+                    connection.close()
+
+
+@pytest.fixture
+def hub_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes a hub that answers with a status, that does not answer (None), or that is not there (0)."""
+    import datasets
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session
+
+    made: list[Hub] = []
+
+    def make(status: int | None) -> Hub:
+        made.append(one := Hub(status))
+        if status == 0:
+            one.close()
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, one.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", one.url)
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", one.url)
+        return one
+
+    for name in ("HF_HUB_CACHE", "HF_XET_CACHE"):
+        monkeypatch.setattr(constants, name, str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", False)
+    monkeypatch.setattr(hub, "PATIENCE_S", 0.2)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    close_session()
+    yield make
+    close_session()
+    for one in made:
+        one.close()
+
+
+def wanted(what: str, out: Path) -> None:
+    if what == "model":
+        write_reference(HFModelConfig(kind="hf", path="owner/name"), out)
+    else:
+        prepare(FilesConfig(kind="hf", path="owner/name"), out)
+
+
+@pytest.mark.parametrize("what", ["model", "dataset"])
+@pytest.mark.parametrize("status", [0, None], ids=["refuses", "never answers"])
+def test_a_hub_that_cannot_be_reached_is_asked_once(
+    tmp_path: Path, hub_of: Any, what: str, status: int | None
+) -> None:
+    server = hub_of(status)
+    with pytest.raises((JobError, DataError)) as caught:
+        wanted(what, tmp_path / "out")
+    said = str(caught.value)
+    assert "owner/name" in said
+    assert f"{server.url} (HF_ENDPOINT) cannot be reached (" in said
+    assert "and the cache of this machine does not have it" in said
+    assert "owner/name --local-dir" in said
+    assert server.asked == (0 if status == 0 else 1)
+    # The engine does not try again either.
+    assert classify(caught.value) is FailureKind.bug
+
+
+@pytest.mark.parametrize("what", ["model", "dataset"])
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_the_hub_does_not_show_is_one_message(tmp_path: Path, hub_of: Any, what: str, status: int) -> None:
+    hub_of(status)
+    with pytest.raises((JobError, DataError)) as caught:
+        wanted(what, tmp_path / "out")
+    said = str(caught.value)
+    assert "there is none of this name, or it is private or gated" in said
+    assert "log in with `hf auth login` or HF_TOKEN" in said
+    assert len(said.splitlines()) == 1
+    assert classify(caught.value) is FailureKind.bug
+
+
+def test_the_cache_serves_while_the_hub_cannot_be_reached(tmp_path: Path, hub_of: Any) -> None:
+    server = hub_of(None)
+    commit = "0" * 40
+    folder = tmp_path / "cache" / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    (folder / "snapshots" / commit / "config.json").write_text("{}")
+    assert snapshot("owner/name", None) == str(folder / "snapshots" / commit)
+    assert server.asked == 1
+
+
+def test_without_the_network_on_purpose_the_hub_is_not_asked(
+    tmp_path: Path, hub_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = hub_of(404)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(JobError, match="HF_HUB_OFFLINE is set, and the cache of this machine does not have it"):
+        wanted("model", tmp_path / "out")
+    assert server.asked == 0

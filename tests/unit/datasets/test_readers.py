@@ -2,12 +2,21 @@
 
 import gzip
 import json
+import resource
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipeline.config.schema import FilesConfig
+from pipeline.datasets import columns, readers
+from pipeline.datasets.prepared import prepare
 from pipeline.datasets.readers import Record, read_records
 from pipeline.errors import DataError
 
@@ -101,3 +110,124 @@ def test_parquet_cut_in_the_middle(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(whole[:100] + bytes(400) + whole[500:])
     with pytest.raises(DataError, match=r"a.parquet"):
         list(read_records(tmp_path / "a.parquet"))
+
+
+HALF = "holds .u[dD]800, one half of a pair"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b \\ud800"}\n', rf"a.jsonl:2: {HALF}"),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b", "n": [{"\\uD800": 1}]}\n', rf"a.jsonl:2: {HALF}"),
+        ("a.json", '[{"prompt": "a"}, {"prompt": "b \\ud800"}]', rf"a.json: row 2: {HALF}"),
+        ("a.json", '{"prompt": "b \\ud800", "n": NaN}', rf"a.json: row 1: {HALF}"),
+    ],
+)
+def test_half_a_character_is_refused_with_its_place(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said) as caught:
+        prepare(FilesConfig(kind="hf", path=str(tmp_path / name)), tmp_path / "out")
+    str(caught.value).encode()  # it can be printed
+
+
+def test_a_whole_pair_is_a_character(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00"}')
+    assert [record.data for record in read_records(tmp_path / "a.jsonl")] == [{"prompt": "\N{GRINNING FACE}"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("a.jsonl", "a.jsonl:2"),
+        ("list.json", "list.json: row 2"),
+        ("one.json", "one.json: row 1"),
+        ("a.csv", "a.csv:3"),
+        ("lines.csv", "lines.csv:3"),
+        ("a.parquet", "a.parquet: row 2"),
+    ],
+)
+def test_a_row_that_is_too_large_is_refused_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
+    monkeypatch.setattr(readers, "LONGEST_ROW", 2 << 20)
+    large, path = "x" * (3 << 20), tmp_path / name
+    rows = [{"prompt": "a"}, {"prompt": large}, {"prompt": "c"}]
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif name.endswith("csv"):
+        many = large if name == "a.csv" else '"' + "line\n" * (1 << 20) + '"'
+        path.write_text(f"prompt\na\n{many}\nc\n")
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text({"list.json": json.dumps(rows), "one.json": json.dumps(rows[1])}.get(name, lines))
+    with pytest.raises(DataError, match=f"{place}: this row takes more than 2 MiB, which no row may"):
+        list(read_records(path))
+
+
+def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl").open("wb") as file:
+        file.truncate(4 << 30)  # a hole of 4 GiB, which takes no room on the disk
+    read = f"list(readers.read_records(readers.Path({str(file.name)!r})))"
+    code = f"from pipeline.datasets import readers; {read}"
+    limit = 1 << 30
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert "a.jsonl:1: this row takes more than 16 MiB" in done.stderr
+
+
+def test_a_text_that_no_tokenizer_can_take_is_refused_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "LONGEST_TEXT", 1000)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b" * 1001}))
+    with pytest.raises(DataError, match=r"a.jsonl:2: 'prompt' has 1,001 characters, more than the 1,000"):
+        prepare(FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl")), tmp_path / "out")
+
+
+def test_text_in_parquet_that_is_no_text_is_refused_with_its_row(tmp_path: Path) -> None:
+    cells = pa.array([b"a", b"\xff\xfe", b"c"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, cells.buffers())
+    pq.write_table(pa.table({"prompt": text}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet: row 2: holds a text that is not UTF-8"):
+        list(read_records(tmp_path / "a.parquet"))
+
+
+# Pieces of JSON beside random bytes: bytes alone are hardly ever close to being a row.
+_PIECES = st.sampled_from(
+    [
+        b'{"prompt": "',
+        b'"}',
+        b"\n",
+        b"\\ud800",
+        b"\\udc00",
+        b"[",
+        b"]",
+        b"{",
+        b"}",
+        b",",
+        b'"a": 1',
+        b"\xef\xbb\xbf",
+    ]
+)
+
+
+@pytest.mark.properties
+@given(st.lists(st.one_of(_PIECES, st.binary(max_size=4))).map(b"".join), st.sampled_from(["a.jsonl", "a.json"]))
+def test_any_bytes_are_rows_or_one_message_with_the_place(content: bytes, name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(content)
+        try:
+            for record in read_records(path):
+                json.dumps(record.data, ensure_ascii=False).encode()
+        except DataError as error:
+            said = str(error)
+            assert said.startswith((f"{path}:", f"{path}: row "))
+            assert said.startswith(f"{path}: is empty") or any(c.isdigit() for c in said[len(str(path)) :][:8])
+            said.encode()

@@ -100,3 +100,19 @@ def test_equal_prompts_give_equal_bytes(tmp_path: Path, tokenizer: PreTrainedTok
 def test_a_folder_without_tokens(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no tokenized prompts"):
         TokenizedPrompts(tmp_path)
+
+
+def test_long_prompts_are_encoded_few_at_a_time(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = load_dataset(AdditionConfig(kind="addition", digits=1, test_size=40, validation_size=1))
+    tokenized(dataset, tokenizer, tmp_path / "whole", splits=["test"])
+    asked: list[int] = []
+    monkeypatch.setattr("pipeline.datasets.tokenized._BATCH_SIZE", 30)  # characters; a prompt has 4
+    monkeypatch.setattr(
+        "pipeline.datasets.tokenized.encode_prompts",
+        lambda given, prompts: asked.append(len(prompts)) or encode_prompts(given, prompts),
+    )
+    tokenized(dataset, tokenizer, tmp_path / "parts", splits=["test"])
+    assert asked == [8, 8, 8, 8, 8, 0]
+    assert dict(TokenizedPrompts(tmp_path / "parts")) == dict(TokenizedPrompts(tmp_path / "whole"))

@@ -56,6 +56,7 @@ def test_one_run_tells_what_runs_and_what_went_wrong(tmp_path: Path) -> None:
     assert f"{FIRST} (bug, 2 attempts)" in text
     assert "ValueError: [bold]x[/]" in text
     assert f"jobs/{FIRST}/log.2.txt" in text
+    assert f"read it: python -m pipeline logs x {FIRST} --output-dir {tmp_path}" in text
     assert f"by {FIRST}:" in text
     assert "4 jobs, from" in text
     assert f"worker 1 (gpu 8): lost thrice, after {FIRST}" in text

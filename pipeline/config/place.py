@@ -1,0 +1,65 @@
+"""Which line of the user's own code an exception comes from. Light: processes that grade import this too."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+from pipeline.errors import PipelineError
+
+_PACKAGE = Path(__file__).parent.parent
+_PACKAGES = {"site-packages", "dist-packages"}
+
+
+def place_of(error: BaseException) -> str:
+    """The line of the user's code that an error comes from, to begin a message with: ``file:12 (x = y): ``."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno} ({(error.text or '').strip()}): "
+    frames = _frames(error)
+    own = [frame for frame in frames if is_own(frame.filename)]
+    last = next(reversed(own or [frame for frame in frames if not _is_ours(frame.filename)]), None)
+    return f"{last.filename}:{last.lineno} ({last.line}): " if last else ""
+
+
+def own_place(error: BaseException) -> str:
+    """The innermost line of the user's own code that an error went through, as ``my_file.py:12``; else "".
+
+    What was raised for the user to read (`PipelineError`) says by itself what it is about, so it has none.
+    """
+    if isinstance(error, PipelineError):
+        return ""
+    own = [frame for frame in _frames(error) if is_own(frame.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line, with its place in the user's code: ``NameError: ... (my_file.py:12)``."""
+    place = own_place(error)
+    said = " ".join("".join(traceback.format_exception_only(error)).split())
+    return f"{said} ({place})" if place else said
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is neither part of this package nor installed."""
+    return not file.startswith("<") and not _is_ours(file) and not is_installed(file)
+
+
+def is_installed(path: str) -> bool:
+    """Whether a file or folder belongs to Python or to an installed package."""
+    folders = sysconfig.get_paths()
+    known = (folders[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    given = Path(path)
+    # An environment may take packages from another one, so their folder goes by its name as well.
+    if path.endswith(".zip") or not _PACKAGES.isdisjoint(given.parts):
+        return True
+    return any(path and given.is_relative_to(folder) for folder in known)
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    found = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in found if not frame.filename.startswith("<")]
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(_PACKAGE)

@@ -1,0 +1,50 @@
+"""Main function of a process that tries rewards while a run is planned, since planning imports none of their code.
+
+input    {"parent_pid", "sys_path", "datasets": {name: settings with their schema}}, one JSON
+output   {"problems": [...], "warnings": [...]}, one JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from pipeline.config.load import stage_config_from_plain
+from pipeline.config.schema import DatasetConfig
+from pipeline.datasets.registry import load_dataset
+from pipeline.descendants import die_with_parent
+from pipeline.errors import PipelineError
+from pipeline.rewards.probe import check_rewards
+
+_ROWS = 8
+"""Rows that are looked at for their columns, as each may lack some."""
+
+
+def main() -> None:
+    """Try the rewards of datasets that make their rows."""
+    given = json.load(sys.stdin)
+    die_with_parent(int(given["parent_pid"]))
+    sys.path[:] = given["sys_path"]
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a module prints while it is imported is no answer
+    problems: list[str] = []
+    warnings: list[str] = []
+    for name, plain in given["datasets"].items():
+        try:
+            warnings += _tried(name, stage_config_from_plain({"dataset": plain}).dataset)
+        except PipelineError as error:
+            problems.append(str(error))
+    with answers:
+        json.dump({"problems": problems, "warnings": warnings}, answers)
+
+
+def _tried(name: str, config: DatasetConfig) -> list[str]:
+    dataset = load_dataset(config)
+    rows = [dataset.row(int(row_id)) for row_id in dataset.ids("train")[:_ROWS]]
+    columns = dict.fromkeys(column for row in rows for column in row.columns)
+    return check_rewards(name, config, dataset, rows[0], columns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Rewards tried before anything is generated: do they fit the columns, and what do they return for one row?
+
+What is certain from one call is refused: a column that is missing, a name that is not defined, a result that is no
+list of numbers. What may be due to the completion, which is made up here, is only a warning.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from pipeline.config.schema import DatasetConfig
+from pipeline.datasets.base import Dataset, Row, plain_text
+from pipeline.datasets.from_files import FilesDataset
+from pipeline.errors import ConfigError, JobError
+from pipeline.rewards.base import as_completion, columns_of
+from pipeline.rewards.pool import Graded, GraderPool, Item
+from pipeline.rewards.registry import LoadedReward, load_functions
+from pipeline.rewards.scoring import pool_settings
+from pipeline.rewards.signature import GIVEN, Mismatch, mismatch
+from pipeline.rewards.traits import WrongScores
+
+_CERTAIN = re.compile(
+    r"(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|pipeline\.errors\.\w+"
+    r"|pipeline\.rewards\.traits\.WrongScores)\b"
+)
+_NO_KEY = re.compile(r"KeyError: '(\w+)'")
+_ANSWERS = ("answer", "label", "target", "ground_truth", "gold", "output", "response", "completion")
+"""What the column that a reward compares with is often called."""
+_MADE_UP = "0"
+
+
+def check_rewards(
+    name: str, config: DatasetConfig, dataset: Dataset, row: Row, columns: Iterable[str]
+) -> list[str]:
+    """Try the rewards of a dataset that are functions; models are not loaded for it.
+
+    Args:
+        name: Of the dataset in the configuration, for messages.
+        config: Of the dataset.
+        dataset: As the configuration makes it, for messages.
+        row: One to call the rewards with.
+        columns: All columns that rows have besides their texts.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        ConfigError: A reward cannot work, whatever the completions.
+    """
+    rewards, known = load_functions(config), list(columns)
+    problems = []
+    for reward in rewards:
+        if (
+            found := mismatch(reward.function, columns_of(row) | dict.fromkeys(known), reward.options)
+        ) is not None:
+            problems.append(_told(reward, found, name, dataset, row, known))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return _called(rewards, name, config, dataset, row, known)
+
+
+def _called(
+    rewards: list[LoadedReward], name: str, config: DatasetConfig, dataset: Dataset, row: Row, columns: list[str]
+) -> list[str]:
+    text = _completion(row)
+    found: dict[str, Graded] = {}
+    with GraderPool(pool_settings(config.grading)) as pool:
+        for reward in rewards:
+            graded = _graded(pool, reward, config, row, text)
+            if graded is not None:
+                found[reward.name] = graded
+    for reward in rewards:
+        problem = _certain(found.get(reward.name), reward, text, columns)
+        if problem is not None:
+            raise ConfigError(_told(reward, problem, name, dataset, row, columns))
+    tried = f"datasets.{name}: for the completion {text[:40]!r} of row {row.id}"
+    warnings = [
+        f"{tried} the reward '{reward}' gives no score: {graded.message}. If it does so for others too, mend it"
+        for reward, graded in found.items()
+        if graded.fault is not None
+    ]
+    if found and not warnings and all(graded.value is None for graded in found.values()):
+        warnings.append(f"{tried} no reward gives a score, but None or nan")
+    return warnings
+
+
+def _graded(pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str) -> Graded | None:
+    """What becomes of a call in a grading process; None where the row cannot be sent to one, and need not be."""
+    item = Item(row.prompt, as_completion(row.prompt, text), [0], columns_of(row))
+    try:
+        return pool.grade(reward.path, reward.options, [item])[0]
+    except JobError:
+        if reward.traits.isolated and config.grading.isolated:
+            raise
+        return None
+
+
+def _certain(graded: Graded | None, reward: LoadedReward, text: str, columns: list[str]) -> Mismatch | None:
+    if graded is None or graded.fault != "error":
+        return None
+    key = _NO_KEY.match(graded.message)
+    if key and key[1] not in {*GIVEN, *columns, *reward.options} and key[1] not in text:
+        return Mismatch(missing=(key[1],))
+    # Those that ship raise for no completion, so it must be the row.
+    if _ships(reward) or _CERTAIN.match(graded.message):
+        said = graded.message.removeprefix(f"{WrongScores.__module__}.{WrongScores.__qualname__}: the reward ")
+        return Mismatch(said=said if said != graded.message else f"fails: {said}")
+    return None
+
+
+def _ships(reward: LoadedReward) -> bool:
+    return reward.path.startswith("pipeline.rewards.")
+
+
+def _completion(row: Row) -> str:
+    """Something to score: an answer that the row has, where it has one."""
+    for text in (row.completion, row.chosen):
+        if text is not None:
+            return text if isinstance(text, str) else plain_text([text[-1]]).partition(": ")[2]
+    solution = row.columns.get("solution")
+    return solution if isinstance(solution, str) else _MADE_UP
+
+
+def _told(
+    reward: LoadedReward, problem: Mismatch, name: str, dataset: Dataset, row: Row, columns: list[str]
+) -> str:
+    who = f"datasets.{name}: reward '{reward.name}'{'' if _ships(reward) else _where(reward)}"
+    if not problem.missing:
+        return f"{who} {problem.said}"
+    texts = [each for each in ("prompt", "completion", "chosen", "rejected") if getattr(row, each) is not None]
+    there = [*texts, *columns]
+    several = "columns" if len(problem.missing) > 1 else "a column"
+    wanted = ", ".join(f"`{each}`" for each in problem.missing)
+    advice = _advice(problem.missing, name, dataset, [each for each in there if each != "prompt"])
+    return f"{who} needs {several} {wanted}; this dataset has: {', '.join(there)}; {advice}"
+
+
+def _where(reward: LoadedReward) -> str:
+    """The line where a function begins, in brackets; "" for what is no plain function."""
+    code = getattr(inspect.unwrap(reward.function), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _advice(missing: tuple[str, ...], name: str, dataset: Dataset, there: list[str]) -> str:
+    another = f"choose another reward by datasets.{name}.reward"
+    own = dataset.config.class_path is not None
+    if not isinstance(dataset, FilesDataset):
+        return f"give it in row() as one of the columns of Row, or {another}" if own else another
+    if type(dataset).adapt is not FilesDataset.adapt:
+        return f"give it in adapt(), or {another}" if own else another
+    config = dataset.source
+    mapping = {**config.columns, **{each: _likely(each, there) for each in missing}}
+    pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in mapping.items())
+    return f"write 'datasets.{name}.columns={{{pairs}}}'"
+
+
+def _likely(missing: str, there: list[str]) -> str:
+    if len(there) == 1:
+        return there[0]
+    usual = [each for each in _ANSWERS if each in there]
+    return next(iter([*get_close_matches(missing, there, n=1, cutoff=0.6), *usual]), "NAME")

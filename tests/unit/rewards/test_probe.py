@@ -1,0 +1,203 @@
+"""Rewards are tried on one row before anything is generated."""
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.algos.prepare import Preparation
+from pipeline.config.load import load_config
+from pipeline.config.schema import AdditionConfig, FilesConfig, GradingConfig
+from pipeline.datasets.base import Row
+from pipeline.datasets.registry import load_dataset
+from pipeline.errors import ConfigError
+from pipeline.plan.rewards import try_rewards
+from pipeline.rewards.probe import check_rewards
+from tests.doubles import own_rewards
+
+FILE = str(own_rewards.__file__)
+
+
+def tried(reward: str | dict[str, float], row: Row | None = None, **grading: Any) -> list[str]:
+    """What becomes of own rewards on a row of a dataset that makes its rows."""
+    weights = {reward: 1.0} if isinstance(reward, str) else reward
+    rewards = {
+        f"{own_rewards.__name__}.{name}" if hasattr(own_rewards, name) else name: w for name, w in weights.items()
+    }
+    config = AdditionConfig(kind="addition", rewards=rewards, grading=GradingConfig(**grading))
+    row = row or Row(0, "1+1=", {"solution": "2"})
+    return check_rewards("sums", config, load_dataset(config), row, row.columns)
+
+
+def prepared(tmp_path: Path, config: FilesConfig, *rows: dict[str, Any]) -> None:
+    """Carry out the stage that reads the rows."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ctx: Any = SimpleNamespace(
+        config=SimpleNamespace(dataset=config),
+        out=tmp_path / "out",
+        job_id="mine/tiny/dataset/prepare",
+        loading=contextlib.nullcontext,
+    )
+    Preparation().prepare(ctx)
+
+
+def jsonl(tmp_path: Path, **settings: Any) -> FilesConfig:
+    return FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), test_size=1, validation_size=1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "there", "mapping"),
+    [
+        ({"answer": "2"}, {}, "prompt, answer", "{solution: answer}"),
+        ({"completion": "2"}, {}, "prompt, completion", "{solution: completion}"),
+        ({"gold": "2", "source": "x", "answer": "2"}, {}, "prompt, answer, gold, source", "{solution: answer}"),
+        ({"solutions": "2", "id": 1}, {}, "prompt, id, solutions", "{solution: solutions}"),
+        ({"a": "2", "b": 1}, {}, "prompt, a, b", "{solution: NAME}"),
+        (
+            {"question": "q", "answer": "2"},
+            {"prompt": "question"},
+            "prompt, answer",
+            "{prompt: question, solution: answer}",
+        ),
+    ],
+)
+def test_a_column_that_is_missing_is_told_with_the_mapping_to_write(
+    tmp_path: Path, rows: dict[str, Any], columns: dict[str, str], there: str, mapping: str
+) -> None:
+    made = [
+        {**({} if columns else {"prompt": f"{n}"}), **rows, **({"question": f"{n}"} if columns else {})}
+        for n in range(9)
+    ]
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path, jsonl(tmp_path, columns=columns), *made)
+    assert str(caught.value) == (
+        f"datasets.mine: reward 'exact_match' needs a column `solution`; this dataset has: {there}; "
+        f"write 'datasets.mine.columns={mapping}'"
+    )
+
+
+def test_a_column_that_some_rows_lack_is_there(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}", **({"solution": "1"} if n == 8 else {})} for n in range(9)]
+    prepared(tmp_path, jsonl(tmp_path, reward=f"{own_rewards.__name__}.right"), *rows)
+
+
+def test_a_solution_that_is_no_text_is_told_where_rewards_that_ship_need_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reward 'exact_match' fails: AttributeError: 'int' object has no"):
+        prepared(tmp_path, jsonl(tmp_path), *({"prompt": f"{n}", "solution": n} for n in range(9)))
+
+
+def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = jsonl(tmp_path, reward=f"{own_rewards.__name__}.expects_json")
+    with caplog.at_level(logging.WARNING, "pipeline"):
+        prepared(tmp_path, config, *({"prompt": f"{n}", "solution": "a"} for n in range(9)))
+    assert "datasets.mine: for the completion 'a' of row" in caplog.text
+    assert "gives no score: json.decoder.JSONDecodeError: Expecting value" in caplog.text
+    assert (tmp_path / "out" / "dataset.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("needs_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
+        ("looks_up_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
+        ("returns_nothing", "returned None, but must return a list with one number, or None, for each completion"),
+        ("one_number", "returned 1.0, but must return a list with one number"),
+        ("too_many", "returned 2 scores for one completion"),
+        ("words", "returned 'good' as a score, which is no number"),
+        ("undefined", rf"fails: NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"),
+        ("in_the_worker", rf"fails: NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"),
+    ],
+)
+def test_a_reward_that_cannot_work_is_refused(reward: str, said: str) -> None:
+    name = f"{own_rewards.__name__}.{reward}"
+    with pytest.raises(ConfigError, match=rf"^datasets.sums: reward '{name}' \({FILE}:\d+\) {said}"):
+        tried(reward)
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("expects_json", "TypeError: 'int' object is not subscriptable"),  # the solution is read as a number
+        ("not_a_number", "no reward gives a score, but None or nan"),
+        ("ends_the_process", "the grading process ended with exit code 3"),
+    ],
+)
+def test_what_may_be_due_to_the_completion_is_a_warning(reward: str, said: str) -> None:
+    (warning,) = tried(reward)
+    assert said in warning
+
+
+def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
+    assert tried("right") == []
+    assert tried({"right": 1.0, "not_a_number": 0.5}) == []  # another one gives a score
+    assert tried({"exact_match": 1.0, "length": 0.1}) == []
+
+
+def test_a_row_that_no_process_can_be_sent_hinders_only_rewards_that_need_one() -> None:
+    row = Row(0, "1+1=", {"solution": "2", "image": object()})
+    assert tried("exact_match", row) == []
+    assert tried("right", row, isolated=False) == []
+
+
+def test_models_are_not_loaded() -> None:
+    assert tried({"model": 1.0}, options={"model": {"path": "/not/there"}}) == []
+
+
+# -- while a run is planned ------------------------------------------------------------------------------------
+
+
+def test_what_ships_is_not_tried_while_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    assert try_rewards(load_config(["experiment.name=x"])) == ()
+    files = load_config(
+        ["experiment.name=x", "dataset=jsonl", "datasets.jsonl.path=a", "datasets.jsonl.reward=a.b"]
+    )
+    assert try_rewards(files) == ()  # `prepare` does it
+
+
+def test_rewards_of_ones_own_are_tried_in_another_process() -> None:
+    config = load_config(["experiment.name=x", f"datasets.addition.reward={own_rewards.__name__}.undefined"])
+    before = set(sys.modules)
+    with pytest.raises(ConfigError, match=rf"NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"):
+        try_rewards(config)
+    assert not {name for name in set(sys.modules) - before if name.startswith("pipeline.rewards")}
+
+
+def test_a_module_that_ends_its_process_or_prints_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loud.py").write_text("print('hello')\ndef fits(completions, **_): return [1.0]\n")
+    (tmp_path / "deadly.py").write_text("import os, sys\nprint('oh', file=sys.stderr, flush=True)\nos._exit(9)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=loud.fits"])) == ()
+    with pytest.raises(ConfigError, match=r"rewards of addition ended with exit code 9 and said: oh"):
+        try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=deadly.fits"]))
+
+
+def test_a_run_with_a_reward_that_cannot_work_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(completions, answer): return [1.0]\n")
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(root / "run_parallel.py"),
+            "experiment.name=t",
+            "datasets.addition.reward=mine.reward",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert done.returncode == 2
+    assert "reward 'mine.reward'" in done.stdout + done.stderr
+    assert "needs a column `answer`; this dataset has: prompt, solution" in done.stdout + done.stderr
+    assert not (tmp_path / "outputs" / "t").exists()
