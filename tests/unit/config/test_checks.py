@@ -30,11 +30,11 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("execution.workers=0", "execution.workers=0: must be at least 1, or null"),
-        ("algos.PITA.eta=0", "algos.PITA.eta=0.0: must be above 0"),
+        ("execution.workers=0", "execution.workers=0: must be at least 1 and at most 4096, or null"),
+        ("algos.PITA.eta=0", "algos.PITA.eta=0.0: must be at least 1e-06"),
         ("algos.PITA.eta=nan", "algos.PITA.eta=nan"),
         ("algos.QSharp.eta=-1", "smaller is stronger"),
-        ("algos.QSharp.head_learning_rate=0", "head_learning_rate=0.0: must be a positive number, or null"),
+        ("algos.QSharp.head_learning_rate=0", "head_learning_rate=0.0: must be above 0 and at most 100, or null"),
         ("experiment.seeds=[]", "experiment.seeds is empty"),
         ("experiment.seeds=[1,1]", "twice"),
         ("rounds_of_training=0", "rounds_of_training=0"),
@@ -44,16 +44,19 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("evaluation.num_prompts=20000", "has 10000 prompts"),
         ("algos.PITA.min_p=1", "algos.PITA.min_p"),
         ("training.micro_batch_size=0", "training.micro_batch_size=0"),
-        ("execution.jobs_per_device=0", "execution.jobs_per_device=0: must be how many jobs a GPU takes at once"),
-        ("execution.jobs_per_device=-1", "1 or more, or 'auto' to measure how many fit"),
-        ("execution.jobs_per_device=many", "execution.jobs_per_device=many: must be how many jobs"),
+        (
+            "execution.jobs_per_device=0",
+            "execution.jobs_per_device=0: must be at least 1 and at most 64 jobs that a GPU takes at once",
+        ),
+        ("execution.jobs_per_device=-1", "or 'auto' to measure how many fit"),
+        ("execution.jobs_per_device=many", "execution.jobs_per_device='many': must be at least 1"),
         ("training.memory_mb=0", "training.memory_mb=0: must be at least 1"),
         ("generation.memory_mb=-5", "generation.memory_mb=-5"),
         ("algos.PITA.memory_mb=0", "algos.PITA.memory_mb=0"),
         ("distributed.num_gpus=0", "distributed.num_gpus=0: must be at least 1"),
         ("training.gpus_per_job=0", "training.gpus_per_job=0: must be at least 1"),
         ("distributed.enabled=true", "say how many with training.gpus_per_job"),
-        ("distributed.master_port=80", "distributed.master_port=80: must be between 1024 and 65535"),
+        ("distributed.master_port=80", "distributed.master_port=80: must be at least 1024 and at most 65,535"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -> None:
