@@ -12,11 +12,13 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from pipeline.config.load import COMPOSITION_ERRORS, VERSION_BASE, conf_dir, explain, register_schemas, typed
-from pipeline.devices.flags import as_overrides
+from pipeline.config.arguments import check_flags
+from pipeline.config.load import VERSION_BASE, conf_dir, explain, register_schemas, typed
+from pipeline.devices.flags import FLAGS, as_overrides
 from pipeline.errors import PipelineError
 from pipeline.experiment import run_experiment
 
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         nonlocal composing
         composing = False
         try:
-            codes.append(run_experiment(typed(composed), make_console()))
+            codes.append(run_experiment(typed(composed), make_console(), HydraConfig.get().overrides.task))
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
             codes.append(refuse(error))
         composing = True
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
     try:
         arguments = as_overrides(arguments)
+        check_flags(arguments, FLAGS)
         with _for_hydra(arguments):
             register_schemas(arguments)
             entry()
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         return refuse(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except COMPOSITION_ERRORS as error:
+    except Exception as error:
         if not composing:
             raise
         return refuse(explain(error))

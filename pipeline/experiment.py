@@ -12,7 +12,8 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from pipeline.config.checks import check_config
+from pipeline.config.checks import check_config, check_together
+from pipeline.config.ignored import idle_settings
 from pipeline.config.load import to_plain
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, StageChoice
 from pipeline.datasets.registry import load_dataset
@@ -28,6 +29,7 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.models import check_models
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
+from pipeline.plan.size import check_size
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
@@ -42,7 +44,7 @@ from pipeline.results.journal import Journal
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.peaks import read_peaks, update_peaks
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
-from pipeline.results.sources import read_models, read_sources
+from pipeline.results.sources import check_sources, read_models, read_sources
 from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
@@ -78,8 +80,13 @@ class Stored:
     """Key -> what is wrong, of stored outputs that cannot be used."""
 
 
-def run_experiment(config: Config, console: Console) -> int:
+def run_experiment(config: Config, console: Console, given: Sequence[str] = ()) -> int:
     """Carry out a request, or print its plan where it says `dry_run`.
+
+    Args:
+        config: The request.
+        console: Where results and warnings go.
+        given: Settings of the command line; those without effect are warned of.
 
     Returns:
         The exit code: 0 every job done, 1 some failed, 130 or 143 interrupted.
@@ -87,7 +94,7 @@ def run_experiment(config: Config, console: Console) -> int:
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    request = prepare(config)
+    request = prepare(config, given)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     for warning in request.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -126,24 +133,35 @@ def _lease(config: Config, console: Console) -> LeaseSet:
     )
 
 
-def prepare(config: Config) -> Request:
+def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     """Check a request and plan it; reads files, writes none.
+
+    Args:
+        config: The request.
+        given: Settings of the command line, as for `run_experiment`.
 
     Raises:
         PipelineError: The request is wrong.
     """
     check_config(config)
-    check_models(config)
-    check_tokenizers(config)
-    check_chat_templates(config)
+    check_size(config)
+    check_together(lambda: check_sources(config), lambda: _check_models(config))
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
     _check_jobs_per_device(config, devices)
-    config, warning = usable_attention(config, gpu=any(device.kind == "cuda" for device in devices))
+    gpu = any(device.kind == "cuda" for device in devices)
+    idle = idle_settings(config, given, gpu=gpu)
+    config, warning = usable_attention(config, gpu=gpu)
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     plan = build_plan(config, read_durations(store.root), sources, models)
-    warnings = (*import_warnings(), *(() if warning is None else (warning,)))
+    warnings = (*import_warnings(), *(() if warning is None else (warning,)), *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
+
+
+def _check_models(config: Config) -> None:
+    check_models(config)
+    check_tokenizers(config)
+    check_chat_templates(config)
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:

@@ -63,7 +63,7 @@ def check_together(*checks: Callable[[], object]) -> None:
             failed.append(error)
     if len(failed) == 1:
         raise failed[0]
-    refuse_all([str(error) for error in failed])
+    refuse_all(list(dict.fromkeys(str(error) for error in failed)))
 
 
 def refuse_all(problems: Sequence[str]) -> None:

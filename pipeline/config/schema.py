@@ -648,8 +648,8 @@ class DatasetConfig:
     rewards: dict[str, float] = number({}, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """Several rewards with their weights, instead of `reward`: their weighted sum counts."""
     grading: GradingConfig = field(default_factory=GradingConfig)
-    test_size: int = number(10_000, at_least=1, at_most=100_000_000)
-    validation_size: int = number(10_000, at_least=1, at_most=100_000_000)
+    test_size: int = number(10_000, at_least=1, at_most=10_000_000)
+    validation_size: int = number(10_000, at_least=1, at_most=10_000_000)
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of a dataset of your own."""
 
@@ -675,16 +675,16 @@ class StarGraphConfig(DatasetConfig):
     """Names that nodes may have: 0 up to labels - 1."""
     random_arm: float = number(0.0, at_least=0, at_most=1)
     """Share of the reference's demonstrations that walk down an arm drawn blindly; 0 shows right paths alone."""
-    train_size: int = number(200_000, at_least=1, at_most=100_000_000)
+    train_size: int = number(200_000, at_least=1, at_most=10_000_000)
 
 
 @dataclass(kw_only=True)
 class FilesConfig(DatasetConfig):
     """Rows read from files or from the Hugging Face hub, in TRL's columns; docs/datasets.md has examples."""
 
-    test_size: int = number(500, at_least=1, at_most=100_000_000)
+    test_size: int = number(500, at_least=1, at_most=1_000_000_000)
     """Test prompts at most. Taken from the test split where the source has one, else cut from train."""
-    validation_size: int = number(500, at_least=1, at_most=100_000_000)
+    validation_size: int = number(500, at_least=1, at_most=1_000_000_000)
     """Validation prompts at most, likewise."""
     path: str | None = file_or_folder(None, affects_result=False)
     """File, folder or hub id. Results depend on the content (`datasets.fingerprint`), not on where it is."""
@@ -726,7 +726,7 @@ class GSM8KConfig(FilesConfig):
     reward: str = "gsm8k"
     path: str | None = file_or_folder("openai/gsm8k", affects_result=False)
     subset: str | None = "main"
-    test_size: int = number(1319, at_least=1, at_most=100_000_000)
+    test_size: int = number(1319, at_least=1, at_most=1_000_000_000)
     prompt_template: str | None = STEP_BY_STEP
 
 
@@ -746,7 +746,7 @@ class IMDBConfig(FilesConfig):
 
     reward: str = "vader"
     path: str | None = file_or_folder("stanfordnlp/imdb", affects_result=False)
-    test_size: int = number(5000, at_least=1, at_most=100_000_000)
+    test_size: int = number(5000, at_least=1, at_most=1_000_000_000)
     prompt_words: int = number(60, at_least=1, at_most=1_000_000)
     """Words of the review that make the prompt."""
 
