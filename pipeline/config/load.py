@@ -291,35 +291,49 @@ def explain(error: Exception) -> ConfigError:
     """Say in one message what is wrong with what the user wrote, and what to try."""
     if isinstance(error, ConfigError):
         return error
-    cause: BaseException = error
-    while cause.__cause__ is not None and isinstance(cause.__cause__, (*COMPOSITION_ERRORS, RecursionError)):
-        cause = cause.__cause__
+    said = _explanation(error)
+    if len(said) > _LONGEST:
+        said = f"{said[: _LONGEST // 2]} ... {said[-_LONGEST // 2 :]}"
+    return ConfigError(said)
+
+
+def _explanation(error: Exception) -> str:
+    cause = _root(error)
     if isinstance(cause, yaml.YAMLError):
-        return ConfigError(f"a configuration file is not valid YAML: {_one_line(str(cause))}")
+        return f"a configuration file is not valid YAML: {_one_line(str(cause))}"
     if isinstance(error, UnicodeDecodeError):
-        return ConfigError(f"a configuration file is not UTF-8 text: {error}")
+        return f"a configuration file is not UTF-8 text: {error}"
     if isinstance(cause, RecursionError):
-        return ConfigError("the configuration is nested too deeply, or refers to itself (${...})")
+        return "the configuration is nested too deeply, or refers to itself (${...})"
     text = str(error)
     key = (cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
     if isinstance(error, MissingMandatoryValue):
-        return ConfigError(f"{error.full_key} is missing: give it a value, for example {error.full_key}=first_run")
+        return f"{error.full_key} is missing: give it a value, for example {error.full_key}=first_run"
     if unknown := re.search(r"Could not override '([^']*)'", text):
-        return ConfigError(_unknown_key(key if key.startswith(f"{unknown[1]}.") else unknown[1]))
+        return _unknown_key(key if key.startswith(f"{unknown[1]}.") else unknown[1])
     if isinstance(error, MissingConfigException):
-        return ConfigError(_missing_file(text))
+        return _missing_file(text)
     if isinstance(error, OverrideParseException):
-        return ConfigError(f"cannot read '{error.override}': {_one_line(text)} Write KEY=VALUE.")
+        return f"cannot read '{error.override}': {_one_line(text)} Write KEY=VALUE."
     if merging := re.search(r"Error merging override \+*([^\s=]+)(=.*)?", text):
-        return ConfigError(f"{merging[1]}{merging[2] or ''}: {_one_line(str(cause))}")
+        return f"{merging[1]}{merging[2] or ''}: {_one_line(str(cause))}"
     if in_file := re.match(r"In '([^']*)': (\w+) raised while composing config:\s*(.*)", text, re.DOTALL):
-        return ConfigError(_wrong_file(*in_file.groups()))
+        return _wrong_file(*in_file.groups())
     if key.partition(".")[0] not in {"", *_EXAMPLES} and isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
-        return ConfigError(_unknown_key(key))
+        return _unknown_key(key)
     said = _one_line(text if cause is error else f"{text}: {cause}")
     if not isinstance(error, COMPOSITION_ERRORS):
         said = f"this configuration cannot be composed ({type(error).__name__}: {said})"
-    return ConfigError(f"{key}: {said}" if key else said)
+    return f"{key}: {said}" if key else said
+
+
+def _root(error: Exception) -> BaseException:
+    """What led to an error, followed as far as it is about what the user wrote."""
+    chain: list[BaseException] = [error]
+    # OmegaConf raises some errors from themselves.
+    while isinstance(cause := chain[-1].__cause__, (*COMPOSITION_ERRORS, RecursionError)) and cause not in chain:
+        chain.append(cause)
+    return chain[-1]
 
 
 def _wrong_file(file: str, kind: str, said: str) -> str:
@@ -330,6 +344,8 @@ def _wrong_file(file: str, kind: str, said: str) -> str:
     return f"{file}.yaml: " + (f"{key}: " if key else "") + _one_line(said)
 
 
+_LONGEST = 1500
+"""Characters of a message, so that a setting of thousands does not bury what is said of it."""
 _FEW = 2
 """Keys that a message suggests at most."""
 _GROUPS = {"datasets": "dataset", "models": "model"}
@@ -349,7 +365,8 @@ def _unknown_key(key: str) -> str:
             f" For one of your own add {table}.{name}.class_path=my_module.{example}; if a file of yours says "
             f"that, write +{key}=... for what the file does not set."
         )
-    near = _in_other_sections(key, known) or get_close_matches(key, known, n=1, cutoff=0.6)
+    sections = {each.partition(".")[0] for each in known}
+    near = _in_other_sections(key, known) or get_close_matches(key, [*known, *sections], n=1, cutoff=0.6)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     section = key.rpartition(".")[0]
     here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
