@@ -274,6 +274,9 @@ def _nodes(table: str, section: object) -> Iterator[tuple[str, dict[str, Any]]]:
             raise ConfigError(
                 f"{table}.{name}={brief(node)}: must be a table of settings, for example {{{_SETTING[table]}}}"
             )
+        for key in ("kind", "class_path"):
+            if not isinstance(node.get(key), str | None):
+                raise ConfigError(f"{table}.{name}.{key}={brief(node[key])}: must be a name")
         yield name, node
 
 

@@ -116,6 +116,8 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("profile=null", "profile=null: must be a name"),
         ("algos.PITA=null", "algos.PITA=None: must be a table of settings"),
         ("algos.PITA.options={a:1}", "unknown key 'algos.PITA.options.a'"),
+        ("datasets.addition.kind=[1]", "datasets.addition.kind=[1]"),
+        ("algos.PITA.class_path=[1]", "cannot import '[1]'"),
         ("+x=1", "unknown key 'x'"),
         ("output_dir=???", "output_dir is missing"),
         ("output_dir=${experiment}", "output_dir"),

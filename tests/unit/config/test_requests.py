@@ -11,10 +11,11 @@ import pytest
 import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.checks import check_config
-from pipeline.config.load import load_config, to_plain, typed
+from pipeline.config.load import explain, load_config, to_plain, typed
 from pipeline.config.schema import Config
 from pipeline.errors import PipelineError
 from pipeline.plan.size import check_size
@@ -89,6 +90,13 @@ odd_values = st.recursive(
 )
 
 
+def composed_of(plain: dict[str, Any]) -> DictConfig:
+    try:
+        return OmegaConf.create(plain)
+    except OmegaConfBaseException as error:  # as composing would have raised it
+        raise explain(error) from error
+
+
 def changed(plain: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
     result = deepcopy(plain)
     node: Any = result
@@ -103,7 +111,7 @@ def changed(plain: dict[str, Any], path: tuple[str | int, ...], value: Any) -> d
 def test_any_value_in_any_place_is_taken_or_explained(data: st.DataObject, value: Any) -> None:
     path = data.draw(st.sampled_from(list(places(everything()))))
     plain = changed(everything(), path, value)
-    answered(lambda: typed(OmegaConf.create(plain)))
+    answered(lambda: typed(composed_of(plain)))
 
 
 FILE = {
