@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
@@ -36,7 +35,6 @@ _COIN = 0.5
 """Probability of a wrong label from which on labels say nothing, or the opposite."""
 _TOLD = 20
 """Faults that are told at most."""
-_Value = TypeVar("_Value", int, float)
 
 
 def check_config(config: Config) -> None:
@@ -90,7 +88,7 @@ def _problems(config: Config) -> Iterator[str]:
     # What joins numbers makes sense only of numbers that are right by themselves.
     if not singly:
         yield from _timeouts(config)
-        yield from _evaluation(config)
+        yield from _repeats(config)
         yield from _joined(replace(config, algos=used))
 
 
@@ -101,11 +99,8 @@ def _experiment(config: Config) -> Iterator[str]:
             f"experiment.name={brief(name)} is not a plain name: it becomes a folder under output_dir, so use up "
             "to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
         )
-    seeds = config.experiment.seeds
-    if not seeds:
+    if not config.experiment.seeds:
         yield "experiment.seeds is empty: give at least one, for example experiment.seeds=[0]"
-    if twice := _twice(seeds):
-        yield f"experiment.seeds={brief(seeds)} names a seed twice: {brief(twice[0])}"
 
 
 def _timeouts(config: Config) -> Iterator[str]:
@@ -116,15 +111,15 @@ def _timeouts(config: Config) -> Iterator[str]:
         )
 
 
-def _evaluation(config: Config) -> Iterator[str]:
-    if twice := _twice(config.evaluation.etas):
-        yield f"evaluation.etas={brief(config.evaluation.etas)} names a value twice: {twice[0]}"
+def _repeats(config: Config) -> Iterator[str]:
+    for key, values in (
+        ("experiment.seeds", config.experiment.seeds),
+        ("evaluation.etas", config.evaluation.etas),
+    ):
+        if twice := [value for value, times in Counter(values).items() if times > 1]:
+            yield f"{key}={brief(values)} names {twice[0]} twice"
     if config.evaluation.split not in ("test", "validation"):
         yield f"evaluation.split={brief(config.evaluation.split)}: must be 'test' or 'validation'"
-
-
-def _twice(values: Sequence[_Value]) -> list[_Value]:
-    return [value for value, times in Counter(values).items() if times > 1]
 
 
 def _ranks(config: Config) -> Iterator[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pipeline.config.fields import PATH, RANGE, Range
 
@@ -45,6 +46,8 @@ def brief(value: object) -> str:
 
 def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
     allowed: Range | None = declared.get(RANGE)
+    if isinstance(value, (list, dict)):
+        return f"must be a single value{'' if allowed is None else f', {allowed}'}"
     if isinstance(value, str):
         if allowed is not None and value not in allowed.words:
             return f"must be {allowed}"
@@ -75,12 +78,27 @@ def _path_problem(text: str) -> str | None:
     return None
 
 
+@cache
+def _flat(schema: type) -> frozenset[str]:
+    """Fields that are lists or tables of single values; OmegaConf takes lists and tables in their place."""
+    kinds = {name: (hint, *get_args(hint)) for name, hint in get_type_hints(schema).items()}
+    return frozenset(
+        name
+        for name, each in kinds.items()
+        if any(get_origin(kind) in (list, dict) and get_args(kind)[-1] in (int, float, str, bool) for kind in each)
+    )
+
+
 def _leaves(value: object, key: str, declared: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any, Any]]:
     """Key, value and declaration of everything that is no table or list; names in tables are texts, too."""
     if is_dataclass(value):
         for item in fields(value):
             below = f"{key}.{item.name}" if key else item.name
-            yield from _leaves(getattr(value, item.name), below, item.metadata)
+            entry = getattr(value, item.name)
+            yield from _leaves(entry, below, item.metadata)
+            if isinstance(entry, (list, dict)) and item.name in _flat(value.__class__):
+                inside = entry.values() if isinstance(entry, dict) else entry
+                yield from ((below, each, item.metadata) for each in inside if isinstance(each, (list, dict)))
     elif isinstance(value, Mapping):
         for name, entry in value.items():
             yield key, name, {}

@@ -63,6 +63,8 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("datasets.addition.grading.options={exact_match:[1]}", "options.exact_match=[1]: must be a table of the"),
         ("datasets.addition.grading.options={exact_match:{use:[1]}}", "must be the name of a reward"),
         ("experiment.seeds=[10000000000000000000000]", "experiment.seeds[0]=10000000000000000000000: must be at"),
+        ("experiment.seeds=[[1]]", "experiment.seeds=[1]: must be a single value, at least 0"),
+        ("evaluation.etas=[{}]", "evaluation.etas={}: must be a single value"),
         ("output_dir=''", "output_dir='': is empty"),
         ("distributed.master_port=80", "distributed.master_port=80: must be at least 1024 and at most 65,535"),
     ],
