@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.text import Text
 
 from pipeline import __version__, multirun
-from pipeline.config.load import COMPOSITION_ERRORS, VERSION_BASE, conf_dir, explain, register_schemas, typed
-from pipeline.devices.flags import as_overrides
+from pipeline.config.arguments import check_flags
+from pipeline.config.load import VERSION_BASE, conf_dir, explain, register_schemas, typed
+from pipeline.devices.flags import FLAGS, as_overrides
 from pipeline.errors import PipelineError
 from pipeline.experiment import run_experiment
 from pipeline.start import INTERRUPTED
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             config = typed(composed)
             multirun.check_objective(config)
-            code = run_experiment(config, make_console(), label)
+            code = run_experiment(config, make_console(), label, given=HydraConfig.get().overrides.task)
             codes.append(unless_unwritten(code) if config.dry_run else code)
             value = multirun.objective(config) if code == 0 else None
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
     try:
         arguments = as_overrides(arguments)
+        check_flags(arguments, FLAGS)
         with _for_hydra(arguments):
             register_schemas(arguments)
             entry()
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         return refuse(error)
     except KeyboardInterrupt:
         return max([INTERRUPTED, *codes])
-    except COMPOSITION_ERRORS as error:
+    except Exception as error:
         if not composing:
             raise
         return refuse(explain(error))

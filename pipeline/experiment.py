@@ -14,7 +14,8 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.config.checks import check_config
+from pipeline.config.checks import check_config, check_together
+from pipeline.config.ignored import idle_settings
 from pipeline.config.load import to_plain
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, StageChoice
 from pipeline.datasets.registry import load_dataset
@@ -32,6 +33,7 @@ from pipeline.plan.models import check_models, count_weights
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
+from pipeline.plan.size import check_size
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.summary import estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
@@ -51,7 +53,7 @@ from pipeline.results.peaks import read_peaks, update_peaks
 from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
 from pipeline.results.runs import runs_of
 from pipeline.results.scratch import Scratch, sweep
-from pipeline.results.sources import read_models, read_sources
+from pipeline.results.sources import check_sources, read_models, read_sources
 from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
@@ -91,13 +93,14 @@ class Stored:
     """Key -> what is wrong, of stored outputs that cannot be used."""
 
 
-def run_experiment(config: Config, console: Console, label: str = "") -> int:
+def run_experiment(config: Config, console: Console, label: str = "", given: Sequence[str] = ()) -> int:
     """Carry out a request, or print its plan where it says `dry_run`.
 
     Args:
         config: The request.
-        console: Where the user looks.
+        console: Where results and warnings go.
         label: What tells this run from others of the same command; heads its tables.
+        given: Settings of the command line; those without effect are warned of.
 
     Returns:
         The exit code: 0 every job done, 1 some failed, 130 or 143 interrupted.
@@ -105,7 +108,7 @@ def run_experiment(config: Config, console: Console, label: str = "") -> int:
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    request = replace(prepare(config), label=label)
+    request = replace(prepare(config, given), label=label)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)
     if config.dry_run:
@@ -175,26 +178,36 @@ def _lease(config: Config, console: Console) -> LeaseSet:
     )
 
 
-def prepare(config: Config) -> Request:
+def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     """Check a request and plan it; reads files, writes none.
+
+    Args:
+        config: The request.
+        given: Settings of the command line, as for `run_experiment`.
 
     Raises:
         PipelineError: The request is wrong.
     """
     check_config(config)
-    check_models(config)
-    check_tokenizers(config)
-    check_chat_templates(config)
+    check_size(config)
+    check_together(lambda: check_sources(config), lambda: _check_models(config))
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
+    idle = idle_settings(config, given, gpu=gpu)
     config, warning = usable_attention(config, gpu=gpu)
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name: count_weights(model) for name, model in config.models.items()}
     plan = build_plan(config, read_durations(store.root), sources, models, weights=weights, gpu=gpu)
-    warnings = (*import_warnings(), *(() if warning is None else (warning,)))
+    warnings = (*import_warnings(), *(() if warning is None else (warning,)), *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
+
+
+def _check_models(config: Config) -> None:
+    check_models(config)
+    check_tokenizers(config)
+    check_chat_templates(config)
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:

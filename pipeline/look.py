@@ -14,6 +14,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.plan.build import build_plan
 from pipeline.plan.models import check_models
+from pipeline.plan.size import check_size
 from pipeline.report.logs import follow_job, follow_run, print_log
 from pipeline.report.status import Glance, glance_at, overview_table, print_run, run_json, unreadable_run
 from pipeline.report.why import explain_job, explain_request
@@ -148,6 +149,7 @@ def _request(name: str, overrides: Sequence[str]) -> Config:
         raise ConfigError(f"cannot read '{wrong[0]}'. After the job come settings as for a run: KEY=VALUE.")
     config = load_config([f"experiment.name={name}", *overrides])
     check_config(config)
+    check_size(config)
     check_models(config)
     return config
 

@@ -17,10 +17,13 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString, Sweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.own_code import check_settings_class, import_object
 from pipeline.config.schema import (
     ALGO_SCHEMAS,
@@ -31,11 +34,12 @@ from pipeline.config.schema import (
     DatasetConfig,
     StageConfig,
 )
+from pipeline.config.values import brief
 from pipeline.errors import ConfigError, unknown_name
 
 VERSION_BASE = "1.3"
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
-"""What composing a configuration may raise because of what the user wrote."""
+"""What composing a configuration raises on purpose; what the user wrote may lead to any other error in Hydra."""
 _Settings = TypeVar("_Settings")
 
 
@@ -58,8 +62,12 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
             settings of its class, ``datasets.NAME.class_path=...`` a known dataset.
 
     Raises:
-        ConfigError: A class cannot be imported, or has no settings of the right kind.
+        ConfigError: A class cannot be imported, or has no settings of the right kind, or the command line is far
+            too long.
     """
+    check_overrides(overrides)
+    _check_choices(overrides)
+    bound_files()
     store = ConfigStore.instance()
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
     shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}
@@ -116,16 +124,18 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
         GlobalHydra.instance().clear()
         folder = str(config_dir or conf_dir())
         with initialize_config_dir(folder, version_base=VERSION_BASE):
-            return typed(compose("config", overrides=list(overrides)))
-    except COMPOSITION_ERRORS as error:
+            composed = compose("config", overrides=list(overrides))
+    except Exception as error:
         raise explain(error) from error
+    return typed(composed)
 
 
 def typed(composed: DictConfig) -> Config:
     """Turn a composed configuration into dataclasses."""
     try:
+        _refuse_missing(composed)
         return cast("Config", _to_object(composed, Config))
-    except OmegaConfBaseException as error:
+    except COMPOSITION_ERRORS as error:
         raise explain(error) from error
 
 
@@ -207,6 +217,26 @@ def _own_schema(key: str, class_path: str, base: type[_Settings], parent: str) -
     return cast("type[_Settings]", schema)
 
 
+def _check_choices(overrides: Sequence[str]) -> None:
+    """Refuse what is no name in the place of a file of ``conf/``; Hydra does not say which it was."""
+    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    for override in overrides:
+        group, _, value = override.partition("=")
+        if group not in groups:
+            continue
+        try:
+            chosen = OverridesParser.create().parse_override(override).value()
+        except HydraException:
+            continue  # it is told with all that Hydra cannot read
+        names = chosen if isinstance(chosen, list) else [chosen]
+        if not all(isinstance(name, (str, QuotedString, Sweep)) for name in names):
+            example = {"algos": "'algos=[PITA,DPO]'", "profile": "profile=cpu"}.get(group, f"{group}=NAME")
+            raise ConfigError(
+                f"{group}={value}: must be a name, or a list of names, of files in conf/{group}/, for example "
+                f"{example}"
+            )
+
+
 def _class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Names and classes that a command line adds to a table."""
     for override in overrides:
@@ -223,11 +253,37 @@ def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
         "models": lambda name, node: _kind(MODEL_SCHEMAS, "model", name, node),
     }
     for table, schema_of in tables.items():
-        for name, node in (plain.get(table) or {}).items():
+        for name, node in _nodes(table, plain.get(table)):
             if table == "datasets" and node.get("class_path") and node.get("kind", MISSING) == MISSING:
                 node["kind"] = name
             merged[table][name] = OmegaConf.structured(schema_of(name, node))
     return OmegaConf.to_object(OmegaConf.merge(merged, plain))
+
+
+def _refuse_missing(composed: DictConfig) -> None:
+    """Refuse '???', which else would silently be the default; what a later step fills in may be missing."""
+    filled_in = re.compile(r"experiment\.name|(algos|datasets|models)\.[^.]+(\.kind)?")
+    missing = sorted(key for key in OmegaConf.missing_keys(composed) if not filled_in.fullmatch(key))
+    if missing:
+        raise ConfigError(f"{missing[0]} is missing ('???'): give it a value, or leave it out for its default")
+
+
+def _nodes(table: str, section: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The sections of a table of algorithms, datasets or models, each with its settings."""
+    if section is not None and not isinstance(section, dict):
+        raise ConfigError(f"{table}={brief(section)}: must be a table of names, each with a table of settings")
+    for name, node in (section or {}).items():
+        if not isinstance(name, str) or not isinstance(node, dict):
+            raise ConfigError(
+                f"{table}.{name}={brief(node)}: must be a table of settings, for example {{{_SETTING[table]}}}"
+            )
+        for key in ("kind", "class_path"):
+            if not isinstance(node.get(key), str | None):
+                raise ConfigError(f"{table}.{name}.{key}={brief(node[key])}: must be a name")
+        yield name, node
+
+
+_SETTING = {"algos": "enabled: true", "datasets": "kind: addition", "models": "kind: tiny"}
 
 
 def _kind(known: Mapping[str, type[Any]], what: str, name: str, node: Mapping[str, Any]) -> type[Any]:
@@ -241,29 +297,61 @@ def explain(error: Exception) -> ConfigError:
     """Say in one message what is wrong with what the user wrote, and what to try."""
     if isinstance(error, ConfigError):
         return error
-    cause: BaseException = error
-    while cause.__cause__ is not None and isinstance(cause.__cause__, COMPOSITION_ERRORS):
-        cause = cause.__cause__
+    said = _explanation(error)
+    if len(said) > _LONGEST:
+        said = f"{said[: _LONGEST // 2]} ... {said[-_LONGEST // 2 :]}"
+    return ConfigError(said)
+
+
+def _explanation(error: Exception) -> str:
+    cause = _root(error)
     if isinstance(cause, yaml.YAMLError):
-        return ConfigError(f"a configuration file is not valid YAML: {_one_line(str(cause))}")
+        return f"a configuration file is not valid YAML: {_one_line(str(cause))}"
     if isinstance(error, UnicodeDecodeError):
-        return ConfigError(f"a configuration file is not UTF-8 text: {error}")
+        return f"a configuration file is not UTF-8 text: {error}"
+    if isinstance(cause, RecursionError):
+        return "the configuration is nested too deeply, or refers to itself (${...})"
     text = str(error)
+    key = (cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
     if isinstance(error, MissingMandatoryValue):
-        return ConfigError(f"{error.full_key} is missing: give it a value, for example {error.full_key}=first_run")
+        return f"{error.full_key} is missing: give it a value, for example {error.full_key}=first_run"
     if unknown := re.search(r"Could not override '([^']*)'", text):
-        return ConfigError(_unknown_key(unknown[1]))
+        return _unknown_key(key if key.startswith(f"{unknown[1]}.") else unknown[1])
     if isinstance(error, MissingConfigException):
-        return ConfigError(_missing_file(text))
+        return _missing_file(text)
     if isinstance(error, OverrideParseException):
-        return ConfigError(f"cannot read '{error.override}': {_one_line(text)}. Write KEY=VALUE.")
+        return f"cannot read '{error.override}': {_one_line(text)} Write KEY=VALUE."
     if merging := re.search(r"Error merging override \+*([^\s=]+)(=.*)?", text):
-        return ConfigError(f"{merging[1]}{merging[2] or ''}: {_one_line(str(cause))}")
-    where = error.full_key if isinstance(error, OmegaConfBaseException) else None
+        return f"{merging[1]}{merging[2] or ''}: {_one_line(str(cause))}"
+    if in_file := re.match(r"In '([^']*)': (\w+) raised while composing config:\s*(.*)", text, re.DOTALL):
+        return _wrong_file(*in_file.groups())
+    if key.partition(".")[0] not in {"", *_EXAMPLES} and isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
+        return _unknown_key(key)
     said = _one_line(text if cause is error else f"{text}: {cause}")
-    return ConfigError(f"{where}: {said}" if where else said)
+    if not isinstance(error, COMPOSITION_ERRORS):
+        said = f"this configuration cannot be composed ({type(error).__name__}: {said})"
+    return f"{key}: {said}" if key else said
 
 
+def _root(error: Exception) -> BaseException:
+    """What led to an error, followed as far as it is about what the user wrote."""
+    chain: list[BaseException] = [error]
+    # OmegaConf raises some errors from themselves.
+    while isinstance(cause := chain[-1].__cause__, (*COMPOSITION_ERRORS, RecursionError)) and cause not in chain:
+        chain.append(cause)
+    return chain[-1]
+
+
+def _wrong_file(file: str, kind: str, said: str) -> str:
+    found = re.search(r"^\s*full_key: (\S+)", said, re.MULTILINE)
+    key = found[1] if found else ""
+    if key and kind in (ConfigKeyError.__name__, ConfigAttributeError.__name__):
+        return f"{file}.yaml: {_unknown_key(key)}"
+    return f"{file}.yaml: " + (f"{key}: " if key else "") + _one_line(said)
+
+
+_LONGEST = 1500
+"""Characters of a message, so that a setting of thousands does not bury what is said of it."""
 _FEW = 2
 """Keys that a message suggests at most."""
 _GROUPS = {"datasets": "dataset", "models": "model"}
@@ -283,7 +371,8 @@ def _unknown_key(key: str) -> str:
             f" For one of your own add {table}.{name}.class_path=my_module.{example}; if a file of yours says "
             f"that, write +{key}=... for what the file does not set."
         )
-    near = _in_other_sections(key, known) or get_close_matches(key, known, n=1, cutoff=0.6)
+    sections = {each.partition(".")[0] for each in known}
+    near = _in_other_sections(key, known) or get_close_matches(key, [*known, *sections], n=1, cutoff=0.6)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     section = key.rpartition(".")[0]
     here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]

@@ -1,7 +1,8 @@
 """The typed schema of the configuration: every key a user may set, its meaning, unit and default.
 
-Dataclasses are keyword-only and mutable while OmegaConf merges into them. Fields marked `_hint` change how fast
-or where work is done, never what comes out, and so are left out of result keys.
+Dataclasses are keyword-only and mutable while OmegaConf merges into them. Every number has a range, declared with
+its field (`pipeline.config.fields`). Fields marked `hint` or `affects_result=False` change how fast or where work
+is done, never what comes out, and so are left out of result keys.
 """
 
 from __future__ import annotations
@@ -12,14 +13,28 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from pipeline.config.fields import file_or_folder, hint, number
 
-def _hint(default: Any) -> Any:
-    """A field that cannot change a result; `plan.keys` leaves it out."""
-    return field(default=default, metadata={"affects_result": False})
+LARGEST_SEED = 2**63 - 1
+"""What every generator of random numbers takes."""
+LONGEST_S = 1_000_000_000
+"""Seconds: thirty years, which every clock takes."""
+LARGEST_RATE = 100.0
+"""Learning rate, of Adam: a step moves each weight by about as much."""
+LARGEST_WEIGHT = 1e6
+"""Of what is added up in a loss or a reward: far from where float32 ends."""
+SMALLEST_DIVISOR = 1e-6
+"""Of what values are divided by, likewise."""
+OTHERWISE_MEASURED = ", or null to go by what is measured"
 
 
 AUTO = "auto"
 """What a setting is called that is found out by measuring."""
+JOBS_PER_DEVICE = f" jobs that a GPU takes at once, or '{AUTO}' to measure how many fit"
+STRENGTH = (
+    ". The tilt is exp(value / eta), so smaller is stronger (0.1 is strong, 1 is mild) and inf is the reference "
+    "policy itself"
+)
 
 
 class Backend(Enum):
@@ -189,7 +204,7 @@ class ExperimentConfig:
 
     name: str = MISSING
     """Folder under `output_dir`: letters, digits, '.', '_' and '-'."""
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: list[int] = number([0], at_least=0, at_most=LARGEST_SEED)
     """One chain per algorithm, dataset, model and seed."""
 
 
@@ -197,13 +212,13 @@ class ExperimentConfig:
 class SystemConfig:
     """Numerics and the process model."""
 
-    use_parallel_execution: bool = _hint(True)
+    use_parallel_execution: bool = hint(True)
     """False runs every job in this process, one after the other, with the same results."""
     attn_impl: Attention = Attention.sdpa
     dtype: DType = DType.float32
-    cpu_threads: int = 1
+    cpu_threads: int = number(1, at_least=1, at_most=1024)
     """Threads of a CPU worker. Part of every key: the order of float additions depends on it."""
-    clear_cache_interval: int = _hint(0)
+    clear_cache_interval: int = number(0, at_least=0, at_most=1_000_000_000, affects_result=False)
     """Training steps between calls of `torch.cuda.empty_cache`; 0 never calls it."""
 
 
@@ -211,25 +226,27 @@ class SystemConfig:
 class TrainingConfig:
     """What all trainings share; batch sizes and learning rates belong to the algorithms."""
 
-    micro_batch_size: int = 128
+    micro_batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences in one forward pass at most; larger batches accumulate gradients. Halved when memory runs out."""
     gradient_checkpointing: bool = False
-    weight_decay: float = 0.01
-    grad_clip: float = 1.0
+    weight_decay: float = number(0.01, at_least=0, at_most=100)
+    grad_clip: float = number(1.0, at_least=0, at_most=1e9)
     """Largest norm of the gradient; 0 does not clip."""
-    warmup_steps: int = 20
+    warmup_steps: int = number(20, at_least=0, at_most=1_000_000_000)
     schedule: Warmup = Warmup.cosine
-    gpus_per_job: int = _hint(1)
+    gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False)
     """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.
     Part of a training's key where it is more than 1, with the strategy: float sums are taken in another order."""
-    memory_mb: int | None = _hint(None)
+    memory_mb: int | None = number(
+        None, at_least=1, at_most=100_000_000, hint=OTHERWISE_MEASURED, affects_result=False
+    )
     """Memory that a training takes of each of its GPUs, in MiB; null leaves it to what is measured."""
-    strategy: Strategy = _hint(Strategy.auto)
+    strategy: Strategy = hint(Strategy.auto)
     """How they share it; `auto` is what `distributed.strategy` says; where that is `auto` too, the simplest
     that the memory model says fits, see `python -m pipeline gpus fit`."""
-    checkpoint_every_steps: int = _hint(0)
+    checkpoint_every_steps: int = number(0, at_least=0, at_most=1_000_000_000, affects_result=False)
     """Steps between checkpoints of a training; 0 does not count steps."""
-    checkpoint_every_minutes: float = _hint(5.0)
+    checkpoint_every_minutes: float = number(5.0, at_least=0, at_most=1e9, affects_result=False)
     """Minutes between checkpoints; 0 does not look at the clock. Whichever of the two comes first."""
 
 
@@ -237,16 +254,18 @@ class TrainingConfig:
 class GenerationConfig:
     """How text is drawn, in data collection and in evaluation."""
 
-    batch_size: int = 256
+    batch_size: int = number(256, at_least=1, at_most=1_000_000)
     """Sequences decoded at once at most, halved when memory runs out. Draws are per sample; on numerics see
     docs/architecture.md."""
-    max_new_tokens: int = 64
+    max_new_tokens: int = number(64, at_least=1, at_most=1_000_000)
     """Upper bound; a dataset may set a lower one of its own."""
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6)
+    top_p: float = number(1.0, above=0, at_most=1, hint=" (1 keeps every token)")
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
     long_prompts: LongPrompts = LongPrompts.refuse
-    memory_mb: int | None = _hint(None)
+    memory_mb: int | None = number(
+        None, at_least=1, at_most=100_000_000, hint=OTHERWISE_MEASURED, affects_result=False
+    )
     """Memory that generating and evaluating take of a GPU, in MiB; null leaves it to what is measured."""
 
 
@@ -254,11 +273,11 @@ class GenerationConfig:
 class DataCollectionConfig:
     """How much data each round collects."""
 
-    prompts_per_round: int = 10_000
+    prompts_per_round: int = number(10_000, at_least=1, at_most=1_000_000_000)
     """Training prompts that a round uses; the rounds of a chain go through different prompts while they last."""
-    samples_per_example: int = 1
+    samples_per_example: int = number(1, at_least=1, at_most=100_000)
     """Roll-ins (QSharp, PITA) or completions drawn for each prompt."""
-    reward_batch_size: int = _hint(256)
+    reward_batch_size: int = number(256, at_least=1, at_most=1_000_000, affects_result=False)
     """Completions handed to a reward at once."""
 
 
@@ -268,19 +287,21 @@ class EvaluationConfig:
 
     split: str = "test"
     """`test`, or `validation` while settings are being chosen."""
-    num_prompts: int = 500
-    num_samples: int = 2
+    num_prompts: int = number(500, at_least=1, at_most=1_000_000_000)
+    num_samples: int = number(2, at_least=1, at_most=100_000)
     """Completions per prompt."""
-    bootstrap_samples: int = 1000
-    confidence: float = 0.95
-    etas: list[float] = field(default_factory=list)
+    bootstrap_samples: int = number(1000, at_least=1, at_most=1_000_000)
+    confidence: float = number(0.95, above=0, below=1, hint=", for example 0.95")
+    etas: list[float] = number(
+        [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint="; inf is the reference policy"
+    )
     """Further guidance strengths at which value-guided methods are evaluated: points of reward against KL."""
-    objective: str | None = _hint("*")
+    objective: str | None = hint("*")
     """Whose result a sweeper of Hydra maximises: an algorithm, a chain as `dataset/model/s0/ALGO`, or a pattern
     with `*`; of several chains the mean. Null gives it none."""
-    reward_batch_size: int = _hint(256)
+    reward_batch_size: int = number(256, at_least=1, at_most=1_000_000, affects_result=False)
     """Completions handed to a reward at once."""
-    sample_prompts: int = 8
+    sample_prompts: int = number(8, at_least=0, at_most=1_000_000)
     """Prompts whose completions are shown in samples.jsonl."""
 
 
@@ -288,20 +309,20 @@ class EvaluationConfig:
 class RetryConfig:
     """Attempts that a job is given, counted apart for each kind of failure. A bug in its code is never retried."""
 
-    worker_lost: int = _hint(3)
+    worker_lost: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
     """Its worker died. A job that has ended this many workers is set aside as the likely cause."""
-    hang: int = _hint(2)
+    hang: int = number(2, at_least=1, at_most=1_000_000, affects_result=False)
     """Its worker was killed because it gave no sign of life, made no progress or took too long."""
-    out_of_memory: int = _hint(2)
+    out_of_memory: int = number(2, at_least=1, at_most=1_000_000, affects_result=False)
     """It ran out of memory even with the smallest batches; the next attempt gets a fresh process."""
-    device: int = _hint(3)
+    device: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
     """Its device reported an error, after which a process cannot go on; the next attempt gets a fresh one."""
-    transient: int = _hint(5)
+    transient: int = number(5, at_least=1, at_most=1_000_000, affects_result=False)
     """A connection or a file system failed for the moment."""
-    wait_s: float = _hint(1.0)
+    wait_s: float = number(1.0, at_least=0, at_most=LONGEST_S, affects_result=False)
     """Seconds before another attempt after a transient failure; doubles each time."""
-    max_wait_s: float = _hint(60.0)
-    device_failures: int = _hint(3)
+    max_wait_s: float = number(60.0, at_least=0, at_most=LONGEST_S, affects_result=False)
+    device_failures: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
     """Different jobs in a row that a device must fail to be given no more; the last device is always kept."""
 
 
@@ -309,32 +330,40 @@ class RetryConfig:
 class ExecutionConfig:
     """How the plan is carried out. Only `shard_size` can change what is computed."""
 
-    backend: Backend = _hint(Backend.local)
-    workers: int | None = _hint(None)
+    backend: Backend = hint(Backend.local)
+    workers: int | None = number(
+        None, at_least=1, at_most=4096, hint=", or null to take what the machine has", affects_result=False
+    )
     """Worker processes; null means one per GPU, or one per CPU core where there is no GPU."""
-    jobs_per_device: int | str = _hint(1)
+    jobs_per_device: int | str = number(
+        1, at_least=1, at_most=64, words=(AUTO,), hint=JOBS_PER_DEVICE, affects_result=False
+    )
     """Jobs that a GPU takes at once: a number, or `auto` to run the first job of each kind alone, measure its
     memory, and then put as many on a GPU as fit. One whose memory is known never starts where it would not fit."""
-    shard_size: int = 1000
+    shard_size: int = number(1000, at_least=1, at_most=1_000_000_000)
     """Prompts per generation or evaluation job."""
-    barrier: Barrier = _hint(Barrier.none)
-    store: str | None = _hint(None)
+    barrier: Barrier = hint(Barrier.none)
+    store: str | None = file_or_folder(None, affects_result=False)
     """Folder of finished outputs; null means `<output_dir>/.store`."""
-    heartbeat_s: float = _hint(5.0)
+    heartbeat_s: float = number(5.0, at_least=0.001, at_most=LONGEST_S, affects_result=False)
     """Seconds between a worker's signs of life."""
-    heartbeat_timeout_s: float = _hint(120.0)
+    heartbeat_timeout_s: float = number(120.0, above=0, at_most=LONGEST_S, affects_result=False)
     """Seconds without a sign of life after which a worker that runs a job is killed."""
-    progress_timeout_s: float | None = _hint(3600.0)
+    progress_timeout_s: float | None = number(
+        3600.0, above=0, at_most=LONGEST_S, hint=", or null to wait for ever", affects_result=False
+    )
     """Seconds without progress after which a job is stopped, loading included; null waits for ever."""
-    job_timeout_s: float | None = _hint(None)
+    job_timeout_s: float | None = number(
+        None, above=0, at_most=LONGEST_S, hint=", or null for no limit", affects_result=False
+    )
     """Seconds that an attempt may take in all; null sets no limit."""
-    wait_for_devices: bool = _hint(False)
+    wait_for_devices: bool = hint(False)
     """Queue for GPUs that another run holds, instead of refusing the request."""
-    start_timeout_s: float = _hint(60.0)
+    start_timeout_s: float = number(60.0, above=0, at_most=LONGEST_S, affects_result=False)
     """Seconds a new worker may take to report that it is ready."""
-    stop_grace_s: float = _hint(10.0)
+    stop_grace_s: float = number(10.0, at_least=0, at_most=LONGEST_S, affects_result=False)
     """Seconds that running jobs are given to finish, or to save a checkpoint, when the run is interrupted."""
-    models_in_memory: int = _hint(4)
+    models_in_memory: int = number(4, at_least=1, at_most=1_000_000, affects_result=False)
     """Models that a worker keeps loaded between jobs."""
     retry: RetryConfig = field(default_factory=RetryConfig)
 
@@ -343,9 +372,11 @@ class ExecutionConfig:
 class DistributedConfig:
     """Which GPUs a run uses, and how several share one training."""
 
-    num_gpus: int | None = _hint(None)
+    num_gpus: int | None = number(
+        None, at_least=1, at_most=1024, hint=", or null to take every one", affects_result=False
+    )
     """How many GPUs, the idlest first; null takes every visible one, or as many as `gpu_ids` names."""
-    gpu_ids: list[int] | None = _hint(None)
+    gpu_ids: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False)
     """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
     enabled: bool = False
     """Let one training use all GPUs that `num_gpus` or `gpu_ids` asks for. False gives every training as many as
@@ -354,7 +385,9 @@ class DistributedConfig:
     fsdp_sharding_strategy: Sharding = Sharding.full_shard
     fsdp_cpu_offload: bool = False
     """Keep what FSDP spreads in the machine's memory, and on the GPU only what it computes with."""
-    master_port: int | None = _hint(None)
+    master_port: int | None = number(
+        None, at_least=1024, at_most=65_535, hint=", or null to find a free one", affects_result=False
+    )
     """TCP port where the processes of one training meet; null finds a free one, so that runs never collide."""
 
 
@@ -362,19 +395,21 @@ class DistributedConfig:
 class AlgoConfig:
     """What every algorithm has."""
 
-    enabled: bool = _hint(False)
+    enabled: bool = hint(False)
     """Whether the run has chains of it. The files in conf/algos say true."""
     class_path: str | None = None
     """Dotted path of a class of your own; null for the algorithms that ship."""
-    batch_size: int = 128
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences per optimizer step; with PITA both completions of a pair count."""
-    num_workers: int = _hint(0)
+    num_workers: int = number(0, at_least=0, at_most=4096, affects_result=False)
     """Accepted, and without effect, for configurations that ask for processes to load data: what a training reads
     is in memory as token ids, and cutting a batch from it takes less than a millisecond."""
-    memory_mb: int | None = _hint(None)
+    memory_mb: int | None = number(
+        None, at_least=1, at_most=100_000_000, hint=OTHERWISE_MEASURED, affects_result=False
+    )
     """Memory that each of its jobs takes of a GPU, in MiB; goes before those of `training` and `generation`."""
-    learning_rate: float = 2e-3
-    epochs: int = 4
+    learning_rate: float = number(2e-3, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(4, at_least=1, at_most=1_000_000)
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of an algorithm of your own."""
 
@@ -383,15 +418,17 @@ class AlgoConfig:
 class ValueAlgoConfig(AlgoConfig):
     """What value-guided algorithms share."""
 
-    eta: float = 0.1
+    eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
     """Guidance strength: the tilt is exp(value / eta). Smaller is stronger; inf is the reference policy."""
     head: HeadType = HeadType.q
-    head_learning_rate: float | None = None
+    head_learning_rate: float | None = number(
+        None, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
+    )
     """Of the head alone, which starts from zero and has further to go than a trained backbone; null takes
     `learning_rate`."""
-    top_k: int = 6
+    top_k: int = number(6, at_least=1, at_most=1_000_000)
     """Candidates that guidance looks at: the most likely tokens of the reference."""
-    min_p: float = 0.02
+    min_p: float = number(0.02, at_least=0, below=1)
     """Tokens that the reference gives less than this probability are no candidates."""
     truncate: bool = True
     """Drop every token that is no candidate instead of leaving it its reference probability."""
@@ -405,13 +442,13 @@ class ValueAlgoConfig(AlgoConfig):
 class QSharpConfig(ValueAlgoConfig):
     """Q# (arXiv 2502.20548)."""
 
-    learning_rate: float = 3e-3
-    atoms: int = 1
+    learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
+    atoms: int = number(1, at_least=1, at_most=10_000, hint=" (1 is a single probability)")
     """Values at which the head has a probability each, evenly spaced over the range; 1 is the Bernoulli head, a
     single probability of the highest value."""
-    value_min: float = 0.0
+    value_min: float = number(0.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """Lowest reward."""
-    value_max: float = 1.0
+    value_max: float = number(1.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """Highest reward."""
 
 
@@ -424,10 +461,10 @@ class CDConfig(QSharpConfig):
 class RewardModelConfig:
     """A reward model that is fitted to preferences (Bradley and Terry 1952), on the value models' backbone."""
 
-    batch_size: int = 128
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences per optimizer step; both completions of a pair count."""
-    learning_rate: float = 1e-3
-    epochs: int = 2
+    learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(2, at_least=1, at_most=1_000_000)
 
 
 @dataclass(kw_only=True)
@@ -437,10 +474,10 @@ class PreferenceConfig:
     source: PreferenceSource = PreferenceSource.correctness_then_reward
     preference: Preference = Preference.hard
     """How a difference of scores decides."""
-    beta: float = 1.0
+    beta: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
     """Slope of the Bradley-Terry draw."""
     ties: Ties = Ties.drop
-    pairs_per_prompt: int = 3
+    pairs_per_prompt: int = number(3, at_least=1, at_most=1_000_000)
     """Decided pairs that are kept of each prompt at most."""
     widest_first: bool = False
     """Keep those with the largest differences of rewards instead of the first ones."""
@@ -450,11 +487,11 @@ class PreferenceConfig:
 class QSharpHFConfig(QSharpConfig):
     """Q# on a reward that is learnt from preferences and standardised."""
 
-    eta: float = 0.2
-    atoms: int = 11
-    value_min: float = -2.0
+    eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
+    atoms: int = number(11, at_least=1, at_most=10_000, hint=" (1 is a single probability)")
+    value_min: float = number(-2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """In standard deviations of the learnt reward; what lies outside is clipped."""
-    value_max: float = 2.0
+    value_max: float = number(2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
 
@@ -463,13 +500,13 @@ class QSharpHFConfig(QSharpConfig):
 class PITAConfig(ValueAlgoConfig):
     """PITA (arXiv 2507.20067)."""
 
-    eta: float = 1.0
-    batch_size: int = 64
+    eta: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
+    batch_size: int = number(64, at_least=1, at_most=1_000_000)
     pairing: Pairing = Pairing.greedy
     source: PreferenceSource = PreferenceSource.correctness_then_reward
     preference: Preference = Preference.hard
     """How a difference of scores decides."""
-    beta: float = 1.0
+    beta: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
     """Slope of the Bradley-Terry draw."""
     ties: Ties = Ties.drop
 
@@ -478,9 +515,9 @@ class PITAConfig(ValueAlgoConfig):
 class LoraSettings:
     """Low-rank adapters instead of whole weights (arXiv 2106.09685); merged into the model when it is saved."""
 
-    rank: int = 0
+    rank: int = number(0, at_least=0, at_most=16_384, hint=" (0 is no adapters)")
     """0 trains the weights themselves."""
-    alpha: int = 32
+    alpha: int = number(32, at_least=1, at_most=1_000_000)
     """The adapters' share is scaled by alpha / rank."""
     target_modules: list[str] | None = None
     """Names of the layers that get adapters; null takes every linear layer but the output head."""
@@ -490,13 +527,13 @@ class LoraSettings:
 class PolicyAlgoConfig(AlgoConfig):
     """What algorithms that train the policy share."""
 
-    num_generations: int = 4
+    num_generations: int = number(4, at_least=1, at_most=100_000)
     """Completions drawn for each training prompt; TRL's name. `data_collection.samples_per_example` is for
     value-guided algorithms."""
-    batch_size: int = 128
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences per optimizer step, for DPO both completions of a pair."""
-    learning_rate: float = 2e-4
-    epochs: int = 1
+    learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(1, at_least=1, at_most=1_000_000)
     """Passes over the data of a round."""
     aggregate: bool = False
     """Train on the data of all rounds so far rather than of this round alone."""
@@ -512,12 +549,12 @@ class DPOConfig(PolicyAlgoConfig):
     aggregate: bool = True
     """As for every algorithm. With `reference=initial`, fresh pairs alone let a round undo what the one before it
     has learnt: pairs of the current policy's new mistakes have by far the largest gradients."""
-    beta: float = 1.0
+    beta: float = number(1.0, above=0, at_most=LARGEST_WEIGHT)
     """Strength of the pull towards the anchor."""
     loss_type: DPOLoss = DPOLoss.sigmoid
-    label_smoothing: float = 0.0
+    label_smoothing: float = number(0.0, at_least=0, below=1)
     """For `robust` the probability that a label is wrong; for `exo_pair` its epsilon."""
-    sft_weight: float = 0.0
+    sft_weight: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT)
     """Weight of the chosen completions' negative log-likelihood per token: RPO (arXiv 2404.19733)."""
     reference: Anchor = Anchor.initial
     pairs: PairSource = PairSource.sampled
@@ -529,11 +566,11 @@ class GRPOConfig(PolicyAlgoConfig):
     """Group-relative policy optimisation (arXiv 2402.03300), the loss of TRL. `epochs` is TRL's num_iterations."""
 
     loss_type: GRPOLoss = GRPOLoss.grpo
-    beta: float = 0.04
+    beta: float = number(0.04, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
     """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
-    epsilon: float = 0.2
+    epsilon: float = number(0.2, above=0, below=1)
     """The probability ratio to the sampling policy is clipped to 1 - epsilon and 1 + epsilon_high."""
-    epsilon_high: float | None = None
+    epsilon_high: float | None = number(None, above=0, at_most=LARGEST_WEIGHT, hint=", or null to take epsilon")
     """Null takes epsilon."""
     scale_rewards: ScaleRewards = ScaleRewards.group
     reference: Anchor = Anchor.initial
@@ -559,15 +596,15 @@ class SFTConfig(PolicyAlgoConfig):
 class BestOfNConfig(AlgoConfig):
     """Best of n samples of the reference, with nothing trained but what picks."""
 
-    num_generations: int = 4
+    num_generations: int = number(4, at_least=1, at_most=100_000)
     """Samples that are picked from, n."""
     selection: Selection = Selection.reward_model
     aggregate: bool = True
     """Fit the reward model to the data of all rounds so far rather than of this round alone."""
-    batch_size: int = 128
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences per optimizer step of the reward model; both completions of a pair count."""
-    learning_rate: float = 1e-3
-    epochs: int = 2
+    learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(2, at_least=1, at_most=1_000_000)
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
 
@@ -584,18 +621,18 @@ class GradingConfig:
     another reward to call, so that one can be used twice under two names."""
     correct_by: str | None = None
     """The reward that says which completions are correct; null takes the first that can say so."""
-    timeout_s: float = 10.0
+    timeout_s: float = number(10.0, above=0, at_most=LONGEST_S)
     """Seconds that an isolated reward may take for one completion."""
-    memory_gib: float = 4.0
+    memory_gib: float = number(4.0, above=0, at_most=1e6)
     """Memory that an isolated reward may take beyond what its imports take."""
-    isolated: bool = _hint(True)
+    isolated: bool = hint(True)
     """Call functions in processes of their own, one completion at a time, so that one that hangs or crashes costs
     a single score. False calls them in the worker, in batches."""
-    processes: int = _hint(2)
+    processes: int = number(2, at_least=1, at_most=4096, affects_result=False)
     """Grading processes per worker, started when a reward needs them."""
-    start_timeout_s: float = _hint(120.0)
+    start_timeout_s: float = number(120.0, above=0, at_most=LONGEST_S, affects_result=False)
     """Seconds that a grading process may take to start and import a reward."""
-    keep_scores: bool = _hint(False)
+    keep_scores: bool = hint(False)
     """Keep scores of functions in a file beside the store, for later runs."""
 
 
@@ -607,15 +644,15 @@ class DatasetConfig:
     """Name in the registry of datasets."""
     class_path: str | None = None
     """Dotted path of a class of your own; null for the datasets that ship."""
-    seed: int = 0
+    seed: int = number(0, at_least=0, at_most=LARGEST_SEED)
     """Decides the splits; the seeds of the experiment do not."""
     reward: str = "exact_match"
     """Name in the registry of rewards, or a dotted path."""
-    rewards: dict[str, float] = field(default_factory=dict)
+    rewards: dict[str, float] = number({}, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """Several rewards with their weights, instead of `reward`: their weighted sum counts."""
     grading: GradingConfig = field(default_factory=GradingConfig)
-    test_size: int = 10_000
-    validation_size: int = 10_000
+    test_size: int = number(10_000, at_least=1, at_most=10_000_000)
+    validation_size: int = number(10_000, at_least=1, at_most=10_000_000)
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of a dataset of your own."""
 
@@ -624,8 +661,8 @@ class DatasetConfig:
 class AdditionConfig(DatasetConfig):
     """Addition of two numbers, operands and sum written least significant digit first."""
 
-    digits: int = 3
-    carry_drop: float = 0.6
+    digits: int = number(3, at_least=1, at_most=4)
+    carry_drop: float = number(0.6, at_least=0, at_most=1)
     """Share of the reference's demonstrations that ignore every carry."""
 
 
@@ -633,34 +670,34 @@ class AdditionConfig(DatasetConfig):
 class StarGraphConfig(DatasetConfig):
     """Paths in star graphs G(d, l) (arXiv 2403.06963), made from the seed and the row's id."""
 
-    degree: int = 2
+    degree: int = number(2, at_least=2, at_most=10_000)
     """Arms of the graph, d."""
-    path_length: int = 5
+    path_length: int = number(5, at_least=2, at_most=10_000)
     """Nodes of an arm, the centre included, l."""
-    labels: int = 50
+    labels: int = number(50, at_least=1, at_most=1_000_000)
     """Names that nodes may have: 0 up to labels - 1."""
-    random_arm: float = 0.0
+    random_arm: float = number(0.0, at_least=0, at_most=1)
     """Share of the reference's demonstrations that walk down an arm drawn blindly; 0 shows right paths alone."""
-    train_size: int = 200_000
+    train_size: int = number(200_000, at_least=1, at_most=10_000_000)
 
 
 @dataclass(kw_only=True)
 class FilesConfig(DatasetConfig):
     """Rows read from files or from the Hugging Face hub, in TRL's columns; docs/datasets.md has examples."""
 
-    test_size: int = 500
+    test_size: int = number(500, at_least=1, at_most=1_000_000_000)
     """Test prompts at most. Taken from the test split where the source has one, else cut from train."""
-    validation_size: int = 500
+    validation_size: int = number(500, at_least=1, at_most=1_000_000_000)
     """Validation prompts at most, likewise."""
-    path: str | None = _hint(None)
+    path: str | None = file_or_folder(None, affects_result=False)
     """File, folder or hub id. Results depend on the content (`datasets.fingerprint`), not on where it is."""
-    validation_path: str | None = _hint(None)
+    validation_path: str | None = file_or_folder(None, affects_result=False)
     """A source of its own for validation; null looks in `path`."""
-    test_path: str | None = _hint(None)
+    test_path: str | None = file_or_folder(None, affects_result=False)
     """A source of its own for the test split; null looks in `path`."""
     subset: str | None = None
     """Configuration of the hub's dataset, or the folder of that name inside a local one."""
-    revision: str | None = _hint(None)
+    revision: str | None = hint(None)
     """Commit, tag or branch of `path` on the hub; null takes the newest."""
     train_split: str | None = None
     """Name of the split to train on; null takes `train`, or the only one there is."""
@@ -678,7 +715,7 @@ class FilesConfig(DatasetConfig):
     """Make a prompt of text the user's turn of a conversation, so that the model's chat template is applied."""
     system_prompt: str | None = None
     """First message of every conversation."""
-    limit: int | None = None
+    limit: int | None = number(None, at_least=1, at_most=1_000_000_000, hint=", or null to read all")
     """Rows read of each split at most; null reads all."""
 
 
@@ -690,9 +727,9 @@ class GSM8KConfig(FilesConfig):
     """Grade-school mathematics (arXiv 2110.14168)."""
 
     reward: str = "gsm8k"
-    path: str | None = _hint("openai/gsm8k")
+    path: str | None = file_or_folder("openai/gsm8k", affects_result=False)
     subset: str | None = "main"
-    test_size: int = 1319
+    test_size: int = number(1319, at_least=1, at_most=1_000_000_000)
     prompt_template: str | None = STEP_BY_STEP
 
 
@@ -701,8 +738,8 @@ class MathConfig(FilesConfig):
     """Competition mathematics (MATH, arXiv 2103.03874), tested on MATH-500 (arXiv 2305.20050)."""
 
     reward: str = "math_verify"
-    path: str | None = _hint("DigitalLearningGmbH/MATH-lighteval")
-    test_path: str | None = _hint("HuggingFaceH4/MATH-500")
+    path: str | None = file_or_folder("DigitalLearningGmbH/MATH-lighteval", affects_result=False)
+    test_path: str | None = file_or_folder("HuggingFaceH4/MATH-500", affects_result=False)
     prompt_template: str | None = STEP_BY_STEP
 
 
@@ -711,9 +748,9 @@ class IMDBConfig(FilesConfig):
     """Film reviews (Maas et al., 2011), to be continued from their first words."""
 
     reward: str = "vader"
-    path: str | None = _hint("stanfordnlp/imdb")
-    test_size: int = 5000
-    prompt_words: int = 60
+    path: str | None = file_or_folder("stanfordnlp/imdb", affects_result=False)
+    test_size: int = number(5000, at_least=1, at_most=1_000_000_000)
+    prompt_words: int = number(60, at_least=1, at_most=1_000_000)
     """Words of the review that make the prompt."""
 
 
@@ -722,7 +759,7 @@ class TLDRConfig(FilesConfig):
     """Posts to be summarised, as TRL ships them: with a summary, or with a preferred and another one."""
 
     reward: str = "model"
-    path: str | None = _hint("trl-lib/tldr")
+    path: str | None = file_or_folder("trl-lib/tldr", affects_result=False)
 
 
 @dataclass(kw_only=True)
@@ -731,9 +768,9 @@ class ModelConfig:
 
     kind: str = MISSING
     """`tiny` (trained in the run) or `hf` (any causal language model that transformers loads)."""
-    path: str | None = _hint(None)
+    path: str | None = file_or_folder(None, affects_result=False)
     """For `hf`: folder, GGUF file or hub id. Results depend on the content (`plan.models`), not on where it is."""
-    value_path: str | None = _hint(None)
+    value_path: str | None = file_or_folder(None, affects_result=False)
     """Backbone of value models, likewise; null copies the reference's. Must share its tokenizer."""
 
 
@@ -741,9 +778,9 @@ class ModelConfig:
 class HFModelConfig(ModelConfig):
     """A causal language model of the Hugging Face ecosystem; docs/models.md has examples."""
 
-    revision: str | None = _hint(None)
+    revision: str | None = hint(None)
     """Commit, tag or branch of `path` on the hub; null takes the newest."""
-    value_revision: str | None = _hint(None)
+    value_revision: str | None = hint(None)
     """The same for `value_path`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose code you have read."""
@@ -753,17 +790,17 @@ class HFModelConfig(ModelConfig):
 class TinyModelConfig(ModelConfig):
     """A GPT-2 of some 76,000 parameters, trained in the run on the dataset's demonstrations."""
 
-    seed: int = 0
+    seed: int = number(0, at_least=0, at_most=LARGEST_SEED)
     """Of initialisation and training; the seeds of the experiment share one reference."""
-    n_embd: int = 64
-    n_layer: int = 2
-    n_head: int = 4
-    n_inner: int = 128
-    n_positions: int = 128
-    steps: int = 1500
-    batch_size: int = 128
-    learning_rate: float = 3e-3
-    warmup_steps: int = 50
+    n_embd: int = number(64, at_least=1, at_most=2048)
+    n_layer: int = number(2, at_least=1, at_most=48)
+    n_head: int = number(4, at_least=1, at_most=128)
+    n_inner: int = number(128, at_least=1, at_most=8192)
+    n_positions: int = number(128, at_least=1, at_most=16_384)
+    steps: int = number(1500, at_least=0, at_most=1_000_000_000)
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
+    learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
+    warmup_steps: int = number(50, at_least=0, at_most=1_000_000_000)
 
 
 class StageChoice(Enum):
@@ -779,11 +816,11 @@ class Config:
 
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
     stage: StageChoice = StageChoice.all
-    rounds_of_training: int = 2
+    rounds_of_training: int = number(2, at_least=1, at_most=1_000_000)
     dry_run: bool = False
     """Print the plan and what is already stored, and stop."""
     device: DeviceChoice = DeviceChoice.auto
-    output_dir: str = "outputs"
+    output_dir: str = file_or_folder("outputs")
     system: SystemConfig = field(default_factory=SystemConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)

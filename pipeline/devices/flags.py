@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError
 
-_FLAGS = ("--num-gpus", "--gpu-ids", "--device")
+FLAGS = ("--num-gpus", "--gpu-ids", "--device")
 
 
 def as_overrides(arguments: Sequence[str]) -> list[str]:
@@ -29,7 +29,7 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
-        if flag not in _FLAGS:
+        if flag not in FLAGS:
             others.append(word)
             continue
         if flag in given:

@@ -30,6 +30,7 @@ from pipeline.plan.estimates import Scale, guess_seconds
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.keys import determining, result_key
+from pipeline.plan.size import check_size
 from pipeline.plan.source_code import class_source, dataset_source
 from pipeline.plan.versions import shipped_versions
 
@@ -93,8 +94,9 @@ def build_plan(
 
     Raises:
         ConfigError: An algorithm cannot be loaded.
-        PlanError: A stage reads one that does not exist.
+        PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
+    check_size(config)
     builder = _Builder(config, seconds or {}, sources or {}, models or {}, weights or {}, gpu=gpu)
     for chain in chains(config):
         if chain.algo == REFERENCE:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import math
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from typing import Any
 from pipeline.config.install import install_command
 from pipeline.config.schema import Config, HFModelConfig, ModelConfig
 from pipeline.errors import ConfigError
-from pipeline.foreign import ForeignDataError, converted, read_json
+from pipeline.foreign import ForeignDataError, converted, parse_json, read_json
 
 GGUF = ".gguf"
 MAGIC = b"GGUF"
 CONFIG = "config.json"
+LARGEST_CONFIG = 10_000_000
+"""Bytes; the largest known ones have some ten thousand."""
 _LONGEST_HEADER = 100_000_000
 """Bytes of the header of a safetensors file, as that format limits it."""
 
@@ -126,11 +128,10 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
         _check_gguf(given, path)
         return
     try:
-        config = json.loads((path / CONFIG).read_bytes())
-        custom = "auto_map" in config
-    except (OSError, ValueError, TypeError) as error:
+        custom = "auto_map" in read_json_file(path / CONFIG, LARGEST_CONFIG)
+    except (OSError, ForeignDataError) as error:
         raise ConfigError(
-            f"{given}: cannot read {path / CONFIG} ({type(error).__name__}). Give the folder of a model saved by "
+            f"{given}: cannot read {path / CONFIG} ({reason(error)}). Give the folder of a model saved by "
             "save_pretrained."
         ) from error
     if not list(path.glob("*.safetensors")):
@@ -145,6 +146,30 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
             f"{given}: this model runs Python code that comes with it. If you trust that code, set "
             f"{model}.trust_remote_code=true"
         )
+
+
+def read_json_file(path: Path, largest: int) -> dict[str, Any]:
+    """Read a JSON file that comes with a model.
+
+    Args:
+        path: The file.
+        largest: Bytes that it may have.
+
+    Raises:
+        ForeignDataError: It is no regular file, is larger, or holds something else than an object.
+        OSError: It cannot be read.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ForeignDataError("it is no regular file")
+    if status.st_size > largest:
+        raise ForeignDataError(f"it has {status.st_size:,} bytes, and {largest:,} are the most")
+    return converted(parse_json(path.read_bytes()), dict[str, Any])
+
+
+def reason(error: OSError | ForeignDataError) -> str:
+    """Why a file could not be read, in a few words."""
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
 
 
 def _check_gguf(given: str, path: Path) -> None:

@@ -7,8 +7,8 @@ read, or the head of a GGUF file, which takes no torch and no transformers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,16 @@ from pipeline.config.schema import Config, FilesConfig, ModelConfig, TinyModelCo
 from pipeline.datasets.contract import check_demonstrations
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError
-from pipeline.plan.models import is_gguf
+from pipeline.foreign import ForeignDataError, converted
+from pipeline.plan.models import LARGEST_CONFIG, is_gguf, read_json_file, reason
 
 FILE = "tokenizer.json"
 TOKENS = "tokenizer.ggml.tokens"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"
+LARGEST_TOKENIZER = 500_000_000
+"""Bytes; the largest known ones have some tens of millions."""
 
 
 def check_tokenizers(config: Config) -> None:
@@ -74,8 +77,8 @@ def has_chat_template(path: str) -> bool | None:
         return None
     folder = Path(path)
     try:
-        settings = json.loads((folder / SETTINGS).read_bytes())
-    except (OSError, ValueError):
+        settings = read_json_file(folder / SETTINGS, LARGEST_CONFIG)
+    except (OSError, ForeignDataError):
         settings = {}
     return (folder / TEMPLATE).is_file() or (folder / TEMPLATES).is_dir() or bool(settings.get("chat_template"))
 
@@ -105,17 +108,36 @@ def read_vocabulary(key: str, path: str) -> dict[str, int]:
     if not file.is_file():
         file = _cached(path) or file
     try:
-        loaded = json.loads(file.read_bytes())
-        vocabulary = loaded["model"]["vocab"]
-        if not isinstance(vocabulary, Mapping):  # unigram models list (token, score) pairs
-            vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-        added = {token["content"]: token["id"] for token in loaded.get("added_tokens", [])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        loaded = read_json_file(file, LARGEST_TOKENIZER)
+        found = converted(loaded, _Tokenizer)
+    except (OSError, ForeignDataError) as error:
         raise ConfigError(
-            f"{key}={path}: cannot read {file} ({type(error).__name__}). Give the folder of a model saved by "
+            f"{key}={path}: cannot read {file} ({reason(error)}). Give the folder of a model saved by "
             "save_pretrained together with its tokenizer."
         ) from error
-    return {**vocabulary, **added}
+    vocabulary = found.model.vocab
+    if not isinstance(vocabulary, dict):  # unigram models list tokens with their scores
+        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+    return {**vocabulary, **{token.content: token.id for token in found.added_tokens}}
+
+
+@dataclass(frozen=True)
+class _Added:
+    content: str
+    id: int
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    """What of a tokenizer's file is read here."""
+
+    model: _Vocabulary
+    added_tokens: list[_Added] = field(default_factory=list)
 
 
 @cache

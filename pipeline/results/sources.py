@@ -35,6 +35,16 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
     return found
 
 
+def check_sources(config: Config) -> None:
+    """See that the source of every dataset is there, without reading it.
+
+    Raises:
+        PipelineError: As `read_sources` does.
+    """
+    for section in config.datasets.values():
+        source_fingerprint(section, lambda _: "")
+
+
 def read_models(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
     """What identifies the content of all models of a request, by name; see `plan.models`.
 

@@ -246,7 +246,7 @@ def test_dry_run_imports_no_torch(tmp_path: Path) -> None:
         (["trainin.micro_batch_size=3"], "Did you mean 'training.micro_batch_size'"),
         (["algos.DPOO.enabled=true"], "unknown algorithm 'DPOO'"),
         (["execution.workers=0"], "execution.workers=0: must be at least 1"),
-        (["algos.PITA.eta=0"], "algos.PITA.eta=0.0: must be above 0"),
+        (["algos.PITA.eta=0"], "algos.PITA.eta=0.0: must be at least 1e-06"),
         (
             ["models.tiny.value_path=no/such/folder"],
             "models.tiny.value_path=no/such/folder: there is no such file",

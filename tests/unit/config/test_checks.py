@@ -1,10 +1,14 @@
 """Requests that are well-typed but cannot work are refused with a reason."""
 
+from collections.abc import Callable
+
 import pytest
 
-from pipeline.config.checks import check_config
+from pipeline.config.checks import check_config, check_together
 from pipeline.config.load import load_config
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.experiment import prepare
+from pipeline.plan.models import check_models
 
 
 def refuse(*overrides: str) -> str:
@@ -30,11 +34,11 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("execution.workers=0", "execution.workers=0: must be at least 1, or null"),
-        ("algos.PITA.eta=0", "algos.PITA.eta=0.0: must be above 0"),
+        ("execution.workers=0", "execution.workers=0: must be at least 1 and at most 4096, or null"),
+        ("algos.PITA.eta=0", "algos.PITA.eta=0.0: must be at least 1e-06"),
         ("algos.PITA.eta=nan", "algos.PITA.eta=nan"),
         ("algos.QSharp.eta=-1", "smaller is stronger"),
-        ("algos.QSharp.head_learning_rate=0", "head_learning_rate=0.0: must be a positive number, or null"),
+        ("algos.QSharp.head_learning_rate=0", "head_learning_rate=0.0: must be above 0 and at most 100, or null"),
         ("experiment.seeds=[]", "experiment.seeds is empty"),
         ("experiment.seeds=[1,1]", "twice"),
         ("rounds_of_training=0", "rounds_of_training=0"),
@@ -44,20 +48,37 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("evaluation.num_prompts=20000", "has 10000 prompts"),
         ("algos.PITA.min_p=1", "algos.PITA.min_p"),
         ("training.micro_batch_size=0", "training.micro_batch_size=0"),
-        ("execution.jobs_per_device=0", "execution.jobs_per_device=0: must be how many jobs a GPU takes at once"),
-        ("execution.jobs_per_device=-1", "1 or more, or 'auto' to measure how many fit"),
-        ("execution.jobs_per_device=many", "execution.jobs_per_device=many: must be how many jobs"),
+        (
+            "execution.jobs_per_device=0",
+            "execution.jobs_per_device=0: must be at least 1 and at most 64 jobs that a GPU takes at once",
+        ),
+        ("execution.jobs_per_device=-1", "or 'auto' to measure how many fit"),
+        ("execution.jobs_per_device=many", "execution.jobs_per_device='many': must be at least 1"),
         ("training.memory_mb=0", "training.memory_mb=0: must be at least 1"),
         ("generation.memory_mb=-5", "generation.memory_mb=-5"),
         ("algos.PITA.memory_mb=0", "algos.PITA.memory_mb=0"),
         ("distributed.num_gpus=0", "distributed.num_gpus=0: must be at least 1"),
         ("training.gpus_per_job=0", "training.gpus_per_job=0: must be at least 1"),
         ("distributed.enabled=true", "say how many with training.gpus_per_job"),
-        ("distributed.master_port=80", "distributed.master_port=80: must be between 1024 and 65535"),
+        ("datasets.addition.grading.options={exact_match:[1]}", "options.exact_match=[1]: must be a table of the"),
+        ("datasets.addition.grading.options={exact_match:{use:[1]}}", "must be the name of a reward"),
+        ("experiment.seeds=[10000000000000000000000]", "experiment.seeds[0]=10000000000000000000000: must be at"),
+        ("experiment.seeds=[[1]]", "experiment.seeds=[1]: must be a single value, at least 0"),
+        ("evaluation.etas=[{}]", "evaluation.etas={}: must be a single value"),
+        ("output_dir=''", "output_dir='': is empty"),
+        ("distributed.master_port=80", "distributed.master_port=80: must be at least 1024 and at most 65,535"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -> None:
     assert said in refuse(override)
+
+
+def test_a_path_may_hold_what_a_terminal_would_take_for_markup() -> None:
+    config = load_config(["experiment.name=t", "model=hf", r'models.hf.path="x\[/red]"'])
+    check_config(config)
+    with pytest.raises(ConfigError) as caught:
+        check_models(config)
+    assert str(caught.value).startswith(r"models.hf.path=x\[/red]: there is no such file or folder")
 
 
 @pytest.mark.parametrize(
@@ -95,3 +116,30 @@ def test_settings_of_a_disabled_algorithm_do_not_matter() -> None:
 
 def test_no_algorithm_at_all_is_refused() -> None:
     assert "no algorithm is enabled" in refuse("algos.PITA.enabled=false", "algos.QSharp.enabled=false")
+
+
+def fail(error: PipelineError) -> Callable[[], None]:
+    def check() -> None:
+        raise error
+
+    return check
+
+
+def test_checks_that_do_not_depend_on_each_other_tell_their_faults_together() -> None:
+    lone = DataError("no such file")
+    check_together(lambda: None)
+    with pytest.raises(DataError) as caught:
+        check_together(fail(lone), lambda: None)
+    assert caught.value is lone
+    with pytest.raises(ConfigError) as several:
+        check_together(fail(lone), fail(ConfigError("no vocabulary")), fail(lone))
+    assert str(several.value).splitlines() == ["2 settings are wrong:", "  - no such file", "  - no vocabulary"]
+
+
+def test_a_dataset_that_is_not_there_is_told_before_the_model_that_it_would_not_fit() -> None:
+    given = ["experiment.name=t", "device=cpu", "dataset=jsonl", "datasets.jsonl.path=nowhere.jsonl"]
+    with pytest.raises(ConfigError) as caught:
+        prepare(load_config(given))
+    first, second = str(caught.value).splitlines()[1:]
+    assert "nowhere.jsonl: there is no such file" in first
+    assert "datasets.jsonl with model=tiny" in second

@@ -8,6 +8,7 @@ import pytest
 from pipeline.config.load import (
     conf_dir,
     config_from_plain,
+    explain,
     load_config,
     schema_path,
     stage_config_from_plain,
@@ -111,6 +112,18 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("a=b=[", "cannot read 'a=b=['"),
         ("algos.Mine.class_path=no_such_module.Mine", "cannot import 'no_such_module.Mine'"),
         ("algos.Mine.class_path=json.JSONDecoder", "is no Algorithm"),
+        ("algos=[1,2]", "algos=[1,2]: must be a name, or a list of names, of files in conf/algos/"),
+        ("profile=null", "profile=null: must be a name"),
+        ("algos.PITA=null", "algos.PITA=None: must be a table of settings"),
+        ("algos.PITA.options={a:1}", "unknown key 'algos.PITA.options.a'"),
+        ("datasets.addition.kind=[1]", "datasets.addition.kind=[1]"),
+        ("algos.PITA.class_path=[1]", "cannot import '[1]'"),
+        ("+x=1", "unknown key 'x'"),
+        ("output_dir=???", "output_dir is missing"),
+        ("output_dir=${experiment}", "output_dir"),
+        (f"experiment.seeds=[{'1' * 5000}]", "4300 digits"),
+        ("training=${experiment}", "unknown key 'training.name'"),
+        ("output_dir=a\udcffb", "cannot read 'output_dir=a"),
     ],
 )
 def test_a_wrong_override_is_explained_in_one_message(override: str, said: str) -> None:
@@ -125,10 +138,29 @@ def test_a_wrong_override_is_explained_in_one_message(override: str, said: str) 
     [
         (b"experiment: [unclosed\n", "not valid YAML"),
         (b"\xff\xfe broken", "configuration file"),
-        (b"trainin:\n  micro_batch_size: 2\n", "trainin"),
-        (b"training:\n  micro_batch_size: many\n", "many"),
+        (b"trainin:\n  micro_batch_size: 2\n", "profile/mine.yaml: unknown key 'trainin'. Did you mean"),
+        (b"training:\n  micro_batch_size: many\n", "profile/mine.yaml: training.micro_batch_size: Value 'many'"),
+        (b"algos: {PITA: }\n", "algos.PITA=None: must be a table of settings, for example {enabled: true}"),
+        (b"datasets: {addition: }\n", "datasets.addition=None: must be a table of settings"),
+        (b"algos: 3\n", "profile/mine.yaml: algos: Cannot assign int"),
+        (b"models: [a, b]\n", "profile/mine.yaml: "),
+        (b"training:\n", "profile/mine.yaml: training: field 'training' is not Optional"),
+        (b"3\n", "Invalid loaded object type: int"),
+        (b"training: {grad_clip: '${training.grad_clip}'}\n", "Recursive interpolation"),
     ],
-    ids=["yaml", "binary", "unknown key", "wrong type"],
+    ids=[
+        "yaml",
+        "binary",
+        "unknown key",
+        "wrong type",
+        "empty algorithm",
+        "empty dataset",
+        "number for a table",
+        "list for a table",
+        "empty section",
+        "no table",
+        "circle",
+    ],
 )
 def test_a_corrupt_file_is_explained(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "conf").mkdir()
@@ -142,6 +174,18 @@ def test_a_corrupt_file_is_explained(tmp_path: Path, content: bytes, said: str) 
     with pytest.raises(ConfigError) as caught:
         load_config([NAME, "profile=mine"], config_dir=tmp_path / "conf")
     assert said in str(caught.value)
+
+
+def test_an_error_that_was_raised_from_itself_is_explained() -> None:
+    error = ValueError("around and around")
+    error.__cause__ = error
+    assert str(explain(error)) == "around and around."
+
+
+def test_a_message_about_a_long_setting_is_not_as_long() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([NAME, f"trainin.{'x' * 9000}=1"])
+    assert len(str(caught.value)) < 2000
 
 
 def test_a_stage_sees_only_the_sections_it_declared() -> None:

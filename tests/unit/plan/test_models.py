@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from pipeline.datasets.fingerprint import file_sha256
 from pipeline.errors import ConfigError
 from pipeline.plan.attention import usable_attention
 from pipeline.plan.build import build_plan
-from pipeline.plan.models import check_models, count_weights, is_local, model_identities
-from pipeline.plan.tokenizers import check_chat_templates
+from pipeline.plan.models import LARGEST_CONFIG, check_models, count_weights, is_local, model_identities
+from pipeline.plan.tokenizers import check_chat_templates, has_chat_template, read_vocabulary
 from pipeline.results.sources import read_models
 
 
@@ -127,6 +128,32 @@ def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
     assert "no GGUF file" in refused(tmp_path / "notes.txt")
     (tmp_path / "page.gguf").write_text("<html>")
     assert "begins with b'<htm'" in refused(tmp_path / "page.gguf")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[1]", "got `array`"),
+        (b"\xff\xfe", "this is no JSON"),
+        (None, "no regular file"),
+        (b" " * (LARGEST_CONFIG + 1), "10,000,000 are the most"),
+    ],
+    ids=["deep", "list", "bytes", "FIFO", "large"],
+)
+def test_a_hostile_config_is_one_message(tmp_path: Path, content: bytes | None, said: str) -> None:
+    folder = folder_of(tmp_path / "model")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+        if content is None:
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).write_bytes(content)
+    assert said in refused(folder)
+    assert "cannot read" in refused(folder)
+    with pytest.raises(ConfigError, match=r"cannot read .*tokenizer\.json"):
+        read_vocabulary("models.hf.path", str(folder))
+    assert has_chat_template(str(folder)) is False
 
 
 def test_a_missing_package_for_gguf_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,13 +39,13 @@ def test_a_function_of_ones_own_among_several() -> None:
     [
         ("reward=exact_mach", "Did you mean 'exact_match'"),
         ("rewards={lenght:1.0}", "Did you mean 'length'"),
-        ("rewards={length:inf}", "must be a finite number"),
+        ("rewards={length:inf}", "rewards.length=inf: must be at least -1,000,000"),
         ("rewards={length:0}", "every weight is 0"),
         ("grading.options={lenght:{}}", "unknown reward 'lenght'"),
         ("grading.options={exact_match:{use:exat_match}}", "Did you mean 'exact_match'"),
         ("grading.correct_by=length", "unknown reward 'length'"),
-        ("grading.timeout_s=0", "timeout_s=0.0: must be a positive number"),
-        ("grading.memory_gib=-1", "must be a positive number"),
+        ("grading.timeout_s=0", "timeout_s=0.0: must be above 0"),
+        ("grading.memory_gib=-1", "must be above 0"),
         ("grading.processes=0", "processes=0: must be at least 1"),
     ],
 )

@@ -384,5 +384,5 @@ def test_intervals_are_no_part_of_a_result() -> None:
 
 @pytest.mark.parametrize("given", ["checkpoint_every_steps=-1", "checkpoint_every_minutes=-0.5"])
 def test_negative_intervals_are_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match=f"training.{given}: must be 0 or more"):
+    with pytest.raises(ConfigError, match=f"training.{given}: must be at least 0"):
         check_config(load_config(["experiment.name=t", f"training.{given}"]))

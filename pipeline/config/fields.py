@@ -1,0 +1,125 @@
+"""How fields of the configuration are declared: with the range of their numbers, or as the path of a file.
+
+The schema uses these, and so may settings of a class of the user's own. What is declared here is checked in one
+place, `pipeline.config.values`, for every key alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+RANGE = "range"
+PATH = "path"
+_GROUPED_FROM = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Which numbers a field takes.
+
+    Attributes:
+        at_least: The smallest.
+        above: What it must be larger than, where there is no smallest.
+        at_most: The largest.
+        below: What it must be smaller than, where there is no largest.
+        infinite: Whether infinity is taken as well, whatever the largest is.
+        words: Texts that may stand in the place of a number.
+        hint: What a message says after the range: what else to write, or what the number means.
+    """
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    infinite: bool = False
+    words: Sequence[str] = ()
+    hint: str = ""
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is in the range; nan never is."""
+        if value != value or math.inf in (value, -value):
+            return self.infinite and value > 0
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        """In words, to follow "must be": ``at least 1 and at most 4096``."""
+        sides = {
+            "at least": self.at_least,
+            "above": self.above,
+            "at most": self.at_most,
+            "below": self.below,
+        }
+        told = " and ".join(f"{name} {_readable(bound)}" for name, bound in sides.items() if bound is not None)
+        return (told or "a finite number") + self.hint
+
+
+def number(
+    default: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    infinite: bool = False,
+    words: Sequence[str] = (),
+    hint: str = "",
+    affects_result: bool = True,
+) -> Any:
+    """A field of numbers with their range: a number, one or null, a list of numbers, or a table of them.
+
+    What is out of range is refused before anything starts, and so are nan and infinity.
+
+    Args:
+        default: Its default; of a list or table each instance gets a copy.
+        at_least: The smallest number.
+        above: What it must be larger than, where there is no smallest.
+        at_most: The largest number.
+        below: What it must be smaller than, where there is no largest.
+        infinite: Take infinity as well.
+        words: Texts that may stand in the place of a number, for a field of type ``int | str``.
+        hint: What a message adds to the range, such as ", or null to take what the machine has".
+        affects_result: False for what changes how fast or where work is done, never what comes out; it is then
+            left out of the keys of results.
+    """
+    allowed = Range(
+        at_least=at_least, above=above, at_most=at_most, below=below, infinite=infinite, words=words, hint=hint
+    )
+    return _field(default, affects_result, {RANGE: allowed})
+
+
+def file_or_folder(default: str | None, *, affects_result: bool = True) -> Any:
+    """A field that names a file or folder; what no file system takes is refused before anything starts.
+
+    Args:
+        default: Its default.
+        affects_result: As for `number`.
+    """
+    return _field(default, affects_result, {PATH: True})
+
+
+def hint(default: Any) -> Any:
+    """A field that cannot change a result; `plan.keys` leaves it out."""
+    return _field(default, False, {})
+
+
+def _field(default: Any, affects_result: bool, declared: dict[str, Any]) -> Any:
+    metadata = declared if affects_result else {**declared, "affects_result": False}
+    if isinstance(default, (list, dict)):
+        empty = type(default)
+        return field(default_factory=(lambda: copy.copy(default)) if default else empty, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _readable(bound: float) -> str:
+    if bound != int(bound):
+        return f"{bound:g}"
+    return f"{int(bound):,}" if abs(bound) >= _GROUPED_FROM else str(int(bound))

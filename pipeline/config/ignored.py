@@ -1,0 +1,177 @@
+"""Settings that a user gave and that change nothing in this run: told once, since a typing error looks the same.
+
+Only what stands on the command line counts. A file, above all a profile, may well set what one run does not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from pipeline.config.ranks import devices_per_training
+from pipeline.config.schema import (
+    AlgoConfig,
+    BestOfNConfig,
+    Config,
+    PolicyAlgoConfig,
+    Selection,
+    TinyModelConfig,
+    ValueAlgoConfig,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What decides whether a setting has an effect.
+
+    Attributes:
+        config: The request.
+        gpu: Whether it runs on GPUs.
+        key: The key in question, in parts.
+        value: What was given for it, as typed.
+    """
+
+    config: Config
+    gpu: bool
+    key: tuple[str, ...]
+    value: str
+
+    @property
+    def algo(self) -> AlgoConfig | None:
+        """The algorithm that the key belongs to."""
+        return self.config.algos.get(self.key[1])
+
+    @property
+    def enabled(self) -> list[AlgoConfig]:
+        """The algorithms of the run."""
+        return [algo for algo in self.config.algos.values() if algo.enabled]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When settings have no effect.
+
+    Attributes:
+        pattern: Of their keys; a star stands for anything.
+        idle: Whether one has none in this run.
+        reason: Why.
+        verdict: What is said of one, before the reason.
+    """
+
+    pattern: str
+    idle: Callable[[Run], bool]
+    reason: str
+    verdict: str = "has no effect in this run"
+
+
+def _trains(run: Run) -> bool:
+    made_here = any(isinstance(model, TinyModelConfig) for model in run.config.models.values())
+    return made_here or any(
+        not isinstance(algo, BestOfNConfig) or algo.selection is Selection.reward_model for algo in run.enabled
+    )
+
+
+def _guides(run: Run) -> bool:
+    return any(isinstance(algo, ValueAlgoConfig) for algo in run.enabled)
+
+
+def _own(run: Run) -> bool:
+    return any(algo.class_path is not None for algo in run.enabled)
+
+
+GPU_PROFILES = ("a100_40gb", "a100_80gb", "h200")
+"""Those that ship."""
+_NO_GPU = "it is about GPUs, and this run uses none"
+_SHOWN = 80
+_ONE_DEVICE = "each training has one device here; training.gpus_per_job gives it more"
+
+RULES = (
+    Rule(
+        "algos.*.*",
+        lambda run: run.key[2] != "enabled" and run.algo is not None and not run.algo.enabled,
+        "the algorithm is not part of this run; algos=[...] names those that are",
+    ),
+    Rule("algos.*.num_workers", lambda _: True, "training data is in memory, and no processes load it"),
+    Rule(
+        "algos.*.lora.*",
+        lambda run: run.key[3] != "rank" and isinstance(run.algo, PolicyAlgoConfig) and run.algo.lora.rank == 0,
+        "there are no adapters; lora.rank sets their rank",
+    ),
+    Rule("algos.*.memory_mb", lambda run: not run.gpu, _NO_GPU),
+    Rule(
+        "models.*.path",
+        lambda run: isinstance(run.config.models.get(run.key[1]), TinyModelConfig),
+        "a model of kind tiny is trained in the run and reads no files; for one that is read use model=hf "
+        "models.hf.path=FOLDER_OR_HUB_ID",
+    ),
+    Rule(
+        "datasets.*.reward",
+        lambda run: run.key[1] in run.config.datasets and bool(run.config.datasets[run.key[1]].rewards),
+        "`rewards` of the same dataset goes before it",
+    ),
+    Rule(
+        "profile",
+        lambda run: not run.gpu and run.value in GPU_PROFILES,
+        "its values apply, but this run uses no GPU; profile=cpu is for machines without one",
+        verdict="is for a GPU",
+    ),
+    Rule(
+        "data_collection.samples_per_example",
+        lambda run: not _guides(run) and not _own(run),
+        "it is for value-guided algorithms, and this run has none; the others have algos.<NAME>.num_generations",
+    ),
+    Rule(
+        "evaluation.etas",
+        lambda run: not _guides(run) and not _own(run),
+        "it is for value-guided algorithms, and this run has none",
+    ),
+    Rule(
+        "training.*",
+        lambda run: not _trains(run) and not _own(run),
+        "nothing is trained in this run",
+    ),
+    Rule("training.memory_mb", lambda run: not run.gpu, _NO_GPU),
+    Rule("training.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
+    Rule("generation.memory_mb", lambda run: not run.gpu, _NO_GPU),
+    Rule("distributed.num_gpus", lambda run: not run.gpu and not run.config.distributed.enabled, _NO_GPU),
+    Rule("distributed.gpu_ids", lambda run: not run.gpu and not run.config.distributed.enabled, _NO_GPU),
+    Rule("distributed.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
+    Rule("distributed.fsdp_*", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
+    Rule("distributed.master_port", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
+    Rule("system.clear_cache_interval", lambda run: not run.gpu, _NO_GPU),
+    Rule("execution.wait_for_devices", lambda run: not run.gpu, _NO_GPU),
+    Rule(
+        "execution.workers",
+        lambda run: not run.config.system.use_parallel_execution,
+        "system.use_parallel_execution=false runs every job in one process",
+    ),
+)
+"""The first rule that applies to a key speaks."""
+
+
+def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
+    """What a user should know of settings on the command line that have no effect in this run.
+
+    Args:
+        config: The checked request.
+        overrides: The settings of the command line.
+        gpu: Whether the run uses GPUs.
+    """
+    found = []
+    for key, value in _given(overrides):
+        run = Run(config=config, gpu=gpu, key=tuple(key.split(".")), value=value)
+        rule = next((each for each in RULES if fnmatchcase(key, each.pattern) and each.idle(run)), None)
+        if rule is not None:
+            found.append(f"{key}={value[:_SHOWN]} {rule.verdict}: {rule.reason}")
+    return tuple(found)
+
+
+def _given(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Keys and values; of one that is given twice the last, as Hydra takes it, and nothing that is taken back."""
+    given: dict[str, str] = {}
+    for override in overrides:
+        key, equals, value = override.lstrip("+").partition("=")
+        if equals and value != "null" and not key.startswith("~"):
+            given[key] = value
+    yield from given.items()

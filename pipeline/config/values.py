@@ -1,0 +1,110 @@
+"""Every single value of a request against what its field was declared to take, in one loop for all keys.
+
+Rules that join several fields are in `pipeline.config.checks`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from pipeline.config.fields import PATH, RANGE, Range
+
+_LONGEST_TEXT = 100_000
+_LONGEST_NAME = 255
+_LONGEST_PATH = 3_000
+"""Bytes; Linux takes 4,095, and paths of outputs are longer than the folder that is given."""
+_SHOWN = 80
+
+
+def value_problems(section: object) -> Iterator[str]:
+    """What is wrong with single values, one message for each key; nested sections, lists and tables included.
+
+    Args:
+        section: A configuration dataclass.
+    """
+    told: set[str] = set()
+    for key, value, declared in _leaves(section, ""):
+        owner = key.partition("[")[0]
+        problem = None if owner in told else _problem(value, declared)
+        if problem is not None:
+            told.add(owner)
+            yield f"{key}={brief(value)}: {problem}"
+
+
+def brief(value: object) -> str:
+    """A value as a message shows it: in one line, and not much of it."""
+    try:
+        text = repr(value) if isinstance(value, str) else str(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "(a huge number)"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
+    allowed: Range | None = declared.get(RANGE)
+    if isinstance(value, (list, dict)):
+        return f"must be a single value{'' if allowed is None else f', {allowed}'}"
+    if isinstance(value, str):
+        if allowed is not None and value not in allowed.words:
+            return f"must be {allowed}"
+        return _text_problem(value) or (_path_problem(value) if declared.get(PATH) else None)
+    if allowed is not None and isinstance(value, (int, float)) and not allowed.holds(value):
+        return f"must be {allowed}"
+    return None
+
+
+def _text_problem(text: str) -> str | None:
+    if len(text) > _LONGEST_TEXT:
+        return f"is too long, {_LONGEST_TEXT:,} characters are the most"
+    if "\0" in text:
+        return "holds a NUL character, which no path and no text may"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is no valid text: it holds bytes that are not UTF-8"
+    return None
+
+
+def _path_problem(text: str) -> str | None:
+    if not text:
+        return "is empty; give the path of a file or folder"
+    path = os.fsencode(text)
+    if len(path) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in path.split(b"/")):
+        return f"is too long for a path: {_LONGEST_NAME} bytes a name and {_LONGEST_PATH:,} in all are the most"
+    return None
+
+
+@cache
+def _flat(schema: type) -> frozenset[str]:
+    """Fields that are lists or tables of single values; OmegaConf takes lists and tables in their place."""
+    kinds = {name: (hint, *get_args(hint)) for name, hint in get_type_hints(schema).items()}
+    return frozenset(
+        name
+        for name, each in kinds.items()
+        if any(get_origin(kind) in (list, dict) and get_args(kind)[-1] in (int, float, str, bool) for kind in each)
+    )
+
+
+def _leaves(value: object, key: str, declared: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any, Any]]:
+    """Key, value and declaration of everything that is no table or list; names in tables are texts, too."""
+    if is_dataclass(value):
+        for item in fields(value):
+            below = f"{key}.{item.name}" if key else item.name
+            entry = getattr(value, item.name)
+            yield from _leaves(entry, below, item.metadata)
+            if isinstance(entry, (list, dict)) and item.name in _flat(value.__class__):
+                inside = entry.values() if isinstance(entry, dict) else entry
+                yield from ((below, each, item.metadata) for each in inside if isinstance(each, (list, dict)))
+    elif isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield key, name, {}
+            yield from _leaves(entry, f"{key}.{brief(name).strip(chr(39))}", declared)
+    elif isinstance(value, (list, tuple)):
+        for place, entry in enumerate(value):
+            yield from _leaves(entry, f"{key}[{place}]", declared)
+    else:
+        yield key, value, declared or {}

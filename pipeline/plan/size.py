@@ -1,0 +1,164 @@
+"""How large a plan would be, by arithmetic alone: one that nobody could wait for is refused before it is built."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.algos.base import Stage
+from pipeline.algos.prepare import Preparation
+from pipeline.algos.reference import Reference
+from pipeline.algos.registry import load_algorithm
+from pipeline.config.schema import Config
+from pipeline.errors import PlanError
+
+MOST_JOBS = 1_000_000
+MOST_LINKS = 5_000_000
+"""Outputs that jobs read of each other: training on all rounds so far takes about the square of the rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """What the size of a plan follows from.
+
+    Attributes:
+        pairs: Datasets times models.
+        seeds: How many.
+        rounds: How many.
+        train_prompts: Of a round.
+        eval_prompts: Of an evaluation.
+        shard_size: Prompts of a job.
+        algos: The stages of each algorithm.
+    """
+
+    pairs: int
+    seeds: int
+    rounds: int
+    train_prompts: int
+    eval_prompts: int
+    shard_size: int
+    algos: tuple[tuple[Stage, ...], ...]
+
+    @property
+    def jobs(self) -> int:
+        """Jobs at most; those that turn out to be the same are counted once each."""
+        shared = len(Preparation.stages) + sum(
+            self._shards(stage) * (self.seeds if stage.seeded else 1) for stage in Reference.stages
+        )
+        own = sum(self._shards(stage) for stages in self.algos for stage in stages)
+        return self.pairs * (shared + self.seeds * self.rounds * own)
+
+    @property
+    def links(self) -> int:
+        """Outputs that the jobs of algorithms read, of each other and of the reference."""
+        shared = {stage.name: stage for stage in Reference.stages}
+        found = 0
+        for stages in self.algos:
+            by_name = {stage.name: stage for stage in stages}
+            for stage in stages:
+                for read in stage.reads:
+                    source = (by_name if read.algo == "self" else shared).get(read.stage)
+                    times = self.rounds * (self.rounds + 1) // 2 if read.rounds == "so_far" else self.rounds
+                    found += self._shards(stage) * times * (1 if source is None else self._shards(source))
+        return self.pairs * self.seeds * found
+
+    @property
+    def fits(self) -> bool:
+        """Whether a plan of this extent is made."""
+        return self.jobs <= MOST_JOBS and self.links <= MOST_LINKS
+
+    def _shards(self, stage: Stage) -> int:
+        prompts = {"train": self.train_prompts, "eval": self.eval_prompts}
+        return 1 if stage.shards is None else math.ceil(prompts[stage.shards] / self.shard_size)
+
+
+def extent_of(config: Config) -> Extent:
+    """The extent of a request's plan.
+
+    Raises:
+        ConfigError: An algorithm cannot be loaded.
+    """
+    enabled = {name: algo for name, algo in config.algos.items() if algo.enabled}
+    return Extent(
+        pairs=len(config.datasets) * len(config.models),
+        seeds=len(config.experiment.seeds),
+        rounds=config.rounds_of_training,
+        train_prompts=config.data_collection.prompts_per_round,
+        eval_prompts=config.evaluation.num_prompts,
+        shard_size=config.execution.shard_size,
+        algos=tuple(tuple(load_algorithm(name, algo.class_path).stages) for name, algo in enabled.items()),
+    )
+
+
+def check_size(config: Config) -> None:
+    """Refuse a request whose plan would be too large.
+
+    Raises:
+        ConfigError: An algorithm cannot be loaded.
+        PlanError: It is too large; says which setting makes it so, and what would fit.
+    """
+    extent = extent_of(config)
+    if extent.fits:
+        return
+    if extent.jobs > MOST_JOBS:
+        too_many = f"the plan would have {extent.jobs:,} jobs, and {MOST_JOBS:,} are the most"
+    else:
+        too_many = f"its jobs would read {extent.links:,} outputs of each other, and {MOST_LINKS:,} are the most"
+    raise PlanError(f"{too_many}. {_remedy(extent)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cause:
+    """A setting that makes a plan large."""
+
+    key: str
+    field: str
+    usual: int
+    more_is_less: bool = False
+
+
+_CAUSES = (
+    _Cause(key="rounds_of_training", field="rounds", usual=2),
+    _Cause(key="experiment.seeds", field="seeds", usual=1),
+    _Cause(key="data_collection.prompts_per_round", field="train_prompts", usual=10_000),
+    _Cause(key="evaluation.num_prompts", field="eval_prompts", usual=500),
+    _Cause(key="execution.shard_size", field="shard_size", usual=1000, more_is_less=True),
+)
+
+
+def _remedy(extent: Extent) -> str:
+    """What to change: the setting that is furthest from what is usual, of those that make it fit by themselves."""
+    fitting = {cause: fits for cause in _CAUSES if (fits := _largest_change(extent, cause)) is not None}
+    if not fitting:
+        factors = ", ".join(f"{cause.key}: {getattr(extent, cause.field):,}" for cause in _CAUSES)
+        return (
+            f"No single setting makes it fit ({extent.pairs:,} pairs of dataset and model; {len(extent.algos)} "
+            f"algorithms; {factors}): lower several of them, or raise execution.shard_size"
+        )
+    cause = max(fitting, key=lambda each: _excess(extent, each))
+    given, fits = getattr(extent, cause.field), fitting[cause]
+    what = f"{given:,} {cause.key}" if cause.field == "seeds" else f"{cause.key}={given}"
+    return f"It is {what} that makes it so large: {fits} or {'more' if cause.more_is_less else 'fewer'} would fit"
+
+
+def _excess(extent: Extent, cause: _Cause) -> float:
+    given: int = getattr(extent, cause.field)
+    return cause.usual / given if cause.more_is_less else given / cause.usual
+
+
+def _largest_change(extent: Extent, cause: _Cause) -> int | None:
+    """The value nearest to the given one with which the plan fits; None where there is none."""
+    given = getattr(extent, cause.field)
+    good, bad = (max(extent.train_prompts, extent.eval_prompts), given) if cause.more_is_less else (1, given)
+
+    def fits(value: int) -> bool:
+        changed: dict[str, Any] = {cause.field: value}
+        return replace(extent, **changed).fits
+
+    if not fits(good):
+        return None
+    while abs(good - bad) > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good

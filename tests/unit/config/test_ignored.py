@@ -1,0 +1,84 @@
+"""Settings that were given and change nothing are named, and no others."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pipeline.config.ignored import GPU_PROFILES, idle_settings
+from pipeline.config.load import conf_dir, load_config
+from pipeline.config.schema import Config
+from pipeline.experiment import run_experiment
+
+NAME = "experiment.name=t"
+
+
+def warned(*overrides: str, gpu: bool = False) -> list[str]:
+    return list(idle_settings(load_config([NAME, *overrides]), overrides, gpu=gpu))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["models.tiny.path=gpt2"], "models.tiny.path=gpt2 has no effect in this run: a model of kind tiny"),
+        (["algos.DPO.beta=0.1"], "algos.DPO.beta=0.1 has no effect in this run: the algorithm is not part"),
+        (["profile=h200"], "profile=h200 is for a GPU: its values apply, but this run uses no GPU"),
+        (["algos.PITA.num_workers=4"], "no processes load it"),
+        (["distributed.num_gpus=2", "device=cpu"], "this run uses none"),
+        (["distributed.fsdp_cpu_offload=true"], "each training has one device here"),
+        (["training.memory_mb=100"], "this run uses none"),
+        (["algos=[DPO]", "evaluation.etas=[1]"], "it is for value-guided algorithms"),
+        (["algos=[DPO]", "data_collection.samples_per_example=2"], "algos.<NAME>.num_generations"),
+        (["algos=[DPO]", "algos.DPO.lora.alpha=8"], "there are no adapters"),
+        (
+            ["algos=[BestOfN]", "algos.BestOfN.selection=majority", "model=hf", "training.grad_clip=1"],
+            "nothing is trained",
+        ),
+        (
+            ["datasets.addition.reward=length", "datasets.addition.rewards={exact_match: 1}"],
+            "`rewards` of the same",
+        ),
+        (["system.use_parallel_execution=false", "execution.workers=3"], "runs every job in one process"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_setting_without_effect_is_named_with_the_reason(overrides: list[str], said: str) -> None:
+    (warning,) = warned(*overrides)
+    assert said in warning
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpu"),
+    [
+        (["algos.PITA.eta=0.5", "training.grad_clip=1", "evaluation.etas=[1]"], False),
+        (["algos=[DPO]", "algos.DPO.beta=0.1", "algos.DPO.enabled=true"], False),
+        (["algos.DPO.enabled=false"], False),
+        (["profile=h200", "distributed.num_gpus=2", "training.memory_mb=100"], True),
+        (["profile=cpu"], False),
+        (["model=hf", "models.hf.path=gpt2"], False),
+        (["training.gpus_per_job=2", "distributed.fsdp_cpu_offload=true", "training.strategy=fsdp"], False),
+        (["device=cpu", "distributed.num_gpus=null", "distributed.gpu_ids=null"], False),
+    ],
+)
+def test_what_has_an_effect_is_not(overrides: list[str], gpu: bool) -> None:
+    assert warned(*overrides, gpu=gpu) == []
+
+
+def test_a_profile_sets_what_a_run_does_not_use_without_a_word() -> None:
+    assert warned("profile=a100_40gb", "algos=[PITA]", gpu=True) == []
+
+
+def test_profiles_for_gpus_are_those_that_ship() -> None:
+    assert {path.stem for path in (conf_dir() / "profile").glob("*.yaml")} == {*GPU_PROFILES, "cpu"}
+
+
+def test_a_setting_that_is_given_twice_is_named_once() -> None:
+    assert len(warned("algos.DPO.beta=1", "algos.DPO.beta=2")) == 1
+
+
+def test_a_run_prints_the_warnings(tmp_path: object) -> None:
+    given = [NAME, "dry_run=true", "device=cpu", f"output_dir={tmp_path}", "algos.DPO.beta=0.1"]
+    config: Config = load_config(given)
+    console = Console(file=io.StringIO(), width=200)
+    assert run_experiment(config, console, given) == 0
+    assert "warning: algos.DPO.beta=0.1 has no effect" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,0 +1,161 @@
+"""Whatever is asked for, the answer is a request that can be planned or one readable message."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.checks import check_config
+from pipeline.config.load import explain, load_config, to_plain, typed
+from pipeline.config.schema import Config
+from pipeline.errors import PipelineError
+from pipeline.plan.size import check_size
+
+pytestmark = pytest.mark.properties
+
+# Explaining a failure traces every line, which takes several times as long where there is none.
+quickly = settings(phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
+# Composing takes Hydra a quarter of a second.
+seldom = settings(quickly, max_examples=settings.default.max_examples // 3)
+NAME = "experiment.name=t"
+OWN = "algos.Mine.class_path=examples.fudge.Fudge"
+MOST_LINES, MOST_CHARACTERS = 25, 10_000
+
+
+def answered(make: Callable[[], Config]) -> None:
+    """A request or a message for people; any other exception is the failure of a test."""
+    try:
+        config = make()
+        check_config(config)
+        check_size(config)
+    except PipelineError as error:
+        said = str(error)
+        assert said
+        assert len(said.splitlines()) <= MOST_LINES
+        assert len(said) <= MOST_CHARACTERS
+
+
+@cache
+def everything() -> dict[str, Any]:
+    """A request with one section of every kind, as plain data."""
+    groups = ["algos=[QSharp-HF,DPO]", "dataset=[addition,imdb_sentiment]", "model=[tiny,hf]"]
+    plain = to_plain(load_config([NAME, *groups, "models.hf.path=a/b", OWN]))
+    plain["algos"] = {name: algo for name, algo in plain["algos"].items() if algo["enabled"]}
+    return plain
+
+
+def places(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Paths of all tables, lists and values."""
+    if path:
+        yield path
+    inside: Any = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, entry in inside:
+        yield from places(entry, (*path, name))
+
+
+odd_texts = st.sampled_from(
+    [
+        "",
+        "???",
+        "null",
+        "nan",
+        "${a}",
+        "${output_dir}",
+        "${oc.env:HOME}",
+        "${",
+        "\0",
+        "[/red]",
+        "\\[",
+        "..",
+        "/dev/null",
+        "\x1b[2J",
+    ]
+) | st.text(max_size=20)
+odd_numbers = st.sampled_from(
+    [0, -1, 1, 2, 2**31, 2**63, 10**22, -(10**22), 1e-320, 1e308, float("nan"), float("inf"), float("-inf")]
+)
+odd_values = st.recursive(
+    st.none() | st.booleans() | odd_numbers | st.integers() | st.floats() | odd_texts,
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(odd_texts, inside, max_size=3),
+    max_leaves=6,
+)
+
+
+def composed_of(plain: dict[str, Any]) -> DictConfig:
+    try:
+        return OmegaConf.create(plain)
+    except OmegaConfBaseException as error:  # as composing would have raised it
+        raise explain(error) from error
+
+
+def changed(plain: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    result = deepcopy(plain)
+    node: Any = result
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = value
+    return result
+
+
+@quickly
+@given(st.data(), odd_values)
+def test_any_value_in_any_place_is_taken_or_explained(data: st.DataObject, value: Any) -> None:
+    path = data.draw(st.sampled_from(list(places(everything()))))
+    plain = changed(everything(), path, value)
+    answered(lambda: typed(composed_of(plain)))
+
+
+FILE = {
+    "training": {"micro_batch_size": 8, "schedule": "constant", "weight_decay": 0.1},
+    "evaluation": {"etas": [0.1, 1], "num_prompts": 50},
+    "algos": {"PITA": {"eta": 0.5, "options": {"a": [1, {"b": None}]}}, "DPO": {"lora": {"rank": 4}}},
+    "datasets": {"addition": {"rewards": {"exact_match": 1.0}, "grading": {"options": {"exact_match": {}}}}},
+    "models": {"tiny": {"n_embd": 32}},
+}
+
+
+@seldom
+@given(st.data(), odd_values)
+def test_any_file_is_taken_or_explained(data: st.DataObject, value: Any) -> None:
+    path = data.draw(st.sampled_from(list(places(FILE))))
+    text = yaml.safe_dump(changed(FILE, path, value))
+    if data.draw(st.booleans()):
+        cut, junk = (
+            data.draw(st.integers(0, len(text))),
+            data.draw(st.text(alphabet="[]{}&*!|>:-?#'\"\n\t a", max_size=6)),
+        )
+        text = text[:cut] + junk + text[cut + len(junk) :]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "profile").mkdir()
+        file = Path(folder) / "profile" / "mine.yaml"
+        file.write_bytes(f"# @package _global_\n{text}".encode(errors="surrogatepass"))
+        answered(lambda: load_config([NAME, f"hydra.searchpath=[file://{folder}]", "profile=mine"]))
+
+
+keys = st.builds(
+    lambda prefix, path, suffix: prefix + ".".join(map(str, path)) + suffix,
+    st.sampled_from(["", "+", "++", "~", "hydra.", "@"]),
+    st.deferred(lambda: st.sampled_from(list(places(everything())))),
+    st.sampled_from(["", ".x", "[0]", "@y", " "]),
+)
+groups = st.sampled_from(
+    ["algos", "dataset", "model", "profile", "execution", "experiment", "hydra/launcher", "schema"]
+)
+values = odd_values.map(lambda value: str(value).replace("None", "null")) | st.text(
+    alphabet="[]{}(),:='\"\\$ ab1.-*\n", max_size=20
+)
+
+
+@seldom
+@given(st.sampled_from([[], [OWN]]), keys | groups | st.text(max_size=8), values)
+def test_any_setting_is_taken_or_explained(others: list[str], key: str, value: str) -> None:
+    answered(lambda: load_config([NAME, *others, f"{key}={value}"]))

@@ -1,0 +1,201 @@
+"""Every number has a range that is declared with its field, and what is outside of it is refused."""
+
+import math
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from pipeline.config.checks import check_config
+from pipeline.config.fields import RANGE, Range, number
+from pipeline.config.load import load_config
+from pipeline.config.schema import ALGO_SCHEMAS, DATASET_SCHEMAS, MODEL_SCHEMAS, AlgoConfig, Config
+from pipeline.config.values import value_problems
+from pipeline.errors import ConfigError
+
+SHIPPED = [Config, *ALGO_SCHEMAS.values(), *DATASET_SCHEMAS.values(), *MODEL_SCHEMAS.values()]
+
+
+def schemas() -> list[type]:
+    """Every class of settings that ships, those inside others included."""
+    found: dict[type, None] = {}
+    waiting: list[type] = list(SHIPPED)
+    while waiting:
+        schema = waiting.pop()
+        if schema not in found:
+            found[schema] = None
+            waiting += [
+                kind for hint in get_type_hints(schema).values() for kind in parts(hint) if is_dataclass(kind)
+            ]
+    return list(found)
+
+
+def parts(hint: Any) -> Iterator[Any]:
+    """The plain types that an annotation is made of."""
+    if get_origin(hint) in (list, dict, Union, UnionType):
+        for inside in get_args(hint):
+            yield from parts(inside)
+    else:
+        yield hint
+
+
+NUMBERS = [
+    (schema, item)
+    for schema in schemas()
+    for item in fields(schema)
+    if {int, float} & set(parts(get_type_hints(schema)[item.name]))
+]
+
+
+def named(value: Any) -> str:
+    return value.__name__ if isinstance(value, type) else value.name
+
+
+@pytest.mark.parametrize(("schema", "item"), NUMBERS, ids=named)
+def test_every_number_that_ships_has_a_range_with_two_ends(schema: type, item: Any) -> None:
+    allowed = item.metadata.get(RANGE)
+    assert isinstance(allowed, Range), f"declare {schema.__name__}.{item.name} with `number`"
+    assert allowed.at_least is not None or allowed.above is not None
+    assert allowed.at_most is not None or allowed.below is not None
+
+
+def test_the_schema_has_numbers_in_every_section() -> None:
+    assert len(NUMBERS) > 100
+    assert {"seeds", "etas", "rewards", "rank", "n_embd"} <= {item.name for _, item in NUMBERS}
+
+
+def test_defaults_are_in_range() -> None:
+    for schema in SHIPPED:
+        assert list(value_problems(schema())) == []
+
+
+def outside(allowed: Range) -> Iterator[float]:
+    """Numbers beyond both ends, and what is no number."""
+    yield from (math.nan, -math.inf, 10**400)
+    if not allowed.infinite:
+        yield math.inf
+    if allowed.at_least is not None:
+        yield allowed.at_least - 1
+    if allowed.at_most is not None:
+        yield allowed.at_most + 1
+    yield from (bound for bound in (allowed.above, allowed.below) if bound is not None)
+
+
+@pytest.mark.parametrize(("schema", "item"), NUMBERS, ids=named)
+def test_numbers_outside_of_their_range_are_named_with_it(schema: type, item: Any) -> None:
+    allowed = item.metadata[RANGE]
+    hint = str(get_type_hints(schema)[item.name])
+    for wrong in outside(allowed):
+        section = schema()
+        inside: Any = [wrong] if "list" in hint else {"length": wrong} if "dict" in hint else wrong
+        setattr(section, item.name, inside)
+        (told,) = value_problems(section)
+        assert told.startswith(item.name)
+        assert f"must be {allowed}" in told
+        assert len(told) < 400
+
+
+@cache
+def request_of_defaults() -> Config:
+    return load_config(["experiment.name=t"])
+
+
+def refused(**algo: Any) -> str:
+    config = deepcopy(request_of_defaults())
+    for name, value in algo.items():
+        setattr(config.algos["PITA"], name, value)
+    with pytest.raises(ConfigError) as caught:
+        check_config(config)
+    return str(caught.value)
+
+
+def test_messages_say_what_was_given_what_is_allowed_and_what_to_try() -> None:
+    assert refused(learning_rate=math.nan) == "algos.PITA.learning_rate=nan: must be above 0 and at most 100"
+    assert refused(batch_size=0) == "algos.PITA.batch_size=0: must be at least 1 and at most 1,000,000"
+    assert "smaller is stronger" in refused(eta=0.0)
+
+
+@dataclass(kw_only=True)
+class Inner:
+    share: float = number(0.5, at_least=0, at_most=1)
+
+
+@dataclass(kw_only=True)
+class OwnConfig(AlgoConfig):
+    margin: float = number(1.0, above=0, below=10, hint=", the distance that counts")
+    shares: list[float] = number([0.5], at_least=0, at_most=1)  # noqa: RUF009 - it makes a field
+    speed: int = number(1, at_least=1, affects_result=False)
+    free: float = 1.0
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_settings_of_ones_own_may_declare_ranges_too() -> None:
+    config = deepcopy(request_of_defaults())
+    wrong = OwnConfig(enabled=True, margin=10, shares=[0.5, 2, 3], free=math.nan, inner=Inner(share=-1), epochs=0)
+    config.algos["Mine"] = wrong
+    with pytest.raises(ConfigError) as caught:
+        check_config(config)
+    assert str(caught.value).splitlines() == [
+        "4 settings are wrong:",
+        "  - algos.Mine.epochs=0: must be at least 1 and at most 1,000,000",
+        "  - algos.Mine.margin=10: must be above 0 and below 10, the distance that counts",
+        "  - algos.Mine.shares[1]=2: must be at least 0 and at most 1",
+        "  - algos.Mine.inner.share=-1: must be at least 0 and at most 1",
+    ]
+    assert OwnConfig.__dataclass_fields__["speed"].metadata["affects_result"] is False
+
+
+def test_a_list_default_is_not_shared() -> None:
+    OwnConfig().shares.append(3.0)
+    assert OwnConfig().shares == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("", "is empty"),
+        ("a\0b", "NUL"),
+        ("a\udcffb", "not UTF-8"),
+        ("x" * 256, "255 bytes a name"),
+        ("ü" * 128, "255 bytes a name"),
+        ("x/" * 2000, "3,000 in all"),
+        ("x" * 200_000, "too long"),
+    ],
+    ids=["empty", "NUL", "no text", "long name", "long name of two bytes each", "long path", "enormous"],
+)
+def test_paths_that_no_file_system_takes_are_refused(path: str, said: str) -> None:
+    config = deepcopy(request_of_defaults())
+    config.models["tiny"].path = path
+    with pytest.raises(ConfigError) as caught:
+        check_config(config)
+    assert str(caught.value).startswith("models.tiny.path=")
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_texts_in_free_tables_are_looked_at_too() -> None:
+    config = deepcopy(request_of_defaults())
+    config.algos["PITA"].options = {"a": [{"b": "\0"}], "\udc80": 1}
+    with pytest.raises(ConfigError) as caught:
+        check_config(config)
+    assert "algos.PITA.options.a[0].b='\\x00': holds a NUL" in str(caught.value)
+    str(caught.value).encode()
+
+
+def test_no_message_is_longer_than_a_screen() -> None:
+    config = deepcopy(request_of_defaults())
+    config.experiment.seeds = [-1] * 100_000
+    config.datasets["addition"].rewards = {f"r{i}": math.inf for i in range(100)}
+    with pytest.raises(ConfigError) as caught:
+        check_config(config)
+    assert len(str(caught.value).splitlines()) <= 22
+    assert len(str(caught.value)) < 5000
+
+
+def test_the_embedded_model_divides_its_width_among_its_heads() -> None:
+    with pytest.raises(ConfigError, match=r"n_embd=64: must be a multiple of models.tiny.n_head=3.*example 63"):
+        check_config(load_config(["experiment.name=t", "models.tiny.n_head=3"]))
