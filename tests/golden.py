@@ -132,7 +132,7 @@ def _stages(scratch: Path) -> dict[str, Entry]:
     assert run_experiment(load_config([*RUN, f"output_dir={output}"]), Console(quiet=True)) == 0
     plan = json.loads((output / "golden" / "latest" / "plan.json").read_text())
     found: dict[str, Entry] = {}
-    name_of = {job["key"]: f"stage {job['algo']}/{job['stage']}" for job in plan["jobs"]}
+    name_of = {job["key"]: f"stage {job['algo']} r{job['round']}/{job['stage']}" for job in plan["jobs"]}
     for job in plan["jobs"]:
         known = job["determined_by"]
         manifest = json.loads((output / ".store" / job["key"][:2] / job["key"] / "manifest.json").read_text())

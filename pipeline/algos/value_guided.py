@@ -97,7 +97,7 @@ class ValueGuidedAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""
         with ctx.loading():
-            from pipeline.algos.rounds import tally_of, tokens_generated
+            from pipeline.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.algos.shortage import noted
             from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
@@ -131,7 +131,7 @@ class ValueGuidedAlgorithms(Algorithm):
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
             "sequences": len(data),
             "mean_label": float(data.labels.mean()) if len(data) else None,
-            **noted(len(data), algo.batch_size, tally_of(self.data(ctx))),
+            **noted(len(data), algo.batch_size, tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))),
         }
         (ctx.out / TRAINING).write_text(json_text({**about, "loss": losses}) + "\n")
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 
 from pipeline.errors import ConfigError
@@ -51,34 +49,39 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def bound_files() -> None:
-    """Have Hydra read YAML files through `BoundedFiles`, those of `hydra.searchpath` and ``--config-dir`` too."""
-    Plugins.instance()  # registers Hydra's own first, and refuses to do so afterwards
-    SourcesRegistry.instance().types[BoundedFiles.scheme()] = BoundedFiles
+    """Have Hydra look at YAML files before it reads them, those of `hydra.searchpath` and ``--config-dir`` too.
+
+    Its own class is changed in place: launchers send what is registered to other processes, where Hydra registers
+    its own once more and accepts no other.
+    """
+    setattr(FileConfigSource, "available", _available)  # noqa: B010 - the type checker knows no change in place
+    setattr(FileConfigSource, "load_config", _load_config)  # noqa: B010
 
 
-class BoundedFiles(FileConfigSource):
-    """Hydra's source of YAML files, which first sees that a file can be read in reasonable time."""
+_hydras_available, _hydras_load_config = FileConfigSource.available, FileConfigSource.load_config
 
-    def available(self) -> bool:
-        """Whether the folder is there; Hydra would go on without one that a user names in vain.
 
-        Raises:
-            ConfigError: It is not.
-        """
-        if not super().available():
-            raise ConfigError(f"there is no folder {self.path} ({self.provider})")
-        return True
+def _available(source: FileConfigSource) -> bool:
+    """Whether the folder is there; Hydra would go on without one that a user names in vain.
 
-    def load_config(self, config_path: str) -> ConfigResult:
-        """Read one file.
+    Raises:
+        ConfigError: It is not.
+    """
+    if not _hydras_available(source):
+        raise ConfigError(f"there is no folder {source.path} ({source.provider})")
+    return True
 
-        Raises:
-            ConfigError: It is too large, too deep, or repeats itself without end.
-        """
-        path = Path(os.path.realpath(Path(self.path) / self._normalize_file_name(config_path)))
-        if path.is_file():
-            check_file(path)
-        return super().load_config(config_path)
+
+def _load_config(source: FileConfigSource, config_path: str) -> ConfigResult:
+    """Read one file.
+
+    Raises:
+        ConfigError: It is too large, too deep, or repeats itself without end.
+    """
+    path = Path(os.path.realpath(Path(source.path) / source._normalize_file_name(config_path)))
+    if path.is_file():
+        check_file(path)
+    return _hydras_load_config(source, config_path)
 
 
 def check_file(path: Path) -> None:

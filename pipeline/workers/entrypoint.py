@@ -111,7 +111,8 @@ class _Main:
             if self.runner.stop_requested:
                 return
             answer = self.runner.run(order)
-            end_strays()
+            with suppress(Exception):  # a job may have left its process unable to look; then they end with it
+                end_strays()
             self.channel.send(answer)
 
     def _wait_for_memory(self) -> str:

@@ -165,7 +165,7 @@ def test_a_lost_worker_that_is_parked_costs_nothing(engine: Engine, tmp_path: Pa
 def test_a_leader_that_hangs_is_killed_with_its_ranks(engine: Engine, tmp_path: Path) -> None:
     outcome = engine.run(
         job("gang", "loop_without_progress", devices=2), workers=2, retry=RetryConfig(hang=1), heartbeat_s=0.1,
-        heartbeat_timeout_s=5.0, progress_timeout_s=2.0,
+        heartbeat_timeout_s=60.0, progress_timeout_s=8.0,  # both ranks must have begun
     )  # fmt: skip
     assert "no progress" in outcome.reason("gang")
     # The stacks that are written before are those of the ranks.

@@ -59,7 +59,6 @@ def test_jobs_after_one_that_spoiled_its_process_get_another(
         jobs.append(job(f"after/{what}", "print_everywhere", seconds=8 - 2 * place))
     with caplog.at_level("WARNING", "pipeline"):
         outcome = engine.run(*jobs, workers=1)
-    assert outcome.jobs.pop("spoil/open") is JobStatus.failed  # there is no committing without it
     assert set(outcome.jobs.values()) == {JobStatus.done}
     assert len(engine.events("WorkerStarted")) == 4
     said = [record.getMessage() for record in caplog.records if "left changed" in record.getMessage()]

@@ -44,7 +44,7 @@ def test_fields_of_a_later_version_are_left_out() -> None:
         (b"\xff\xfe\x00", "no JSON"),
         (b"", "no JSON"),
         (b'{"x": ' + b"1" * 5000 + b"}", "no JSON"),
-        (b'{"x": 1, "\\udcff": 1}', "surrogates not allowed"),
+        (b'{"x": 1, "\\udcff": 1}', "half of a surrogate pair"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"x":' * 100_000, "nested too deeply"),
     ],

@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Experiment and label of every run that is carried out; seed n ends with exit code n, by a refusal if 2."""
     seen = []
 
-    def run_experiment(config: Config, console: Console, label: str = "") -> int:
+    def run_experiment(config: Config, console: Console, label: str, given: Sequence[str]) -> int:
         seen.append((config.experiment.name, label))
         if config.experiment.seeds[0] == cli.WRONG_REQUEST:
             raise JobError("not so")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.algos.shortage import Tally, noted, read_tally, shortage, teaching
+from pipeline.algos.shortage import added, noted, shortage, teaching
 from pipeline.results.notes import collect_notes
+from pipeline.results.outputs import Tally
 from pipeline.results.store import Store
 from tests.unit.algos.test_chain import Chains
 
@@ -61,15 +62,11 @@ def test_a_note_is_in_the_log_of_the_job_too(caplog: pytest.LogCaptureFixture) -
     assert caplog.messages == ["trained on nothing (0 sequences)"]
 
 
-def test_tallies_of_shards_add_up(tmp_path: Path) -> None:
-    for shard in ("a", "b"):
-        (tmp_path / shard).mkdir()
-        tally = {"what": "pairs", "count": 10, "unscored": 1, "equal": 2, "wrong": 3, "same": 4}
-        (tmp_path / shard / "generation.json").write_text(json.dumps({"tally": tally}))
-    folders = [tmp_path / "a", tmp_path / "b"]
-    assert read_tally(folders, "generation.json") == Tally("pairs", 20, unscored=2, equal=4, wrong=6, same=8)
-    (tmp_path / "b" / "generation.json").write_text("{}")  # of an earlier version
-    assert read_tally(folders, "generation.json") is None
+def test_tallies_of_shards_add_up() -> None:
+    shard = Tally("pairs", 10, unscored=1, equal=2, wrong=3, same=4)
+    assert added([shard, shard]) == Tally("pairs", 20, unscored=2, equal=4, wrong=6, same=8)
+    assert added([shard, None]) is None  # the other is of an algorithm that does not tell
+    assert added([]) is None
 
 
 ALGOS = ("BestOfN", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "SFT")

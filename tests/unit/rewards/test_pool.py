@@ -28,7 +28,7 @@ MINE = "PIPELINE_TEST_POOL"
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
     os.environ[MINE] = str(os.getpid())
-    with GraderPool(PoolSettings(processes=2, timeout_s=1.5, memory_gib=1.0)) as pool:
+    with GraderPool(PoolSettings(processes=2, timeout_s=4.0, memory_gib=1.0)) as pool:
         yield pool
     assert not tagged()
     del os.environ[MINE]
@@ -58,8 +58,8 @@ def grade(pool: GraderPool, *texts: str, function: str = OBEDIENT) -> list[Grade
 @pytest.mark.parametrize(
     ("order", "fault", "said"),
     [
-        ("loop", "timeout", "no answer within 1.5 s"),
-        ("regex", "timeout", "no answer within 1.5 s"),
+        ("loop", "timeout", "no answer within 4 s"),
+        ("regex", "timeout", "no answer within 4 s"),
         ("exit", "crash", "exit code 3, twice"),
         ("quit", "error", "SystemExit: no more"),
         ("raise too bad", "error", "ValueError: too bad"),
@@ -67,7 +67,7 @@ def grade(pool: GraderPool, *texts: str, function: str = OBEDIENT) -> list[Grade
         ("recurse", "error", "RecursionError"),
         ("infinite", "error", "the reward is infinite"),
         ("garbage", "crash", "ended with"),
-        ("family", "timeout", "no answer within 1.5 s"),
+        ("family", "timeout", "no answer within 4 s"),
         ("orphan", "crash", "exit code 1"),
     ],
 )
