@@ -61,7 +61,7 @@ def _obey(text: str, columns: dict[str, Any]) -> float | None:
         threading.Thread(target=re.match, args=(r"(a+)+$", "a" * 40 + "b"), daemon=True).start()
         return 0.75
     if order == "garbage":  # writes to every socket it can find
-        for fd in range(3, 30):
+        for fd in range(3, 1000):
             with suppress(OSError):
                 os.write(fd, b'{"id": 0, "value": 1.0, "answer": null}\n]\n')
         time.sleep(600)

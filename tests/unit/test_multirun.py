@@ -99,7 +99,7 @@ def test_exit_codes_come_back_from_other_processes(
     printed = capfd.readouterr()
     assert "Nothing was started" in printed.out
     assert (
-        "error: the run algos.PITA.eta=0 ended with exit code 2: algos.PITA.eta=0.0: must be above 0"
+        "error: the run algos.PITA.eta=0 ended with exit code 2: algos.PITA.eta=0.0: must be at least"
         in printed.err
     )
 
