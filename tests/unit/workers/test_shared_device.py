@@ -56,4 +56,5 @@ def test_models_go_when_the_engine_says_so(tmp_path: Path) -> None:
 def test_a_job_knows_whether_others_run_beside_it(tmp_path: Path) -> None:
     told = JobRunner(lambda message: None, "cpu").run(order(tmp_path, "fails", shared=True, slots=2))
     assert isinstance(told, JobRaised)
-    assert (told.message, told.held_mb) == ("shared: True", 0)
+    assert told.message.startswith("shared: True ")  # then where it was raised
+    assert told.held_mb == 0
