@@ -7,12 +7,13 @@ time or stack out of proportion to what they are given. What a request needs is 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import yaml
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra.plugins.config_source import ConfigResult
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 
 from pipeline.errors import ConfigError
 
@@ -54,34 +55,46 @@ def bound_files() -> None:
     Its own class is changed in place: launchers send what is registered to other processes, where Hydra registers
     its own once more and accepts no other.
     """
-    setattr(FileConfigSource, "available", _available)  # noqa: B010 - the type checker knows no change in place
-    setattr(FileConfigSource, "load_config", _load_config)  # noqa: B010
+    Plugins.instance()  # registers it
+    source = SourcesRegistry.instance().types["file"]
+    if not hasattr(source, _LOOKS):
+        setattr(source, _LOOKS, True)
+        setattr(source, "available", _available(source.available))  # noqa: B010 - the type checker knows no change
+        setattr(source, "load_config", _load_config(source.load_config))  # noqa: B010
 
 
-_hydras_available, _hydras_load_config = FileConfigSource.available, FileConfigSource.load_config
+_LOOKS = "looks_at_files_first"
 
 
-def _available(source: FileConfigSource) -> bool:
-    """Whether the folder is there; Hydra would go on without one that a user names in vain.
+def _available(hydras: Callable[[ConfigSource], bool]) -> Callable[[ConfigSource], bool]:
+    def available(source: ConfigSource) -> bool:
+        """Whether the folder is there; Hydra would go on without one that a user names in vain.
 
-    Raises:
-        ConfigError: It is not.
-    """
-    if not _hydras_available(source):
-        raise ConfigError(f"there is no folder {source.path} ({source.provider})")
-    return True
+        Raises:
+            ConfigError: It is not.
+        """
+        if not hydras(source):
+            raise ConfigError(f"there is no folder {source.path} ({source.provider})")
+        return True
+
+    return available
 
 
-def _load_config(source: FileConfigSource, config_path: str) -> ConfigResult:
-    """Read one file.
+def _load_config(
+    hydras: Callable[[ConfigSource, str], ConfigResult],
+) -> Callable[[ConfigSource, str], ConfigResult]:
+    def load_config(source: ConfigSource, config_path: str) -> ConfigResult:
+        """Read one file.
 
-    Raises:
-        ConfigError: It is too large, too deep, or repeats itself without end.
-    """
-    path = Path(os.path.realpath(Path(source.path) / source._normalize_file_name(config_path)))
-    if path.is_file():
-        check_file(path)
-    return _hydras_load_config(source, config_path)
+        Raises:
+            ConfigError: It is too large, too deep, or repeats itself without end.
+        """
+        path = Path(os.path.realpath(Path(source.path) / source._normalize_file_name(config_path)))
+        if path.is_file():
+            check_file(path)
+        return hydras(source, config_path)
+
+    return load_config
 
 
 def check_file(path: Path) -> None:
