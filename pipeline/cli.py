@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             config = typed(composed)
             multirun.check_objective(config)
-            code = run_experiment(config, make_console(), label, given=HydraConfig.get().overrides.task)
+            code = run_experiment(config, make_console(), label=label, given=HydraConfig.get().overrides.task)
             codes.append(unless_unwritten(code) if config.dry_run else code)
             value = multirun.objective(config) if code == 0 else None
         except PipelineError as error:  # here, since Hydra would print a line of its own about it

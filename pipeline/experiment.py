@@ -93,7 +93,7 @@ class Stored:
     """Key -> what is wrong, of stored outputs that cannot be used."""
 
 
-def run_experiment(config: Config, console: Console, label: str = "", given: Sequence[str] = ()) -> int:
+def run_experiment(config: Config, console: Console, *, label: str = "", given: Sequence[str] = ()) -> int:
     """Carry out a request, or print its plan where it says `dry_run`.
 
     Args:

@@ -80,5 +80,5 @@ def test_a_run_prints_the_warnings(tmp_path: object) -> None:
     given = [NAME, "dry_run=true", "device=cpu", f"output_dir={tmp_path}", "algos.DPO.beta=0.1"]
     config: Config = load_config(given)
     console = Console(file=io.StringIO(), width=200)
-    assert run_experiment(config, console, given) == 0
+    assert run_experiment(config, console, given=given) == 0
     assert "warning: algos.DPO.beta=0.1 has no effect" in console.file.getvalue()  # type: ignore[attr-defined]
