@@ -257,7 +257,8 @@ class LocalWorker:
         pid = self._process.pid  # it is not reaped yet, so the number is that of no other process or group
         # macOS says EPERM for a group whose only member is a zombie.
         with suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(pid) != pid:  # a job has moved the process to another group
+            # A job may have moved the process to another group. Twice SIGTERM would mean something else than once.
+            if number == signal.SIGKILL or os.getpgid(pid) != pid:
                 os.kill(pid, number)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)
