@@ -8,6 +8,7 @@ docs/extending.md has them for users.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
