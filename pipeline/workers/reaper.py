@@ -34,7 +34,7 @@ Watched = dict[tuple[str, int | str], None]
 
 
 class Reaper:
-    """The engine's handle on its reaper process. One that has died, or was stopped, does not hold up the engine."""
+    """The engine's handle on its reaper process; one that has died or was stopped does not hold up the engine."""
 
     def __init__(self) -> None:
         self._watched: Watched = {}

@@ -50,8 +50,8 @@ def _strays() -> set[Process]:
 def _without_holder(children: Collection[Process]) -> set[Process]:
     """Those of some children for which no object of this process stands.
 
-    Where torch is loaded it takes a tenth of a second to look through all objects. So it is remembered who was found
-    to stand for a child, and only those are looked for that are not known yet, or stand for it no longer.
+    Where torch is loaded it takes a tenth of a second to look through all objects. So it is remembered which one
+    was found to stand for a child, and they are looked through only where none is known that still does.
     """
     for gone in _holders.keys() - {_name(child) for child in children}:
         del _holders[gone]
