@@ -93,7 +93,12 @@ def open_plain(path: Path, *, follow: bool = False) -> BufferedReader:
     """
     # Without O_NONBLOCK a named pipe in the place of a file would hold its reader for ever.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise OSError(errno.ELOOP, "it is a link, and links are not read here", os.fspath(path)) from error
+        raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "no plain file", os.fspath(path))
@@ -112,11 +117,12 @@ def read_plain(path: Path, limit: int = SMALL, *, follow: bool = False) -> bytes
         follow: Whether it may be a link to a file.
 
     Raises:
-        OSError: It is missing, no plain file, larger, or cannot be read.
+        ForeignDataError: It is larger.
+        OSError: It is missing, no plain file, or cannot be read.
     """
     with open_plain(path, follow=follow) as file:
-        if os.fstat(file.fileno()).st_size > limit:
-            raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", os.fspath(path))
+        if os.fstat(file.fileno()).st_size > limit:  # not EFBIG, which says that a disk takes no more
+            raise ForeignDataError(f"it is larger than {limit:,} bytes")
         return file.read()
 
 
@@ -126,7 +132,7 @@ def read_json_file(
     """Read a file of JSON as a type; see `read_plain` and `read_json`.
 
     Raises:
-        ForeignDataError: What it holds is no JSON, or not of this type.
+        ForeignDataError: What it holds is no JSON, not of this type, or too large.
         OSError: It cannot be read.
     """
     return read_json(read_plain(path, limit, follow=follow), kind, infinite=infinite)

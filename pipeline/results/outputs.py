@@ -8,6 +8,7 @@ docs/extending.md has them for users.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -215,6 +216,8 @@ def _hold(path: Path, shown: str, read: Callable[[Path], object]) -> None:
     except FileNotFoundError:
         raise
     except (ForeignDataError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # no fault of the file
+            raise JobError(f"the output cannot be looked at: {problem_in_words(error)}") from error
         raise JobError(
             f"{shown} is not as it must be: {problem_in_words(error)}. What it must hold, with an example: {PAGE}"
         ) from error

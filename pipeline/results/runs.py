@@ -130,7 +130,7 @@ class RecordedRun:
         """
         try:
             return parse_plan(read_plain(self.folder.plan, LIMIT, follow=True))
-        except (OSError, PlanError) as error:
+        except (OSError, ForeignDataError, PlanError) as error:
             raise PlanError(f"cannot read {self.folder.plan}: {error}") from error
 
     @cached_property

@@ -99,6 +99,15 @@ class Store:
         """Whether the output of `key` is stored whole."""
         return self.problem(key, checksums=checksums) is None
 
+    def is_committed(self, key: str) -> bool:
+        """Whether an output of `key` was committed, whole or not: as cheap as it can be told."""
+        try:
+            return stat.S_ISREG((self.path(key) / MANIFEST).lstat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # what is wrong with the store shows where it is read
+
     def note_cost(self, key: str, cost: Mapping[str, float]) -> None:
         """Remember what an output took to make.
 

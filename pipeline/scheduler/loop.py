@@ -399,6 +399,8 @@ class _Run:
                 worker = self.state.workers[index]
                 worker.done, worker.total, worker.tokens = message.done, message.total, message.tokens
                 self.watchdog.moved(index, self.clock(), message.done, message.tokens)
+            case JobFinished() if not self._is_stored(message.job_id):
+                self._distrust(index, f"it said that {message.job_id} is done, and nothing is stored")
             case JobFinished():
                 self._job_finished(index, message)
             case JobRaised():
@@ -442,6 +444,7 @@ class _Run:
         self.account.worker_ended(index)
         self.watchdog.ended(index)
         before, doom = self.state.workers[index], self.doomed.pop(index, None)
+        begun = before.begun
         self.account.write("WorkerExited", worker=index, exit_code=message.exit_code)
         if self.handover.ended(index):
             return
@@ -452,7 +455,10 @@ class _Run:
                 self._note_stopped(job_id, index)
                 self.state.retry(job_id)
             return
-        if job_id:
+        if job_id and not begun and not doom and message.exit_code == 0:
+            self._note_stopped(job_id, index)  # before it had the order, which another worker can carry out
+            self._stopped_unasked(job_id, index)
+        elif job_id:
             failure = (
                 replace(doom, exit_code=message.exit_code)
                 if doom
@@ -471,6 +477,11 @@ class _Run:
             self.account.worker_started(index)
             self.state.workers[index].status = "starting"
         self.handover.renew_gpus(members)
+
+    def _is_stored(self, job_id: str) -> bool:
+        """Whether a job that is said to be done has left its output, where it has one."""
+        key = self.plan.jobs[job_id].key
+        return not key or self.store.is_committed(key)
 
     def _job_finished(self, index: int, message: JobFinished) -> None:
         attempt = self.parts.end_attempt(message.job_id, index, "done", message.load_s)
@@ -519,7 +530,11 @@ class _Run:
 
     def _job_stopped(self, index: int, message: JobStopped) -> None:
         self._note_stopped(message.job_id, index)
-        job_id = self.state.raised(index)
+        self._stopped_unasked(self.state.raised(index), index)
+        self._renew(index)  # it takes no further job
+
+    def _stopped_unasked(self, job_id: str, index: int) -> None:
+        """Try a job again whose worker was asked to stop: not for ever where it was not the engine that asked."""
         self.stops[job_id] += not self.parts.stopping
         if self.stops[job_id] <= _MAX_STOPS:
             self.state.retry(job_id)
@@ -531,6 +546,9 @@ class _Run:
         """Have the next job of a worker run in a fresh process, for what is left in the present one."""
         if message.changed:
             log.warning("worker %d: %s has left changed: %s", index, message.job_id, message.changed)
+        self._renew(index)
+
+    def _renew(self, index: int) -> None:
         if self.state.workers[index].status == "idle" and not self.parts.stopping:
             self.state.workers[index].status = "starting"
             self.pool.restart(index)

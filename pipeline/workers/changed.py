@@ -17,7 +17,7 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _get_handler = unwrap(signal.getsignal)  # what makes an enum of each takes longer than all the rest
-_LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CPU)
+_LIMITS = sorted({limit for name, limit in vars(resource).items() if name.startswith("RLIMIT_")})
 _BUILTINS = itemgetter(*(name for name in vars(builtins) if name != "_"))  # that is what a prompt has shown last
 _AS_TORCH_STARTS = (True, False, "torch.float32", "cpu")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import resource
 from collections.abc import Iterator
 from enum import Enum
 
@@ -26,7 +27,9 @@ class FailureKind(Enum):
 NEEDS_FRESH_WORKER = frozenset({FailureKind.out_of_memory, FailureKind.device})
 """Failures after which memory may be fragmented or a CUDA context broken."""
 
-_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+_FILE_LIMIT = resource.getrlimit(resource.RLIMIT_FSIZE)
+"""As the user has set it: this module is loaded before any code of a job."""
 _TEXT_READ = 10_000
 """Characters of an exception's text, which may have millions."""
 # Libraries in Rust and C++ raise errors of their own types, which say in words what the system had said.
@@ -36,6 +39,14 @@ _STORAGE_TEXTS = re.compile(
             *(rf"\(os error {code}\)" for code in sorted(_STORAGE)),
             "No space left on device",
             "Disk quota exceeded",
+        ]
+    )
+)
+# The disk, or the largest size that a file may have.
+_UNCLEAR_TEXTS = re.compile(
+    "|".join(
+        [
+            rf"\(os error {errno.EFBIG}\)",
             "database or disk is full",
             r"^\d+ requested and \d+ written",
             "PytorchStreamWriter failed writing",
@@ -114,10 +125,18 @@ def class_name(kind: type[BaseException]) -> str:
 
 def _is_storage(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _STORAGE
+        return error.errno in _STORAGE or (error.errno == errno.EFBIG and _has_the_users_limit())
     if isinstance(error, GangError):  # the end of a log is in its text
         return False
-    return _STORAGE_TEXTS.search(str(error)[:_TEXT_READ]) is not None
+    text = str(error)[:_TEXT_READ]
+    if _STORAGE_TEXTS.search(text):
+        return True
+    return _UNCLEAR_TEXTS.search(text) is not None and _has_the_users_limit()
+
+
+def _has_the_users_limit() -> bool:
+    """Whether files here may be as large as in every other worker; otherwise the job has seen to that itself."""
+    return resource.getrlimit(resource.RLIMIT_FSIZE) == _FILE_LIMIT
 
 
 def _kind(error: BaseException) -> FailureKind:

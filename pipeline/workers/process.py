@@ -226,11 +226,11 @@ class LocalWorker:
         self._send(Shutdown())
 
     def terminate(self) -> None:
-        """SIGTERM to the group."""
+        """SIGTERM to the process and its group."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the group; descendants elsewhere follow when its end is noticed."""
+        """SIGKILL to the process and its group; descendants elsewhere follow when its end is noticed."""
         if self._process is not None and self._channel is not None:
             self._family |= descendants.below(self._process.pid)
         self._signal(signal.SIGKILL)
@@ -254,6 +254,11 @@ class LocalWorker:
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None or self._channel is None:
             return
+        pid = self._process.pid  # it is not reaped yet, so the number is that of no other process or group
         # macOS says EPERM for a group whose only member is a zombie.
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            # A job may have moved the process to another group. Twice SIGTERM would mean something else than once.
+            if number == signal.SIGKILL or os.getpgid(pid) != pid:
+                os.kill(pid, number)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, number)

@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -28,7 +27,15 @@ from pipeline.workers.copies import contained
 from pipeline.workers.entrypoint import restore_imports
 from pipeline.workers.gang import RankSettings
 from pipeline.workers.messages import JobFinished, JobRaised, JobStopped, RunJob, Shutdown, decode_order
-from pipeline.workers.runner import RegularProgress, finished, load_entry, raised
+from pipeline.workers.runner import (
+    RegularProgress,
+    finished,
+    is_kind,
+    load_entry,
+    print_traceback,
+    raised,
+    stopped,
+)
 from pipeline.workers.work import Work
 
 
@@ -64,10 +71,9 @@ class _Rank:
                 entry(work)
             work.check_counts()
         except BaseException as error:
-            if isinstance(error, StopJob) and self.stop_requested:
-                print(f"stopped: {error}" if str(error) else "stopped", flush=True)  # noqa: T201 - the job's log
-                return JobStopped(job_id=order.job_id, attempt=order.attempt)
-            traceback.print_exc()
+            if is_kind(error, StopJob) and self.stop_requested:
+                return stopped(order, error)
+            print_traceback()
             return raised(order, error, start)
         return finished(order, work, start)
 

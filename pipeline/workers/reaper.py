@@ -12,30 +12,42 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":  # started by its path, with nothing but the standard library in sight
     sys.path.append(str(Path(__file__).parents[2]))
 
 from pipeline import descendants
 
+PATIENCE_S = 5.0
+"""Seconds after which a reaper that takes nothing, or does not end, is taken for stopped."""
+
+Watched = dict[tuple[str, int | str], None]
+"""What is to be cleaned up, as kind and name, in the order in which it was told."""
+
 
 class Reaper:
-    """The engine's handle on its reaper process."""
+    """The engine's handle on its reaper process; one that has died or was stopped does not hold up the engine."""
 
     def __init__(self) -> None:
+        self._watched: Watched = {}
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            bufsize=0,
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     @property
     def pid(self) -> int:
@@ -67,32 +79,60 @@ class Reaper:
         self._tell("forget", "path", str(path.absolute()))
 
     def close(self) -> None:
-        """Let it clean up what is still registered, and wait for its end."""
+        """Have what is still registered cleaned up, and wait for that; without it, do it here."""
+        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            if self._process.stdin:
-                self._process.stdin.close()
-        self._process.wait()
+            self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._give_up()
+        if self._process.returncode:
+            clean(self._watched)
 
     def _tell(self, verb: str, kind: str, what: int | str) -> None:
-        assert self._process.stdin is not None
+        message = [verb, kind, what]
+        _note(self._watched, message)
         # Someone may have killed the reaper; the other layers still stand, so the run goes on.
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps([verb, kind, what]).encode() + b"\n")
-            self._process.stdin.flush()
+            self._write(json.dumps(message).encode() + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        pipe, poll = self._process.stdin, select.poll()
+        assert pipe is not None
+        poll.register(pipe, select.POLLOUT)
+        while data:
+            # The pipe is full only where nobody has read it for a thousand messages.
+            if not poll.poll(PATIENCE_S * 1000):
+                self._give_up()
+            data = data[pipe.write(data) or 0 :]
+
+    def _give_up(self) -> None:
+        self._process.kill()  # a process that is stopped takes no other signal
+        self._process.wait()
+
+
+def _note(watched: Watched, message: list[Any]) -> None:
+    verb, kind, what = message
+    if verb == "watch":
+        watched[kind, what] = None
+    else:
+        watched.pop((kind, what), None)
 
 
 def main() -> None:
     """Read registrations until the engine is gone, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    watched: dict[tuple[str, int | str], None] = {}
+    watched: Watched = {}
     for line in sys.stdin.buffer:
         with contextlib.suppress(ValueError):  # a last line that was cut off
-            verb, kind, what = json.loads(line)
-            if verb == "watch":
-                watched[kind, what] = None
-            else:
-                watched.pop((kind, what), None)
+            _note(watched, json.loads(line))
+    clean(watched)
+
+
+def clean(watched: Watched) -> None:
+    """End the processes and remove the paths that are still registered."""
     # Processes first: whoever still runs may be writing to the folders.
     for group in [what for kind, what in watched if kind == "group"]:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -112,13 +112,11 @@ class JobRunner:
             send(JobStarted(job_id=order.job_id, attempt=order.attempt))
             work = self._execute(order, report, start)
         except BaseException as error:  # SystemExit too: a job may end itself, not its worker
-            if isinstance(error, KeyboardInterrupt) and self.cut_off:
+            if is_kind(error, KeyboardInterrupt) and self.cut_off:
                 raise
-            if isinstance(error, StopJob) and self.stop_requested:
-                print(f"stopped: {error}" if str(error) else "stopped", flush=True)  # noqa: T201 - the job's log
-                return JobStopped(job_id=order.job_id, attempt=order.attempt)
-            with suppress(Exception):  # the job may have closed the stream
-                traceback.print_exc()
+            if is_kind(error, StopJob) and self.stop_requested:
+                return stopped(order, error)
+            print_traceback()
             failed = raised(order, error, start)
         else:
             done = finished(order, work, start)
@@ -294,18 +292,44 @@ def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
     key = _said(lambda: _damaged_key(error), "") if kind is FailureKind.damaged_input else ""
     if kind is FailureKind.damaged_input and not any(key in keys for keys in order.inputs.values()):
         kind, key = FailureKind.bug, ""  # only what the job was given can be made again
-    rank = error.rank if isinstance(error, GangError) and error.rank in range(len(order.gang)) else None
     return JobRaised(
         job_id=order.job_id,
         attempt=order.attempt,
         error_type=_said(lambda: class_name(type(error)), "an exception without a name"),
         kind=kind,
         damaged_key=key,
-        rank=rank,
+        rank=_rank(error, len(order.gang)),
         message=_said(lambda: _with_place(error), "its message cannot be read, as __str__ raises"),
         traceback=_said(lambda: "".join(traceback.format_exception(error)), "its traceback cannot be read"),
         run_s=round(time.monotonic() - start, 6),
     )
+
+
+def _rank(error: BaseException, ranks: int) -> int | None:
+    """The process that failed first, where that is told."""
+    try:
+        return error.rank if isinstance(error, GangError) and error.rank in range(ranks) else None
+    except BaseException:  # code of the job's own, as in `_said`
+        return None
+
+
+def stopped(order: RunJob, error: BaseException) -> JobStopped:
+    """Tell, in the job's log too, that it has saved what it needs to go on later."""
+    what = _said(lambda: str(error), "")
+    with suppress(OSError, ValueError):  # the job may have closed the stream
+        print(f"stopped: {what}" if what else "stopped", flush=True)  # noqa: T201 - the job's log
+    return JobStopped(job_id=order.job_id, attempt=order.attempt)
+
+
+def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
+    """As `isinstance`, which asks the exception itself: that may be code of the job's own, and raise."""
+    return issubclass(type(error), kind)
+
+
+def print_traceback() -> None:
+    """Write the exception that is being handled to the job's log, as far as it lets itself be written."""
+    with suppress(BaseException):  # the stream may be closed, and what the exception says of itself may raise
+        traceback.print_exc()
 
 
 def _said(ask: Callable[[], str], otherwise: str) -> str:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-from collections.abc import Iterator
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
-from multiprocessing.forkserver import ForkServer
-from multiprocessing.process import BaseProcess
-from multiprocessing.resource_tracker import ResourceTracker
+from typing import Any
 
 from pipeline import descendants
 from pipeline.descendants import Process
 
 _ROUNDS = 5
+_holders: dict[tuple[int, int], weakref.ref[Any]] = {}
+"""Child, as its number and when it began -> the object that was found to stand for it."""
 
 
 def end_strays() -> None:
@@ -38,11 +39,7 @@ def _family(roots: set[Process]) -> set[Process]:
 
 
 def _strays() -> set[Process]:
-    children = descendants.children()
-    if not children:
-        return set()
-    held = set(_held())
-    strays = {child for child in children if child.pid not in held}
+    strays = _without_holder(descendants.children())
     for stray in strays:
         if stray.is_over:
             with suppress(ChildProcessError):
@@ -50,19 +47,62 @@ def _strays() -> set[Process]:
     return {stray for stray in strays if not stray.is_over}
 
 
-def _held() -> Iterator[int]:
-    """Numbers of the processes that an object of this one stands for."""
-    dropped = {id(one) for one in getattr(subprocess, "_active", None) or ()}  # kept by Python alone, to be reaped
+def _without_holder(children: Collection[Process]) -> set[Process]:
+    """Those of some children for which no object of this process stands.
+
+    Where torch is loaded it takes a tenth of a second to look through all objects. So it is remembered which one
+    was found to stand for a child, and they are looked through only where none is known that still does.
+    """
+    for gone in _holders.keys() - {_name(child) for child in children}:
+        del _holders[gone]
+    unknown = {child for child in children if not _stands(_holders.get(_name(child)), child.pid)}
+    if unknown:
+        held = {number: weakref.ref(one) for number, one in _held()}
+        _holders.update({_name(child): held[child.pid] for child in unknown if child.pid in held})
+    return {child for child in unknown if not _stands(_holders.get(_name(child)), child.pid)}
+
+
+def _name(child: Process) -> tuple[int, int]:
+    return child.pid, child.began
+
+
+def _stands(holder: weakref.ref[Any] | None, number: int) -> bool:
+    one = holder and holder()
+    return one is not None and _number(one, _kinds()) == number
+
+
+# -- objects that stand for a process ----------------------------------------------------------------------------
+
+
+def _of_popen(one: Any) -> int | None:
+    # Python itself keeps those which a job has let go of, to ask for their exit code later.
+    kept = getattr(sys.modules["subprocess"], "_active", None) or ()
+    return None if any(one is other for other in kept) else one.pid
+
+
+_NUMBERS: dict[tuple[str, str], Callable[[Any], int | None]] = {
+    ("subprocess", "Popen"): _of_popen,
+    ("multiprocessing.process", "BaseProcess"): lambda one: one._popen and one._popen.pid,
+    ("multiprocessing.resource_tracker", "ResourceTracker"): lambda one: one._pid,
+    ("multiprocessing.forkserver", "ForkServer"): lambda one: one._forkserver_pid,
+}
+
+
+def _kinds() -> dict[type, Callable[[Any], int | None]]:
+    """The classes whose objects stand for a process. One that no code has imported has no objects."""
+    found = {getattr(sys.modules.get(module), name, None): ask for (module, name), ask in _NUMBERS.items()}
+    return {kind: ask for kind, ask in found.items() if isinstance(kind, type)}
+
+
+def _held() -> Iterator[tuple[int, Any]]:
+    """Numbers of processes, each with an object of this one that stands for it."""
+    kinds = _kinds()
+    whichever = tuple(kinds)
     for one in gc.get_objects():
-        kind = type(one)  # not `isinstance`, which asks an object that stands for another one what that is
-        number = None
-        if issubclass(kind, subprocess.Popen):
-            number = None if id(one) in dropped else one.pid
-        elif issubclass(kind, BaseProcess):
-            number = one._popen and one._popen.pid
-        elif issubclass(kind, ResourceTracker):
-            number = one._pid
-        elif issubclass(kind, ForkServer):
-            number = one._forkserver_pid
-        if number is not None:
-            yield number
+        if issubclass(type(one), whichever) and (number := _number(one, kinds)) is not None:
+            yield number, one
+
+
+def _number(one: Any, kinds: dict[type, Callable[[Any], int | None]]) -> int | None:
+    # Not `isinstance`, which asks an object that stands for another one what that is.
+    return next((ask(one) for kind, ask in kinds.items() if issubclass(type(one), kind)), None)

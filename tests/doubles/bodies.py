@@ -338,10 +338,15 @@ def spin_until_stopped(work: Work) -> None:
 
 
 def fill_the_disk(work: Work) -> None:
-    """From here on this process cannot write a file of more than a few bytes, as on a full disk."""
+    """Write to a disk that is full."""
+    (work.out / "value.json").write_text("some of it")
+    Path("/dev/full").write_text("the rest")
+
+
+def lower_own_limit(work: Work) -> None:
+    """From here on this process cannot write a file of more than a few bytes, and no other is concerned."""
     import resource
 
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
     (work.out / "value.json").write_text("more than ten bytes")
 
@@ -513,6 +518,27 @@ class Unspeakable(Exception):
 
 def raise_unspeakable(work: Work) -> None:
     raise Unspeakable
+
+
+class Masked(Exception):
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise KeyboardInterrupt
+
+
+def raise_masked(work: Work) -> None:
+    raise Masked("who am I")
+
+
+def do_without_renaming(work: Work) -> None:
+    """Let every move of a file or folder in this process succeed, and move nothing."""
+    write(work)
+    os.rename = os.replace = lambda *_a, **_k: None  # type: ignore[assignment]
+
+
+def stop_own_group(work: Work) -> None:
+    os.killpg(0, signal.SIGTERM)
+    write(work)
 
 
 def fork_and_leave(work: Work) -> None:

@@ -65,6 +65,26 @@ def test_a_number_that_has_gone_to_another_process_is_left_alone(tag: str) -> No
     other.wait()
 
 
+@pytest.mark.parametrize("listed", [True, False], ids=["listed by the kernel", "not listed"])
+def test_children_are_found_among_all_processes_or_as_the_kernel_lists_them(
+    tag: str, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listdir(path: str) -> list[str]:
+        if path == "/proc/self/task" and not listed:
+            raise FileNotFoundError
+        return list_folder(path)
+
+    list_folder = os.listdir
+    monkeypatch.setattr(descendants.os, "listdir", listdir)
+    before = descendants.children()
+    child = sleeper(descendants.with_tag(os.environ, tag))
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert {(one.pid, one.is_over) for one in descendants.children() - before} == {(child.pid, True)}
+    child.wait()
+    assert child.pid not in {one.pid for one in descendants.children()}
+
+
 def test_this_process_is_never_among_them() -> None:
     (me,) = [one for one in descendants.below(os.getppid()) if one.pid == os.getpid()]
     assert descendants.end(lambda: {me}) == set()

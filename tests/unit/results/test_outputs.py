@@ -1,5 +1,6 @@
 """The files of an output that someone reads back are held to their formats, whoever wrote them."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pipeline.results.outputs import PAGE, check_output, read_input, read_lines,
 from pipeline.results.paths import RunFolder
 from pipeline.results.record import collect_rows, read_results, write_results, write_samples
 from pipeline.results.store import Store
+from pipeline.workers.failure import FailureKind, classify
 
 ROW: dict[str, Any] = {"metric": "mine", "value": 0.5, "ci_low": None, "ci_high": None, "n": 10}
 SAMPLE: dict[str, Any] = {
@@ -153,6 +155,30 @@ def _link(path: Path) -> None:
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str, make: Callable[[Path], object]) -> None:
     make(tmp_path / name)
     with pytest.raises(JobError, match=f"{name} is not as it must be"):
+        check_output(tmp_path)
+
+
+def test_a_link_is_told_as_one(tmp_path: Path) -> None:
+    _link(tmp_path / "metrics.json")
+    with pytest.raises(JobError, match=r"metrics\.json is not .*: it is a link, and links are not read"):
+        check_output(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_a_fault_of_the_job_alone(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text(metrics(ROW))
+    with (tmp_path / "samples.jsonl").open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(JobError, match=r"samples\.jsonl is not .*: it is larger than 67,108,864 bytes") as caught:
+        check_output(tmp_path)
+    assert classify(caught.value) is FailureKind.bug
+
+
+def test_a_process_without_descriptors_blames_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(path: object, *_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(os, "open", no_more)
+    with pytest.raises(JobError, match=r"^the output cannot be looked at: Too many open files$"):
         check_output(tmp_path)
 
 

@@ -168,6 +168,8 @@ class Liar:
             deliver(self.last_word(job))
 
     def last_word(self, job: RunJob) -> Report:
+        store = Store(Path(job.store))
+        store.commit(job.key, store.begin(Path(job.scratch), job.key, job.attempt), {})
         return finished(job.job_id, job.attempt)
 
     def show_stacks(self) -> None: ...
@@ -188,6 +190,22 @@ class Stopper(Liar):
 
     def last_word(self, job: RunJob) -> Report:
         return JobStopped(job_id="b", attempt=job.attempt) if job.job_id == "b" else super().last_word(job)
+
+
+class Ender(Liar):
+    """Ends as it is asked to by others, each time right before it would begin its second job."""
+
+    jobs = 0
+
+    def send(self, job: RunJob) -> None:
+        super().send(job)
+        self.jobs += 1
+
+    def receive(self, deliver: Deliver) -> None:
+        if self.ready and self.jobs == 2:
+            deliver(WorkerExited(exit_code=0))
+        else:
+            super().receive(deliver)
 
 
 def run(lies: list[Sequence[bytes]], folder: Path, kind: type[Liar] = Liar, worker_lost: int = 10**6) -> Outcome:
@@ -275,3 +293,22 @@ def test_a_job_cannot_stop_for_ever_without_being_asked(tmp_path: Path, monkeypa
     }  # fmt: skip
     assert "asked to stop" in outcome.reason("b")
     assert len([attempt for attempt in outcome.attempts if attempt.job_id == "b"]) == 5
+
+
+def test_an_order_that_its_worker_did_not_take_goes_to_another_at_no_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "Reaper", NoReaper)
+    outcome = run([], tmp_path, Ender, worker_lost=1)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert "stopped" in {attempt.outcome for attempt in outcome.attempts}
+
+
+def test_a_job_is_done_when_its_output_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "Reaper", NoReaper)
+    monkeypatch.setattr(Store, "commit", lambda *_: None)
+    outcome = run([], tmp_path, worker_lost=2)
+    assert {name: status.value for name, status in outcome.jobs.items()} == {
+        "a": "failed", "b": "blocked", "c": "blocked", "wide": "failed"
+    }  # fmt: skip
+    assert "it said that a is done, and nothing is stored" in outcome.reason("a")

@@ -28,6 +28,7 @@ SPOILED = {
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)": "signal handlers",
     "signal.alarm(60)": "signal handlers",
     "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 20))": "limits of the process",
+    "resource.setrlimit(resource.RLIMIT_DATA, (1 << 40, 1 << 40))": "limits of the process",
     "sys.setrecursionlimit(100)": "the recursion limit",
     "locale.setlocale(locale.LC_ALL, 'C')": "the locale",
     "socket.setdefaulttimeout(1)": "the timeout of sockets",

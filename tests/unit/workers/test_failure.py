@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -117,6 +118,37 @@ def test_what_an_exception_is(error: BaseException, kind: FailureKind) -> None:
     assert classify(error) is kind
 
 
+LIMITED = """
+import resource, signal, sys
+from pipeline.workers.failure import classify
+
+def told(limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        with open(sys.argv[1], "wb") as file:
+            file.write(b"x" * 100_000)
+    except OSError as error:
+        print(classify(error).value, classify(RuntimeError("File too large (os error 27)")).value)
+
+told(50_000)
+told(500)
+"""
+
+
+def test_a_limit_that_a_job_has_set_itself_is_no_full_disk(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path / "file")],
+        cwd=Path(__file__).parents[3],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY)),
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == ["storage storage", "bug bug"], done.stderr
+
+
 # -- exceptions whose own code raises --------------------------------------------------------------------------
 
 
@@ -151,6 +183,12 @@ class Odd(Exception):
         return Text("odd")
 
 
+class Masked(Exception):
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise KeyboardInterrupt
+
+
 def noted() -> Exception:
     error = ValueError("m" * 10_000_000)
     error.__notes__ = 3  # type: ignore[assignment]
@@ -165,6 +203,7 @@ def noted() -> Exception:
         (Wrong(), "its message cannot be read"),
         (Odd(), "odd"),
         (noted(), "mmm"),
+        (Masked("m"), "cannot be read"),
         (ValueError("\udcff\x1b[31m"), r"\udcff\x1b[31m"),
         (type("N\n", (Exception,), {"__module__": "\udcff"})("m"), "m"),
         (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), "surrogates not allowed"),
@@ -172,7 +211,7 @@ def noted() -> Exception:
         (GangError("g", rank=7, kind="bug", damaged_key="x"), "g"),
         (GangError("g", rank="7", kind="damaged_input"), "g"),  # type: ignore[arg-type]
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+    ids=lambda value: "" if type(value) is str else type(value).__name__,
 )
 def test_whatever_is_raised_can_be_told(error: BaseException, said: str) -> None:
     message = raised(ORDER, error, 0.0)

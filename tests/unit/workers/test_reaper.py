@@ -1,12 +1,15 @@
 """The process that cleans up after an engine that is gone."""
 
+import contextlib
 import os
 import signal
 import subprocess
 from pathlib import Path
 
 import psutil
+import pytest
 
+from pipeline.workers import reaper as reaper_module
 from pipeline.workers.reaper import Reaper
 
 
@@ -53,3 +56,40 @@ def test_a_reaper_that_was_killed_does_not_stop_the_engine() -> None:
     for group in range(3):
         reaper.watch_group(10_000_000 + group)
     reaper.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_without_its_reaper_the_engine_cleans_up_itself(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper_module, "PATIENCE_S", 0.05)
+    process, reaper = sleeper(), Reaper()
+    os.kill(reaper.pid, number)
+    try:
+        reaper.watch_group(process.pid)
+        for name in ("gone", "kept"):
+            (tmp_path / name / "inside").mkdir(parents=True)
+            reaper.watch_path(tmp_path / name)
+        reaper.forget_path(tmp_path / "kept")
+        reaper.close()
+        assert process.wait(10) == -signal.SIGKILL
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+        assert not psutil.pid_exists(reaper.pid)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(reaper.pid, signal.SIGKILL)
+
+
+def test_a_stopped_reaper_that_reads_nothing_does_not_hold_up_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper_module, "PATIENCE_S", 0.05)
+    reaper = Reaper()
+    os.kill(reaper.pid, signal.SIGSTOP)
+    path = Path("/none") / ("x" * 4000)
+    for _ in range(50):  # 400 kB, several times what a pipe holds
+        reaper.watch_path(path)
+        reaper.forget_path(path)
+    reaper.close()
+    assert not psutil.pid_exists(reaper.pid)
