@@ -1,13 +1,12 @@
 """Rewards tried before anything is generated: do they fit the columns, and what do they return for one row?
 
-What is certain from one call is refused: a column that is missing, a name that is not defined, a result that is no
-list of numbers. What may be due to the completion, which is made up here, is only a warning.
+What no completion can bring about is refused: a column that is missing, a name that is not defined, a result that
+is no list of numbers (`cause`). What may be due to the completion, which is made up here, is only a warning.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -15,18 +14,13 @@ from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.base import Dataset, Row, plain_text
 from pipeline.datasets.from_files import FilesDataset
 from pipeline.errors import ConfigError, JobError
-from pipeline.rewards.base import as_completion, columns_of
-from pipeline.rewards.pool import Graded, GraderPool, Item
+from pipeline.rewards.base import columns_of, items_of
+from pipeline.rewards.pool import Graded, GraderPool
 from pipeline.rewards.registry import LoadedReward, load_functions
 from pipeline.rewards.scoring import pool_settings
-from pipeline.rewards.signature import GIVEN, Mismatch, mismatch
+from pipeline.rewards.signature import Mismatch, mismatch, needed_columns
 from pipeline.rewards.traits import WrongScores
 
-_CERTAIN = re.compile(
-    r"(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|pipeline\.errors\.\w+"
-    r"|pipeline\.rewards\.traits\.WrongScores)\b"
-)
-_NO_KEY = re.compile(r"KeyError: '(\w+)'")
 _ANSWERS = ("answer", "label", "target", "ground_truth", "gold", "output", "response", "completion")
 """What the column that a reward compares with is often called."""
 _MADE_UP = "0"
@@ -73,7 +67,7 @@ def _called(
             if graded is not None:
                 found[reward.name] = graded
     for reward in rewards:
-        problem = _certain(found.get(reward.name), reward, text, columns)
+        problem = _certain(found.get(reward.name), reward, columns)
         if problem is not None:
             raise ConfigError(_told(reward, problem, name, dataset, row, columns))
     tried = f"datasets.{name}: for the completion {text[:40]!r} of row {row.id}"
@@ -89,23 +83,22 @@ def _called(
 
 def _graded(pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str) -> Graded | None:
     """What becomes of a call in a grading process; None where the row cannot be sent to one, and need not be."""
-    item = Item(row.prompt, as_completion(row.prompt, text), [0], columns_of(row))
+    items = items_of([row], [text], [[0]], needed_columns(reward.function, reward.options))
     try:
-        return pool.grade(reward.path, reward.options, [item])[0]
+        return pool.grade(reward.path, reward.options, items)[0]
     except JobError:
         if reward.traits.isolated and config.grading.isolated:
             raise
         return None
 
 
-def _certain(graded: Graded | None, reward: LoadedReward, text: str, columns: list[str]) -> Mismatch | None:
+def _certain(graded: Graded | None, reward: LoadedReward, columns: list[str]) -> Mismatch | None:
     if graded is None or graded.fault != "error":
         return None
-    key = _NO_KEY.match(graded.message)
-    if key and key[1] not in {*GIVEN, *columns, *reward.options} and key[1] not in text:
-        return Mismatch(missing=(key[1],))
+    if graded.cause.column and graded.cause.column not in columns:  # else it is this row alone that lacks it
+        return Mismatch(missing=(graded.cause.column,))
     # Those that ship raise for no completion, so it must be the row.
-    if _ships(reward) or _CERTAIN.match(graded.message):
+    if _ships(reward) or (graded.cause.certain and not graded.cause.column):
         said = graded.message.removeprefix(f"{WrongScores.__module__}.{WrongScores.__qualname__}: the reward ")
         return Mismatch(said=said if said != graded.message else f"fails: {said}")
     return None
