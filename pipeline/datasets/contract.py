@@ -135,7 +135,7 @@ def _problems(dataset: Dataset) -> Iterator[str]:
 
 def _odd_attributes(dataset: Dataset) -> Iterator[str]:
     """What is wrong with the attributes that a class, or its `__init__`, sets."""
-    vocabulary: object = dataset.vocabulary
+    vocabulary: Any = dataset.vocabulary
     if not isinstance(vocabulary, Sequence) or not all(isinstance(token, str) for token in vocabulary):
         yield f"its vocabulary is {vocabulary!r}, but must be a tuple of texts"
     elif twice := [token for token, count in Counter(vocabulary).items() if count > 1]:
@@ -149,14 +149,14 @@ def _odd_attributes(dataset: Dataset) -> Iterator[str]:
         yield f"its symbol_pattern is {dataset.symbol_pattern!r}, which is no regular expression ({error})"
 
 
-def _is_text(given: object) -> bool:
+def _is_text(given: Any) -> bool:
     if isinstance(given, str):
         return True
     turns = isinstance(given, Sequence) and not isinstance(given, bytes) and len(given) > 0
     return turns and all(isinstance(turn, Mapping) and {"role", "content"} <= turn.keys() for turn in given)
 
 
-def _is_pair(given: object) -> bool:
+def _is_pair(given: Any) -> bool:
     return isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(text, str) for text in given)
 
 

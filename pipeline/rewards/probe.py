@@ -7,12 +7,14 @@ is no list of numbers (`cause`). What may be due to the completion, which is mad
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.base import Dataset, Row, plain_text
+from pipeline.datasets.columns import MissingColumns
 from pipeline.datasets.from_files import FilesDataset
+from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError, JobError
 from pipeline.rewards.base import columns_of, items_of
 from pipeline.rewards.pool import Graded, GraderPool
@@ -23,6 +25,8 @@ from pipeline.rewards.traits import WrongScores
 
 _ANSWERS = ("answer", "label", "target", "ground_truth", "gold", "output", "response", "completion")
 """What the column that a reward compares with is often called."""
+_QUESTIONS = ("question", "instruction", "problem", "query", "input", "text")
+"""What the column with the prompt is often called."""
 _MADE_UP = "0"
 
 
@@ -83,7 +87,7 @@ def _called(
 
 def _graded(pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str) -> Graded | None:
     """What becomes of a call in a grading process; None where the row cannot be sent to one, and need not be."""
-    items = items_of([row], [text], [[0]], needed_columns(reward.function, reward.options))
+    items = items_of([row], [text], [[0]], _needed(reward))
     try:
         return pool.grade(reward.path, reward.options, items)[0]
     except JobError:
@@ -144,14 +148,42 @@ def _advice(missing: tuple[str, ...], name: str, dataset: Dataset, there: list[s
         return f"give it in row() as one of the columns of Row, or {another}" if own else another
     if type(dataset).adapt is not FilesDataset.adapt:
         return f"give it in adapt(), or {another}" if own else another
-    config = dataset.source
-    mapping = {**config.columns, **{each: _likely(each, there) for each in missing}}
+    return f"write {_typed(name, dataset.source.columns, missing, there)}"
+
+
+def advice_on(error: MissingColumns, name: str, config: DatasetConfig) -> str:
+    """How to name the columns that a row lacks, and with them those that the rewards will lack.
+
+    Args:
+        error: Tells which columns are missing and which are there.
+        name: Of the dataset in the configuration.
+        config: Of the dataset.
+    """
+    dataset = load_dataset(config)
+    assert isinstance(dataset, FilesDataset)
+    missing = list(error.missing)
+    if type(dataset).adapt is FilesDataset.adapt:
+        missing += [each for reward in load_functions(config) for each in _needed(reward)]
+    lacking = [each for each in dict.fromkeys(missing) if each in error.missing or each not in error.there]
+    mapped = _typed(name, dataset.source.columns, lacking, list(error.there))
+    return f"If they are called otherwise, write {mapped}."
+
+
+def _needed(reward: LoadedReward) -> tuple[str, ...]:
+    return needed_columns(reward.function, reward.options)
+
+
+def _typed(name: str, known: Mapping[str, str], missing: Iterable[str], there: list[str]) -> str:
+    """The setting that names columns, as it is typed in a shell."""
+    mapping = dict(known)
+    for each in missing:
+        mapping[each] = _likely(each, [other for other in there if other not in mapping.values()])
     pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in mapping.items())
-    return f"write 'datasets.{name}.columns={{{pairs}}}'"
+    return f"'datasets.{name}.columns={{{pairs}}}'"
 
 
 def _likely(missing: str, there: list[str]) -> str:
     if len(there) == 1:
         return there[0]
-    usual = [each for each in _ANSWERS if each in there]
+    usual = [each for each in (_QUESTIONS if missing == "prompt" else _ANSWERS) if each in there]
     return next(iter([*get_close_matches(missing, there, n=1, cutoff=0.6), *usual]), "NAME")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pipeline
 from pipeline.config.place import own_place
-from pipeline.errors import DamagedOutput, GangError, JobError
+from pipeline.errors import DamagedOutput, GangError, JobError, PipelineError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.outputs import check_output
 from pipeline.results.store import Store
@@ -298,7 +298,7 @@ def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
     return JobRaised(
         job_id=order.job_id,
         attempt=order.attempt,
-        error_type=_said(lambda: class_name(type(error)), "an exception without a name"),
+        error_type=_said(lambda: _class_for_users(error), "an exception without a name"),
         kind=kind,
         damaged_key=key,
         rank=rank,
@@ -306,6 +306,10 @@ def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
         traceback=_said(lambda: "".join(traceback.format_exception(error)), "its traceback cannot be read"),
         run_s=round(time.monotonic() - start, 6),
     )
+
+
+def _class_for_users(error: BaseException) -> str:
+    return "" if isinstance(error, PipelineError) and str(error).strip() else class_name(type(error))
 
 
 def _said(ask: Callable[[], str], otherwise: str) -> str:
