@@ -103,7 +103,10 @@ def format_of(path: Path) -> str:
 
 def _by_split(folder: Path, formats: Collection[str]) -> dict[str, tuple[Path, ...]]:
     found = sorted(
-        path for path in _visible_files(folder) if format_of(path) in formats and path.name not in _ABOUT
+        path
+        for path in _visible(folder)
+        # Not path.is_file(), which raises for what may not be looked at.
+        if format_of(path) in formats and path.name not in _ABOUT and os.path.isfile(path)  # noqa: PTH113
     )
     if not found:
         raise DataError(f"{folder}: holds no file that can be read here ({', '.join(formats)}).")
@@ -120,8 +123,8 @@ def _by_split(folder: Path, formats: Collection[str]) -> dict[str, tuple[Path, .
     return {name.lstrip("/"): _of_one_format(name.lstrip("/"), paths, folder) for name, paths in splits.items()}
 
 
-def _visible_files(folder: Path) -> Iterator[Path]:
-    """Files below a folder but for hidden ones; what is removed meanwhile is passed over, links to folders too."""
+def _visible(folder: Path) -> Iterator[Path]:
+    """What is below a folder but for hidden entries; folders that are removed meanwhile are passed over."""
     seen = 0
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -131,11 +134,7 @@ def _visible_files(folder: Path) -> Iterator[Path]:
                 f"{folder}: holds more than {MOST_ENTRIES:,} files and folders, too many to search for rows. Name "
                 "the folder or file that holds them."
             )
-        yield from (
-            Path(parent, name)
-            for name in names
-            if not name.startswith(".") and os.path.isfile(os.path.join(parent, name))
-        )
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
 def _split_word(relative: Path, *, loosely: bool) -> str | None:

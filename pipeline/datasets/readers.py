@@ -195,8 +195,8 @@ def _check_different(names: Sequence[str], path: Path) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(
-            f"{path}: has more than one column named '{twice[0]}', of which a row could keep only one. Give each a "
-            "name of its own, or leave one out."
+            f"{path}: has more than one column named '{twice[0]}', of which a row could keep only one. Give each "
+            "a name of its own, or leave one out."
         )
 
 

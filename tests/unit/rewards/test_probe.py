@@ -17,7 +17,7 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import AdditionConfig, FilesConfig, GradingConfig
 from pipeline.datasets.base import Row
 from pipeline.datasets.registry import load_dataset
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 from pipeline.plan.rewards import try_rewards
 from pipeline.rewards.probe import check_rewards
 from tests.doubles import own_rewards
@@ -81,6 +81,22 @@ def test_a_column_that_is_missing_is_told_with_the_mapping_to_write(
         f"datasets.mine: reward 'exact_match' needs a column `solution`; this dataset has: {there}; "
         f"write 'datasets.mine.columns={mapping}'"
     )
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "mapping"),
+    [
+        ({}, {"question": "q", "answer": "2"}, "{prompt: question, solution: answer}"),
+        ({}, {"question": "q", "solution": "2"}, "{prompt: question}"),
+        ({"solution": "gold"}, {"a": "q", "gold": "2", "b": 1}, "{solution: gold, prompt: NAME}"),
+    ],
+)
+def test_a_missing_prompt_is_told_with_all_columns_to_map(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, Any], mapping: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, jsonl(tmp_path, columns=columns), row)
+    assert str(caught.value).endswith(f"If they are called otherwise, write 'datasets.mine.columns={mapping}'.")
 
 
 def test_a_column_that_some_rows_lack_is_there(tmp_path: Path) -> None:
