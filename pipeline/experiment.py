@@ -30,6 +30,7 @@ from pipeline.plan.build import build_plan, duration_name
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.models import check_models, count_weights
+from pipeline.plan.pairs import check_pairs
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
@@ -207,6 +208,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
 def _check_models(config: Config) -> None:
     check_models(config)
     check_tokenizers(config)
+    check_pairs(config)
     check_chat_templates(config)
 
 

@@ -9,7 +9,7 @@ import logging
 from typing import ClassVar
 
 from pipeline.algos.base import REFERENCE_TRAIN, Algorithm, JobContext, Read, Stage
-from pipeline.errors import JobError
+from pipeline.errors import DataError, JobError
 
 log = logging.getLogger("pipeline")
 
@@ -34,13 +34,17 @@ class Preparation(Algorithm):
     def prepare(self, ctx: JobContext) -> None:
         """Read the source once and write its rows by split; then see whether the rewards can work with them."""
         with ctx.loading():
+            from pipeline.datasets.columns import MissingColumns
             from pipeline.datasets.prepared import PreparedDataset, prepare
             from pipeline.datasets.registry import load_dataset
-            from pipeline.rewards.probe import check_rewards
-        config = ctx.config.dataset
-        about = prepare(config, ctx.out)
+            from pipeline.rewards.probe import advice_on, check_rewards
+        config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
+        try:
+            about = prepare(config, ctx.out)
+        except MissingColumns as error:
+            raise DataError(f"{error} {advice_on(error, name, config)}") from error
         rows = PreparedDataset(ctx.out)
-        first, name = rows.row(int(rows.ids("train")[0])), ctx.job_id.partition("/")[0]
+        first = rows.row(int(rows.ids("train")[0]))
         for warning in check_rewards(name, config, load_dataset(config), first, about["columns"]):
             log.warning("%s", warning)
 

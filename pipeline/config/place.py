@@ -34,8 +34,13 @@ def own_place(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """An exception in one line, with its place in the user's code: ``NameError: ... (my_file.py:12)``."""
+    """An exception in one line, with its place in the user's code: ``NameError: ... (my_file.py:12)``.
+
+    One of ours is told as it is.
+    """
     place = own_place(error)
+    if isinstance(error, PipelineError):
+        return str(error)
     said = " ".join("".join(traceback.format_exception_only(error)).split())
     return f"{said} ({place})" if place else said
 

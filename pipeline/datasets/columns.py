@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.schema import FilesConfig
@@ -17,6 +17,20 @@ RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_ex
 IMPLICIT = ("chosen", "rejected")
 LONGEST_TEXT = 1 << 21
 """Characters of a prompt or an answer. No model reads so many tokens, and a tokenizer takes 400 bytes for each."""
+
+
+class MissingColumns(DataError):  # noqa: N818 - it names what was found
+    """A row lacks columns that its dataset needs; they may be there under other names.
+
+    Attributes:
+        missing: Our names.
+        there: Columns that the row has.
+    """
+
+    def __init__(self, said: str, missing: Sequence[str], there: Iterable[str]) -> None:
+        super().__init__(said)
+        self.missing = tuple(missing)
+        self.there = tuple(there)
 
 
 def check_template(template: str | None) -> None:
@@ -53,12 +67,9 @@ def needed(data: Mapping[str, Any], place: str, *names: str) -> tuple[Any, ...]:
     Raises:
         DataError: One is not there.
     """
-    for name in names:
-        if data.get(name) is None:
-            raise DataError(
-                f"{place}: no column '{name}'; the columns are {_names(data)}, needed are {', '.join(names)}. "
-                f"If it is called otherwise, set columns={{{name}: NAME}}."
-            )
+    if missing := [name for name in names if data.get(name) is None]:
+        said = f"{place}: no column '{missing[0]}'; the columns are {_names(data)}, needed are {', '.join(names)}."
+        raise MissingColumns(said, missing, data)
     return tuple(data[name] for name in names)
 
 
@@ -83,10 +94,8 @@ def make_row(
     _split_messages(columns, place)
     _extract_prompt(columns, place)
     if columns.get("prompt") is None:
-        raise DataError(
-            f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}. If the prompt is called "
-            "otherwise, set columns={prompt: NAME}."
-        )
+        said = f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}."
+        raise MissingColumns(said, ["prompt"], data)
     texts: dict[str, Text | None] = {"prompt": _text(columns.pop("prompt"), "prompt", place)}
     for name in ANSWERS:
         given = columns.pop(name, None)
@@ -196,7 +205,7 @@ def _with_system(system: str, prompt: Text, place: str) -> Text:
 
 def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str) -> dict[str, Any]:
     if kept is not None:
-        return {name: columns.get(name) for name in kept}
+        return {name: columns[name] for name in kept if name in columns}
     for name in columns:
         if name in RESERVED:
             raise DataError(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from pipeline.config.place import place_of
 from pipeline.config.schema import DatasetConfig
@@ -44,9 +47,10 @@ def make_dataset(path: str, kind: type[Dataset], config: DatasetConfig) -> Datas
         row = None if kind.prepared or not _has_rows(dataset) else dataset.row(int(dataset.ids("train")[0]))
     except PipelineError:
         raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} cannot be used with its settings: {place_of(error)}{said}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{path} cannot be used with its settings: {_told(error)}") from error
+    for problem in _odd_attributes(dataset):
+        raise ConfigError(f"{path}{_where(kind)}: {problem}")
     if kind.prepared:
         return dataset
     if not _has_rows(dataset):
@@ -56,7 +60,18 @@ def make_dataset(path: str, kind: type[Dataset], config: DatasetConfig) -> Datas
     first = int(dataset.ids("train")[0])
     if not isinstance(row, Row) or row.id != first:
         raise ConfigError(f"{path}: row({first}) gave {row!r}, but must give Row({first}, prompt, columns)")
+    if not _is_text(row.prompt):
+        raise ConfigError(
+            f"{path}: row({first}) gave the prompt {row.prompt!r}, but a prompt must be text, or a list of "
+            f"messages with role and content{_where(kind.row)}"
+        )
     return dataset
+
+
+def demonstration_length(dataset: Dataset) -> int:
+    """Tokens of the first demonstration of a dataset, its bos_token included."""
+    prompt, completion = dataset.demonstration(int(dataset.ids("train")[0]), _DRAWS[0])
+    return 1 + len(re.findall(dataset.symbol_pattern, prompt + completion))
 
 
 def check_demonstrations(name: str, dataset: Dataset) -> None:
@@ -96,10 +111,15 @@ def _problems(dataset: Dataset) -> Iterator[str]:
     for row_id in dataset.ids("train")[:_ROWS]:
         for draw in _DRAWS:
             try:
-                prompt, completion = shown = dataset.demonstration(int(row_id), draw)
-            except Exception as error:
-                yield f"demonstration({row_id}, {draw}) failed: {place_of(error)}{type(error).__name__}: {error}"
+                shown = dataset.demonstration(int(row_id), draw)
+            except (Exception, SystemExit) as error:
+                yield f"demonstration({row_id}, {draw}) failed: {_told(error)}"
                 return
+            if not _is_pair(shown):
+                where = _where(type(dataset).demonstration)
+                yield f"demonstration({row_id}, {draw}) gave {shown!r}, but must give two texts{where}"
+                return
+            prompt, completion = shown
             tokens = [pattern.findall(text) for text in (prompt, completion)]
             if odd := [token for token in (*tokens[0], *tokens[1]) if token not in known]:
                 yield f"the demonstration {shown} has {odd[0]!r}, which is not in its vocabulary"
@@ -111,6 +131,45 @@ def _problems(dataset: Dataset) -> Iterator[str]:
             f"the demonstrations {' and '.join(map(str, list(sizes.values())[:2]))} differ in their numbers of "
             "tokens; model=tiny needs prompts of equal length, and completions too"
         )
+
+
+def _odd_attributes(dataset: Dataset) -> Iterator[str]:
+    """What is wrong with the attributes that a class, or its `__init__`, sets."""
+    vocabulary: Any = dataset.vocabulary
+    if not isinstance(vocabulary, Sequence) or not all(isinstance(token, str) for token in vocabulary):
+        yield f"its vocabulary is {vocabulary!r}, but must be a tuple of texts"
+    elif twice := [token for token, count in Counter(vocabulary).items() if count > 1]:
+        yield f"its vocabulary has {twice[0]!r} twice"
+    length: object = dataset.completion_length
+    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+        yield f"its completion_length is {length!r}, but must be a whole number of at least 1, or None"
+    try:
+        re.compile(dataset.symbol_pattern)
+    except (re.error, TypeError) as error:
+        yield f"its symbol_pattern is {dataset.symbol_pattern!r}, which is no regular expression ({error})"
+
+
+def _is_text(given: Any) -> bool:
+    if isinstance(given, str):
+        return True
+    turns = isinstance(given, Sequence) and not isinstance(given, bytes) and len(given) > 0
+    return turns and all(isinstance(turn, Mapping) and {"role", "content"} <= turn.keys() for turn in given)
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(text, str) for text in given)
+
+
+def _told(error: BaseException) -> str:
+    return f"{place_of(error)}{type(error).__name__}: {error}"
+
+
+def _where(thing: Callable[..., Any]) -> str:
+    """Where something of the user's is defined, as `` (my_file.py:12)``."""
+    try:
+        return f" ({inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]})"
+    except (OSError, TypeError):
+        return ""
 
 
 def _has_rows(dataset: Dataset) -> bool:

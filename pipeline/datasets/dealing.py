@@ -58,12 +58,18 @@ def deal(prompts: Mapping[str, Sequence[bytes]], sizes: Mapping[str, int], seed:
                     f"{name} has {_rows(len(order))}, fewer than the {sizes[name]} asked for: all are used"
                 )
     train = _without("train", prompts["train"], taken, seed, warnings)
+    if not len(train):
+        raise _nothing_left()
     cut = [name for name in ("test", "validation") if name not in prompts]
     if cut:
         train = _cut(prompts["train"], train, {name: sizes[name] for name in cut}, splits, warnings)
     if not len(train):
-        raise DataError("no row is left to train on: every prompt of train is in test or validation as well")
+        raise _nothing_left()
     return Dealt({"train": train, **splits}, frozenset(cut), tuple(warnings))
+
+
+def _nothing_left() -> DataError:
+    return DataError("no row is left to train on: every prompt of train is in test or validation as well")
 
 
 def _without(
@@ -91,8 +97,9 @@ def _cut(
         first.setdefault(prompts[place], place)
     different = list(first.values())
     if len(different) <= len(sizes):
+        besides = " besides those of the other splits" if len(train) < len(prompts) else ""
         raise DataError(
-            f"only {len(different)} different prompts: too few to cut {' and '.join(sizes)} from train"
+            f"only {len(different)} different prompts{besides}: too few to cut {' and '.join(sizes)} from train"
         )
     asked, room = sum(sizes.values()), max(len(different) // 2, len(sizes))
     start, held_out = 0, set[bytes]()

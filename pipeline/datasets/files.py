@@ -5,8 +5,9 @@ A path that exists is local and never touches the network. Planning uses this mo
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ _WORDS = {
 }
 _ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 """What `datasets` writes beside the rows."""
+MOST_ENTRIES = 300_000
+"""Files and folders that are looked at. The largest datasets of small files have a third of it."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -101,11 +104,9 @@ def format_of(path: Path) -> str:
 def _by_split(folder: Path, formats: Collection[str]) -> dict[str, tuple[Path, ...]]:
     found = sorted(
         path
-        for path in folder.rglob("*")
-        if format_of(path) in formats
-        and path.name not in _ABOUT
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
+        for path in _visible(folder)
+        # Not path.is_file(), which raises for what may not be looked at.
+        if format_of(path) in formats and path.name not in _ABOUT and os.path.isfile(path)  # noqa: PTH113
     )
     if not found:
         raise DataError(f"{folder}: holds no file that can be read here ({', '.join(formats)}).")
@@ -120,6 +121,20 @@ def _by_split(folder: Path, formats: Collection[str]) -> dict[str, tuple[Path, .
     if all(name.startswith("/") for name in splits):
         splits = {"train": found}
     return {name.lstrip("/"): _of_one_format(name.lstrip("/"), paths, folder) for name, paths in splits.items()}
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """What is below a folder but for hidden entries; folders that are removed meanwhile are passed over."""
+    seen = 0
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        seen += len(folders) + len(names)
+        if seen > MOST_ENTRIES:
+            raise DataError(
+                f"{folder}: holds more than {MOST_ENTRIES:,} files and folders, too many to search for rows. Name "
+                "the folder or file that holds them."
+            )
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
 def _split_word(relative: Path, *, loosely: bool) -> str | None:

@@ -33,7 +33,7 @@ from pipeline.datasets.from_files import FilesDataset
 from pipeline.datasets.readers import Record
 from pipeline.datasets.registry import load_dataset
 from pipeline.datasets.sources import open_splits
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.results.paths import write_whole
 
 log = logging.getLogger(__name__)
@@ -163,6 +163,8 @@ class _Form:
     def __init__(self) -> None:
         self.columns: dict[str, None] = {}
         self.answers: dict[str, None] = {}
+        self.read: dict[str, None] = {}
+        """Columns of the source."""
         self._conversational: bool | None = None
         self._first = ""
 
@@ -206,7 +208,18 @@ def _read(dataset: FilesDataset) -> tuple[dict[str, pa.Table], _Form]:
             tables[split] = pa.Table.from_batches(batches, SCHEMA)
     if not tables["train"].num_rows:
         raise DataError(f"dataset '{dataset.config.kind}' ({dataset.source.path}): no row to train on")
+    _check_kept(dataset, form)
     return tables, form
+
+
+def _check_kept(dataset: FilesDataset, form: _Form) -> None:
+    odd = [name for name in dataset.source.further_columns or () if name not in form.columns]
+    if odd:
+        known = dict.fromkeys([*dataset.source.columns, *form.columns, *form.read])
+        raise DataError(
+            f"dataset '{dataset.config.kind}' ({dataset.source.path}): further_columns: "
+            + unknown_name("column", odd[0], known)
+        )
 
 
 def _batches(
@@ -215,6 +228,7 @@ def _batches(
     stored: list[dict[str, Any]] = []
     size = 0
     for record in records:
+        form.read.update(dict.fromkeys(record.data))
         row = dataset.make_row(next(ids), record)
         if row is None:
             continue
@@ -232,8 +246,20 @@ def _stored(row: Row, place: str) -> dict[str, Any]:
         columns = json.dumps(dict(row.columns), ensure_ascii=False, default=_plain)
         texts = {name: _as_stored(getattr(row, name)) for name in TEXTS}
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{place}: {error}. List in further_columns those that rewards need.") from error
+        said = f"{place}: column '{_odd_column(row)}' {error}. List in further_columns those that rewards need."
+        raise DataError(said) from error
     return {"id": row.id, **texts, "columns": columns}
+
+
+def _odd_column(row: Row) -> str:
+    """The column that cannot be stored."""
+    texts = {name: getattr(row, name) for name in TEXTS}
+    for name, value in {**texts, **row.columns}.items():
+        try:
+            json.dumps(value, default=_plain)
+        except (TypeError, ValueError, RecursionError):
+            return name
+    return ""
 
 
 def _as_stored(text: Text | None) -> str | None:
@@ -247,7 +273,7 @@ def _plain(value: object) -> Any:
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return str(value)
-    raise TypeError(f"a column holds {type(value).__name__}, which is no text, number, list or object")
+    raise TypeError(f"holds {type(value).__name__}, which is no text, number, list or object")
 
 
 def _identities(table: pa.Table) -> list[bytes]:

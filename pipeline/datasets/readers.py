@@ -9,7 +9,8 @@ import csv
 import gzip
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
@@ -180,6 +181,7 @@ def _csv(path: Path) -> Iterator[Record]:
     try:
         reader = csv.reader(lines(), dialect, strict=True)
         header = next(reader, [])
+        _check_different(header, path)
         number, size = reader.line_num + 1, 0
         for row in reader:
             if row:
@@ -187,6 +189,15 @@ def _csv(path: Path) -> Iterator[Record]:
             number, size = reader.line_num + 1, 0
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}:{number}: not valid {format_of(path)[1:].upper()} ({_line(error)}).") from error
+
+
+def _check_different(names: Sequence[str], path: Path) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{path}: has more than one column named '{twice[0]}', of which a row could keep only one. Give each "
+            "a name of its own, or leave one out."
+        )
 
 
 def _fields(header: list[str], row: list[str], place: str) -> Mapping[str, Any]:
@@ -203,6 +214,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 
     try:
         with pq.ParquetFile(path) as file:
+            _check_different(file.schema_arrow.names, path)
             yield from _table_rows(path, "Parquet", file.iter_batches(batch_size=_BATCH))
     except pa.ArrowException as error:
         raise _damaged(path, "Parquet", 0, error) from error
@@ -213,6 +225,7 @@ def _arrow(path: Path) -> Iterator[Record]:
 
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
+            _check_different(batches.schema.names, path)
             yield from _table_rows(path, "Arrow", batches)
     except pa.ArrowException as error:
         raise _damaged(path, "Arrow", 0, error) from error

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.config.load import schema_path, to_plain
 from pipeline.config.schema import REWARD_NAMES, Config, DatasetConfig
 from pipeline.datasets.registry import load_dataset
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, describe_exit
 
 _PACKAGE_PARENT = Path(__file__).parents[2]
 _MARGIN_S = 60.0
@@ -84,8 +84,10 @@ def _ask(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         said = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        named = ", ".join(dict.fromkeys(name for section in datasets.values() for name in _names(section)))
         raise ConfigError(
-            f"the process that tries the rewards of {', '.join(datasets)} ended with exit code {done.returncode} "
-            f"and said: {said}"
+            f"the process that tries the rewards of {', '.join(datasets)} ended with "
+            f"{describe_exit(done.returncode)} and said: {said}. Importing {named}, or what it imports, ends the "
+            "process"
         ) from error
     return answer

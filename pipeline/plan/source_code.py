@@ -16,6 +16,8 @@ from pipeline.errors import ConfigError
 from pipeline.plan.versions import reward_names
 
 _SHIPPED = "pipeline."
+_MAKE_NAMES = ("exec", "globals", "locals", "setattr", "vars")
+"""Functions by which a module may define names that do not stand in its source."""
 
 
 def class_source(class_path: str | None) -> dict[str, str | None]:
@@ -85,7 +87,7 @@ def _names(module: ast.Module) -> set[str] | None:
             continue
         if isinstance(node, ast.Import | ast.ImportFrom):
             names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in _MAKE_NAMES):
             names.add(node.id)
         pending.extend(ast.iter_child_nodes(node))
-    return None if {"*", "__getattr__"} & names else names
+    return None if {"*", "__getattr__", *_MAKE_NAMES} & names else names

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import Config, FilesConfig, ModelConfig, TinyModelConfig
-from pipeline.datasets.contract import check_demonstrations
+from pipeline.datasets.contract import check_demonstrations, demonstration_length
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted
@@ -38,7 +38,14 @@ def check_tokenizers(config: Config) -> None:
     for name, model in config.models.items():
         if isinstance(model, TinyModelConfig):
             for dataset, section in config.datasets.items():
-                check_demonstrations(dataset, load_dataset(section))
+                made = load_dataset(section)
+                check_demonstrations(dataset, made)
+                length = demonstration_length(made)
+                if length > model.n_positions:
+                    raise ConfigError(
+                        f"models.{name}.n_positions={model.n_positions}: a prompt of datasets.{dataset} and its "
+                        f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
+                    )
         if model.value_path is None:
             continue
         value = read_vocabulary(f"models.{name}.value_path", model.value_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from pipeline.datasets.base import Row
 from pipeline.errors import JobError
+from pipeline.rewards.pool import Item
+from pipeline.rewards.signature import needed_columns
 from pipeline.rewards.traits import Text, WrongScores, read_scores
 
 CORRECT = 1.0
@@ -33,6 +35,30 @@ class RewardFunction(Protocol):
         """Score completions."""
 
 
+def items_of(
+    rows: Sequence[Row],
+    completions: Sequence[str],
+    completion_ids: Sequence[Sequence[int]],
+    needed: Iterable[str] = (),
+) -> list[Item]:
+    """What a reward is given of each completion. It follows from the row alone, whatever is scored beside it.
+
+    Args:
+        rows: The row of each completion, repeated where it has several.
+        completions: Texts, without special tokens.
+        completion_ids: The sampled token ids.
+        needed: Columns that the reward takes without a default, which are None where a row lacks them.
+
+    Raises:
+        JobError: A column has the name of something that rewards are given anyway.
+    """
+    wanted = dict.fromkeys(needed)
+    return [
+        Item(row.prompt, as_completion(row.prompt, text), ids, wanted | columns_of(row))
+        for row, text, ids in zip(rows, completions, completion_ids, strict=True)
+    ]
+
+
 def columns_of(row: Row) -> dict[str, Any]:
     """The columns of a row that rewards are given.
 
@@ -49,26 +75,30 @@ def as_completion(prompt: Text, text: str) -> Text:
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
-def arguments(
-    rows: Sequence[Row],
-    completions: Sequence[str],
-    completion_ids: Sequence[Sequence[int]],
-    options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def batches(items: Sequence[Item], size: int) -> list[list[int]]:
+    """Which items to score in one call: `size` of them at most, and all of them with the same columns.
+
+    Returns:
+        Positions of the items of each call.
+    """
+    alike: dict[frozenset[str], list[int]] = {}
+    for at, item in enumerate(items):
+        alike.setdefault(frozenset(item.columns), []).append(at)
+    return [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]
+
+
+def arguments(items: Sequence[Item], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What TRL calls a reward with.
 
     Args:
-        rows: The row of each completion.
-        completions: Texts, without special tokens.
-        completion_ids: The sampled token ids.
+        items: What to score, all of them with the same columns.
         options: Further arguments, from the configuration.
     """
-    columns = [columns_of(row) for row in rows]
     return {
-        "prompts": [row.prompt for row in rows],
-        "completions": [as_completion(row.prompt, text) for row, text in zip(rows, completions, strict=True)],
-        "completion_ids": [list(ids) for ids in completion_ids],
-        **{name: [table.get(name) for table in columns] for name in (columns[0] if columns else {})},
+        "prompts": [item.prompt for item in items],
+        "completions": [item.completion for item in items],
+        "completion_ids": [list(item.ids) for item in items],
+        **{name: [item.columns.get(name) for item in items] for name in (items[0].columns if items else {})},
         **(options or {}),
         "trainer_state": None,
         "log_extra": _ignore,
@@ -98,12 +128,11 @@ def score(
     Raises:
         JobError: The reward returned the wrong number of scores.
     """
-    scores: list[float] = []
-    for start in range(0, len(rows), batch_size):
-        part = slice(start, start + batch_size)
-        given = reward(**arguments(rows[part], completions[part], completion_ids[part]))
-        scores += checked(given, len(rows[part]))
-    return np.array(scores, np.float64)
+    items = items_of(rows, completions, completion_ids, needed_columns(reward))
+    scores = np.full(len(rows), np.nan)
+    for part in batches(items, batch_size):
+        scores[part] = checked(reward(**arguments([items[at] for at in part])), len(part))
+    return scores
 
 
 def checked(given: object, expected: int) -> list[float]:

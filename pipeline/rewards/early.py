@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 from pipeline.config.load import stage_config_from_plain
+from pipeline.config.place import told
 from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.descendants import die_with_parent
@@ -25,6 +27,7 @@ def main() -> None:
     """Try the rewards of datasets that make their rows."""
     given = json.load(sys.stdin)
     die_with_parent(int(given["parent_pid"]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that plans
     sys.path[:] = given["sys_path"]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a module prints while it is imported is no answer
@@ -35,6 +38,8 @@ def main() -> None:
             warnings += _tried(name, stage_config_from_plain({"dataset": plain}).dataset)
         except PipelineError as error:
             problems.append(str(error))
+        except KeyboardInterrupt as error:  # not of a terminal, see above
+            problems.append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
     with answers:
         json.dump({"problems": problems, "warnings": warnings}, answers)
 

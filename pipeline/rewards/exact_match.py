@@ -9,12 +9,12 @@ from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
 
 
 @reward(RewardTraits(isolated=False))
-def exact_match(completions: Sequence[Text], solution: Sequence[str], **_: Any) -> list[float | None]:
+def exact_match(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
     """Compare each completion with its solution, both without surrounding white space.
 
     Args:
         completions: Texts or conversations.
-        solution: The dataset's column of that name.
+        solution: The dataset's column of that name; a row without one has no score.
     """
     pairs = zip(completions, solution, strict=True)
-    return [float(text_of(given).strip() == wanted.strip()) for given, wanted in pairs]
+    return [None if wanted is None else float(text_of(given).strip() == wanted.strip()) for given, wanted in pairs]

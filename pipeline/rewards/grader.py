@@ -5,7 +5,8 @@ answer is data that a hostile completion may have shaped, so nothing else than J
 
     request   {"function", "options", "limit_s", "items": [{"id", "prompt", "completion", "ids", "columns"}]}
     answers   {"loaded": true} once per request, or {"broken": message};
-              {"start": id} and then {"id", "value", "answer"}, {"id", "error"} or {"id", "timeout"} for each item
+              for each item {"start": id}, and then one of
+              {"id", "value", "answer"}, {"id", "error", "certain", "column"}, {"id", "timeout"}
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -27,7 +29,8 @@ from typing import Any
 
 from pipeline.config.place import own_place, told
 from pipeline.descendants import die_with_parent
-from pipeline.rewards.traits import RewardTraits, read_scores, traits_of
+from pipeline.rewards.cause import cause_of
+from pipeline.rewards.traits import RewardTraits, is_async, read_scores, traits_of
 
 _LONGEST_ERROR = 4000
 _LONGEST_ANSWER = 1000
@@ -69,7 +72,7 @@ def _serve(request: dict[str, Any], answers: _Answers, memory_gib: float) -> Non
         return
     _limit_memory(memory_gib)
     answers.send(loaded=True)
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
         asyncio.run(_grade_together(function, traits, request, answers))
         return
     for item in request["items"]:
@@ -102,9 +105,18 @@ def _grade(
     function: Callable[..., Any], traits: RewardTraits, item: dict[str, Any], options: dict[str, Any]
 ) -> dict[str, Any]:
     try:
-        return _checked(function(**_arguments(item, options)), traits, item)
+        given = function(**_arguments(item, options))
+        return _checked(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given, traits, item)
     except BaseException as error:  # whatever it is belongs to this completion alone
-        return {"error": _told(error)}
+        return _failed(error)
+
+
+async def _awaited(given: Awaitable[Any]) -> Any:
+    return await given
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    return {"error": _told(error), **asdict(cause_of(error))}
 
 
 async def _grade_together(
@@ -121,7 +133,7 @@ async def _grade_together(
         except TimeoutError:
             answers.send(id=item["id"], timeout=True)
         except BaseException as error:  # as above
-            answers.send(id=item["id"], error=_told(error))
+            answers.send(id=item["id"], **_failed(error))
 
     await asyncio.gather(*(grade(item) for item in request["items"]))
 

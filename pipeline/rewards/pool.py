@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +33,8 @@ from pipeline import descendants
 from pipeline.config.own_code import import_object
 from pipeline.descendants import Process
 from pipeline.errors import JobError, describe_exit
+from pipeline.rewards.cause import UNKNOWN, Cause
+from pipeline.rewards.traits import is_async
 
 Fault = Literal["error", "timeout", "crash"]
 FAULTS: tuple[Fault, ...] = ("error", "timeout", "crash")
@@ -83,12 +84,14 @@ class Graded:
         answer: What the completion votes for in maj@k.
         fault: How the reward failed, or None.
         message: Says more about a fault.
+        cause: What an error is due to.
     """
 
     value: float | None = None
     answer: str | None = None
     fault: Fault | None = None
     message: str = ""
+    cause: Cause = UNKNOWN
 
 
 class GraderPool:
@@ -127,7 +130,7 @@ class GraderPool:
         Raises:
             JobError: The reward cannot be imported by a grader, or graders cannot be kept alive.
         """
-        work = _Work(function, dict(options), items, iscoroutinefunction(import_object(function)))
+        work = _Work(function, dict(options), items, is_async(import_object(function)))
         try:
             while work.open:
                 if work.suspects and not work.waiting and not any(grader.tasks for grader in self._graders):
@@ -243,8 +246,8 @@ class _Work:
             if self._in_vain > _MOST_STARTS_IN_VAIN:
                 raise JobError(
                     f"the processes that grade with '{self.function}' end before they grade anything, "
-                    f"{self._in_vain} times in a row: {verdict.message}. Does importing it hang, or take more "
-                    "memory than there is?"
+                    f"{self._in_vain} times in a row: {verdict.message}. Does importing it hang, end its process, "
+                    "or take more memory than there is?"
                 )
         self.waiting.extendleft(reversed(self._left(tasks)))
 
@@ -343,7 +346,8 @@ class _Grader:
         if index not in self.started:
             raise KeyError(index)
         if "error" in answer:
-            graded = Graded(fault="error", message=str(answer["error"]))
+            cause = Cause(bool(answer["certain"]), str(answer["column"]))
+            graded = Graded(fault="error", message=str(answer["error"]), cause=cause)
         elif "timeout" in answer:
             graded = Graded(fault="timeout", message=f"no answer within {self._settings.timeout_s:g} s")
         else:

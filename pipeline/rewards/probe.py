@@ -1,34 +1,32 @@
 """Rewards tried before anything is generated: do they fit the columns, and what do they return for one row?
 
-What is certain from one call is refused: a column that is missing, a name that is not defined, a result that is no
-list of numbers. What may be due to the completion, which is made up here, is only a warning.
+What no completion can bring about is refused: a column that is missing, a name that is not defined, a result that
+is no list of numbers (`cause`). What may be due to the completion, which is made up here, is only a warning.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.base import Dataset, Row, plain_text
+from pipeline.datasets.columns import MissingColumns
 from pipeline.datasets.from_files import FilesDataset
+from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError, JobError
-from pipeline.rewards.base import as_completion, columns_of
-from pipeline.rewards.pool import Graded, GraderPool, Item
+from pipeline.rewards.base import columns_of, items_of
+from pipeline.rewards.pool import Graded, GraderPool
 from pipeline.rewards.registry import LoadedReward, load_functions
 from pipeline.rewards.scoring import pool_settings
-from pipeline.rewards.signature import GIVEN, Mismatch, mismatch
+from pipeline.rewards.signature import Mismatch, mismatch, needed_columns
 from pipeline.rewards.traits import WrongScores
 
-_CERTAIN = re.compile(
-    r"(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|pipeline\.errors\.\w+"
-    r"|pipeline\.rewards\.traits\.WrongScores)\b"
-)
-_NO_KEY = re.compile(r"KeyError: '(\w+)'")
 _ANSWERS = ("answer", "label", "target", "ground_truth", "gold", "output", "response", "completion")
 """What the column that a reward compares with is often called."""
+_QUESTIONS = ("question", "instruction", "problem", "query", "input", "text")
+"""What the column with the prompt is often called."""
 _MADE_UP = "0"
 
 
@@ -73,7 +71,7 @@ def _called(
             if graded is not None:
                 found[reward.name] = graded
     for reward in rewards:
-        problem = _certain(found.get(reward.name), reward, text, columns)
+        problem = _certain(found.get(reward.name), reward, columns)
         if problem is not None:
             raise ConfigError(_told(reward, problem, name, dataset, row, columns))
     tried = f"datasets.{name}: for the completion {text[:40]!r} of row {row.id}"
@@ -89,23 +87,22 @@ def _called(
 
 def _graded(pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str) -> Graded | None:
     """What becomes of a call in a grading process; None where the row cannot be sent to one, and need not be."""
-    item = Item(row.prompt, as_completion(row.prompt, text), [0], columns_of(row))
+    items = items_of([row], [text], [[0]], _needed(reward))
     try:
-        return pool.grade(reward.path, reward.options, [item])[0]
+        return pool.grade(reward.path, reward.options, items)[0]
     except JobError:
         if reward.traits.isolated and config.grading.isolated:
             raise
         return None
 
 
-def _certain(graded: Graded | None, reward: LoadedReward, text: str, columns: list[str]) -> Mismatch | None:
+def _certain(graded: Graded | None, reward: LoadedReward, columns: list[str]) -> Mismatch | None:
     if graded is None or graded.fault != "error":
         return None
-    key = _NO_KEY.match(graded.message)
-    if key and key[1] not in {*GIVEN, *columns, *reward.options} and key[1] not in text:
-        return Mismatch(missing=(key[1],))
+    if graded.cause.column and graded.cause.column not in columns:  # else it is this row alone that lacks it
+        return Mismatch(missing=(graded.cause.column,))
     # Those that ship raise for no completion, so it must be the row.
-    if _ships(reward) or _CERTAIN.match(graded.message):
+    if _ships(reward) or (graded.cause.certain and not graded.cause.column):
         said = graded.message.removeprefix(f"{WrongScores.__module__}.{WrongScores.__qualname__}: the reward ")
         return Mismatch(said=said if said != graded.message else f"fails: {said}")
     return None
@@ -151,14 +148,42 @@ def _advice(missing: tuple[str, ...], name: str, dataset: Dataset, there: list[s
         return f"give it in row() as one of the columns of Row, or {another}" if own else another
     if type(dataset).adapt is not FilesDataset.adapt:
         return f"give it in adapt(), or {another}" if own else another
-    config = dataset.source
-    mapping = {**config.columns, **{each: _likely(each, there) for each in missing}}
+    return f"write {_typed(name, dataset.source.columns, missing, there)}"
+
+
+def advice_on(error: MissingColumns, name: str, config: DatasetConfig) -> str:
+    """How to name the columns that a row lacks, and with them those that the rewards will lack.
+
+    Args:
+        error: Tells which columns are missing and which are there.
+        name: Of the dataset in the configuration.
+        config: Of the dataset.
+    """
+    dataset = load_dataset(config)
+    assert isinstance(dataset, FilesDataset)
+    missing = list(error.missing)
+    if type(dataset).adapt is FilesDataset.adapt:
+        missing += [each for reward in load_functions(config) for each in _needed(reward)]
+    lacking = [each for each in dict.fromkeys(missing) if each in error.missing or each not in error.there]
+    mapped = _typed(name, dataset.source.columns, lacking, list(error.there))
+    return f"If they are called otherwise, write {mapped}."
+
+
+def _needed(reward: LoadedReward) -> tuple[str, ...]:
+    return needed_columns(reward.function, reward.options)
+
+
+def _typed(name: str, known: Mapping[str, str], missing: Iterable[str], there: list[str]) -> str:
+    """The setting that names columns, as it is typed in a shell."""
+    mapping = dict(known)
+    for each in missing:
+        mapping[each] = _likely(each, [other for other in there if other not in mapping.values()])
     pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in mapping.items())
-    return f"write 'datasets.{name}.columns={{{pairs}}}'"
+    return f"'datasets.{name}.columns={{{pairs}}}'"
 
 
 def _likely(missing: str, there: list[str]) -> str:
     if len(there) == 1:
         return there[0]
-    usual = [each for each in _ANSWERS if each in there]
+    usual = [each for each in (_QUESTIONS if missing == "prompt" else _ANSWERS) if each in there]
     return next(iter([*get_close_matches(missing, there, n=1, cutoff=0.6), *usual]), "NAME")

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.own_code import import_object
+from pipeline.config.own_code import import_object, split_path
 from pipeline.config.schema import REWARD_NAMES, DatasetConfig
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.rewards.base import RewardFunction
@@ -68,10 +68,23 @@ def load_reward(name: str) -> RewardFunction:
         known = [*REWARDS, MODEL]
         raise ConfigError(unknown_name("reward", name, known) + " Or give the dotted path of a function.")
     reward = import_object(REWARDS.get(name, name))
+    if _is_method_of_class(REWARDS.get(name, name)):
+        owner = split_path(name)[1].rpartition(".")[0]
+        raise ConfigError(
+            f"'{name}' is a method of the class {owner}, and rewards are called without an object of it; name a "
+            f"function, or an object that the module makes, such as my_reward = {owner}()"
+        )
     if not callable(reward):
         raise ConfigError(f"'{name}' cannot be called; a reward is a function with TRL's signature")
     found: RewardFunction = reward
     return found
+
+
+def _is_method_of_class(path: str) -> bool:
+    module, name = split_path(path)
+    owner, _, leaf = name.rpartition(".")
+    kind = import_object(f"{module}:{owner}") if owner else None
+    return isinstance(kind, type) and inspect.isfunction(inspect.getattr_static(kind, leaf, None))
 
 
 def load_rewards(dataset: DatasetConfig, device: str) -> list[LoadedReward]:

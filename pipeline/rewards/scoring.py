@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ from pipeline.config.place import told
 from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.datasets.base import Row
 from pipeline.errors import JobError, PipelineError
-from pipeline.rewards.base import CORRECT, arguments, as_completion, checked, columns_of
+from pipeline.rewards.base import CORRECT, arguments, batches, checked, items_of
 from pipeline.rewards.cache import FILE, ScoreCache, score_key
 from pipeline.rewards.pool import FAULTS, Fault, Graded, GraderPool, Item, PoolSettings
 from pipeline.rewards.registry import MODEL, LoadedReward, judge_of, load_rewards
+from pipeline.rewards.signature import needed_columns
 
 log = logging.getLogger("pipeline")
 
@@ -132,19 +133,18 @@ class Scorer:
     ) -> list[Graded]:
         if not rows:
             return []
+        items = items_of(rows, completions, completion_ids, needed_columns(reward.function, reward.options))
         if reward.traits.isolated and self._grading.isolated:
-            texts = zip(rows, completions, completion_ids, strict=True)
-            return self._isolated(
-                reward,
-                [
-                    Item(row.prompt, as_completion(row.prompt, text), ids, columns_of(row))
-                    for row, text, ids in texts
-                ],
-            )
-        size = len(rows) if reward.path == MODEL else batch_size
-        parts = [slice(start, start + size) for start in range(0, len(rows), size)]
-        calls = [arguments(rows[part], completions[part], completion_ids[part], reward.options) for part in parts]
-        return [graded for call, given in _call(reward, calls) for graded in _read(reward, call, given)]
+            return self._isolated(reward, items)
+        # A model looks at no columns, and batches its texts by itself.
+        places = [list(range(len(items)))] if reward.path == MODEL else batches(items, batch_size)
+        parts = [[items[at] for at in part] for part in places]
+        found: dict[int, Graded] = {}
+        for at, part, given in zip(
+            places, parts, _call(reward, [arguments(part, reward.options) for part in parts]), strict=True
+        ):
+            found.update(zip(at, _read(reward, part, given), strict=True))
+        return [found[at] for at in range(len(items))]
 
     def _isolated(self, reward: LoadedReward, items: Sequence[Item]) -> list[Graded]:
         identity = reward.identity()
@@ -169,31 +169,30 @@ def pool_settings(grading: GradingConfig) -> PoolSettings:
     )
 
 
-def _call(reward: LoadedReward, calls: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], Any]]:
-    """Call a function in this process; an `async` one is awaited for all batches at once."""
-
-    async def together() -> list[Any]:
-        return await asyncio.gather(*(reward.function(**call) for call in calls))
-
+def _call(reward: LoadedReward, calls: Sequence[dict[str, Any]]) -> list[Any]:
+    """Call a function in this process; what can be awaited is, for all batches at once."""
     try:
-        if iscoroutinefunction(reward.function):
-            given = asyncio.run(together())
-        else:
-            given = [reward.function(**call) for call in calls]
+        given = [reward.function(**call) for call in calls]
+        return asyncio.run(_awaited(given)) if any(map(isawaitable, given)) else given
     except PipelineError:
         raise
     except Exception as error:
         raise JobError(f"the reward '{reward.name}' failed: {told(error)}") from error
-    return list(zip(calls, given, strict=True))
 
 
-def _read(reward: LoadedReward, call: dict[str, Any], given: Any) -> list[Graded]:
-    completions = call["completions"]
+async def _awaited(given: Sequence[Any]) -> list[Any]:
+    async def result(one: Any) -> Any:
+        return await one if isawaitable(one) else one
+
+    return await asyncio.gather(*map(result, given))
+
+
+def _read(reward: LoadedReward, items: Sequence[Item], given: Any) -> list[Graded]:
     return [
         Graded(fault="error", message="the reward is infinite")
         if math.isinf(value)
-        else Graded(None if math.isnan(value) else value, reward.traits.answer(completion))
-        for completion, value in zip(completions, checked(given, len(completions)), strict=True)
+        else Graded(None if math.isnan(value) else value, reward.traits.answer(item.completion))
+        for item, value in zip(items, checked(given, len(items)), strict=True)
     ]
 
 

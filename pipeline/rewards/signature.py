@@ -26,6 +26,22 @@ class Mismatch:
     said: str = ""
 
 
+def needed_columns(function: Callable[..., Any], options: Iterable[str] = ()) -> tuple[str, ...]:
+    """Columns that a reward cannot be called without; none of something that names no signature.
+
+    Args:
+        function: The reward.
+        options: Names of its settings, which are no columns.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return ()
+    given = {*GIVEN, *options}
+    needed = (each for each in parameters if each.kind in _NAMED and each.default is each.empty)
+    return tuple(each.name for each in needed if each.name not in given)
+
+
 def mismatch(function: Callable[..., Any], columns: Iterable[str], options: Iterable[str] = ()) -> Mismatch | None:
     """Say why a call with these keywords would not bind, or None if it does.
 

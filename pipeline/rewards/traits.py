@@ -5,8 +5,9 @@ Light on purpose: the processes that grade import this and little else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 Message = Mapping[str, str]
@@ -63,6 +64,11 @@ def traits_of(function: object) -> RewardTraits:
     return traits if isinstance(traits, RewardTraits) else RewardTraits()
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a reward is declared `async`: a function, or an object whose `__call__` is."""
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+
+
 class WrongScores(ValueError):  # noqa: N818 - it names what was returned
     """A reward returned something else than one number, or None, for each completion."""
 
@@ -77,7 +83,7 @@ def read_scores(given: object, expected: int) -> list[float | None]:
     Raises:
         WrongScores: Says what it returned, and what it must return.
     """
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping | Set):
         raise WrongScores(
             f"the reward returned {_brief(given)}, but must return a list with one number, or None, for each "
             "completion"
@@ -91,9 +97,15 @@ def read_scores(given: object, expected: int) -> list[float | None]:
 
 def _number(score: Any) -> float:
     try:
-        return float(score)
+        if not isinstance(score, str | bytes | bytearray):  # of which float() would read some
+            return float(score)
     except (TypeError, ValueError) as error:
-        raise WrongScores(f"the reward returned {_brief(score)} as a score, which is no number") from error
+        raise WrongScores(_no_number(score)) from error
+    raise WrongScores(_no_number(score))
+
+
+def _no_number(score: object) -> str:
+    return f"the reward returned {_brief(score)} as a score, which is no number"
 
 
 def _brief(given: object) -> str:

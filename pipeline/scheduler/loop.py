@@ -512,8 +512,7 @@ class _Run:
         workers = self.state.jobs[message.job_id].workers
         beside = kind is FailureKind.out_of_memory and self.state.ran_out_of_memory(message.job_id, index)
         job_id = self.state.raised(index, message.held_mb)
-        first_line = (message.message.strip().splitlines() or [""])[0][:_MAX_REASON]
-        what = f"{message.error_type}: {first_line}" if first_line else message.error_type
+        what = (message.said.splitlines() or ["an exception that says nothing"])[0][:_MAX_REASON]
         failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
         is_gang = len(workers) > 1
         suspect = index if not is_gang else None if message.rank is None else workers[message.rank]

@@ -156,8 +156,9 @@ class _Gang:
     def _error(self, rank: _Rank) -> GangError:
         who = f"rank {rank.number} of {len(self.ranks)}"
         if isinstance(rank.said, JobRaised):
+            how = "raised" if rank.said.error_type else "failed:"
             error = GangError(
-                f"{who} raised {rank.said.error_type}: {rank.said.message}{_end_of(rank.log)}",
+                f"{who} {how} {rank.said.said}{_end_of(rank.log)}",
                 rank=rank.number,
                 kind=rank.said.kind.value,
                 damaged_key=rank.said.damaged_key,

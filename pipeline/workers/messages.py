@@ -168,7 +168,7 @@ class JobRaised:
     job_id: str
     attempt: Number
     error_type: Line
-    """Qualified class name of the exception."""
+    """Qualified class name of the exception; "" for one of ours, whose message was written for users."""
     message: Text
     traceback: Text
     run_s: Seconds
@@ -182,6 +182,11 @@ class JobRaised:
     """As in `JobFinished`."""
     changed: Line = ""
     """As in `JobFinished`."""
+
+    @property
+    def said(self) -> str:
+        """The exception as users read it: its class, where that says something, and its message."""
+        return ": ".join(part for part in (self.error_type, self.message.strip()) if part)
 
     def __post_init__(self) -> None:
         _make_plain(self, "error_type", "damaged_key", "changed")

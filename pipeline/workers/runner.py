@@ -17,7 +17,7 @@ from typing import Any
 
 import pipeline
 from pipeline.config.place import own_place
-from pipeline.errors import DamagedOutput, GangError, JobError
+from pipeline.errors import DamagedOutput, GangError, JobError, PipelineError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.outputs import check_output
 from pipeline.results.store import Store
@@ -295,7 +295,7 @@ def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
     return JobRaised(
         job_id=order.job_id,
         attempt=order.attempt,
-        error_type=_said(lambda: class_name(type(error)), "an exception without a name"),
+        error_type=_said(lambda: _class_for_users(error), "an exception without a name"),
         kind=kind,
         damaged_key=key,
         rank=_rank(error, len(order.gang)),
@@ -330,6 +330,10 @@ def print_traceback() -> None:
     """Write the exception that is being handled to the job's log, as far as it lets itself be written."""
     with suppress(BaseException):  # the stream may be closed, and what the exception says of itself may raise
         traceback.print_exc()
+
+
+def _class_for_users(error: BaseException) -> str:
+    return "" if is_kind(error, PipelineError) and str(error).strip() else class_name(type(error))
 
 
 def _said(ask: Callable[[], str], otherwise: str) -> str:

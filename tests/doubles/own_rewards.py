@@ -1,5 +1,6 @@
 """Rewards as users write them, most with a mistake. Modules of tests cannot be imported by a grading process."""
 
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -62,3 +63,71 @@ def ends_the_process(completions: Sequence[str], **_: Any) -> list[float]:
 @reward(RewardTraits(isolated=False))
 def in_the_worker(completions: Sequence[str], **_: Any) -> list[float]:
     return [misspelt] * len(completions)  # type: ignore[name-defined]  # noqa: F821
+
+
+def reads_fields(completions: Sequence[str], **_: Any) -> list[float]:
+    """Each completion should have a line such as 'Answer: 5'."""
+    said = [dict(line.split(":", 1) for line in text.splitlines() if ":" in line) for text in completions]
+    return [float(fields["Answer"]) for fields in said]
+
+
+def reads_last_line(completions: Sequence[str], **_: Any) -> list[float]:
+    for line in completions[0].splitlines():
+        if line.startswith("Answer:"):
+            answer = line
+    return [float(answer == "5")]
+
+
+def runs_code(completions: Sequence[str], **_: Any) -> list[float]:
+    return [float(eval("number_" + text)) for text in completions]
+
+
+def imports_what_it_is_told(completions: Sequence[str], **_: Any) -> list[float]:
+    return [float(importlib.import_module("part_" + text).VALUE) for text in completions]
+
+
+def imports_what_is_not_there(completions: Sequence[str], **_: Any) -> list[float]:
+    import not_there_at_all  # type: ignore[import-not-found]
+
+    return [not_there_at_all.score(text) for text in completions]
+
+
+def looks_up_in_its_own_table(completions: Sequence[str], **_: Any) -> list[float]:
+    table = {"good": 1.0}
+    return [table["level"] for _text in completions]
+
+
+def a_set(completions: Sequence[str], **_: Any) -> set[float]:
+    return {1.0}
+
+
+def digits(completions: Sequence[str], **_: Any) -> list[str]:
+    return ["1.0" for _ in completions]
+
+
+class Awaited:
+    async def __call__(self, completions: Sequence[str], **_: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    def method(self, completions: Sequence[str], **_: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+
+awaited_object = Awaited()
+
+
+def hands_on(**given: Any) -> Any:
+    """No coroutine function, but what it returns is one."""
+    return awaited_object(**given)
+
+
+def hint_or_default(completions: Sequence[str], hint: Sequence[str] | None = None, **_: Any) -> list[float | None]:
+    return [0.0] * len(completions) if hint is None else [1.0 if one else None for one in hint]
+
+
+def hint_needed(completions: Sequence[str], hint: Sequence[str | None], **_: Any) -> list[float]:
+    return [0.5 if one is None else 1.0 for one in hint]
+
+
+def any_columns(completions: Sequence[str], **columns: Any) -> list[float]:
+    return [float("hint" in columns) + 2 * float("level" in columns)] * len(completions)

@@ -77,7 +77,7 @@ def test_template_chat_and_system_prompt() -> None:
 
 def test_further_columns_may_be_chosen() -> None:
     data = {"prompt": "a", "x": 1, "completions": ["b"]}
-    assert row(data, further_columns=["x", "y"]).columns == {"x": 1, "y": None}
+    assert row(data, further_columns=["x", "y"]).columns == {"x": 1}
     assert row(data, further_columns=[]).columns == {}
 
 

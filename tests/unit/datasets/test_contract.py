@@ -104,6 +104,66 @@ class DemonstrationFails(Counting):
         return f"{row_id:05d}=", str(1 / 0)
 
 
+class NullPrompt(Counting):
+    def row(self, row_id: int) -> Row:
+        return Row(row_id, None)  # type: ignore[arg-type]
+
+
+class NumberPrompt(Counting):
+    def row(self, row_id: int) -> Row:
+        return Row(row_id, 5)  # type: ignore[arg-type]
+
+
+class RowExits(Counting):
+    def row(self, row_id: int) -> Row:
+        raise SystemExit(5)
+
+
+class Exits(Counting):
+    def __init__(self, config: DatasetConfig) -> None:
+        raise SystemExit("no")
+
+
+class NullVocabulary(Counting):
+    vocabulary = None  # type: ignore[assignment]
+
+
+class TokenTwice(Counting):
+    vocabulary = (*"00123456789=", "<bos>")
+
+
+class OddPattern(Counting):
+    symbol_pattern: ClassVar[str] = "("
+
+
+class TextLength(Counting):
+    completion_length = "a"  # type: ignore[assignment]
+
+
+class NoLength(Counting):
+    completion_length = -1
+
+
+class NoDemonstration(Counting):
+    def demonstration(self, row_id: int, draw: float) -> Any:
+        return None
+
+
+class HalfADemonstration(Counting):
+    def demonstration(self, row_id: int, draw: float) -> Any:
+        return ("a",)
+
+
+class NullDemonstration(Counting):
+    def demonstration(self, row_id: int, draw: float) -> Any:
+        return None, None
+
+
+class DemonstrationExits(Counting):
+    def demonstration(self, row_id: int, draw: float) -> Any:
+        raise SystemExit(0)
+
+
 def made(name: str) -> Dataset:
     return load_dataset(DatasetConfig(kind="mine", class_path=f"{__name__}.{name}"))
 
@@ -123,6 +183,18 @@ def test_one_that_can_be_used() -> None:
         ("Fails", r"test_contract.py:\d+ \(self.digits = config.digits.*\): AttributeError"),
         ("TooFew", "leave nothing of its 10 rows"),
         ("OddRow", r"gave \{'prompt': '1'\}, but must give Row\("),
+        ("NullPrompt", r"gave the prompt None, but a prompt must be text, .* \(.*test_contract.py:\d+\)"),
+        ("NumberPrompt", r"gave the prompt 5, but a prompt must be text"),
+        ("RowExits", r"test_contract.py:\d+ \(raise SystemExit\(5\)\): SystemExit: 5"),
+        ("Exits", r"test_contract.py:\d+ \(raise SystemExit\(.no.\)\): SystemExit: no"),
+        ("NullVocabulary", r"test_contract.py:\d+\): its vocabulary is None, but must be a tuple of texts"),
+        ("TokenTwice", "its vocabulary has '0' twice"),
+        (
+            "OddPattern",
+            r"test_contract.py:\d+\): its symbol_pattern is '\(', which is no regular expr",
+        ),
+        ("TextLength", r"test_contract.py:\d+\): its completion_length is 'a', but must be a whole number"),
+        ("NoLength", "its completion_length is -1, but"),
         ("OtherRow", r"gave Row\(id=0"),
         ("RowFails", r"test_contract.py:\d+ \(return Row\(row_id, str\(1 / 0\)\)\): ZeroDivisionError"),
     ],
@@ -141,6 +213,10 @@ def test_one_that_cannot_be_used_is_refused(name: str, said: str) -> None:
         ("Unknown", "has '=', which is not in its vocabulary"),
         ("Ragged", "differ in their numbers of tokens"),
         ("Long", "longer than completion_length=1"),
+        ("NoDemonstration", r"gave None, but must give two texts \(.*test_contract.py:\d+\)"),
+        ("HalfADemonstration", r"gave \('a',\), but must give two texts"),
+        ("NullDemonstration", r"gave \(None, None\), but must give two texts"),
+        ("DemonstrationExits", r"failed: .*test_contract.py:\d+ \(raise SystemExit\(0\)\): SystemExit: 0"),
         ("DemonstrationFails", r"demonstration\(\d+, 0.01\) failed: .*ZeroDivisionError"),
     ],
 )
@@ -154,3 +230,15 @@ def test_files_need_a_model_of_their_own() -> None:
     config = load_config(["experiment.name=t", "dataset=[addition,jsonl]", "datasets.jsonl.path=mine.jsonl"])
     with pytest.raises(ConfigError, match=r"datasets\.jsonl with model=tiny"):
         check_tokenizers(config)
+
+
+def test_positions_hold_a_prompt_and_its_completion() -> None:
+    config = load_config(["experiment.name=t", "models.tiny.n_positions=4"])
+    with pytest.raises(
+        ConfigError, match=r"models\.tiny\.n_positions=4: .* set models\.tiny\.n_positions=\d"
+    ) as said:
+        check_tokenizers(config)
+    least = str(said.value).rpartition("=")[2].split()[0]
+    check_tokenizers(load_config(["experiment.name=t", f"models.tiny.n_positions={least}"]))
+    with pytest.raises(ConfigError, match=r"n_positions"):
+        check_tokenizers(load_config(["experiment.name=t", f"models.tiny.n_positions={int(least) - 1}"]))

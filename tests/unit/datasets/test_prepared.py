@@ -135,7 +135,7 @@ def test_values_that_json_has_no_word_for(tmp_path: Path) -> None:
     rows = [{"prompt": str(n), "day": datetime.date(2020, 1, n + 1), "raw": bytes([n])} for n in range(5)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     config = FilesConfig(kind="parquet", path=str(tmp_path / "a.parquet"), test_size=1, validation_size=1)
-    with pytest.raises(DataError, match=r"a.parquet: row 1: a column holds bytes.*further_columns"):
+    with pytest.raises(DataError, match=r"a.parquet: row 1: column 'raw' holds bytes.*further_columns"):
         prepare(config, tmp_path / "one")
     config.further_columns = ["day"]
     assert prepared(config, tmp_path / "two").row(2).columns == {"day": "2020-01-03"}
@@ -206,3 +206,12 @@ def test_a_folder_that_was_not_prepared(tmp_path: Path, content: str | None) -> 
 def test_an_unknown_row(make: Make, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no row 99"):
         prepared(make(*numbered(10)), tmp_path / "out").row(99)
+
+
+def test_further_columns_that_no_row_has_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": f"{n}", "hint": n}) + "\n" for n in range(9)))
+    config = FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), further_columns=["hint", "hnt"])
+    with pytest.raises(
+        DataError, match=r"further_columns: unknown column 'hnt'. Did you mean 'hint'\? Known: hint, prompt"
+    ):
+        prepare(config, tmp_path / "out")

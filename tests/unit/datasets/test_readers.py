@@ -231,3 +231,14 @@ def test_any_bytes_are_rows_or_one_message_with_the_place(content: bytes, name: 
             assert said.startswith((f"{path}:", f"{path}: row "))
             assert said.startswith(f"{path}: is empty") or any(c.isdigit() for c in said[len(str(path)) :][:8])
             said.encode()
+
+
+def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,solution,solution\na,1,2\n")
+    table = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["prompt", "solution", "solution"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.csv", "a.parquet", "a.arrow"):
+        with pytest.raises(DataError, match=rf"{name}: has more than one column named 'solution'"):
+            list(read_records(tmp_path / name))

@@ -17,7 +17,7 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import AdditionConfig, FilesConfig, GradingConfig
 from pipeline.datasets.base import Row
 from pipeline.datasets.registry import load_dataset
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 from pipeline.plan.rewards import try_rewards
 from pipeline.rewards.probe import check_rewards
 from tests.doubles import own_rewards
@@ -83,6 +83,22 @@ def test_a_column_that_is_missing_is_told_with_the_mapping_to_write(
     )
 
 
+@pytest.mark.parametrize(
+    ("columns", "row", "mapping"),
+    [
+        ({}, {"question": "q", "answer": "2"}, "{prompt: question, solution: answer}"),
+        ({}, {"question": "q", "solution": "2"}, "{prompt: question}"),
+        ({"solution": "gold"}, {"a": "q", "gold": "2", "b": 1}, "{solution: gold, prompt: NAME}"),
+    ],
+)
+def test_a_missing_prompt_is_told_with_all_columns_to_map(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, Any], mapping: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, jsonl(tmp_path, columns=columns), row)
+    assert str(caught.value).endswith(f"If they are called otherwise, write 'datasets.mine.columns={mapping}'.")
+
+
 def test_a_column_that_some_rows_lack_is_there(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}", **({"solution": "1"} if n == 8 else {})} for n in range(9)]
     prepared(tmp_path, jsonl(tmp_path, reward=f"{own_rewards.__name__}.right"), *rows)
@@ -114,6 +130,9 @@ def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
         ("too_many", "returned 2 scores for one completion"),
         ("words", "returned 'good' as a score, which is no number"),
         ("undefined", rf"fails: NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"),
+        ("imports_what_is_not_there", r"fails: ModuleNotFoundError: No module named 'not_there_at_all'"),
+        ("a_set", "returned a set, but must return a list with one number"),
+        ("digits", "returned '1.0' as a score, which is no number"),
         ("in_the_worker", rf"fails: NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"),
     ],
 )
@@ -128,6 +147,11 @@ def test_a_reward_that_cannot_work_is_refused(reward: str, said: str) -> None:
     [
         ("expects_json", "TypeError: 'int' object is not subscriptable"),  # the solution is read as a number
         ("not_a_number", "no reward gives a score, but None or nan"),
+        ("reads_fields", rf"KeyError: 'Answer' ({FILE}:"),
+        ("reads_last_line", "UnboundLocalError: cannot access local variable 'answer' where it is not"),
+        ("runs_code", "NameError: name 'number_2' is not defined"),
+        ("imports_what_it_is_told", "ModuleNotFoundError: No module named 'part_2'"),
+        ("looks_up_in_its_own_table", rf"KeyError: 'level' ({FILE}:"),
         ("ends_the_process", "the grading process ended with exit code 3"),
     ],
 )
@@ -138,6 +162,8 @@ def test_what_may_be_due_to_the_completion_is_a_warning(reward: str, said: str) 
 
 def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
     assert tried("right") == []
+    assert tried("awaited_object") == []
+    assert tried("hands_on") == []
     assert tried({"right": 1.0, "not_a_number": 0.5}) == []  # another one gives a score
     assert tried({"exact_match": 1.0, "length": 0.1}) == []
 
@@ -176,7 +202,13 @@ def test_a_module_that_ends_its_process_or_prints_is_told(tmp_path: Path, monkey
     (tmp_path / "loud.py").write_text("print('hello')\ndef fits(completions, **_): return [1.0]\n")
     (tmp_path / "deadly.py").write_text("import os, sys\nprint('oh', file=sys.stderr, flush=True)\nos._exit(9)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "halted.py").write_text("raise KeyboardInterrupt\ndef fits(completions, **_): return [1.0]\n")
+    (tmp_path / "quiet.py").write_text("import os\nos._exit(0)\ndef fits(completions, **_): return [1.0]\n")
     assert try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=loud.fits"])) == ()
+    with pytest.raises(ConfigError, match=r"cannot be imported: KeyboardInterrupt \(.*halted.py:1\)"):
+        try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=halted.fits"]))
+    with pytest.raises(ConfigError, match=r"exit code 0 and said: nothing. Importing quiet.fits, or what"):
+        try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=quiet.fits"]))
     with pytest.raises(ConfigError, match=r"rewards of addition ended with exit code 9 and said: oh"):
         try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=deadly.fits"]))
 

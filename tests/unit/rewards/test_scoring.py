@@ -19,6 +19,7 @@ from pipeline.rewards.pool import Graded, Item
 from pipeline.rewards.registry import MODEL, REWARDS, load_reward, load_rewards
 from pipeline.rewards.scoring import Scored, Scorer
 from pipeline.rewards.traits import RewardTraits, reward
+from tests.doubles import own_rewards
 from tests.doubles import rewards as doubles
 
 OBEDIENT = f"{doubles.__name__}.obedient"
@@ -265,3 +266,41 @@ def test_the_identity_of_a_reward_covers_its_code_and_settings() -> None:
     identity = one.identity()
     assert len(identity["source"]) == 64
     assert set(identity["packages"]) == {"math-verify", "sympy"}
+
+
+@pytest.mark.parametrize("name", ["hint_or_default", "hint_needed", "any_columns"])
+def test_scores_of_rows_with_different_columns_do_not_depend_on_the_batch(name: str) -> None:
+    further: list[dict[str, Any]] = [{}, {"hint": "a"}, {"level": 1}, {}, {"hint": "a", "level": 2}, {"hint": "b"}]
+    rows = [Row(i, "p", {"solution": "1", **columns}) for i, columns in enumerate(further)]
+    expected = {
+        "hint_or_default": [0, 1, 0, 0, 1, 1],
+        "hint_needed": [0.5, 1, 0.5, 0.5, 1, 1],
+        "any_columns": [0, 1, 2, 0, 3, 1],
+    }[name]
+    for isolated in (True, False):
+        with Scorer(dataset({f"{own_rewards.__name__}.{name}": 1.0}, isolated=isolated)) as scorer:
+            for order in (range(6), range(5, -1, -1)):
+                for batch_size in (1, 2, 4, 6):
+                    picked = [rows[at] for at in order]
+                    scored = scorer.score(picked, ["1"] * 6, [[1]] * 6, batch_size)
+                    assert scored.values.tolist() == [expected[at] for at in order]
+                    assert not any(scored.faults)
+
+
+def test_a_row_without_a_solution_has_no_score() -> None:
+    rows = [Row(i, "p", {"solution": "1"} if i % 2 else {}) for i in range(4)]
+    for batch_size in (1, 4):
+        with Scorer(dataset({"exact_match": 1.0})) as scorer:
+            assert np.isnan(scorer.score(rows, ["1"] * 4, [[1]] * 4, batch_size).values).tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["awaited_object", "hands_on"])
+def test_whatever_can_be_awaited_is(name: str) -> None:
+    for isolated in (True, False):
+        config = dataset({f"{own_rewards.__name__}.{name}": 1.0}, isolated=isolated)
+        assert score(config, ["a", "b"]).values.tolist() == [1.0, 1.0]
+
+
+def test_a_method_without_its_object_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is a method of the class Awaited, .* my_reward = Awaited\(\)"):
+        load_reward(f"{own_rewards.__name__}:Awaited.method")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import WorkerError
+from pipeline.errors import DataError, GangError, JobError, WorkerError
 from pipeline.results.status import GpuLoad
 from pipeline.workers.failure import FailureKind
 from pipeline.workers.messages import (
@@ -29,6 +29,7 @@ from pipeline.workers.messages import (
     decode_report,
     encode,
 )
+from pipeline.workers.runner import raised
 
 ORDERS = [
     RunJob(
@@ -196,9 +197,24 @@ def test_whatever_is_sent_is_a_message_or_refused(data: bytes) -> None:
 @given(texts, texts, texts, texts)
 def test_what_a_worker_can_say_an_engine_can_read(device: str, kind: str, said: str, trace: str) -> None:
     ready = WorkerReady(pid=1, device=device, visible=kind, not_free=said)
-    raised = JobRaised(
+    failed = JobRaised(
         job_id="a", attempt=1, error_type=kind, message=said, traceback=trace, run_s=0, kind=FailureKind.bug,
         changed=device,
     )  # fmt: skip
     assert decode_report(encode(ready)) == ready
-    assert decode_report(encode(raised)) == raised
+    assert decode_report(encode(failed)) == failed
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (DataError("a.csv:3: has 2 fields"), "a.csv:3: has 2 fields"),
+        (GangError("rank 1 of 2 failed: a.csv", rank=1, kind="bug"), "rank 1 of 2 failed: a.csv"),
+        (ValueError("bad\nmore"), "ValueError: bad\nmore"),
+        (KeyError(), "KeyError"),
+        (JobError(""), "pipeline.errors.JobError"),
+    ],
+)
+def test_what_was_written_for_users_stands_without_the_name_of_a_class(error: BaseException, said: str) -> None:
+    assert isinstance(ORDERS[0], RunJob)
+    assert raised(ORDERS[0], error, 0.0).said == said
