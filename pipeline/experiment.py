@@ -58,6 +58,7 @@ from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
+from pipeline.scheduler.signals import StopSignals
 from pipeline.scheduler.state import JobStatus, check_runnable
 from pipeline.terminal.console import say
 from pipeline.terminal.text import printable
@@ -261,7 +262,17 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
 
 
 def carry_out(request: Request, stored: Stored, verified: Verified, console: Console) -> int:
-    """Run what is missing, then write and print the results."""
+    """Run what is missing, then write and print the results.
+
+    A signal ends jobs that run. What is written before and after is finished in any case.
+    """
+    with StopSignals() as signals:
+        return _carry_out(request, stored, verified, console, signals)
+
+
+def _carry_out(
+    request: Request, stored: Stored, verified: Verified, console: Console, signals: StopSignals
+) -> int:
     config, plan, store = request.config, request.plan, request.store
     run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
     handler = _log_to(run.log)
@@ -274,7 +285,7 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
         _link_stored(request, run, set(plan.jobs) - set(stored.missing))
         _announce(request, stored.missing, run, console)
-        outcome = _run_missing(request, stored.missing, verified, run, console)
+        outcome = _run_missing(request, stored.missing, verified, run, console, signals)
         if outcome is not None:
             _link_stored(request, run, _found_stored(stored.missing, outcome))
         unreadable: list[str] = []
@@ -348,7 +359,12 @@ def _tell_prepared(request: Request, outcome: Outcome | None, console: Console) 
 
 
 def _run_missing(
-    request: Request, missing: Sequence[str], verified: Verified, run: RunFolder, console: Console
+    request: Request,
+    missing: Sequence[str],
+    verified: Verified,
+    run: RunFolder,
+    console: Console,
+    signals: StopSignals,
 ) -> Outcome | None:
     if not missing:
         _record_nothing_to_do(request, run)
@@ -371,6 +387,7 @@ def _run_missing(
             verified=verified,
             on_status=show,
             on_stop=lambda text: say(console, text, "yellow"),
+            signals=signals,
         )
     gpus.conclude()
     update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
@@ -400,6 +417,7 @@ def run_jobs(
     verified: Verified | None = None,
     on_status: Callable[[RunStatus], None] | None = None,
     on_stop: Callable[[str], None] | None = None,
+    signals: StopSignals | None = None,
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
@@ -425,6 +443,7 @@ def run_jobs(
             peaks=read_peaks(store.root),
             on_status=on_status or (lambda _: None),
             on_stop=on_stop or (lambda _: None),
+            signals=signals,
         )
     finally:
         journal.close()

@@ -2,7 +2,9 @@
 
 import io
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +42,29 @@ def test_where_nobody_reads_a_request_is_carried_out_all_the_same(nothing_to_do:
     assert experiment.run_experiment(nothing_to_do, Terminal(file=stream)) == 0
     os.close(writing)
     assert (Path(nothing_to_do.output_dir) / "x/latest/results.json").is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2], ids=str)
+def test_signals_while_results_are_written_interrupt_nothing(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """When nothing is left to do the results are finished, and the exit code says so."""
+    write, got = experiment.write_samples, list[int]()
+
+    def signalled(*args: Any) -> None:
+        for _ in range(2):
+            signal.raise_signal(number)
+        write(*args)
+
+    monkeypatch.setattr(experiment, "write_samples", signalled)
+    before = signal.signal(number, lambda number, _: got.append(number))
+    try:
+        assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 0
+        assert not got
+        signal.raise_signal(number)
+        assert got == [number]
+    finally:
+        signal.signal(number, before)
+    names = {path.name for path in (Path(nothing_to_do.output_dir) / "x/latest/").iterdir()}
+    assert {"results.json", "results.csv", "samples.jsonl", "compute.json"} <= names
+    assert not [name for name in names if name.startswith(".")]
