@@ -41,6 +41,22 @@ def test_several_seeds_are_averaged() -> None:
     assert "0.420   [0.400, 0.440]" in text
 
 
+def test_the_difference_to_the_reference_is_over_the_seeds_that_have_both() -> None:
+    """Seeds differ more than methods do: a mean over others would turn the sign beside the p-value of these."""
+    rows = [row("reference", seed, 0, value) for seed, value in enumerate((0.20, 0.60, 0.70))]
+    rows.append(row("PITA", 0, 1, 0.30))
+    text = text_of(result_tables(rows, 0.95)[0])
+    assert "+0.100" in text
+    assert "PITA round 1: 1 of 3 seeds" in text
+    rows.append(row("PITA", 0, 1, 0.15, "pass@1/vs_reference"))
+    assert "+0.150" in text_of(result_tables(rows, 0.95)[0])
+
+
+def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
+    rows = [row(algo, seed, number, 0.5) for algo, number in (("reference", 0), ("PITA", 1)) for seed in range(2)]
+    assert " of 2 seeds" not in text_of(result_tables(rows, 0.95)[0])
+
+
 def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
     other = ResultRow("reference", "star", "tiny", 0, 0, "pass@1", 0.2, 0.1, 0.3, 50)
     assert len(result_tables([row("reference", 0, 0, 0.4), other], 0.95)) == 2
