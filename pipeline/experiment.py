@@ -12,7 +12,6 @@ from pathlib import Path
 
 import yaml
 from rich.console import Console
-from rich.text import Text
 
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
@@ -306,7 +305,7 @@ def _carry_out(
             say(console, f"note: {note}", "bold")
         for note in _notes(config) if rows else []:
             log.info("%s", note)
-            console.print(Text(note, style="dim"))
+            say(console, note, "dim")
         for line in unreadable:
             log.error("%s", line)
             say(console, line, "bold red")
@@ -462,7 +461,7 @@ def print_results(
     if not rows:
         say(console, "no results yet: no evaluation was finished")
         return
-    say(console, f"results: {_short(run.path)}/results.json, samples.jsonl")
+    say(console, "results:", copy=f"{_short(run.path)}/results.json, samples.jsonl")
 
 
 def _announce(request: Request, missing: Sequence[str], run: RunFolder, console: Console) -> None:
@@ -481,8 +480,8 @@ def _announce(request: Request, missing: Sequence[str], run: RunFolder, console:
     log.info("%s: %d jobs, %d stored, on %s", name, total, total - len(missing), names)
     say(
         console,
-        f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. "
-        f"Log: {_short(run.log)}",
+        f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. Log:",
+        copy=_short(run.log),
     )
 
 
@@ -492,7 +491,7 @@ def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console
         return 0
     if outcome.makespan is not None:
         log.info("%s", outcome.makespan)
-        say(console, str(outcome.makespan))
+        say(console, outcome.makespan.in_words())
     for job_id, reason in outcome.failures():
         say(console, f"failed: {job_id}: {reason}", "red")
     for line in incomplete_chains(request.plan, outcome):
@@ -506,10 +505,11 @@ def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console
         say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "bold")
         return INTERRUPTED[outcome.interrupted]
     if failures := outcome.failures():
-        say(console, f"logs: {_short(run.path)}/jobs/")
+        say(console, "logs:", copy=f"{_short(run.path)}/jobs/")
         say(
             console,
-            f"read the first: {logs_command(Path(config.output_dir), config.experiment.name, failures[0][0])}",
+            "read the first:",
+            copy=logs_command(Path(config.output_dir), config.experiment.name, failures[0][0]),
         )
         return SOME_FAILED
     return 0

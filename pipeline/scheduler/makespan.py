@@ -106,18 +106,31 @@ class Makespan:
         """Actual over lower bound."""
         return self.actual_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
+    def in_words(self) -> str:
+        """The account for people who have read nothing about it."""
+        return (
+            f"took {self.actual_s:.1f} s; at best it could have taken {self.lower_bound_s:.1f} s "
+            f"(longest chain of jobs {self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self._devices()}). "
+            f"{'Device' if self.slots == 1 else 'Place'} time not used for work: loading {self.load_s:.1f} s, "
+            f"waiting for inputs {self.dependency_s:.1f} s, failed attempts {self.retry_s:.1f} s, "
+            f"idle at the end {self.tail_s:.1f} s"
+        )
+
     def __str__(self) -> str:
+        return (
+            f"makespan {self.actual_s:.1f} s = {self.ratio:.2f} x the lower bound {self.lower_bound_s:.1f} s "
+            f"(critical path {self.critical_path_s:.1f} s, work {self.work_s:.1f} s on {self._devices()}); "
+            f"lost {'device' if self.slots == 1 else 'place'}-seconds: load {self.load_s:.1f}, "
+            f"dependency {self.dependency_s:.1f}, retry {self.retry_s:.1f}, tail {self.tail_s:.1f}"
+        )
+
+    def _devices(self) -> str:
         plural = "s" if self.devices != 1 else ""
         devices = f"{self.devices} device{plural}"
         if self.slots > 1:
             count = self.devices // self.slots
             devices = f"{self.devices} places on {count} device{'s' if count != 1 else ''}"
-        return (
-            f"makespan {self.actual_s:.1f} s = {self.ratio:.2f} x the lower bound {self.lower_bound_s:.1f} s "
-            f"(critical path {self.critical_path_s:.1f} s, work {self.work_s:.1f} s on {devices}); "
-            f"lost {'device' if self.slots == 1 else 'place'}-seconds: load {self.load_s:.1f}, "
-            f"dependency {self.dependency_s:.1f}, retry {self.retry_s:.1f}, tail {self.tail_s:.1f}"
-        )
+        return devices
 
 
 def account(
