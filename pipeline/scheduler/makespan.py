@@ -108,13 +108,16 @@ class Makespan:
 
     def in_words(self) -> str:
         """The account for people who have read nothing about it."""
-        return (
-            f"took {self.actual_s:.1f} s; at best it could have taken {self.lower_bound_s:.1f} s "
-            f"(longest chain of jobs {self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self._devices()}). "
-            f"{'Device' if self.slots == 1 else 'Place'} time not used for work: loading {self.load_s:.1f} s, "
-            f"waiting for inputs {self.dependency_s:.1f} s, failed attempts {self.retry_s:.1f} s, "
-            f"idle at the end {self.tail_s:.1f} s"
+        best = (
+            f"at best it could have taken {self.lower_bound_s:.1f} s (longest chain of jobs "
+            f"{self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self._devices()})"
         )
+        lost = (
+            f"loading {self.load_s:.1f} s, waiting for inputs {self.dependency_s:.1f} s, "
+            f"failed attempts {self.retry_s:.1f} s, idle at the end {self.tail_s:.1f} s"
+        )
+        place = "Device" if self.slots == 1 else "Place"
+        return f"took {self.actual_s:.1f} s; {best}. {place} time not used for work: {lost}"
 
     def __str__(self) -> str:
         return (

@@ -76,7 +76,8 @@ def say(console: Console, text: str, style: str | None = None, *, copy: str = ""
     """Print text of which nothing is cut off, and no path, id or command broken, so that these can be copied.
 
     On a terminal lines end between words. What is too wide for a line begins one, and the terminal itself wraps
-    it, so that it is whole when it is copied; so is what stands between backticks. Elsewhere lines stay as they are.
+    it, so that it is whole when it is copied; so is what stands between backticks. Elsewhere lines stay
+    as they are.
 
     Args:
         console: Where to.

@@ -11,6 +11,7 @@ from pipeline.report.tables import result_tables
 from pipeline.report.words import duration, rate
 from pipeline.results.record import ResultRow
 from pipeline.results.status import CellStatus, RunStatus, WorkerStatus
+from pipeline.terminal.console import Terminal
 
 
 def text_of(renderable: object, width: int = 140) -> str:
@@ -117,6 +118,18 @@ def test_live_view_fits_a_low_terminal() -> None:
     text = text_of(screen(many, 140, 24))
     assert len(text.splitlines()) <= 24
     assert "more chains" in text
+
+
+def test_the_cursor_waits_below_the_live_view() -> None:
+    """The terminal shows ^C where the cursor is, which must not wrap a line of the view."""
+    out = io.StringIO()
+    console = Terminal(
+        file=out, force_terminal=True, force_interactive=True, color_system=None, width=80, height=24
+    )
+    with make_reporter(console) as reporter:
+        reporter.update(status(total=10, done=3, running=1))
+        assert not out.getvalue().split("\n")[-1].strip()
+        assert "worker" in out.getvalue()
 
 
 def test_output_that_is_no_terminal_gets_plain_lines_once_for_each_round() -> None:
