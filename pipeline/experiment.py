@@ -34,7 +34,7 @@ from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
 from pipeline.plan.size import check_size
 from pipeline.plan.source_code import import_warnings
-from pipeline.plan.summary import estimated_makespan, summarize
+from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
 from pipeline.report.gpus import GpuLog
 from pipeline.report.live import make_reporter
@@ -247,9 +247,9 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     console.print(plan_table(summarize(plan, missing)))
     workers = _layout(request).workers
     total = len(plan.jobs)
-    estimate = duration(estimated_makespan(plan, missing, workers))
     timed = read_durations(request.store.root)
-    if any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing):
+    estimate = duration(estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed))
+    if WORKER_LOAD not in timed or any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing):
         estimate += " (a rough guess, until the first run)"
     say(
         console,
@@ -309,7 +309,8 @@ def _carry_out(
         for line in unreadable:
             log.error("%s", line)
             say(console, line, "bold red")
-        return _conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
+        code = _conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
+        return _tell_lost_files(run, console) or code
     except (WorkerError, StoreError) as error:
         _complain(console, str(error))
         return SOME_FAILED
@@ -325,6 +326,16 @@ def _carry_out(
     finally:
         log.removeHandler(handler)
         handler.close()
+
+
+def _tell_lost_files(run: RunFolder, console: Console) -> int:
+    """Warn of files of the run that somebody has removed meanwhile; the exit code if results are among them."""
+    files = (run.config, run.plan, run.journal, run.log, run.results_json)
+    lost = [path.name for path in files if not os.path.lexists(path)]
+    if lost:
+        text = f"warning: somebody has removed {', '.join(lost)} of this run while it was going on, from"
+        say(console, text, "bold", copy=_short(run.path))
+    return SOME_FAILED if run.results_json.name in lost else 0
 
 
 def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
@@ -389,7 +400,8 @@ def _run_missing(
             signals=signals,
         )
     gpus.conclude()
-    update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
+    measured = outcome.seconds_per_unit(request.plan, duration_name) | outcome.load_seconds(request.plan)
+    update_durations(request.store.root, measured)
     update_peaks(request.store.root, outcome.peaks_mb)
     return outcome
 

@@ -61,7 +61,7 @@ class LiveView:
     def update(self, status: RunStatus) -> None:
         """Redraw."""
         size = self._console.size
-        # A terminal shows ^C where the cursor waits: at the end of a full line that would wrap, and shift the view.
+        # A terminal shows ^C where the cursor waits: at the end of a full line it would wrap, and shift the view.
         self._live.update(Group(screen(status, size.width, size.height), Text("")), refresh=True)
 
 

@@ -11,6 +11,9 @@ import pytest
 from pipeline import experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
+from pipeline.removal import remove
+from pipeline.results.paths import RunFolder
+from pipeline.results.record import write_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
 
@@ -68,3 +71,29 @@ def test_signals_while_results_are_written_interrupt_nothing(
     names = {path.name for path in (Path(nothing_to_do.output_dir) / "x/latest/").iterdir()}
     assert {"results.json", "results.csv", "samples.jsonl", "compute.json"} <= names
     assert not [name for name in names if name.startswith(".")]
+
+
+@pytest.mark.parametrize(("name", "code"), [("plan.json", 0), ("results.json", 1)])
+def test_files_that_somebody_removed_during_the_run_are_told(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    write = experiment.write_compute
+
+    def removed(folder: Path, rows: Any) -> None:
+        write(folder, rows)
+        (folder / name).unlink()
+
+    monkeypatch.setattr(experiment, "write_compute", removed)
+    out = io.StringIO()
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=out, width=1000)) == code
+    (line,) = [line for line in out.getvalue().splitlines() if "removed" in line]
+    assert line.startswith(f"warning: somebody has removed {name} of this run")
+
+
+def test_without_results_the_exit_code_says_so(nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(run: RunFolder, rows: Any) -> None:
+        remove(run.path)
+        write_results(run, rows)
+
+    monkeypatch.setattr(experiment, "write_results", away)
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 1
