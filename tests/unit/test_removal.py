@@ -1,12 +1,21 @@
 """Folders are removed whatever is in them."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.removal import remove
 from pipeline.results.scratch import Scratch, sweep
+
+
+@pytest.fixture(autouse=True)
+def nothing_deep_stays(tmp_path: Path) -> Iterator[None]:
+    """What a failing test leaves would end every later run of pytest, which recurses to remove it."""
+    yield
+    for path in tmp_path.iterdir():
+        remove(path)
 
 
 def nest(folder: Path, levels: int = 3_000) -> None:
