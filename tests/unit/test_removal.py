@@ -18,7 +18,7 @@ def nothing_deep_stays(tmp_path: Path) -> Iterator[None]:
         remove(path)
 
 
-def nest(folder: Path, levels: int = 3_000) -> None:
+def nest(folder: Path, levels: int = 1_500) -> None:
     """Folders in one another, a file in each: deeper than Python recurses, and longer than a path may be."""
     folder.mkdir()
     at = os.open(folder, os.O_RDONLY)
