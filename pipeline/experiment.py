@@ -12,7 +12,6 @@ from pathlib import Path
 
 import yaml
 from rich.console import Console
-from rich.text import Text
 
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
@@ -36,7 +35,7 @@ from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
 from pipeline.plan.size import check_size
 from pipeline.plan.source_code import import_warnings
-from pipeline.plan.summary import estimated_makespan, summarize
+from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
 from pipeline.report.gpus import GpuLog
 from pipeline.report.live import make_reporter
@@ -59,6 +58,7 @@ from pipeline.results.status import RunStatus
 from pipeline.results.store import NOT_STORED, Store
 from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
+from pipeline.scheduler.signals import StopSignals
 from pipeline.scheduler.state import JobStatus, check_runnable
 from pipeline.terminal.console import say
 from pipeline.terminal.text import printable
@@ -249,9 +249,9 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     console.print(plan_table(summarize(plan, missing)))
     workers = _layout(request).workers
     total = len(plan.jobs)
-    estimate = duration(estimated_makespan(plan, missing, workers))
     timed = read_durations(request.store.root)
-    if any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing):
+    estimate = duration(estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed))
+    if WORKER_LOAD not in timed or any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing):
         estimate += " (a rough guess, until the first run)"
     say(
         console,
@@ -263,7 +263,17 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
 
 
 def carry_out(request: Request, stored: Stored, verified: Verified, console: Console) -> int:
-    """Run what is missing, then write and print the results."""
+    """Run what is missing, then write and print the results.
+
+    A signal ends jobs that run. What is written before and after is finished in any case.
+    """
+    with StopSignals() as signals:
+        return _carry_out(request, stored, verified, console, signals)
+
+
+def _carry_out(
+    request: Request, stored: Stored, verified: Verified, console: Console, signals: StopSignals
+) -> int:
     config, plan, store = request.config, request.plan, request.store
     run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
     handler = _log_to(run.log)
@@ -276,7 +286,7 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
         _link_stored(request, run, set(plan.jobs) - set(stored.missing))
         _announce(request, stored.missing, run, console)
-        outcome = _run_missing(request, stored.missing, verified, run, console)
+        outcome = _run_missing(request, stored.missing, verified, run, console, signals)
         if outcome is not None:
             _link_stored(request, run, _found_stored(stored.missing, outcome))
         unreadable: list[str] = []
@@ -297,11 +307,12 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
             say(console, f"note: {note}", "bold")
         for note in _notes(config) if rows else []:
             log.info("%s", note)
-            console.print(Text(note, style="dim"))
+            say(console, note, "dim")
         for line in unreadable:
             log.error("%s", line)
             say(console, line, "bold red")
-        return _conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
+        code = _conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
+        return _tell_lost_files(run, console) or code
     except (WorkerError, StoreError) as error:
         _complain(console, str(error))
         return SOME_FAILED
@@ -317,6 +328,16 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
     finally:
         log.removeHandler(handler)
         handler.close()
+
+
+def _tell_lost_files(run: RunFolder, console: Console) -> int:
+    """Warn of files of the run that somebody has removed meanwhile; the exit code if results are among them."""
+    files = (run.config, run.plan, run.journal, run.log, run.results_json)
+    lost = [path.name for path in files if not os.path.lexists(path)]
+    if lost:
+        text = f"warning: somebody has removed {', '.join(lost)} of this run while it was going on, from"
+        say(console, text, "bold", copy=_short(run.path))
+    return SOME_FAILED if run.results_json.name in lost else 0
 
 
 def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
@@ -350,7 +371,12 @@ def _tell_prepared(request: Request, outcome: Outcome | None, console: Console) 
 
 
 def _run_missing(
-    request: Request, missing: Sequence[str], verified: Verified, run: RunFolder, console: Console
+    request: Request,
+    missing: Sequence[str],
+    verified: Verified,
+    run: RunFolder,
+    console: Console,
+    signals: StopSignals,
 ) -> Outcome | None:
     if not missing:
         _record_nothing_to_do(request, run)
@@ -373,9 +399,11 @@ def _run_missing(
             verified=verified,
             on_status=show,
             on_stop=lambda text: say(console, text, "yellow"),
+            signals=signals,
         )
     gpus.conclude()
-    update_durations(request.store.root, outcome.seconds_per_unit(request.plan, duration_name))
+    measured = outcome.seconds_per_unit(request.plan, duration_name) | outcome.load_seconds(request.plan)
+    update_durations(request.store.root, measured)
     update_peaks(request.store.root, outcome.peaks_mb)
     return outcome
 
@@ -402,6 +430,7 @@ def run_jobs(
     verified: Verified | None = None,
     on_status: Callable[[RunStatus], None] | None = None,
     on_stop: Callable[[str], None] | None = None,
+    signals: StopSignals | None = None,
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
@@ -427,6 +456,7 @@ def run_jobs(
             peaks=read_peaks(store.root),
             on_status=on_status or (lambda _: None),
             on_stop=on_stop or (lambda _: None),
+            signals=signals,
         )
     finally:
         journal.close()
@@ -445,7 +475,7 @@ def print_results(
     if not rows:
         say(console, "no results yet: no evaluation was finished")
         return
-    say(console, f"results: {_short(run.path)}/results.json, samples.jsonl")
+    say(console, "results:", copy=f"{_short(run.path)}/results.json, samples.jsonl")
 
 
 def _announce(request: Request, missing: Sequence[str], run: RunFolder, console: Console) -> None:
@@ -464,8 +494,8 @@ def _announce(request: Request, missing: Sequence[str], run: RunFolder, console:
     log.info("%s: %d jobs, %d stored, on %s", name, total, total - len(missing), names)
     say(
         console,
-        f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. "
-        f"Log: {_short(run.log)}",
+        f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. Log:",
+        copy=_short(run.log),
     )
 
 
@@ -475,7 +505,7 @@ def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console
         return 0
     if outcome.makespan is not None:
         log.info("%s", outcome.makespan)
-        say(console, str(outcome.makespan))
+        say(console, outcome.makespan.in_words())
     for job_id, reason in outcome.failures():
         say(console, f"failed: {job_id}: {reason}", "red")
     for line in incomplete_chains(request.plan, outcome):
@@ -489,10 +519,11 @@ def _conclude(request: Request, outcome: Outcome | None, run: RunFolder, console
         say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "bold")
         return INTERRUPTED[outcome.interrupted]
     if failures := outcome.failures():
-        say(console, f"logs: {_short(run.path)}/jobs/")
+        say(console, "logs:", copy=f"{_short(run.path)}/jobs/")
         say(
             console,
-            f"read the first: {logs_command(Path(config.output_dir), config.experiment.name, failures[0][0])}",
+            "read the first:",
+            copy=logs_command(Path(config.output_dir), config.experiment.name, failures[0][0]),
         )
         return SOME_FAILED
     return 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pipeline.plan.graph import Plan, longest_paths
+from pipeline.plan.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,33 @@ def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
     ]
 
 
+WORKER_LOAD = "load: worker"
+"""Under which name it is remembered what a worker takes until its first job can begin: start, imports, a model."""
+
+
+def load_name(job: Job) -> str:
+    """Under which name it is remembered what each later job of a model takes to load."""
+    return f"load: {job.model}"
+
+
+def estimated_load(plan: Plan, missing: Collection[str], workers: int, seconds: Mapping[str, float]) -> float:
+    """Seconds that each worker spends on loading.
+
+    Args:
+        plan: The plan.
+        missing: Ids of the jobs that must run.
+        workers: How many there are.
+        seconds: Measured, by the names above; what was not measured counts nothing.
+    """
+    if not missing:
+        return 0.0
+    jobs = [plan.jobs[job_id] for job_id in missing]
+    every_s = sum(seconds.get(load_name(job), 0.0) * job.devices for job in jobs)
+    return seconds.get(WORKER_LOAD, 0.0) + every_s / workers
+
+
 def estimated_makespan(plan: Plan, missing: Collection[str], devices: int) -> float:
-    """Seconds that the missing jobs take at best.
+    """Seconds that the missing jobs take at best, without loading.
 
     The longest path, the work per device, or the jobs that cannot run at once since each needs more than half of
     the devices, whichever is more.

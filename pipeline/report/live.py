@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from pipeline.report.gpus import gpu_loads, memory
 from pipeline.report.grid import is_settled
@@ -60,7 +61,8 @@ class LiveView:
     def update(self, status: RunStatus) -> None:
         """Redraw."""
         size = self._console.size
-        self._live.update(screen(status, size.width, size.height), refresh=True)
+        # A terminal shows ^C where the cursor waits: at the end of a full line it would wrap, and shift the view.
+        self._live.update(Group(screen(status, size.width, size.height), Text("")), refresh=True)
 
 
 class PlainLines:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -18,6 +20,8 @@ _Row = TypeVar("_Row")
 _BAR = 16
 _LEAST_JOB = 28
 _LEAST_DEVICE = 8
+_STAGE = len("/r10/generate/000")
+_DEVICE = re.compile(r"cpu slot (\d+)|((?:GPU|MIG)-\w{8})")
 _LEAST_CHAINS = 3
 """Rows that chains get, at least, where there are more workers than lines."""
 
@@ -37,7 +41,7 @@ def screen(status: RunStatus, width: int, height: int) -> RenderableType:
     if for_chains:
         parts += _chains(status, chains, for_chains)
     if for_workers:
-        parts += _workers(status.workers, for_workers)
+        parts += _workers(status.workers, for_workers, max(map(cell_len, chains), default=0) + _STAGE)
     return Group(*parts)
 
 
@@ -73,16 +77,16 @@ def _chains(status: RunStatus, chains: list[str], lines: int) -> Iterator[Render
         yield Text(f"and {more} more chains", no_wrap=True, overflow="ellipsis")
 
 
-def _workers(workers: tuple[WorkerStatus, ...], lines: int) -> Iterator[RenderableType]:
+def _workers(workers: tuple[WorkerStatus, ...], lines: int, job_width: int) -> Iterator[RenderableType]:
     shown, more = _first(workers, lines, lambda worker: worker.state == "running")
     gpus = any(worker.gpu for worker in workers)
-    table = FittedTable(_columns(gpus=gpus), lines=False)
+    table = FittedTable(_columns(job_width, gpus=gpus), lines=False)
     for worker in shown:
         busy = worker.state == "running"
         part = min(1.0, worker.done / worker.total) if worker.total else 0.0
         table.add_row(
             str(worker.index),
-            worker.gpu.label if worker.gpu else worker.device,
+            worker.gpu.label if worker.gpu else _device(worker.device),
             worker.job_id if busy else worker.state,
             f"{part:.0%}" if busy else "",
             _bar(part) if busy else "",
@@ -95,17 +99,18 @@ def _workers(workers: tuple[WorkerStatus, ...], lines: int) -> Iterator[Renderab
         yield Text(f"and {more} more workers", no_wrap=True, overflow="ellipsis")
 
 
-def _columns(*, gpus: bool) -> Iterator[Column]:
+def _columns(job_width: int, *, gpus: bool) -> Iterator[Column]:
+    """Of widths that do not change from one moment to the next."""
     yield Column(heading="worker", right=True)
     yield Column(heading="device", rank=7, least=_LEAST_DEVICE)
-    yield Column(heading="job", rank=1, least=_LEAST_JOB)
+    yield Column(heading="job", rank=1, least=_LEAST_JOB, width=job_width)
     yield Column(heading="done", right=True, rank=4)
-    yield Column(heading="", rank=EXTRA + 1)
-    yield Column(heading="time", right=True, rank=2)
-    yield Column(heading="memory", right=True, rank=5)
+    yield Column(heading="", rank=EXTRA + 1, width=_BAR)
+    yield Column(heading="time", right=True, rank=2, width=len("59 min 59 s"))
+    yield Column(heading="memory", right=True, rank=5, width=len("999.9 GiB"))
     if gpus:
-        yield Column(heading="GPU memory", right=True, rank=3)
-        yield Column(heading="load", right=True, rank=6)
+        yield Column(heading="GPU memory", right=True, rank=3, width=len("140.0/140.0 GiB"))
+        yield Column(heading="load", right=True, rank=6, width=len("100 %"))
 
 
 def _first(rows: Sequence[_Row], lines: int, at_work: Callable[[_Row], bool]) -> tuple[list[_Row], int]:
@@ -114,6 +119,14 @@ def _first(rows: Sequence[_Row], lines: int, at_work: Callable[[_Row], bool]) ->
         return list(rows), 0
     shown = sorted(rows, key=lambda row: not at_work(row))[: lines - 1]
     return shown, len(rows) - len(shown)
+
+
+def _device(words: str) -> str:
+    """As short as it can be told apart: ``cpu 0``, or the beginning of the UUID of a GPU."""
+    found = _DEVICE.match(words)
+    if found is None:
+        return words
+    return f"cpu {found[1]}" if found[1] else found[2]
 
 
 def _bar(part: float) -> str:

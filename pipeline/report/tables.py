@@ -35,6 +35,8 @@ _PRIMARY_RANK = 2
 _SECOND_RANK = 7
 _LEAST_NAME = 12
 _SMALLEST_P = 0.01
+_MOST_FEW = 6
+"""Rows that are named below a table."""
 
 Cell = dict[str, list[ResultRow]]
 
@@ -54,7 +56,8 @@ def result_tables(
 
     With several seeds a number is their mean. Its interval is the mean of the seeds' intervals: the seeds share
     their prompts, so averaging as if they were independent would promise too much. For the same reason the p-value
-    of the difference to the reference is the largest of the seeds'.
+    of the difference to the reference is the largest of the seeds'. That difference is the mean over the seeds
+    that have both; a row that rests on fewer seeds than others is named below the table.
 
     Args:
         rows: Rows of results.
@@ -90,7 +93,8 @@ def _table(
     costs: Mapping[tuple[str, int], Cost],
 ) -> FittedTable:
     metrics = _worth_showing(cells)
-    table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title)
+    caption = _on_fewer_seeds(cells, metrics[:1])
+    table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title, caption=caption)
     reference = cells.get(("reference", 0), {})
     last = ""
     for algo, number in sorted(cells, key=lambda at: (at[0] != "reference", at)):
@@ -144,12 +148,39 @@ def _worth_showing(cells: Mapping[tuple[str, int], Cell]) -> list[str]:
 
 def _numbers(cell: Cell, reference: Cell, metrics: list[str]) -> Iterable[str]:
     for name in metrics:
-        mean, base = _mean(cell.get(name, [])), _mean(reference.get(name, []))
+        mean = _mean(cell.get(name, []))
         yield "-" if mean is None else f"{mean:.3f}"
         if name == metrics[0]:
             yield _interval(cell.get(name, []))
-            yield "" if mean is None or base is None else f"{mean - base:+.3f}"
+            yield _difference(cell, reference, name)
             yield _p_value(cell.get(f"{name}/vs_reference/p", []))
+
+
+def _difference(cell: Cell, reference: Cell, name: str) -> str:
+    """The mean difference to the reference over the seeds that have both, in which seeds do not differ."""
+    own, base = _by_seed(cell.get(name, [])), _by_seed(reference.get(name, []))
+    paired = _by_seed(cell.get(f"{name}/vs_reference", []))
+    found = {seed: own[seed] - base[seed] for seed in own.keys() & base.keys()} | paired
+    return f"{fmean(found.values()):+.3f}" if found and reference else ""
+
+
+def _on_fewer_seeds(cells: Mapping[tuple[str, int], Cell], metrics: Iterable[str]) -> str:
+    """Which rows lack seeds that other rows have; "" where none does."""
+    seeds = {
+        at: set[int]().union(*(_by_seed(cell.get(name, [])) for name in metrics)) for at, cell in cells.items()
+    }
+    every = len(set[int]().union(*seeds.values()))
+    few = [
+        f"{algo} round {number}: {len(seeds[algo, number])} of {every} seeds"
+        for algo, number in sorted(seeds)
+        if len(seeds[algo, number]) < every
+    ]
+    more = [f"and {len(few) - _MOST_FEW} more rows"] if len(few) > _MOST_FEW else []
+    return "; ".join([*few[:_MOST_FEW], *more])
+
+
+def _by_seed(rows: Iterable[ResultRow]) -> dict[int, float]:
+    return {row.seed: row.value for row in rows if row.value is not None}
 
 
 def _p_value(rows: Iterable[ResultRow]) -> str:

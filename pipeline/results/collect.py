@@ -7,13 +7,13 @@ leaves no half output under a key.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pipeline import removal
 from pipeline.errors import StoreError
 from pipeline.results.contents import job_of, kind_of, size_of
 from pipeline.results.references import RunReference
@@ -139,10 +139,8 @@ def _remove(thing: Garbage, moved: Path) -> NotRemoved | None:
             return None
         except OSError:  # a full disk may have no room for another folder
             moved = thing.path
-        if moved.is_dir() and not moved.is_symlink():
-            shutil.rmtree(moved)
-        else:
-            moved.unlink()
+        if problem := removal.remove(moved):
+            raise problem
     except OSError as error:
         return NotRemoved(Path(str(error.filename or thing.path)), error.strerror or str(error))
     if thing.kind is GarbageKind.output:

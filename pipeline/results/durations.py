@@ -15,7 +15,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=_LONGEST_S)]
 
 
 def read_durations(store: Path) -> dict[str, float]:
-    """Seconds per sample by name; empty where nothing was measured or the file cannot be used."""
+    """Seconds by name: per sample of a job, or of loading; empty where nothing was measured or can be used."""
     # Only an estimate rests on this file: without it the algorithms' own rough figures are used.
     return recall(store / "durations.json", dict[str, _Seconds]) or {}
 

@@ -21,12 +21,16 @@ from msgspec import Meta
 
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError, open_plain, read_json, read_json_file, read_plain
-from pipeline.results.manifest import job_of
+from pipeline.results.manifest import job_of, walk
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
 PAGE = "docs/extending.md#results"
 
+MAX_LEVELS = 64
+"""Folders in one another that an output may have, so that every path in it can be opened on every file system."""
+MAX_FILES = 1_000_000
+"""Files and folders of an output at most, so that its manifest can be read whole."""
 _LINE = 16 << 20
 """Bytes that a line of ``samples.jsonl`` has at most."""
 _SHOWN = 64 << 20
@@ -202,12 +206,28 @@ def check_output(folder: Path) -> None:
     """Hold a finished folder to the formats above, whichever stage it is of.
 
     Raises:
-        JobError: A file with one of these names holds something else; says which, where and what.
+        JobError: A file with one of these names holds something else; says which, where and what. Or there are
+            more files, or folders in one another, than an output may have.
     """
+    _check_extent(folder)
     for name, read in _READERS.items():
         for path in (folder / name, *(sorted(folder.glob(f"eta=*/{name}")) if name == SAMPLES else ())):
             with suppress(FileNotFoundError):
                 _hold(path, path.relative_to(folder).as_posix(), read)
+
+
+def _check_extent(folder: Path) -> None:
+    try:
+        for number, (name, _) in enumerate(walk(folder)):
+            if name.count("/") >= MAX_LEVELS:
+                start = "/".join(name.split("/")[:3])
+                raise JobError(f"its output has more than {MAX_LEVELS} folders in one another, under {start}")
+            if number > MAX_FILES:
+                raise JobError(
+                    f"its output has more than {MAX_FILES:,} files and folders. Put them together in fewer"
+                )
+    except OSError as error:
+        raise JobError(f"its output cannot be read: {error.strerror}") from error
 
 
 def _hold(path: Path, shown: str, read: Callable[[Path], object]) -> None:

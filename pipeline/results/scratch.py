@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline import removal
 from pipeline.results.locks import Claim, claim, is_held
 
 _NAME = re.compile(r".+-\d+")
@@ -46,7 +46,7 @@ class Scratch:
 
     def close(self) -> None:
         """Remove the folder, then the lock. Doing it twice does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        removal.remove(self.path)
         if self._claim is not None:
             self._claim.release()
 
@@ -106,10 +106,8 @@ def remove(path: Path, moved: Path) -> None:
             path.rename(moved)
         except OSError:  # a full disk may have no room for another folder
             moved = path
-        if moved.is_dir() and not moved.is_symlink():
-            shutil.rmtree(moved)
-        else:
-            moved.unlink()
+        if problem := removal.remove(moved):
+            raise problem
 
 
 def _folders(root: Path) -> list[Path]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -31,6 +30,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from pipeline import removal
 from pipeline.errors import StoreError
 from pipeline.results import locks, sharing
 from pipeline.results.faults import explained
@@ -192,8 +192,8 @@ class Store:
         """
         folder = scratch / f"{key}.{attempt}"
         try:
-            if folder.exists():
-                shutil.rmtree(folder)
+            if problem := removal.remove(folder):
+                raise problem
             folder.mkdir(parents=True)
         except OSError as error:
             raise explained(f"could not make {folder}", error) from error
@@ -245,7 +245,7 @@ class Store:
                 if not tries_left or error.errno not in _OCCUPIED:
                     raise
             if self.problem(key) is None:
-                shutil.rmtree(folder, ignore_errors=True)
+                removal.remove(folder)
                 return
             self.set_aside(key)
 

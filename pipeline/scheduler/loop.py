@@ -101,6 +101,7 @@ def run_plan(
     layout: Layout | None = None,
     peaks: Mapping[str, int] | None = None,
     on_stop: Callable[[str], None] = lambda _: None,
+    signals: StopSignals | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker lives and nothing unfinished is left.
@@ -118,6 +119,7 @@ def run_plan(
         layout: On which devices the workers of the pool are; one on each if None.
         peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
         on_stop: Told in a line what happens now when a signal asks the run to stop.
+        signals: Those of the caller, who holds them longer than jobs run; one that came already ends the run.
         clock: Monotonic seconds.
 
     Raises:
@@ -129,7 +131,20 @@ def run_plan(
     check_runnable(plan, layout, stored, peaks)
     needs = Needs(layout, peaks)
     return _Run(
-        plan, stored, store, pool, journal, run_dir, settings, on_status, on_stop, verified, layout, needs, clock
+        plan,
+        stored,
+        store,
+        pool,
+        journal,
+        run_dir,
+        settings,
+        on_status,
+        on_stop,
+        signals or StopSignals(),
+        verified,
+        layout,
+        needs,
+        clock,
     ).run()
 
 
@@ -147,6 +162,7 @@ class _Run:
         settings: ExecutionConfig,
         on_status: Callable[[RunStatus], None],
         on_stop: Callable[[str], None],
+        signals: StopSignals,
         verified: Verified | None,
         layout: Layout,
         needs: Needs,
@@ -193,7 +209,7 @@ class _Run:
         self.waiting: set[str] = set()
         """Jobs that another run was found computing."""
         self.start_s = self.next_status_s = clock()
-        self.signals = StopSignals(pool.interrupt)
+        self.signals = signals
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -205,7 +221,7 @@ class _Run:
             pid=os.getpid(),
             host=os.uname().nodename,
         )
-        with self.signals:
+        with self.signals.calling(self.pool.interrupt):
             try:
                 self._start()
                 self._carry_out()

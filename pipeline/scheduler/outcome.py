@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from statistics import fmean, median
 
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.plan.summary import WORKER_LOAD, load_name
 from pipeline.scheduler.makespan import Attempt, Makespan, WorkerSpan
 from pipeline.scheduler.state import JobStatus
 
@@ -58,3 +61,21 @@ class Outcome:
                 seconds[name] = seconds.get(name, 0.0) + attempt.work_s
                 units[name] = units.get(name, 0) + max(1, job.samples)
         return {name: seconds[name] / units[name] for name in seconds}
+
+    def load_seconds(self, plan: Plan) -> dict[str, float]:
+        """Measured seconds of loading, by the names of `pipeline.plan.summary`."""
+        firsts = [(span, first) for span in self.workers if (first := self._first(span)) and first.succeeded]
+        starts = [max(0.0, (span.ready_s or span.started_s) - span.started_s) + at.load_s for span, at in firsts]
+        counted = {id(first) for _, first in firsts}
+        later: dict[str, list[float]] = {}
+        for attempt in self.attempts:
+            if attempt.succeeded and id(attempt) not in counted:
+                later.setdefault(load_name(plan.jobs[attempt.job_id]), []).append(attempt.load_s)
+        measured = {name: fmean(seconds) for name, seconds in later.items()}
+        return measured | ({WORKER_LOAD: median(starts)} if starts else {})
+
+    def _first(self, span: WorkerSpan) -> Attempt | None:
+        """The first attempt of a worker, of which another one may have the same number later."""
+        until = inf if span.ended_s is None else span.ended_s
+        own = [at for at in self.attempts if at.worker == span.worker and span.started_s <= at.sent_s <= until]
+        return min(own, key=lambda at: at.sent_s, default=None)

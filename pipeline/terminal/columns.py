@@ -36,12 +36,14 @@ class Column:
         rank: Columns of the highest rank are left out first, of equal ones the last; the first of all never is.
         least: Cells to which names in it may be cut, though never so far that two look the same; None where
             nothing may be cut.
+        width: Cells that it takes in any case, so that it stays where it is while its cells change.
     """
 
     heading: str
     right: bool = False
     rank: int = 0
     least: int | None = None
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,12 +172,14 @@ class FittedTable:
     def _need(self, at: int) -> Need:
         column, cells = self.columns[at], self._cells(at)
         heading = cell_len(column.heading)
-        whole = max([1, heading, *(cell_len(_plain(cell)) for cell in cells)])
+        whole = max([1, heading, column.width, *(cell_len(_plain(cell)) for cell in cells)])
         if column.least is not None:
             names = {piece for cell in cells for piece in _pieces(cell)}
             least = max(heading, least_width(names, max(1, column.least)))
         else:
-            least = max([1, heading, *(cell_len(piece) for cell in cells for piece in _pieces(cell))])
+            least = max(
+                [1, heading, column.width, *(cell_len(piece) for cell in cells for piece in _pieces(cell))]
+            )
         return Need(column.rank, min(least, whole), whole)
 
     def _shown(self, at: int, width: int) -> list[Text]:

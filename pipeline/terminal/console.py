@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import IO, Any
@@ -15,8 +16,10 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from pipeline.terminal.columns import in_lines
 from pipeline.terminal.text import edges, encodable, obeyed, printable
 
+_WORD = re.compile("((?:`[^`]*`|[^ ])*)(?: |$)")
 NO_TERMINAL_WIDTH = 1000
 """Columns where output is no terminal and so has no width of its own: enough for every table."""
 
@@ -69,10 +72,34 @@ def _can_be_styled() -> bool:
     return os.environ.get("TERM", "dumb").lower() not in ("", "dumb", "unknown")
 
 
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print text of which nothing is cut off or folded, so that ids and paths can be copied."""
+def say(console: Console, text: str, style: str | None = None, *, copy: str = "") -> None:
+    """Print text of which nothing is cut off, and no path, id or command broken, so that these can be copied.
+
+    On a terminal lines end between words. What is too wide for a line begins one, and the terminal itself wraps
+    it, so that it is whole when it is copied; so is what stands between backticks. Elsewhere lines stay
+    as they are.
+
+    Args:
+        console: Where to.
+        text: Foreign, or ours.
+        style: Of all of it.
+        copy: What follows the text after a space, and is to be copied: a command, or a path that may have spaces.
+    """
+    text, copy = printable(text), printable(copy)
+    if console.is_terminal:
+        lines = [in_lines(_words(line), console.width) for line in text.split("\n")]
+        if copy:
+            lines[-1] = in_lines([*lines[-1], copy], console.width)
+        shown = "\n".join("\n".join(each) for each in lines)
+    else:
+        shown = f"{text} {copy}" if copy else text
     # In a style of its own: one that is given to `print` would colour a live view below it as well.
-    console.print(Text(printable(text), style=style or ""), highlight=False, soft_wrap=True)
+    console.print(Text(shown, style=style or ""), highlight=False, soft_wrap=True)
+
+
+def _words(line: str) -> list[str]:
+    """What stands between spaces; a command between backticks is one word."""
+    return _WORD.findall(line)[:-1] or [""]
 
 
 def print_json(data: object) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from pipeline import removal
 from pipeline.devices.visibility import rank_environment
 from pipeline.errors import GangError, JobError, WorkerError, describe_exit
 from pipeline.errors import JobStopped as StopJob
@@ -206,7 +206,7 @@ class _Gang:
             rank.process.wait()
             rank.channel.close()
             if rank.number:
-                shutil.rmtree(rank.out, ignore_errors=True)
+                removal.remove(rank.out)
 
     def show_stacks(self) -> None:
         """Have every rank write the stacks of its threads to its log."""

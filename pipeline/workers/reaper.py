@@ -4,7 +4,8 @@
 
 The engine tells the reaper which process groups, tags of processes and paths are its own. When the pipe ends, for
 whatever reason, those still registered are killed and removed. The reaper runs without site-packages and, of this
-package, with nothing but this file and `descendants`, so that it starts in milliseconds and takes little memory.
+package, with nothing but this file, `descendants` and `removal`, so that it starts in milliseconds and takes
+little memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +24,7 @@ from typing import Any
 if __name__ == "__main__":  # started by its path, with nothing but the standard library in sight
     sys.path.append(str(Path(__file__).parents[2]))
 
-from pipeline import descendants
+from pipeline import descendants, removal
 
 PATIENCE_S = 5.0
 """Seconds after which a reaper that takes nothing, or does not end, is taken for stopped."""
@@ -145,12 +145,7 @@ def clean(watched: Watched) -> None:
 
 def _remove(path: Path) -> None:
     for _ in range(40):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        if not os.path.lexists(path):
+        if removal.remove(path) is None and not os.path.lexists(path):
             return
         # A process of a group that was killed above may need a moment to be gone, and write until then.
         time.sleep(0.05)

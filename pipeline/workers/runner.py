@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
+from pipeline import removal
 from pipeline.config.place import own_place
 from pipeline.errors import DamagedOutput, GangError, JobError, PipelineError
 from pipeline.errors import JobStopped as StopJob
@@ -191,10 +191,10 @@ class JobRunner:
                 check_output(out)
                 _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
                 store.note_cost(order.key, _cost(work, start))
-                shutil.rmtree(work.checkpoints, ignore_errors=True)
+                removal.remove(work.checkpoints)
         except BaseException:
             if order.key:
-                shutil.rmtree(out, ignore_errors=True)
+                removal.remove(out)
             raise
         return work
 

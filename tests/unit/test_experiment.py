@@ -2,13 +2,18 @@
 
 import io
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline import experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
+from pipeline.removal import remove
+from pipeline.results.paths import RunFolder
+from pipeline.results.record import write_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
 
@@ -40,3 +45,55 @@ def test_where_nobody_reads_a_request_is_carried_out_all_the_same(nothing_to_do:
     assert experiment.run_experiment(nothing_to_do, Terminal(file=stream)) == 0
     os.close(writing)
     assert (Path(nothing_to_do.output_dir) / "x/latest/results.json").is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2], ids=str)
+def test_signals_while_results_are_written_interrupt_nothing(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """When nothing is left to do the results are finished, and the exit code says so."""
+    write, got = experiment.write_samples, list[int]()
+
+    def signalled(*args: Any) -> None:
+        for _ in range(2):
+            signal.raise_signal(number)
+        write(*args)
+
+    monkeypatch.setattr(experiment, "write_samples", signalled)
+    before = signal.signal(number, lambda number, _: got.append(number))
+    try:
+        assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 0
+        assert not got
+        signal.raise_signal(number)
+        assert got == [number]
+    finally:
+        signal.signal(number, before)
+    names = {path.name for path in (Path(nothing_to_do.output_dir) / "x/latest/").iterdir()}
+    assert {"results.json", "results.csv", "samples.jsonl", "compute.json"} <= names
+    assert not [name for name in names if name.startswith(".")]
+
+
+@pytest.mark.parametrize(("name", "code"), [("plan.json", 0), ("results.json", 1)])
+def test_files_that_somebody_removed_during_the_run_are_told(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    write = experiment.write_compute
+
+    def removed(folder: Path, rows: Any) -> None:
+        write(folder, rows)
+        (folder / name).unlink()
+
+    monkeypatch.setattr(experiment, "write_compute", removed)
+    out = io.StringIO()
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=out, width=1000)) == code
+    (line,) = [line for line in out.getvalue().splitlines() if "removed" in line]
+    assert line.startswith(f"warning: somebody has removed {name} of this run")
+
+
+def test_without_results_the_exit_code_says_so(nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(run: RunFolder, rows: Any) -> None:
+        remove(run.path)
+        write_results(run, rows)
+
+    monkeypatch.setattr(experiment, "write_results", away)
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 1

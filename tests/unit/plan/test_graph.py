@@ -6,7 +6,7 @@ from pipeline.errors import CycleError, PlanError
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.pending import missing_jobs
-from pipeline.plan.summary import estimated_makespan, summarize
+from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, load_name, summarize
 
 
 def job(name: str, seconds: float = 1.0, **fields: object) -> Job:
@@ -67,3 +67,14 @@ def test_summary_counts_jobs_of_a_stage() -> None:
     plan = Plan([job("g0", 2, samples=10, **where), job("g1", 2, samples=5, **where)], [])
     (row,) = summarize(plan, ["g1"])
     assert (row.jobs, row.missing, row.samples, row.seconds) == (2, 1, 15, 2)
+
+
+def test_every_worker_loads_once_and_each_job_as_much_as_was_measured() -> None:
+    jobs = [
+        Job(id=name, key=name, entry="m:f", payload={}, model="tiny", devices=n)
+        for name, n in (("a", 1), ("b", 2))
+    ]
+    plan, measured = Plan(jobs, []), {WORKER_LOAD: 10.0, load_name(jobs[0]): 0.5}
+    assert estimated_load(plan, ["a", "b"], 3, measured) == 10.5
+    assert estimated_load(plan, ["a"], 1, {}) == 0
+    assert estimated_load(plan, [], 1, measured) == 0

@@ -11,6 +11,7 @@ from pipeline.report.tables import result_tables
 from pipeline.report.words import duration, rate
 from pipeline.results.record import ResultRow
 from pipeline.results.status import CellStatus, RunStatus, WorkerStatus
+from pipeline.terminal.console import Terminal
 
 
 def text_of(renderable: object, width: int = 140) -> str:
@@ -39,6 +40,22 @@ def test_several_seeds_are_averaged() -> None:
     text = text_of(result_tables(rows, 0.95)[0])
     assert "3 seeds" in text
     assert "0.420   [0.400, 0.440]" in text
+
+
+def test_the_difference_to_the_reference_is_over_the_seeds_that_have_both() -> None:
+    """Seeds differ more than methods do: a mean over others would turn the sign beside the p-value of these."""
+    rows = [row("reference", seed, 0, value) for seed, value in enumerate((0.20, 0.60, 0.70))]
+    rows.append(row("PITA", 0, 1, 0.30))
+    text = text_of(result_tables(rows, 0.95)[0])
+    assert "+0.100" in text
+    assert "PITA round 1: 1 of 3 seeds" in text
+    rows.append(row("PITA", 0, 1, 0.15, "pass@1/vs_reference"))
+    assert "+0.150" in text_of(result_tables(rows, 0.95)[0])
+
+
+def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
+    rows = [row(algo, seed, number, 0.5) for algo, number in (("reference", 0), ("PITA", 1)) for seed in range(2)]
+    assert " of 2 seeds" not in text_of(result_tables(rows, 0.95)[0])
 
 
 def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
@@ -101,6 +118,18 @@ def test_live_view_fits_a_low_terminal() -> None:
     text = text_of(screen(many, 140, 24))
     assert len(text.splitlines()) <= 24
     assert "more chains" in text
+
+
+def test_the_cursor_waits_below_the_live_view() -> None:
+    """The terminal shows ^C where the cursor is, which must not wrap a line of the view."""
+    out = io.StringIO()
+    console = Terminal(
+        file=out, force_terminal=True, force_interactive=True, color_system=None, width=80, height=24
+    )
+    with make_reporter(console) as reporter:
+        reporter.update(status(total=10, done=3, running=1))
+        assert not out.getvalue().split("\n")[-1].strip()
+        assert "worker" in out.getvalue()
 
 
 def test_output_that_is_no_terminal_gets_plain_lines_once_for_each_round() -> None:

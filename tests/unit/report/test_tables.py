@@ -239,6 +239,33 @@ def test_the_live_view_of_eight_workers_and_many_chains_fits_a_small_terminal(gp
     assert text.count("61.0/140.0 GiB" if gpus else "3.0 GiB") == 8
 
 
+def test_columns_of_the_live_view_stay_where_they_are_while_a_run_goes_on() -> None:
+    """Neither a clock that grows nor a worker that becomes idle moves a column, and devices are named in full."""
+    status = busy(2, 2, gpus=False)
+    places = set()
+    for seconds, rss, states in (
+        (1.0, 2**29, "rr"),
+        (75.0, 30 * 2**30, "rr"),
+        (3599.0, 2**30, "ri"),
+        (9e4, 0, "ii"),
+    ):
+        own = [
+            replace(
+                worker,
+                device=f"cpu slot {worker.index}, 1 thread",
+                state="running" if state == "r" else "idle",
+                running_s=seconds,
+                rss_bytes=rss,
+            )
+            for worker, state in zip(status.workers, states, strict=True)
+        ]
+        lines = printed(screen(replace(status, workers=tuple(own)), 80, 24), 80).splitlines()
+        (heading,) = [line for line in lines if " worker " in f" {line} "]
+        places.add(heading)
+        assert [line.split()[1:3] for line in lines[-2:]] == [["cpu", "0"], ["cpu", "1"]]
+    assert len(places) == 1, places
+
+
 def test_the_live_view_uses_the_room_of_a_large_terminal() -> None:
     text = printed(screen(busy(8, 27), 160, 50), 160)
     assert "more chains" not in text

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError
 from pipeline.plan.job import Job
-from pipeline.results.outputs import PAGE, check_output, read_input, read_lines, read_metrics
+from pipeline.results import outputs
+from pipeline.results.outputs import MAX_LEVELS, PAGE, check_output, read_input, read_lines, read_metrics
 from pipeline.results.paths import RunFolder
 from pipeline.results.record import collect_rows, read_results, write_results, write_samples
 from pipeline.results.store import Store
@@ -308,3 +309,22 @@ def test_a_spreadsheet_shows_a_name_rather_than_running_it(tmp_path: Path, sign:
     assert f"'{sign}HYPERLINK" in run.results_csv.read_bytes().decode()
     assert ",-0.5," in cells  # a number is none
     assert json.loads(run.results_json.read_bytes())["rows"][0]["metric"] == name
+
+
+def test_an_output_may_have_so_many_folders_in_one_another_and_no_more(tmp_path: Path) -> None:
+    inner = tmp_path.joinpath(*("d" for _ in range(MAX_LEVELS)))
+    inner.mkdir(parents=True)
+    check_output(tmp_path)
+    (inner / "one more").mkdir()
+    with pytest.raises(JobError, match=f"more than {MAX_LEVELS} folders in one another, under d/d/d"):
+        check_output(tmp_path)
+
+
+def test_an_output_may_have_so_many_files_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "MAX_FILES", 3)
+    for name in "abc":
+        (tmp_path / name).touch()
+    check_output(tmp_path)
+    (tmp_path / "d").touch()
+    with pytest.raises(JobError, match="more than 3 files and folders"):
+        check_output(tmp_path)

@@ -86,6 +86,11 @@ def test_the_line_names_everything() -> None:
         "makespan 71.2 s = 1.08 x the lower bound 66.0 s (critical path 40.1 s, work 132.0 s on 2 devices); "
         "lost device-seconds: load 5.0, dependency 3.1, retry 0.0, tail 2.1"
     )
+    assert made.in_words() == (
+        "took 71.2 s; at best it could have taken 66.0 s (longest chain of jobs 40.1 s; work 132.0 s on 2 "
+        "devices). Device time not used for work: loading 5.0 s, waiting for inputs 3.1 s, failed attempts 0.0 s, "
+        "idle at the end 2.1 s"
+    )
 
 
 def test_a_job_of_several_devices_takes_all_of_them() -> None:

@@ -27,7 +27,7 @@ def test_the_second_sighup_of_a_closed_terminal_is_no_second_request(
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     calls: list[None] = []
     try:
-        with StopSignals(lambda: calls.append(None)) as signals:
+        with StopSignals() as signals, signals.calling(lambda: calls.append(None)):
             os.kill(os.getpid(), first)
             assert select.select([signals.fileno()], [], [], 10)[0]
             signals.drain()
@@ -36,3 +36,19 @@ def test_the_second_sighup_of_a_closed_terminal_is_no_second_request(
             assert len(calls) == 1 + hurries
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_outside_of_jobs_the_third_signal_ends_the_process_as_it_did_before() -> None:
+    """What is written is finished, but not if it never ends."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        with StopSignals() as signals:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGTERM)
+            assert not got
+            assert signals.received == "SIGTERM"
+            signal.raise_signal(signal.SIGTERM)
+            assert got == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -48,6 +48,32 @@ def test_a_line_that_is_said_above_a_live_view_keeps_its_colour_to_itself() -> N
         assert "\x1b[33mview" not in out.getvalue()
 
 
+def said(text: str, width: int, *, terminal: bool = True, copy: str = "") -> list[str]:
+    out = io.StringIO()
+    say(Terminal(file=out, force_terminal=terminal, color_system=None, width=width), text, copy=copy)
+    return out.getvalue().splitlines()
+
+
+def test_on_a_terminal_lines_end_between_words_and_what_is_to_be_copied_is_whole() -> None:
+    path = "outputs/small/2026-01-01_00-00-00/run.log"
+    assert said(f"one word and another, then {path} ends", 20) == ["one word and", "another, then", path, "ends"]
+    assert said("read the first:", 20, copy="python -m pipeline logs x y") == [
+        "read the first:",
+        "python -m pipeline logs x y",
+    ]
+    assert said("go: `python -m pipeline gpus`, or not", 20) == ["go:", "`python -m pipeline gpus`,", "or not"]
+    assert said("  a  `b\n\nc", 20) == ["  a  `b", "", "c"]
+
+
+def test_where_there_is_no_terminal_lines_stay_whole() -> None:
+    assert said("one word and another", 8, terminal=False, copy="a b c") == ["one word and another a b c"]
+
+
+@given(st.text(" `ab\n"), st.integers(1, 30))
+def test_wrapping_changes_nothing_but_spaces(text: str, width: int) -> None:
+    assert "".join(said(text, width)).replace(" ", "") == text.replace(" ", "").replace("\n", "")
+
+
 def test_where_an_encoding_has_no_lines_and_dots_there_are_likenesses() -> None:
     table = Table("a · b")
     table.add_row("数 ✓")

@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.removal import remove
 from pipeline.workers import reaper as reaper_module
 from pipeline.workers.reaper import Reaper
+from tests.unit.test_removal import nest
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -38,6 +40,16 @@ def test_what_is_registered_goes_and_what_was_forgotten_stays(tmp_path: Path) ->
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def test_a_folder_is_removed_however_deep_it_is(tmp_path: Path) -> None:
+    nest(tmp_path / "gone")
+    reaper = Reaper()
+    reaper.watch_path(tmp_path / "gone")
+    reaper.close()
+    left = (tmp_path / "gone").exists()
+    remove(tmp_path / "gone")  # pytest could not
+    assert not left
 
 
 def test_it_is_out_of_reach_of_the_terminal_and_ends_with_the_engine() -> None:
