@@ -7,12 +7,15 @@ time or stack out of proportion to what they are given. What a request needs is 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
+from io import StringIO
 from pathlib import Path
 
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult
+from omegaconf import OmegaConf
 
 from pipeline.errors import ConfigError
 
@@ -25,6 +28,10 @@ DEEPEST = 50
 LONGEST_OVERRIDE = 10_000
 """Characters of one setting on the command line."""
 LONGEST_COMMAND_LINE = 100_000
+LONGEST_NUMBER = 300
+"""Digits; Python reads no integer of thousands of them."""
+MOST_DEFAULTS = 200
+"""Files that the `defaults` of one file name; Hydra takes time with the square of them."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -42,6 +49,8 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 f"{key}=...: {len(override):,} characters, and a setting on the command line has "
                 f"{LONGEST_OVERRIDE:,} at most. {_IN_A_FILE}"
             )
+        if long := _LONG_NUMBER.search(override.partition("=")[2]):
+            raise ConfigError(f"{key}=...: {_number_of(long[0])}")
         if _depth(override) > DEEPEST:
             raise ConfigError(f"{key}=...: brackets inside each other more than {DEEPEST} deep")
     if sum(map(len, overrides)) > LONGEST_COMMAND_LINE:
@@ -58,7 +67,7 @@ def bound_files() -> None:
     setattr(FileConfigSource, "load_config", _load_config)  # noqa: B010
 
 
-_hydras_available, _hydras_load_config = FileConfigSource.available, FileConfigSource.load_config
+_hydras_available = FileConfigSource.available
 
 
 def _available(source: FileConfigSource) -> bool:
@@ -73,15 +82,22 @@ def _available(source: FileConfigSource) -> bool:
 
 
 def _load_config(source: FileConfigSource, config_path: str) -> ConfigResult:
-    """Read one file.
+    """Read one file, as Hydra does, but for a mark at its beginning that some editors write (BOM).
 
     Raises:
         ConfigError: It is too large, too deep, or repeats itself without end.
     """
     path = Path(os.path.realpath(Path(source.path) / source._normalize_file_name(config_path)))
-    if path.is_file():
-        check_file(path)
-    return _hydras_load_config(source, config_path)
+    if not path.exists():
+        raise ConfigLoadError(f"Config not found : {path}")
+    check_file(path)
+    text = path.read_text(encoding="utf-8-sig")
+    return ConfigResult(
+        config=OmegaConf.load(StringIO(text)),
+        path=f"{source.scheme()}://{source.path}",
+        provider=source.provider,
+        header=source._get_header_dict(text[:_HEADER]),
+    )
 
 
 def check_file(path: Path) -> None:
@@ -121,6 +137,9 @@ def _check_events(events: Iterable[yaml.Event]) -> None:
             count += 1
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
+            if event.implicit[0] and _LONG_NUMBER.fullmatch(event.value.lstrip("+-")):
+                line = event.start_mark.line + 1  # type: ignore[no-untyped-call]
+                raise ConfigError(f"line {line}: {_number_of(event.value)}")
             if anchor:
                 sizes[anchor] = 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -135,6 +154,10 @@ def _check_events(events: Iterable[yaml.Event]) -> None:
             )
 
 
+def _number_of(digits: str) -> str:
+    return f"a number of {len(digits):,} digits, and {LONGEST_NUMBER} are the most. Quote it if it is a text"
+
+
 def _depth(text: str) -> int:
     deepest = depth = 0
     for character in text:
@@ -147,4 +170,7 @@ def _depth(text: str) -> int:
 
 
 _SHOWN = 80
+_HEADER = 512
+"""Characters in which `# @package ...` is looked for."""
+_LONG_NUMBER = re.compile(rf"(?<![\w'\"])[0-9_]{{{LONGEST_NUMBER + 1},}}(?![\w'\"])")
 _IN_A_FILE = "Put them in a YAML file, as docs/extending.md shows."

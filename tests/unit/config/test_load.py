@@ -108,7 +108,20 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("dataset=adition", "Did you mean 'addition'"),
         ("algos.PITA.eta=strong", "algos.PITA.eta=strong"),
         ("execution.barrier=rond", "expected one of [none, round]"),
-        ("experiment.seeds=3", "experiment.seeds=3"),
+        ("experiment.seeds=3", "must be a list: 'experiment.seeds=[3]'"),
+        ("experiment.seeds=0,1", "Write 'experiment.seeds=[0,1]' for a list"),
+        ("experiment.seeds=[0,", "write it in quotes, as in 'experiment.seeds=[0, 1]'"),
+        ("seed=3", "Did you mean experiment.seeds=[3]?"),
+        ("lr=0.1", "Did you mean algos.<NAME>.learning_rate=0.1?"),
+        ("learning_rate=0.1", "Did you mean algos.<NAME>.learning_rate=0.1?"),
+        ("dry_run", "Did you mean dry_run=true?"),
+        ("status", "a command of its own: python -m pipeline status"),
+        ("datasets=gsm8k", "choose one with dataset=gsm8k"),
+        (
+            "model=gpt2",
+            "unknown model 'gpt2'. Known: hf, smollm2, tiny. For a folder or an id of the hub: model=hf",
+        ),
+        ("model=owner/name", "unknown model 'owner/name'"),
         ("a=b=[", "cannot read 'a=b=['"),
         ("algos.Mine.class_path=no_such_module.Mine", "cannot import 'no_such_module.Mine'"),
         ("algos.Mine.class_path=json.JSONDecoder", "is no Algorithm"),
@@ -199,3 +212,18 @@ def test_a_stage_sees_only_the_sections_it_declared() -> None:
     assert rebuilt.algo == config.algos["PITA"]
     with pytest.raises(AttributeError):
         _ = rebuilt.evaluation
+
+
+def test_the_file_that_is_missing_is_named_and_not_the_one_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("defaults:\n  - nowhere\n")
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    with pytest.raises(ConfigError, match=r"experiment/mine\.yaml: its `defaults` name 'experiment/nowhere'"):
+        load_config([NAME, search, "experiment=mine"])
+    with pytest.raises(ConfigError, match="unknown experiment 'mina'. Did you mean 'mine'?"):
+        load_config([NAME, search, "experiment=mina"])
+
+
+def test_a_word_that_is_a_command_is_known_as_one() -> None:
+    commands = {command.name for command in get_command(app).commands.values()}
+    assert commands == set(COMMANDS)
