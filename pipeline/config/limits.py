@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from pipeline.errors import ConfigError
 
@@ -92,8 +92,12 @@ def _load_config(source: FileConfigSource, config_path: str) -> ConfigResult:
         raise ConfigLoadError(f"Config not found : {path}")
     check_file(path)
     text = path.read_text(encoding="utf-8-sig")
+    config = OmegaConf.load(StringIO(text))
+    named = config.get("defaults") if isinstance(config, DictConfig) else None
+    if isinstance(named, ListConfig) and len(named) > MOST_DEFAULTS:
+        raise ConfigError(f"{path}: {len(named):,} entries of `defaults`, and {MOST_DEFAULTS} are the most")
     return ConfigResult(
-        config=OmegaConf.load(StringIO(text)),
+        config=config,
         path=f"{source.scheme()}://{source.path}",
         provider=source.provider,
         header=source._get_header_dict(text[:_HEADER]),

@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString, Sweep
+from hydra.core.override_parser.types import Glob, QuotedString, Sweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -232,7 +232,7 @@ def _check_choices(overrides: Sequence[str]) -> None:
         except HydraException:
             continue  # it is told with all that Hydra cannot read
         names = chosen if isinstance(chosen, list) else [chosen]
-        if not all(isinstance(name, (str, QuotedString, Sweep)) for name in names):
+        if not all(isinstance(name, (str, QuotedString, Sweep, Glob)) for name in names):
             example = {"algos": "'algos=[PITA,DPO]'", "profile": "profile=cpu"}.get(group, f"{group}=NAME")
             raise ConfigError(
                 f"{group}={value}: must be a name, or a list of names, of files in conf/{group}/, for example "
@@ -381,8 +381,8 @@ def _several_values(key: str, given: str) -> str:
     given = given.replace(" ", "")
     text = "" if key in NAMED_GROUPS else f"\"{key}='{given}'\" for one text, "
     return (
-        f"{key}={given}: several values. Write '{key}=[{given}]' for a list, {text}or add --multirun for a run for "
-        "each"
+        f"{key}={given}: several values. Write '{key}=[{given}]' for a list, {text}or add --multirun for a run "
+        "for each"
     )
 
 
@@ -434,12 +434,14 @@ def _missing_file(error: MissingConfigException) -> str:
     owner = f"{named_by[1]}.yaml: " if named_by and named_by[1] != "config" else ""
     if not file:
         return _one_line(str(error))
-    if error.options is None:
+    in_group = (conf_dir() / file).parent
+    if error.options is None and (owner or not in_group.is_dir()):
         return f"{owner}its `defaults` name '{file}', and there is no file {file}.yaml"
     group, _, name = (
         file.partition("/") if (conf_dir() / file.partition("/")[0]).is_dir() else file.rpartition("/")
     )
-    options = [option for option in error.options if not option.endswith("_schema")]
+    found = error.options if error.options is not None else [each.stem for each in in_group.glob("*.yaml")]
+    options = [option for option in found if not option.endswith("_schema")]
     said = unknown_name({"algos": "algorithm"}.get(group, group), name, options)
     if group == "model":
         said += f" For a folder or an id of the hub: model=hf models.hf.path={name}"

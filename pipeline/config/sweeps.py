@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.plugins import Plugins
 
 from pipeline.errors import ConfigError
 
@@ -25,15 +25,18 @@ def bound_sweeps() -> None:
 
     Changed in place, for the reasons of `pipeline.config.limits.bound_files`.
     """
-    setattr(BasicSweeper, "split_arguments", staticmethod(_split_arguments))  # noqa: B010
+    Plugins.instance()  # which imports the modules of all plugins anew: their classes are others before
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
+    hydras = BasicSweeper.split_arguments
+    if hydras.__module__ == __name__:
+        return
 
-_hydras_split_arguments = BasicSweeper.split_arguments
+    def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        check_sweep(overrides)
+        return hydras(overrides, max_batch_size)
 
-
-def _split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
-    check_sweep(overrides)
-    return _hydras_split_arguments(overrides, max_batch_size)
+    setattr(BasicSweeper, "split_arguments", staticmethod(split_arguments))  # noqa: B010
 
 
 def check_sweep(overrides: Sequence[Override]) -> None:

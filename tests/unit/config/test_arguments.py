@@ -63,7 +63,7 @@ def test_what_hydra_knows_is_left_to_it(words: str) -> None:
     [
         ("a=1 --multirun b=1,2 c=3", "a=1 b=1,2 c=3 --multirun"),
         ("a=1 --config-dir D b=2 ~c", "a=1 b=2 ~c --config-dir D"),
-        ("-p a --cfg job a b=1", "a b=1 -p a --cfg job"),
+        ("-p algos a=1 --cfg job b=1", "a=1 b=1 -p algos --cfg job"),
         ("--info config a=1", "a=1 --info config"),
         ("", ""),
     ],

@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from pipeline.__main__ import app
+from pipeline.config.known import COMMANDS
 from pipeline.config.load import (
     conf_dir,
     config_from_plain,
@@ -134,7 +137,7 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("+x=1", "unknown key 'x'"),
         ("output_dir=???", "output_dir is missing"),
         ("output_dir=${experiment}", "output_dir"),
-        (f"experiment.seeds=[{'1' * 5000}]", "4300 digits"),
+        (f"experiment.seeds=[{'1' * 5000}]", "a number of 5,000 digits"),
         ("training=${experiment}", "unknown key 'training.name'"),
         ("output_dir=a\udcffb", "cannot read 'output_dir=a"),
     ],
@@ -220,10 +223,36 @@ def test_the_file_that_is_missing_is_named_and_not_the_one_that_names_it(tmp_pat
     search = f"hydra.searchpath=[file://{tmp_path}]"
     with pytest.raises(ConfigError, match=r"experiment/mine\.yaml: its `defaults` name 'experiment/nowhere'"):
         load_config([NAME, search, "experiment=mine"])
-    with pytest.raises(ConfigError, match="unknown experiment 'mina'. Did you mean 'mine'?"):
+    with pytest.raises(ConfigError, match=r"unknown experiment 'mina'\. Did you mean 'mine'"):
         load_config([NAME, search, "experiment=mina"])
 
 
 def test_a_word_that_is_a_command_is_known_as_one() -> None:
-    commands = {command.name for command in get_command(app).commands.values()}
+    commands = {command.name for command in vars(get_command(app))["commands"].values()}
     assert commands == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("# @package _global_\nrounds_of_training: " + "1" * 6000, "line 2: a number of 6,000 digits"),
+        ("defaults: [" + "a, " * 201 + "]", "201 entries of `defaults`, and 200 are the most"),
+    ],
+    ids=["number", "defaults"],
+)
+def test_a_file_that_cannot_be_read_is_named(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        load_config([NAME, f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"])
+    assert "mine.yaml: " in str(refused.value)
+    assert said in str(refused.value)
+
+
+def test_a_byte_order_mark_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(
+        "# @package _global_\nrounds_of_training: 7\n", encoding="utf-8-sig"
+    )
+    loaded = load_config([NAME, f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"])
+    assert loaded.rounds_of_training == 7
