@@ -142,8 +142,8 @@ def _check_events(events: Iterable[yaml.Event]) -> None:
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
             if event.implicit[0] and _LONG_NUMBER.fullmatch(event.value.lstrip("+-")):
-                line = event.start_mark.line + 1  # type: ignore[no-untyped-call]
-                raise ConfigError(f"line {line}: {_number_of(event.value)}")
+                place = "" if event.start_mark is None else f"line {event.start_mark.line + 1}: "
+                raise ConfigError(f"{place}{_number_of(event.value)}")
             if anchor:
                 sizes[anchor] = 1
         elif isinstance(event, yaml.CollectionEndEvent):

@@ -67,7 +67,7 @@ def test_fit_says_why_nothing_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
-        (["--gpus", "8"], "give their number and their memory"),
+        (["--gpus", "8"], "give their number and their memory: --gpus 8 --memory 80"),
         (["--num-gpus", "3"], "num_gpus=3, but there are 2 GPUs"),
         (["--strategy", "ddp", "--num-gpus", "1"], "strategy=ddp cannot use num_gpus=1"),
     ],

@@ -38,6 +38,11 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
             ["datasets.addition.reward=length", "datasets.addition.rewards={exact_match: 1}"],
             "`rewards` of the same",
         ),
+        (["algos.PITA.beta=2"], "with preference=hard the higher score wins"),
+        (["algos=[DPO]", "algos.DPO.preferences.beta=2"], "with preferences.preference=hard"),
+        (["algos=[DPO]", "algos.DPO.pairs=existing", "algos.DPO.num_generations=8"], "come from the dataset"),
+        (["algos=[BestOfN]", "algos.BestOfN.selection=majority", "algos.BestOfN.epochs=3"], "no reward model"),
+        (["execution.backend=inline", "execution.workers=3"], "execution.backend=inline runs every job"),
         (["system.use_parallel_execution=false", "execution.workers=3"], "runs every job in one process"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
@@ -55,6 +60,9 @@ def test_a_setting_without_effect_is_named_with_the_reason(overrides: list[str],
         (["algos.DPO.enabled=false"], False),
         (["profile=h200", "distributed.num_gpus=2", "training.memory_mb=100"], True),
         (["profile=cpu"], False),
+        (["algos.PITA.beta=2", "algos.PITA.preference=bradley_terry"], False),
+        (["algos=[DPO]", "algos.DPO.num_generations=8"], False),
+        (["algos=[BestOfN]", "algos.BestOfN.epochs=3"], False),
         (["model=hf", "models.hf.path=gpt2"], False),
         (["training.gpus_per_job=2", "distributed.fsdp_cpu_offload=true", "training.strategy=fsdp"], False),
         (["device=cpu", "distributed.num_gpus=null", "distributed.gpu_ids=null"], False),
@@ -80,5 +88,5 @@ def test_a_run_prints_the_warnings(tmp_path: object) -> None:
     given = [NAME, "dry_run=true", "device=cpu", f"output_dir={tmp_path}", "algos.DPO.beta=0.1"]
     config: Config = load_config(given)
     console = Console(file=io.StringIO(), width=200)
-    assert run_experiment(config, console, given) == 0
+    assert run_experiment(config, console, given=given) == 0
     assert "warning: algos.DPO.beta=0.1 has no effect" in console.file.getvalue()  # type: ignore[attr-defined]
