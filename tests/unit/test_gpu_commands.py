@@ -78,6 +78,18 @@ def test_wishes_that_cannot_be(wish: list[str], says: str, tmp_path: Path) -> No
     assert says in shown.stderr
 
 
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub() -> None:
+    shown = CliRunner().invoke(app, ["gpus", "fit", "/no/such"])
+    assert shown.exit_code == 2
+    assert "model '/no/such': there is no such file or folder" in shown.stderr
+
+
+def test_a_run_is_of_an_experiment() -> None:
+    shown = CliRunner().invoke(app, ["status", "--run", "2026"])
+    assert shown.exit_code == 2
+    assert "status NAME --run 2026" in shown.stderr
+
+
 @pytest.mark.parametrize(
     ("effective", "says"),
     [
