@@ -11,13 +11,17 @@ import re
 from collections.abc import Iterable, Sequence
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
 
 LARGEST_FILE = 1_000_000
 """Bytes of a YAML file."""
@@ -63,11 +67,11 @@ def bound_files() -> None:
     Its own class is changed in place: launchers send what is registered to other processes, where Hydra registers
     its own once more and accepts no other.
     """
+    Plugins.instance()  # which runs the modules of all plugins again: before, their classes are others
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+
     setattr(FileConfigSource, "available", _available)  # noqa: B010 - the type checker knows no change in place
     setattr(FileConfigSource, "load_config", _load_config)  # noqa: B010
-
-
-_hydras_available = FileConfigSource.available
 
 
 def _available(source: FileConfigSource) -> bool:
@@ -76,7 +80,7 @@ def _available(source: FileConfigSource) -> bool:
     Raises:
         ConfigError: It is not.
     """
-    if not _hydras_available(source):
+    if not source.is_group(""):
         raise ConfigError(f"there is no folder {source.path} ({source.provider})")
     return True
 
