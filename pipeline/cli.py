@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from rich.text import Text
 
 from pipeline import __version__, multirun
-from pipeline.config.arguments import check_flags
+from pipeline.config.arguments import check_flags, settings_first
 from pipeline.config.load import VERSION_BASE, conf_dir, explain, register_schemas, typed
 from pipeline.devices.flags import FLAGS, as_overrides
 from pipeline.errors import PipelineError
@@ -71,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         arguments = as_overrides(arguments)
         check_flags(arguments, FLAGS)
+        arguments = settings_first(arguments)
         with _for_hydra(arguments):
             register_schemas(arguments)
             entry()

@@ -32,6 +32,10 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
     Raises:
         PipelineError: There is no such run, or it cannot be read.
     """
+    if name is None and stamp is not None:
+        raise ConfigError(
+            f"--run {stamp} is a run of one experiment: say which, as in `status NAME --run {stamp}`"
+        )
     now = time.time()
     if name is not None:
         run = RecordedRun(choose_run(output_dir, name, stamp))

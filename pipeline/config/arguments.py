@@ -8,17 +8,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 
-from pipeline.config.load import known_keys
-from pipeline.config.schema import Config
+from pipeline.config.known import nearest_setting
 from pipeline.errors import ConfigError
-
-_TABLES = ("algos", "datasets", "models")
 
 
 def check_flags(arguments: Sequence[str], own: Sequence[str] = ()) -> None:
@@ -43,6 +39,24 @@ def check_flags(arguments: Sequence[str], own: Sequence[str] = ()) -> None:
         raise ConfigError(f"unknown flag {flag}. {_meant(flag, _values(flag, arguments), own)}")
 
 
+def settings_first(arguments: Sequence[str]) -> list[str]:
+    """Bring all settings together, since Hydra takes none on both sides of a flag; their order stays.
+
+    They go before the flags: one that may take a value would take the setting after it.
+
+    Args:
+        arguments: A command line that `check_flags` has passed.
+    """
+    settings = list(get_args_parser().parse_known_intermixed_args(list(arguments))[0].overrides)
+    first, flags = list(settings), []
+    for word in arguments:
+        if settings and word == settings[0]:
+            settings.pop(0)
+        else:
+            flags.append(word)
+    return [*first, *flags]
+
+
 def _refuse(message: str) -> NoReturn:
     raise ConfigError(f"{message}. Settings are written KEY=VALUE")
 
@@ -65,50 +79,7 @@ def _meant(flag: str, values: Sequence[str], flags: Sequence[str]) -> str:
     known = [*flags, *re.findall(r"--[a-z-]+", get_args_parser().format_usage())]
     if near := [each for each in flags if each.startswith(f"{name}-")] or get_close_matches(name, known, 1, 0.8):
         return f"Did you mean {' '.join([near[0], *values])}?"
-    setting = _nearest(name.lstrip("-").replace("-", "_"))
+    setting = nearest_setting(name.lstrip("-").replace("-", "_"), values)
     if setting is None:
         return f"Settings are written KEY=VALUE; flags are {', '.join(flags)}, and those of --hydra-help"
-    key, default = setting
-    return f"Settings are written KEY=VALUE. Did you mean {key}={_value(values, default)}?"
-
-
-def _value(values: Sequence[str], default: Any) -> str:
-    if isinstance(default, list):
-        return f"[{','.join(values)}]" if values else "[...]"
-    if not values:
-        return str(not default).lower() if isinstance(default, bool) else "..."
-    return values[0]
-
-
-def _nearest(name: str) -> tuple[str, Any] | None:
-    """The key whose last part, or whole, resembles a name most, and its default if that is known."""
-    keys: dict[str, Any] = dict(_settings(Config(), ""))
-    near = _nearest_of(name, list(keys))
-    if near is None:
-        parts = [key.split(".", 2) for key in known_keys() if key.startswith(_TABLES)]
-        near = _nearest_of(name, [f"{each[0]}.<NAME>.{each[2]}" for each in parts if len(each) == 3])
-    return None if near is None else (near, keys.get(near))
-
-
-def _nearest_of(name: str, keys: Sequence[str]) -> str | None:
-    by_leaf: dict[str, str] = {}
-    for key in keys:
-        by_leaf.setdefault(key.rpartition(".")[2], key)
-    whole = {key.replace(".", "_"): key for key in keys}
-    found = (
-        [leaf for leaf in (name, f"{name}s") if leaf in by_leaf]
-        or [leaf for leaf in by_leaf if leaf.startswith(f"{name}_")]
-        or get_close_matches(name, [*by_leaf, *whole], 1, 0.7)
-    )
-    return (by_leaf.get(found[0]) or whole[found[0]]) if found else None
-
-
-def _settings(section: Any, prefix: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for item in fields(section):
-        value = getattr(section, item.name)
-        if is_dataclass(value):
-            found += _settings(value, f"{prefix}{item.name}.")
-        elif prefix or item.name not in _TABLES:
-            found.append((prefix + item.name, value))
-    return found
+    return f"Settings are written KEY=VALUE. Did you mean {setting}?"

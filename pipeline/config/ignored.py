@@ -12,9 +12,14 @@ from fnmatch import fnmatchcase
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
     AlgoConfig,
+    Backend,
     BestOfNConfig,
     Config,
+    DPOConfig,
+    PairSource,
+    PITAConfig,
     PolicyAlgoConfig,
+    Preference,
     Selection,
     TinyModelConfig,
     ValueAlgoConfig,
@@ -76,6 +81,11 @@ def _guides(run: Run) -> bool:
     return any(isinstance(algo, ValueAlgoConfig) for algo in run.enabled)
 
 
+def _preference(run: Run) -> Preference | None:
+    """How the learnt reward of the key's algorithm takes a difference of scores."""
+    return getattr(getattr(run.algo, "preferences", None), "preference", None)
+
+
 def _own(run: Run) -> bool:
     return any(algo.class_path is not None for algo in run.enabled)
 
@@ -97,6 +107,29 @@ RULES = (
         "algos.*.lora.*",
         lambda run: run.key[3] != "rank" and isinstance(run.algo, PolicyAlgoConfig) and run.algo.lora.rank == 0,
         "there are no adapters; lora.rank sets their rank",
+    ),
+    Rule(
+        "algos.*.beta",
+        lambda run: isinstance(run.algo, PITAConfig) and run.algo.preference is Preference.hard,
+        "with preference=hard the higher score wins, whatever the difference",
+    ),
+    Rule(
+        "algos.*.preferences.beta",
+        lambda run: _preference(run) is Preference.hard,
+        "with preferences.preference=hard the higher score wins, whatever the difference",
+    ),
+    Rule(
+        "algos.*.num_generations",
+        lambda run: isinstance(run.algo, DPOConfig) and run.algo.pairs is PairSource.existing,
+        "with pairs=existing the pairs come from the dataset, and nothing is sampled for them",
+    ),
+    *(
+        Rule(
+            f"algos.*.{key}",
+            lambda run: isinstance(run.algo, BestOfNConfig) and run.algo.selection is Selection.majority,
+            "with selection=majority no reward model is trained",
+        )
+        for key in ("learning_rate", "epochs", "batch_size", "preferences.*")
     ),
     Rule("algos.*.memory_mb", lambda run: not run.gpu, _NO_GPU),
     Rule(
@@ -145,6 +178,11 @@ RULES = (
         "execution.workers",
         lambda run: not run.config.system.use_parallel_execution,
         "system.use_parallel_execution=false runs every job in one process",
+    ),
+    Rule(
+        "execution.workers",
+        lambda run: run.config.execution.backend is Backend.inline,
+        "execution.backend=inline runs every job in one process",
     ),
 )
 """The first rule that applies to a key speaks."""

@@ -7,15 +7,21 @@ time or stack out of proportion to what they are given. What a request needs is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
+from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
 
 LARGEST_FILE = 1_000_000
 """Bytes of a YAML file."""
@@ -26,6 +32,10 @@ DEEPEST = 50
 LONGEST_OVERRIDE = 10_000
 """Characters of one setting on the command line."""
 LONGEST_COMMAND_LINE = 100_000
+LONGEST_NUMBER = 300
+"""Digits; Python reads no integer of thousands of them."""
+MOST_DEFAULTS = 200
+"""Files that the `defaults` of one file name; Hydra takes time with the square of them."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -43,6 +53,8 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 f"{key}=...: {len(override):,} characters, and a setting on the command line has "
                 f"{LONGEST_OVERRIDE:,} at most. {_IN_A_FILE}"
             )
+        if long := _LONG_NUMBER.search(override.partition("=")[2]):
+            raise ConfigError(f"{key}=...: {_number_of(long[0])}")
         if _depth(override) > DEEPEST:
             raise ConfigError(f"{key}=...: brackets inside each other more than {DEEPEST} deep")
     if sum(map(len, overrides)) > LONGEST_COMMAND_LINE:
@@ -55,46 +67,45 @@ def bound_files() -> None:
     Its own class is changed in place: launchers send what is registered to other processes, where Hydra registers
     its own once more and accepts no other.
     """
-    Plugins.instance()  # registers it
-    source = SourcesRegistry.instance().types["file"]
-    if not hasattr(source, _LOOKS):
-        setattr(source, _LOOKS, True)
-        setattr(source, "available", _available(source.available))  # noqa: B010 - the type checker knows no change
-        setattr(source, "load_config", _load_config(source.load_config))  # noqa: B010
+    Plugins.instance()  # which runs the modules of all plugins again: before, their classes are others
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+
+    setattr(FileConfigSource, "available", _available)  # noqa: B010 - the type checker knows no change in place
+    setattr(FileConfigSource, "load_config", _load_config)  # noqa: B010
 
 
-_LOOKS = "looks_at_files_first"
+def _available(source: FileConfigSource) -> bool:
+    """Whether the folder is there; Hydra would go on without one that a user names in vain.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not source.is_group(""):
+        raise ConfigError(f"there is no folder {source.path} ({source.provider})")
+    return True
 
 
-def _available(hydras: Callable[[ConfigSource], bool]) -> Callable[[ConfigSource], bool]:
-    def available(source: ConfigSource) -> bool:
-        """Whether the folder is there; Hydra would go on without one that a user names in vain.
+def _load_config(source: FileConfigSource, config_path: str) -> ConfigResult:
+    """Read one file, as Hydra does, but for a mark at its beginning that some editors write (BOM).
 
-        Raises:
-            ConfigError: It is not.
-        """
-        if not hydras(source):
-            raise ConfigError(f"there is no folder {source.path} ({source.provider})")
-        return True
-
-    return available
-
-
-def _load_config(
-    hydras: Callable[[ConfigSource, str], ConfigResult],
-) -> Callable[[ConfigSource, str], ConfigResult]:
-    def load_config(source: ConfigSource, config_path: str) -> ConfigResult:
-        """Read one file.
-
-        Raises:
-            ConfigError: It is too large, too deep, or repeats itself without end.
-        """
-        path = Path(os.path.realpath(Path(source.path) / source._normalize_file_name(config_path)))
-        if path.is_file():
-            check_file(path)
-        return hydras(source, config_path)
-
-    return load_config
+    Raises:
+        ConfigError: It is too large, too deep, or repeats itself without end.
+    """
+    path = Path(os.path.realpath(Path(source.path) / source._normalize_file_name(config_path)))
+    if not path.exists():
+        raise ConfigLoadError(f"Config not found : {path}")
+    check_file(path)
+    text = path.read_text(encoding="utf-8-sig")
+    config = OmegaConf.load(StringIO(text))
+    named = config.get("defaults") if isinstance(config, DictConfig) else None
+    if isinstance(named, ListConfig) and len(named) > MOST_DEFAULTS:
+        raise ConfigError(f"{path}: {len(named):,} entries of `defaults`, and {MOST_DEFAULTS} are the most")
+    return ConfigResult(
+        config=config,
+        path=f"{source.scheme()}://{source.path}",
+        provider=source.provider,
+        header=source._get_header_dict(text[:_HEADER]),
+    )
 
 
 def check_file(path: Path) -> None:
@@ -134,6 +145,9 @@ def _check_events(events: Iterable[yaml.Event]) -> None:
             count += 1
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
+            if event.implicit[0] and _LONG_NUMBER.fullmatch(event.value.lstrip("+-")):
+                place = "" if event.start_mark is None else f"line {event.start_mark.line + 1}: "
+                raise ConfigError(f"{place}{_number_of(event.value)}")
             if anchor:
                 sizes[anchor] = 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -148,6 +162,10 @@ def _check_events(events: Iterable[yaml.Event]) -> None:
             )
 
 
+def _number_of(digits: str) -> str:
+    return f"a number of {len(digits):,} digits, and {LONGEST_NUMBER} are the most. Quote it if it is a text"
+
+
 def _depth(text: str) -> int:
     deepest = depth = 0
     for character in text:
@@ -160,4 +178,7 @@ def _depth(text: str) -> int:
 
 
 _SHOWN = 80
+_HEADER = 512
+"""Characters in which `# @package ...` is looked for."""
+_LONG_NUMBER = re.compile(rf"(?<![\w'\"])[0-9_]{{{LONGEST_NUMBER + 1},}}(?![\w'\"])")
 _IN_A_FILE = "Put them in a YAML file, as docs/extending.md shows."

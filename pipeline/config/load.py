@@ -7,8 +7,8 @@ message. Workers receive the plain form and rebuild the typed one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,11 +18,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString, Sweep
+from hydra.core.override_parser.types import Glob, QuotedString, Sweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline.config.known import GROUPS, NAMED_GROUPS, known_keys, meant_by_word, nearest_setting, own_keys
 from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.own_code import check_settings_class, import_object
 from pipeline.config.schema import (
@@ -34,6 +35,7 @@ from pipeline.config.schema import (
     DatasetConfig,
     StageConfig,
 )
+from pipeline.config.sweeps import bound_sweeps
 from pipeline.config.values import brief
 from pipeline.errors import ConfigError, unknown_name
 
@@ -68,6 +70,7 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     check_overrides(overrides)
     _check_choices(overrides)
     bound_files()
+    bound_sweeps()
     store = ConfigStore.instance()
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
     shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}
@@ -229,7 +232,7 @@ def _check_choices(overrides: Sequence[str]) -> None:
         except HydraException:
             continue  # it is told with all that Hydra cannot read
         names = chosen if isinstance(chosen, list) else [chosen]
-        if not all(isinstance(name, (str, QuotedString, Sweep)) for name in names):
+        if not all(isinstance(name, (str, QuotedString, Sweep, Glob)) for name in names):
             example = {"algos": "'algos=[PITA,DPO]'", "profile": "profile=cpu"}.get(group, f"{group}=NAME")
             raise ConfigError(
                 f"{group}={value}: must be a name, or a list of names, of files in conf/{group}/, for example "
@@ -316,13 +319,16 @@ def _explanation(error: Exception) -> str:
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} is missing: give it a value, for example {error.full_key}=first_run"
     if unknown := re.search(r"Could not override '([^']*)'", text):
-        return _unknown_key(key if key.startswith(f"{unknown[1]}.") else unknown[1])
+        given = re.search(r"use \+[^\s=]+=(.*)", text)
+        return _unknown_key(key if key.startswith(f"{unknown[1]}.") else unknown[1], given[1] if given else "")
     if isinstance(error, MissingConfigException):
-        return _missing_file(text)
+        return _missing_file(error)
     if isinstance(error, OverrideParseException):
-        return f"cannot read '{error.override}': {_one_line(text)} Write KEY=VALUE."
+        return f"cannot read '{error.override}': {meant_by_word(error.override) or _unreadable(text)}"
+    if several := re.search(r"Ambiguous value for argument '\+*([^=']+)=(.*)'", text):
+        return _several_values(*several.groups())
     if merging := re.search(r"Error merging override \+*([^\s=]+)(=.*)?", text):
-        return f"{merging[1]}{merging[2] or ''}: {_one_line(str(cause))}"
+        return _wrong_value(merging[1], (merging[2] or "").removeprefix("="), str(cause))
     if in_file := re.match(r"In '([^']*)': (\w+) raised while composing config:\s*(.*)", text, re.DOTALL):
         return _wrong_file(*in_file.groups())
     if key.partition(".")[0] not in {"", *_EXAMPLES} and isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
@@ -354,15 +360,37 @@ _LONGEST = 1500
 """Characters of a message, so that a setting of thousands does not bury what is said of it."""
 _FEW = 2
 """Keys that a message suggests at most."""
-_GROUPS = {"datasets": "dataset", "models": "model"}
 _EXAMPLES = {"algos": ("algorithm", "MyAlgorithm"), "datasets": ("dataset", "MyDataset")}
 
 
-def _unknown_key(key: str) -> str:
-    known = list(dict.fromkeys([*known_keys(), *_own_keys()]))
+def _unreadable(text: str) -> str:
+    return f"{_one_line(text)} Write KEY=VALUE."
+
+
+def _wrong_value(key: str, given: str, said: str) -> str:
+    """A value that is of another type than its key."""
+    if "is not a ListConfig" in said:
+        return f"{key}={given}: must be a list: '{key}=[{given}]'"
+    if key in GROUPS and "Cannot assign" in said:
+        return f"{key}={given}: `{key}` holds the settings of each; choose one with {GROUPS[key]}={given}"
+    return f"{key}={given}: {_one_line(said)}"
+
+
+def _several_values(key: str, given: str) -> str:
+    """Values with commas in a command that is no multirun."""
+    given = given.replace(" ", "")
+    text = "" if key in NAMED_GROUPS else f"\"{key}='{given}'\" for one text, "
+    return (
+        f"{key}={given}: several values. Write '{key}=[{given}]' for a list, {text}or add --multirun for a run "
+        "for each"
+    )
+
+
+def _unknown_key(key: str, given: str = "") -> str:
+    known = list(dict.fromkeys([*known_keys(), *own_keys()]))
     table, name = (*key.split("."), "")[:2]
-    if key in known and table in _GROUPS:
-        group = _GROUPS[table]
+    if key in known and table in GROUPS:
+        group = GROUPS[table]
         return f"{key}: the run has no {group} '{name}'. Choose it with {group}={name}, or {group}=[{name},...]."
     of_table = {each.split(".")[1] for each in known if each.startswith(f"{table}.")}
     if table in _EXAMPLES and name and name not in of_table:
@@ -372,13 +400,22 @@ def _unknown_key(key: str) -> str:
             f"that, write +{key}=... for what the file does not set."
         )
     sections = {each.partition(".")[0] for each in known}
-    near = _in_other_sections(key, known) or get_close_matches(key, [*known, *sections], n=1, cutoff=0.6)
+    near = _in_other_sections(key, known) or _alike(key, known, sections)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if not near and "." not in key and (setting := nearest_setting(key, [given.strip("[]")] if given else [])):
+        hint = f" Did you mean {setting}?"
     section = key.rpartition(".")[0]
     here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
     where = f" Known in {section}" if here else " Known"
     listed = here or sorted({name.split(".")[0] for name in known})
     return f"unknown key '{key}'.{hint}{where}: {', '.join(listed)}."
+
+
+def _alike(key: str, known: Sequence[str], sections: Iterable[str]) -> list[str]:
+    """The one that resembles a key most; what is no more than a word resembles whole keys by chance."""
+    if "." in key:
+        return get_close_matches(key, [*known, *sections], n=1, cutoff=0.6)
+    return get_close_matches(key, list(sections), n=1, cutoff=0.7)
 
 
 def _in_other_sections(key: str, known: Sequence[str]) -> list[str]:
@@ -391,50 +428,24 @@ def _in_other_sections(key: str, known: Sequence[str]) -> list[str]:
     return found if len(found) <= _FEW else []
 
 
-def known_keys() -> list[str]:
-    """Every key that may be set with what ships, dotted."""
-    tables: dict[str, Mapping[str, type[Any]]] = {
-        "algos": ALGO_SCHEMAS,
-        "datasets": DATASET_SCHEMAS,
-        "models": MODEL_SCHEMAS,
-    }
-    keys = list(_leaves(Config(), ""))
-    for table, schemas in tables.items():
-        for name, schema in schemas.items():
-            keys.extend(_leaves(schema(), f"{table}.{name}."))
-    return keys
-
-
-def _own_keys() -> list[str]:
-    """Keys of the algorithms and datasets of the user's own that `register_schemas` has met last."""
-    store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:
-        return []
-    node = store.load("schema.yaml").node
-    return [
-        f"{table}.{name}.{key}"
-        for table in ("algos", "datasets")
-        for name, section in node[table].items()
-        for key in section
-    ]
-
-
-def _leaves(node: Any, prefix: str) -> list[str]:
-    found: list[str] = []
-    for item in fields(node):
-        value = getattr(node, item.name)
-        found += _leaves(value, f"{prefix}{item.name}.") if is_dataclass(value) else [prefix + item.name]
-    return found
-
-
-def _missing_file(text: str) -> str:
-    named = re.search(r"'(?:.*/)?(\w+)/(\w+)'", text)
-    if named is None:
-        return _one_line(text)
-    group, name = named.groups()
-    files = (conf_dir() / group).glob("*.yaml")
-    what = {"algos": "algorithm"}.get(group, group)
-    return unknown_name(what, name, (file.stem for file in files)) + f" (files in conf/{group}/)"
+def _missing_file(error: MissingConfigException) -> str:
+    file = error.missing_cfg_file or ""
+    named_by = re.match(r"In '([^']*)': ", str(error))
+    owner = f"{named_by[1]}.yaml: " if named_by and named_by[1] != "config" else ""
+    if not file:
+        return _one_line(str(error))
+    in_group = (conf_dir() / file).parent
+    if error.options is None and (owner or not in_group.is_dir()):
+        return f"{owner}its `defaults` name '{file}', and there is no file {file}.yaml"
+    group, _, name = (
+        file.partition("/") if (conf_dir() / file.partition("/")[0]).is_dir() else file.rpartition("/")
+    )
+    found = error.options if error.options is not None else [each.stem for each in in_group.glob("*.yaml")]
+    options = [option for option in found if not option.endswith("_schema")]
+    said = unknown_name({"algos": "algorithm"}.get(group, group), name, options)
+    if group == "model":
+        said += f" For a folder or an id of the hub: model=hf models.hf.path={name}"
+    return f"{owner}{said} (files in {group}/ of conf/ and of --config-dir)"
 
 
 def _one_line(text: str) -> str:

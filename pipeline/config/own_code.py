@@ -194,7 +194,7 @@ def _import_module(module: str, path: str) -> Any:
 def _no_such_module(path: str, missing: str) -> str:
     parent, _, leaf = missing.rpartition(".")
     if not parent:
-        folders = [entry or str(Path.cwd()) for entry in sys.path if not is_installed(entry)]
+        folders = list(dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not is_installed(entry)))
         near = _near(leaf, (info.name for info in pkgutil.iter_modules(folders)))
         return (
             f"cannot import '{path}': there is no module '{leaf}' in {', '.join(folders)}, nor among the "

@@ -95,8 +95,8 @@ def check_demonstrations(name: str, dataset: Dataset) -> None:
     ]
     if lacks:
         raise ConfigError(
-            f"datasets.{name} with model=tiny: that model is made for its dataset and trained on it, but this one "
-            f"has not {', '.join(lacks)}. Choose a model of your own: model=hf models.hf.path=FOLDER_OR_HUB_ID"
+            f"datasets.{name} with model=tiny: that model is made for its dataset and trained on it, and this one "
+            f"lacks {', '.join(lacks)}. Choose a model of your own: model=hf models.hf.path=FOLDER_OR_HUB_ID"
         )
     if dataset.bos_token not in dataset.vocabulary:
         raise ConfigError(f"datasets.{name}: its vocabulary lacks its bos_token {dataset.bos_token!r}")

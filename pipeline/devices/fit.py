@@ -202,7 +202,10 @@ def fit_model(
     from pipeline.devices.shape import read_shape
 
     if (gpus is None) != (memory_gib is None):
-        raise DeviceError("to plan for other GPUs than those of this machine, give their number and their memory")
+        raise DeviceError(
+            "to plan for other GPUs than those of this machine, give their number and their memory: --gpus 8 "
+            "--memory 80 (--num-gpus asks for so many of this machine)"
+        )
     if gpus is not None and memory_gib is not None:
         devices, usage = imagined_gpus(gpus, int(memory_gib * 2**30))
     else:

@@ -42,7 +42,7 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
         "distributed.num_gpus": _count(given["--num-gpus"]) if "--num-gpus" in given else "null",
         "distributed.gpu_ids": _ids(given["--gpu-ids"]) if "--gpu-ids" in given else "null",
     }
-    # Not at the very end: Hydra does not take overrides on both sides of a flag of its own.
+    # Not at the very end: a flag of Hydra's that stands there may take the next word for its value.
     places = [place for place, word in enumerate(others, 1) if "=" in word and not word.startswith("--")]
     end = max(places, default=0)
     return [*others[:end], *(f"{key}={value}" for key, value in values.items()), *others[end:]]

@@ -21,6 +21,8 @@ def read_shape(model: str) -> ModelShape:
     Raises:
         ConfigError: There is no such model, or it is none that generates text.
     """
+    if not Path(model).exists() and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
+        raise ConfigError(f"model '{model}': there is no such file or folder")
     from transformers import AutoConfig
 
     try:

@@ -67,7 +67,7 @@ def test_fit_says_why_nothing_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
-        (["--gpus", "8"], "give their number and their memory"),
+        (["--gpus", "8"], "give their number and their memory: --gpus 8 --memory 80"),
         (["--num-gpus", "3"], "num_gpus=3, but there are 2 GPUs"),
         (["--strategy", "ddp", "--num-gpus", "1"], "strategy=ddp cannot use num_gpus=1"),
     ],
@@ -76,6 +76,18 @@ def test_wishes_that_cannot_be(wish: list[str], says: str, tmp_path: Path) -> No
     shown = CliRunner().invoke(app, ["gpus", "fit", tiny_model(tmp_path), *wish])
     assert shown.exit_code == 2
     assert says in shown.stderr
+
+
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub() -> None:
+    shown = CliRunner().invoke(app, ["gpus", "fit", "/no/such"])
+    assert shown.exit_code == 2
+    assert "model '/no/such': there is no such file or folder" in shown.stderr
+
+
+def test_a_run_is_of_an_experiment() -> None:
+    shown = CliRunner().invoke(app, ["status", "--run", "2026"])
+    assert shown.exit_code == 2
+    assert "status NAME --run 2026" in shown.stderr
 
 
 @pytest.mark.parametrize(

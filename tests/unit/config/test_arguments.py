@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline import cli
-from pipeline.config.arguments import check_flags
+from pipeline.config.arguments import check_flags, settings_first
 from pipeline.devices.flags import FLAGS, as_overrides
 from pipeline.errors import ConfigError
 
@@ -56,6 +56,25 @@ def test_other_wrong_flags_get_one_message_too(words: str, said: str) -> None:
 )
 def test_what_hydra_knows_is_left_to_it(words: str) -> None:
     check_flags(words.split(), FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("words", "ordered"),
+    [
+        ("a=1 --multirun b=1,2 c=3", "a=1 b=1,2 c=3 --multirun"),
+        ("a=1 --config-dir D b=2 ~c", "a=1 b=2 ~c --config-dir D"),
+        ("-p algos a=1 --cfg job b=1", "a=1 b=1 -p algos --cfg job"),
+        ("--info config a=1", "a=1 --info config"),
+        ("", ""),
+    ],
+)
+def test_settings_may_stand_on_both_sides_of_a_flag(words: str, ordered: str) -> None:
+    assert settings_first(words.split()) == ordered.split()
+
+
+def test_the_command_takes_settings_on_both_sides_of_a_flag(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["experiment.name=x", "--cfg", "job", "rounds_of_training=7"]) == 0
+    assert "rounds_of_training: 7" in capfd.readouterr().out
 
 
 def test_the_command_says_it_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:

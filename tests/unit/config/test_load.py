@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from pipeline.__main__ import app
+from pipeline.config.known import COMMANDS
 from pipeline.config.load import (
     conf_dir,
     config_from_plain,
@@ -108,7 +111,20 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("dataset=adition", "Did you mean 'addition'"),
         ("algos.PITA.eta=strong", "algos.PITA.eta=strong"),
         ("execution.barrier=rond", "expected one of [none, round]"),
-        ("experiment.seeds=3", "experiment.seeds=3"),
+        ("experiment.seeds=3", "must be a list: 'experiment.seeds=[3]'"),
+        ("experiment.seeds=0,1", "Write 'experiment.seeds=[0,1]' for a list"),
+        ("experiment.seeds=[0,", "write it in quotes, as in 'experiment.seeds=[0, 1]'"),
+        ("seed=3", "Did you mean experiment.seeds=[3]?"),
+        ("lr=0.1", "Did you mean algos.<NAME>.learning_rate=0.1?"),
+        ("learning_rate=0.1", "Did you mean algos.<NAME>.learning_rate=0.1?"),
+        ("dry_run", "Did you mean dry_run=true?"),
+        ("status", "a command of its own: python -m pipeline status"),
+        ("datasets=gsm8k", "choose one with dataset=gsm8k"),
+        (
+            "model=gpt2",
+            "unknown model 'gpt2'. Known: hf, smollm2, tiny. For a folder or an id of the hub: model=hf",
+        ),
+        ("model=owner/name", "unknown model 'owner/name'"),
         ("a=b=[", "cannot read 'a=b=['"),
         ("algos.Mine.class_path=no_such_module.Mine", "cannot import 'no_such_module.Mine'"),
         ("algos.Mine.class_path=json.JSONDecoder", "is no Algorithm"),
@@ -121,7 +137,7 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("+x=1", "unknown key 'x'"),
         ("output_dir=???", "output_dir is missing"),
         ("output_dir=${experiment}", "output_dir"),
-        (f"experiment.seeds=[{'1' * 5000}]", "4300 digits"),
+        (f"experiment.seeds=[{'1' * 5000}]", "a number of 5,000 digits"),
         ("training=${experiment}", "unknown key 'training.name'"),
         ("output_dir=a\udcffb", "cannot read 'output_dir=a"),
     ],
@@ -199,3 +215,44 @@ def test_a_stage_sees_only_the_sections_it_declared() -> None:
     assert rebuilt.algo == config.algos["PITA"]
     with pytest.raises(AttributeError):
         _ = rebuilt.evaluation
+
+
+def test_the_file_that_is_missing_is_named_and_not_the_one_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("defaults:\n  - nowhere\n")
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    with pytest.raises(ConfigError, match=r"experiment/mine\.yaml: its `defaults` name 'experiment/nowhere'"):
+        load_config([NAME, search, "experiment=mine"])
+    with pytest.raises(ConfigError, match=r"unknown experiment 'mina'\. Did you mean 'mine'"):
+        load_config([NAME, search, "experiment=mina"])
+
+
+def test_a_word_that_is_a_command_is_known_as_one() -> None:
+    commands = {command.name for command in vars(get_command(app))["commands"].values()}
+    assert commands == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("# @package _global_\nrounds_of_training: " + "1" * 6000, "line 2: a number of 6,000 digits"),
+        ("defaults: [" + "a, " * 201 + "]", "201 entries of `defaults`, and 200 are the most"),
+    ],
+    ids=["number", "defaults"],
+)
+def test_a_file_that_cannot_be_read_is_named(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        load_config([NAME, f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"])
+    assert "mine.yaml: " in str(refused.value)
+    assert said in str(refused.value)
+
+
+def test_a_byte_order_mark_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(
+        "# @package _global_\nrounds_of_training: 7\n", encoding="utf-8-sig"
+    )
+    loaded = load_config([NAME, f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"])
+    assert loaded.rounds_of_training == 7

@@ -207,8 +207,8 @@ def test_one_that_cannot_be_used_is_refused(name: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("NoDemonstrations", "has not demonstrations. Choose a model of your own: model=hf"),
-        ("NoVocabulary", "has not a vocabulary, a bos_token"),
+        ("NoDemonstrations", "lacks demonstrations. Choose a model of your own: model=hf"),
+        ("NoVocabulary", "lacks a vocabulary, a bos_token"),
         ("NoBos", "its vocabulary lacks its bos_token '<bos>'"),
         ("Unknown", "has '=', which is not in its vocabulary"),
         ("Ragged", "differ in their numbers of tokens"),

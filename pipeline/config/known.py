@@ -1,0 +1,127 @@
+"""Every key that may be set, and the one that somebody had in mind who wrote another word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from pipeline.config.schema import ALGO_SCHEMAS, DATASET_SCHEMAS, MODEL_SCHEMAS, Config
+
+GROUPS = {"datasets": "dataset", "models": "model"}
+"""Tables of settings whose entries are chosen by a group of another name."""
+NAMED_GROUPS = ("algos", "dataset", "model")
+"""Groups that take several choices at once."""
+COMMANDS = ("check", "gpus", "launch", "logs", "run", "show", "status", "store", "why")
+"""Those of ``python -m pipeline``."""
+_TABLES = ("algos", "datasets", "models")
+_ALIASES = {"lr": "learning_rate"}
+"""What other programs call a setting, where no resemblance leads to it."""
+
+
+def known_keys() -> list[str]:
+    """Every key that may be set with what ships, dotted."""
+    tables: dict[str, Mapping[str, type[Any]]] = {
+        "algos": ALGO_SCHEMAS,
+        "datasets": DATASET_SCHEMAS,
+        "models": MODEL_SCHEMAS,
+    }
+    keys = list(_leaves(Config(), ""))
+    for table, schemas in tables.items():
+        for name, schema in schemas.items():
+            keys.extend(_leaves(schema(), f"{table}.{name}."))
+    return keys
+
+
+def own_keys() -> list[str]:
+    """Keys of the algorithms and datasets of the user's own that `register_schemas` has met last."""
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:
+        return []
+    node = store.load("schema.yaml").node
+    return [
+        f"{table}.{name}.{key}"
+        for table in ("algos", "datasets")
+        for name, section in node[table].items()
+        for key in section
+    ]
+
+
+def _leaves(node: Any, prefix: str) -> list[str]:
+    found: list[str] = []
+    for item in fields(node):
+        value = getattr(node, item.name)
+        found += _leaves(value, f"{prefix}{item.name}.") if is_dataclass(value) else [prefix + item.name]
+    return found
+
+
+def meant_by_word(word: str) -> str:
+    """What to type instead of a word that cannot be read as a setting, or ""."""
+    if word.count("[") != word.count("]") or word.count("{") != word.count("}"):
+        return (
+            "its brackets do not match, perhaps since the shell took it apart at a space: write it in quotes, as "
+            "in 'experiment.seeds=[0, 1]'"
+        )
+    if "=" in word:
+        return ""
+    if word in COMMANDS:
+        return f"that is a command of its own: python -m pipeline {word}"
+    setting = nearest_setting(word, [])
+    return "settings are written KEY=VALUE." + (f" Did you mean {setting}?" if setting else "")
+
+
+def nearest_setting(name: str, values: Sequence[str]) -> str | None:
+    """The setting that a word with values probably means, as it is typed; None where no key resembles it.
+
+    Args:
+        name: The word, without dashes.
+        values: What was given with it.
+    """
+    found = _nearest_key(name)
+    return None if found is None else f"{found[0]}={_value(values, found[1])}"
+
+
+def _value(values: Sequence[str], default: Any) -> str:
+    if isinstance(default, list):
+        return f"[{','.join(values)}]" if values else "[...]"
+    if not values:
+        return str(not default).lower() if isinstance(default, bool) else "..."
+    return values[0]
+
+
+def _nearest_key(name: str) -> tuple[str, Any] | None:
+    """The key whose last part, or whole, resembles a name most, and its default if that is known."""
+    name = _ALIASES.get(name, name)
+    keys: dict[str, Any] = dict(_settings(Config(), ""))
+    near = _nearest_of(name, list(keys))
+    if near is None:
+        parts = [key.split(".", 2) for key in known_keys() if key.startswith(_TABLES)]
+        near = _nearest_of(name, [f"{each[0]}.<NAME>.{each[2]}" for each in parts if len(each) == 3])
+    return None if near is None else (near, keys.get(near))
+
+
+def _nearest_of(name: str, keys: Sequence[str]) -> str | None:
+    by_leaf: dict[str, str] = {}
+    for key in keys:
+        by_leaf.setdefault(key.rpartition(".")[2], key)
+    whole = {key.replace(".", "_"): key for key in keys}
+    found = (
+        [leaf for leaf in (name, f"{name}s") if leaf in by_leaf]
+        or [leaf for leaf in by_leaf if leaf.startswith(f"{name}_")]
+        or get_close_matches(name, [*by_leaf, *whole], 1, 0.7)
+    )
+    return (by_leaf.get(found[0]) or whole[found[0]]) if found else None
+
+
+def _settings(section: Any, prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for item in fields(section):
+        value = getattr(section, item.name)
+        if is_dataclass(value):
+            found += _settings(value, f"{prefix}{item.name}.")
+        elif prefix or item.name not in _TABLES:
+            found.append((prefix + item.name, value))
+    return found
