@@ -1,10 +1,10 @@
 """Versions of the code that ships, as part of keys.
 
 A stored output answers for a job as long as their keys agree, so a key must change whenever the code that makes
-the output would make other bytes. An algorithm and a dataset have a `version` of their own, as have the classes that
-they are made from; a reward has that of its traits and those of its packages, since a score is an exact claim. Code
-that many stages share has its number here. A stage is covered by the numbers of the parts that it uses, which follow
-from the sections of the configuration that it declares.
+the output would make other bytes. An algorithm and a dataset have a `version` of their own, as have the classes
+that they are made from; a reward has that of its traits and those of its packages, since a score is an exact
+claim. Code that many stages share has its number here. A stage is covered by the numbers of the parts that it
+uses, which follow from the sections of the configuration that it declares.
 
 Versions of torch, transformers and TRL are in no key: an upgrade of a library keeps what is stored.
 
@@ -35,9 +35,7 @@ STATISTICS = 1
 _SHIPPED = "pipeline."
 
 
-def shipped_versions(
-    kind: type[Algorithm], stage: Stage, dataset: DatasetConfig
-) -> dict[str, int | str | None]:
+def shipped_versions(kind: type[Algorithm], stage: Stage, dataset: DatasetConfig) -> dict[str, int | str | None]:
     """The versions that cover a stage, besides that of its algorithm's own class, by what they are of.
 
     Args:

@@ -121,5 +121,7 @@ def test_so_is_a_dataset_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_packages_of_a_shipped_reward_count(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("datasets.addition.reward=math_verify",)
     before = keys(*given)
-    monkeypatch.setattr("pipeline.plan.versions.package_versions", lambda traits: dict.fromkeys(traits.packages, "9"))
+    monkeypatch.setattr(
+        "pipeline.plan.versions.package_versions", lambda traits: dict.fromkeys(traits.packages, "9")
+    )
     assert not before & keys(*given)

@@ -18,7 +18,6 @@ from pipeline.rewards.cache import FILE, ScoreCache, score_key
 from pipeline.rewards.pool import Graded, Item
 from pipeline.rewards.registry import MODEL, REWARDS, load_reward, load_rewards
 from pipeline.rewards.scoring import Scored, Scorer
-from pipeline.rewards.traits import GRADING
 from pipeline.rewards.traits import GRADING, RewardTraits, reward
 from tests.doubles import rewards as doubles
 
