@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-ETAS = "evaluation.etas=[0.5,2.0]"
 COMMON = (
     "device=cpu",
     "system.use_parallel_execution=false",
