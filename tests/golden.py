@@ -35,6 +35,8 @@ PLAIN_ARITHMETIC = {
     "OMP_NUM_THREADS": "1",
 }
 LIBRARIES = ("numpy", "peft", "safetensors", "tokenizers", "torch", "transformers", "trl")
+NOTES_A_PATH = ("stage jsonl reference r0/train",)
+"""Stages that write where a model lies, which is another folder in every run."""
 EXACT = ("rows ", "reward ", "table ")
 """Entries that are made without floats of torch, so they are the same on every machine."""
 Entry = dict[str, Any]
@@ -169,6 +171,7 @@ def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:
     return {
         name: {**entry, "digest": _digest(entry["digest"]), "reads": sorted(entry["reads"] - {name})}
         for name, entry in found.items()
+        if name not in NOTES_A_PATH
     }
 
 
