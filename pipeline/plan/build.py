@@ -308,7 +308,7 @@ class _Builder:
             known = {name: determining(section) for name, section in sections.items()}
             if "model" in known:
                 known["model"] |= self._identity(chain)
-            if versions := shipped_versions(stage, self.config.datasets[chain.dataset]):
+            if versions := shipped_versions(chain.kind, stage, self.config.datasets[chain.dataset]):
                 known["version"] = versions
             self._configs[address] = (
                 known,

@@ -153,12 +153,13 @@ def _config_changes(job: Job, before: Mapping[str, Any], after: Mapping[str, Any
                 yield change
 
 
-def _version_changes(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[Change]:
-    """Changes of the parts that ship, see `plan.versions`."""
+def _version_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
+    """Changes of what `plan.versions` covers a stage by."""
     for part in dict.fromkeys([*before, *after]):
         one, other = before.get(part, _MISSING), after.get(part, _MISSING)
         if one != other:
-            yield Change(f"the version of the shipped {part}", shown(one), shown(other))
+            named = part if part.startswith(("class ", "package ")) else f"shipped {part}"
+            yield Change(f"the version of the {named}", shown(one), shown(other))
 
 
 def _leaves(path: str, one: Any, other: Any) -> Iterator[Change]:

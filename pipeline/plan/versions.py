@@ -1,21 +1,24 @@
 """Versions of the code that ships, as part of keys.
 
 A stored output answers for a job as long as their keys agree, so a key must change whenever the code that makes
-the output would make other bytes. An algorithm and a dataset have a `version` of their own, a reward that of its
-traits. Code that many stages share has its number here. A stage is covered by the numbers of the parts that it
+the output would make other bytes. An algorithm and a dataset have a `version` of their own, as have the classes
+that they are made from; a reward has that of its traits and those of its packages, since a score is an exact
+claim. Code that many stages share has its number here. A stage is covered by the numbers of the parts that it
 uses, which follow from the sections of the configuration that it declares.
+
+Versions of torch, transformers and TRL are in no key: an upgrade of a library keeps what is stored.
 
 `tests/integration/test_golden.py` holds digests of a small run stage by stage, and fails until a number is raised.
 """
 
 from __future__ import annotations
 
-from pipeline.algos.base import Stage
+from pipeline.algos.base import Algorithm, Stage
 from pipeline.config.own_code import import_object
 from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.registry import DATASETS
-from pipeline.rewards.registry import REWARDS
-from pipeline.rewards.traits import traits_of
+from pipeline.rewards.registry import REWARDS, package_versions
+from pipeline.rewards.traits import GRADING, traits_of
 
 MODELS = 1
 """`pipeline.models`: how models are made, read, written, and what their heads compute."""
@@ -23,23 +26,25 @@ DECODING = 1
 """`pipeline.generation`: draws, caches, guidance, divergences."""
 TRAINING = 1
 """`pipeline.training`: losses, optimizer, schedule, order of batches."""
-GRADING = 1
-"""`pipeline.rewards`: how scores and preferences follow from what rewards say."""
 PREPARATION = 1
 """`pipeline.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
 STATISTICS = 1
 """`pipeline.evaluation`: metrics, intervals, tests."""
 
 
-def shipped_versions(stage: Stage, dataset: DatasetConfig) -> dict[str, int]:
-    """The numbers that cover a stage, by what they are of.
+_SHIPPED = "pipeline."
+
+
+def shipped_versions(kind: type[Algorithm], stage: Stage, dataset: DatasetConfig) -> dict[str, int | str | None]:
+    """The versions that cover a stage, besides that of its algorithm's own class, by what they are of.
 
     Args:
-        stage: The stage.
+        kind: The algorithm.
+        stage: A stage of it.
         dataset: The dataset of its chain.
     """
     sections = set(stage.config)
-    found: dict[str, int] = {}
+    found = _of_bases(kind)
     if "model" in sections:
         found["models"] = MODELS
     if "generation" in sections:
@@ -53,13 +58,30 @@ def shipped_versions(stage: Stage, dataset: DatasetConfig) -> dict[str, int]:
     return found
 
 
-def _of_dataset(dataset: DatasetConfig) -> dict[str, int]:
-    path = dataset.class_path or DATASETS[dataset.kind]
-    return {f"dataset {dataset.kind}": import_object(path).version} | {
-        f"reward {name}": traits_of(import_object(REWARDS[name])).version
-        for name in reward_names(dataset)
-        if name in REWARDS
+def _of_bases(kind: type) -> dict[str, int | str | None]:
+    """Versions of the classes that a class is made from: its own hides them where it sets one."""
+    return {
+        f"class {_class_name(base)}": base.__dict__["version"]
+        for base in kind.__mro__[1:]
+        if "version" in base.__dict__
     }
+
+
+def _class_name(kind: type) -> str:
+    # What ships may move to another module and be the same.
+    return kind.__qualname__ if kind.__module__.startswith(_SHIPPED) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _of_dataset(dataset: DatasetConfig) -> dict[str, int | str | None]:
+    path = dataset.class_path or DATASETS[dataset.kind]
+    kind = import_object(path)
+    found = {f"dataset {dataset.kind}": kind.version, **_of_bases(kind)}
+    for name in reward_names(dataset):
+        if name in REWARDS:
+            traits = traits_of(import_object(REWARDS[name]))
+            found[f"reward {name}"] = traits.version
+            found |= {f"package {name}": version for name, version in package_versions(traits).items()}
+    return found
 
 
 def reward_names(dataset: DatasetConfig) -> list[str]:

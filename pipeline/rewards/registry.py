@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pipeline.config.schema import REWARD_NAMES, DatasetConfig
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.rewards.base import RewardFunction
 from pipeline.rewards.signature import GIVEN
-from pipeline.rewards.traits import RewardTraits, traits_of
+from pipeline.rewards.traits import GRADING, RewardTraits, traits_of
 
 MODEL = "model"
 """The reward that is a sequence-classification model rather than a function."""
@@ -50,10 +51,16 @@ class LoadedReward:
         return {
             "function": self.path,
             "version": self.traits.version,
+            "grading": GRADING,
             "options": dict(self.options),
             "source": hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else None,
-            "packages": {name: _version(name) for name in self.traits.packages},
+            "packages": package_versions(self.traits),
         }
+
+
+def package_versions(traits: RewardTraits) -> dict[str, str | None]:
+    """Versions of the packages that a reward's scores depend on; None for one that is not installed."""
+    return {name: _version(name) for name in traits.packages}
 
 
 def load_reward(name: str) -> RewardFunction:
@@ -161,6 +168,7 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
             raise ConfigError(f"grading.options.{name}: " + unknown_name("setting", option, known))
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

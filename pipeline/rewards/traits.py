@@ -15,6 +15,8 @@ Text = str | Sequence[Message]
 """A prompt or completion as TRL gives it: text, or a conversation."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "reward_traits"
+GRADING = 1
+"""Version of `pipeline.rewards`: how scores and preferences follow from what rewards say; see `plan.versions`."""
 
 
 def text_of(completion: Text) -> str:
@@ -36,9 +38,9 @@ class RewardTraits:
             pass@k and no maj@k.
         isolated: Whether to call it in a process of its own with a deadline, one completion at a time.
         answer: Takes a completion and gives what it votes for in maj@k, or None for no vote.
-        packages: Packages whose version is part of the key of kept scores.
-        version: Part of that key and, for a reward that ships, of keys of outputs; raise it when scores would
-            change.
+        packages: Packages whose versions scores depend on.
+        version: Raise it when scores would change. This and the versions of the packages are part of the keys of
+            kept scores and, for a reward that ships, of those of outputs.
     """
 
     verifies: bool = True

@@ -20,7 +20,7 @@ def _analyzer() -> Any:
     return SentimentIntensityAnalyzer()
 
 
-@reward(RewardTraits(verifies=False, isolated=False))
+@reward(RewardTraits(verifies=False, isolated=False, packages=("vaderSentiment",)))
 def vader(
     prompts: Sequence[Text],
     completions: Sequence[Text],

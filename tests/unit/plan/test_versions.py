@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from pipeline.algos.pita import PITA
 from pipeline.config.load import load_config
 from pipeline.datasets.addition import Addition
 from pipeline.plan import versions
@@ -12,10 +15,6 @@ SMALL = [
     "rounds_of_training=1",
     "evaluation.num_prompts=10",
     "data_collection.prompts_per_round=10",
-]
-NAMED = [
-    "datasets.addition.rewards={near: 1.0, length: 0.5, my.own: 1.0}",
-    "datasets.addition.grading.options={near: {use: exact_match}}",
 ]
 
 
@@ -83,3 +82,46 @@ def test_the_versions_of_every_reward_of_a_dataset_count() -> None:
         ]
     )
     assert versions.reward_names(config.datasets["addition"]) == ["exact_match", "length", "my.own"]
+
+
+class Mine(PITA):
+    """A user's subclass: its version hides the one that it inherits."""
+
+    version = 3
+
+
+class Counting(Addition):
+    version = 3
+
+
+def keys(*overrides: str) -> set[str]:
+    return {job.key for job in build_plan(load_config([*SMALL, *overrides])).jobs.values()}
+
+
+def test_a_class_of_ones_own_is_covered_by_the_versions_of_what_it_is_made_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = ("algos=[]", f"algos.Mine.class_path={__name__}.Mine")
+    before = keys(*given)
+    monkeypatch.setattr(PITA, "version", 2)
+    after = keys(*given)
+    assert before - after, "what PITA writes is part of what Mine writes"
+    assert before & after, "the reference is not made by PITA"
+
+
+def test_so_is_a_dataset_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config([*SMALL, "algos=[PITA]"])
+    (stage,) = (stage for stage in PITA.stages if stage.name == "generate")
+    own = replace(config.datasets["addition"], class_path=f"{__name__}.Counting")
+    before = versions.shipped_versions(PITA, stage, own)
+    monkeypatch.setattr(Addition, "version", 2)
+    assert versions.shipped_versions(PITA, stage, own) == {**before, "class Addition": 2}
+
+
+def test_the_packages_of_a_shipped_reward_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("datasets.addition.reward=math_verify",)
+    before = keys(*given)
+    monkeypatch.setattr(
+        "pipeline.plan.versions.package_versions", lambda traits: dict.fromkeys(traits.packages, "9")
+    )
+    assert not before & keys(*given)

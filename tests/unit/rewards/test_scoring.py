@@ -18,7 +18,7 @@ from pipeline.rewards.cache import FILE, ScoreCache, score_key
 from pipeline.rewards.pool import Graded, Item
 from pipeline.rewards.registry import MODEL, REWARDS, load_reward, load_rewards
 from pipeline.rewards.scoring import Scored, Scorer
-from pipeline.rewards.traits import RewardTraits, reward
+from pipeline.rewards.traits import GRADING, RewardTraits, reward
 from tests.doubles import own_rewards
 from tests.doubles import rewards as doubles
 
@@ -266,6 +266,7 @@ def test_the_identity_of_a_reward_covers_its_code_and_settings() -> None:
     identity = one.identity()
     assert len(identity["source"]) == 64
     assert set(identity["packages"]) == {"math-verify", "sympy"}
+    assert identity["grading"] == GRADING, "how scores follow from what rewards say"
 
 
 @pytest.mark.parametrize("name", ["hint_or_default", "hint_needed", "any_columns"])
