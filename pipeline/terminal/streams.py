@@ -41,17 +41,18 @@ class LastingFile(io.FileIO):
         self._on_failure = on_failure
 
     def write(self, data: Any) -> int:
-        """Write, or drop, all or some of the data."""
-        if self.failure is None:
-            try:
-                return self._write(data)
-            except OSError as error:
-                self.failure = error
-                if self._on_failure is not None:
-                    self._on_failure(error)
+        """Write, or drop, all of the data."""
+        left = memoryview(data).cast("B")
+        try:
+            while left and self.failure is None:
+                left = left[self._write(left) :]
+        except OSError as error:
+            self.failure = error
+            if self._on_failure is not None:
+                self._on_failure(error)
         return len(data)
 
-    def _write(self, data: Any) -> int:
+    def _write(self, data: memoryview) -> int:
         # Whoever shares the descriptor with this process may have made it one that does not wait.
         while (written := super().write(data)) is None:
             select.select([], [self.fileno()], [])
@@ -75,11 +76,11 @@ class LastingStream(io.TextIOWrapper):
     """
 
     def __init__(self, file: LastingFile, encoding: str) -> None:
-        buffer = io.BufferedWriter(file)
-        # Nothing stays in this layer, so that the two of them keep the order of what is written.
+        # Nothing stays in this layer, so that the two of them keep the order of what is written. Nor is there a
+        # buffer below: one whose writing is interrupted by Ctrl-C does not know what is out, and writes it again.
         how = {"encoding": encoding, "errors": FALLBACK, "line_buffering": True, "write_through": True}
-        super().__init__(buffer, **how)  # type: ignore[arg-type]
-        self.unfiltered = io.TextIOWrapper(buffer, **how)  # type: ignore[arg-type]
+        super().__init__(file, **how)  # type: ignore[arg-type]
+        self.unfiltered = io.TextIOWrapper(file, **how)  # type: ignore[arg-type]
         self.raw_file = file
 
     def write(self, text: str) -> int:

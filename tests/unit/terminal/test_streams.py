@@ -113,3 +113,19 @@ def test_the_interpreter_has_nothing_to_complain_of_in_the_end(where: str, reque
         preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL) and None,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_ctrl_c_interrupts_is_not_written_twice(tmp_path: Path) -> None:
+    class Interrupted(LastingFile):
+        def write(self, data: object) -> int:
+            super().write(data)
+            raise KeyboardInterrupt  # on the way back, when all of it is out
+
+    path = tmp_path / "out"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    stream = LastingStream(Interrupted(descriptor), "utf-8")
+    with pytest.raises(KeyboardInterrupt):
+        stream.write("once\n")
+    stream.flush()
+    os.close(descriptor)
+    assert path.read_text() == "once\n"
