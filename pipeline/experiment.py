@@ -13,10 +13,11 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from pipeline.algos.prepare import PREPARE
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
 from pipeline.config.load import to_plain
-from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, StageChoice
+from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, HFModelConfig, StageChoice
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
 from pipeline.devices.layout import Layout, make_layout
@@ -25,15 +26,15 @@ from pipeline.devices.leftover import read_levels, wait_until_all_free
 from pipeline.devices.select import choose_devices, lease_devices
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.plan.attention import usable_attention
-from pipeline.plan.build import build_plan, duration_name
+from pipeline.plan.build import PREPARATION, REFERENCE, build_plan, duration_name
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
-from pipeline.plan.models import check_models, count_weights
+from pipeline.plan.models import check_models, count_weights, is_local
 from pipeline.plan.pairs import check_pairs
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
-from pipeline.plan.size import check_size
+from pipeline.plan.size import check_size, extent_of
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
@@ -64,6 +65,8 @@ from pipeline.terminal.console import say
 from pipeline.terminal.text import printable
 from pipeline.workers.backends import free_timeout_s, make_pool
 
+LARGE = 20_000
+"""Jobs of a plan that takes seconds to make, which a user is told."""
 log = logging.getLogger("pipeline")
 
 SOME_FAILED = 1
@@ -109,7 +112,7 @@ def run_experiment(config: Config, console: Console, *, label: str = "", given: 
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    request = replace(prepare(config, given), label=label)
+    request = replace(prepare(config, given, lambda text: say(console, text)), label=label)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)
     if config.dry_run:
@@ -179,18 +182,21 @@ def _lease(config: Config, console: Console) -> LeaseSet:
     )
 
 
-def prepare(config: Config, given: Sequence[str] = ()) -> Request:
+def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str], None] | None = None) -> Request:
     """Check a request and plan it; reads files, writes none.
 
     Args:
         config: The request.
         given: Settings of the command line, as for `run_experiment`.
+        on_large: Told that the plan is large, before that is made.
 
     Raises:
         PipelineError: The request is wrong.
     """
     check_config(config)
     check_size(config)
+    if (number := extent_of(config).jobs) >= LARGE and on_large:
+        on_large(f"planning some {number:,} jobs")
     check_together(lambda: check_sources(config), lambda: _check_models(config))
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
     _check_jobs_per_device(config, devices)
@@ -260,6 +266,21 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
         + (f", about {estimate}" if missing else "")
         + ". Nothing was started.",
     )
+    if unseen := _not_looked_at(request, missing):
+        say(console, f"Not looked at before the run: {', '.join(unseen)}.")
+
+
+def _not_looked_at(request: Request, missing: Collection[str]) -> list[str]:
+    """What may still turn out to be wrong or not to be had, since only a job reads it."""
+    config, jobs_left = request.config, [request.plan.jobs[job_id] for job_id in missing]
+    rows = {job.dataset for job in jobs_left if job.algo == PREPARATION and job.stage == PREPARE.name}
+    hub = {
+        f"{model.path} on the hub"
+        for name, model in config.models.items()
+        if isinstance(model, HFModelConfig) and model.path and not is_local(model.path)
+        if any(job.model == name and job.algo == REFERENCE for job in jobs_left)
+    }
+    return [*(f"the rows of {name}" for name in sorted(rows)), *sorted(hub)]
 
 
 def carry_out(request: Request, stored: Stored, verified: Verified, console: Console) -> int:

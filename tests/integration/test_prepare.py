@@ -66,6 +66,9 @@ def main_job(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("main_job")
 def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> None:
     output_dir = tmp_path / "outputs"
+    assert "Not looked at before the run: the rows of jsonl." in run_here(
+        output_dir, *settings(files), "dry_run=true"
+    )
     printed = run_here(output_dir, *settings(files), "stage=prepare")
     done = events(output_dir, "JobFinished")
     assert sorted(name.rsplit("/", 1)[1] for name in done) == ["prepare", "tokenize", "train"]

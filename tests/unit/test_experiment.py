@@ -97,3 +97,14 @@ def test_without_results_the_exit_code_says_so(nothing_to_do: Config, monkeypatc
 
     monkeypatch.setattr(experiment, "write_results", away)
     assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 1
+
+
+def test_a_plan_that_takes_its_time_is_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = ["data_collection.prompts_per_round=10", "evaluation.num_prompts=10", "dry_run=true", "device=cpu"]
+    config = load_config(["experiment.name=x", f"output_dir={tmp_path}", *small])
+    for large, announced in ((10, True), (10**6, False)):
+        monkeypatch.setattr(experiment, "LARGE", large)
+        out = io.StringIO()
+        assert experiment.run_experiment(config, Terminal(file=out, width=200)) == 0
+        assert out.getvalue().startswith("planning some ") == announced
+        assert "Not looked at" not in out.getvalue()  # rows are made, and the model is
