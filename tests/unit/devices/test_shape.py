@@ -52,7 +52,7 @@ def test_llama_2_7b_is_known_to_have_6_74_billion() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot read the configuration of model"),
+        (None, "there is no such file or folder"),
         ({"model_type": "no-such-model"}, "cannot read the configuration"),
         ({"model_type": "vit"}, "is no causal language model"),
     ],
