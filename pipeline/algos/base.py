@@ -106,8 +106,7 @@ class JobContext:
         checkpoint_every_steps: As `training` has it, for stages that do not declare that section too.
         checkpoint_every_minutes: As `training` has it.
         hints: Folder shared by all jobs of a store, for what makes later jobs faster but changes no result.
-        ranks: The processes that do this job, of which this is one: all of them call the stage's method. Only what
-            rank 0 writes to `out` is kept.
+        joined: What `ranks` is where the job has several processes.
         stopping: Whether the run is about to end: save a checkpoint and raise `JobStopped`.
         models: Models that stay loaded between jobs of this worker.
         loading: Context in which time counts as loading rather than as work.
@@ -127,11 +126,21 @@ class JobContext:
     checkpoint_every_steps: int
     checkpoint_every_minutes: float
     hints: Path
-    ranks: Ranks
+    joined: Ranks | None
     models: ModelCache
     loading: Callable[[], AbstractContextManager[None]] = field(repr=False)
     progress: Progress = field(repr=False)
     stopping: Callable[[], bool] = field(repr=False)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that do this job, of which this is one: all of them call the stage's method.
+
+        Only what rank 0 writes to `out` is kept.
+        """
+        from pipeline.training.distributed import ALONE  # seconds, which a stage without torch need not wait for
+
+        return self.joined or ALONE
 
     def input(self, name: str) -> Path:
         """The folder of an input that is a single output.

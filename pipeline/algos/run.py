@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.algos.base import JobContext
 from pipeline.algos.registry import load_algorithm
+from pipeline.algos.torch_setup import prepare_torch
 from pipeline.config.load import stage_config_from_plain
 from pipeline.config.own_code import check_unchanged
 from pipeline.config.schema import PolicyAlgoConfig, Sharding, StageConfig, Strategy
@@ -29,16 +30,15 @@ def run_stage(work: Work) -> None:
     check_unchanged(payload.get("code", {}))
     config = stage_config_from_plain(payload["config"])
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
-    with work.loading():
-        prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
-    with _on_device(work), _ranks(work) as ranks:
+    prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
+    with _on_device(work), _joined(work) as ranks:
         context = _context(work, config, ranks)
-        if ranks.size > 1:
+        if ranks:
             _settle(context)
         getattr(algorithm, payload["stage"])(context)
 
 
-def _context(work: Work, config: StageConfig, ranks: Ranks) -> JobContext:
+def _context(work: Work, config: StageConfig, ranks: Ranks | None) -> JobContext:
     from pipeline.models.cache import ModelCache
 
     payload = work.payload
@@ -62,7 +62,7 @@ def _context(work: Work, config: StageConfig, ranks: Ranks) -> JobContext:
         checkpoint_every_steps=int(payload["checkpoint_every_steps"]),
         checkpoint_every_minutes=float(payload["checkpoint_every_minutes"]),
         hints=work.hints,
-        ranks=ranks,
+        joined=ranks,
         models=work.memory[_MODELS],
         loading=work.loading,
         progress=progress,
@@ -78,11 +78,11 @@ def _on_device(work: Work) -> AbstractContextManager[None]:
     return on_device(shared=True)
 
 
-def _ranks(work: Work) -> AbstractContextManager[Ranks]:
-    from pipeline.training.distributed import ALONE, Spread, join
-
+def _joined(work: Work) -> AbstractContextManager[Ranks | None]:
     if work.world_size == 1:
-        return nullcontext(ALONE)
+        return nullcontext()
+    from pipeline.training.distributed import Spread, join
+
     given = work.payload["spread"]
     spread = Spread(
         strategy=Strategy[given["strategy"]],
@@ -109,14 +109,3 @@ def _settle(ctx: JobContext) -> None:
     )
     # The tiny reference is trained before there is one, and fits anywhere.
     settle(ctx.ranks, lambda: read_shape(reference_source(ctx)), work)
-
-
-def prepare_torch(threads: int) -> None:
-    """Make what torch computes depend on nothing but the job."""
-    import torch
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.set_num_threads(threads)
-    # Warn only: a few backward kernels on GPUs have no deterministic version.
-    torch.use_deterministic_algorithms(True, warn_only=True)

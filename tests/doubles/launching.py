@@ -63,7 +63,7 @@ class Elsewhere(Launcher):
             Singleton.get_state(),
         )
         (folder / "order.pkl").write_bytes(cloudpickle.dumps(order))
-        subprocess.run([sys.executable, "-m", __name__, str(folder)], check=True, timeout=120)
+        subprocess.run([sys.executable, "-m", __name__, str(folder)], check=True, timeout=600)
         returned: list[JobReturn] = cloudpickle.loads((folder / REPLY).read_bytes())
         return returned
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.algos.run import prepare_torch
+from pipeline.algos.torch_setup import prepare_torch
 from pipeline.config.schema import (
     AdditionConfig,
     DPOLoss,

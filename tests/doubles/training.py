@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.algos.run import prepare_torch, run_stage
+from pipeline.algos.run import run_stage
+from pipeline.algos.torch_setup import prepare_torch
 from pipeline.config.schema import AdditionConfig, HeadType, TinyModelConfig, TrainingConfig, ValueAlgoConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.models.tiny import train_reference

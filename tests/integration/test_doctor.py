@@ -19,7 +19,7 @@ def check(folder: Path, *options: str, **environment: str) -> subprocess.Complet
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
 

@@ -167,7 +167,11 @@ print(outcome.halted)
 def test_a_journal_that_cannot_be_written_ends_the_run_and_stays_readable(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", JOURNAL_SCRIPT, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", JOURNAL_SCRIPT, str(tmp_path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert "cannot write" in done.stdout, done.stderr
     assert "journal.jsonl" in done.stdout
@@ -302,15 +306,15 @@ def test_a_job_over_its_time_is_killed_even_if_it_makes_progress(engine: Engine)
     assert "in report_slowly" in engine.log("slow")
 
 
-@pytest.mark.slow
-def test_a_thousand_lost_workers_leave_nothing(engine: Engine) -> None:
+@pytest.mark.parametrize("lost", [60, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_lost_workers_leave_nothing(engine: Engine, lost: int) -> None:
     # The fixture compares descriptors, children and unfinished outputs before and after.
     shared = set(Path("/dev/shm").iterdir())
     retry = RetryConfig(worker_lost=1000, device_failures=10**6)
-    jobs = [job(f"d/{index}", "die_many_times", payload={"times": 10}) for index in range(100)]
+    jobs = [job(f"d/{index}", "die_many_times", payload={"times": 10}) for index in range(lost // 10)]
     outcome = engine.run(*jobs, workers=4, retry=retry)
     assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert len(engine.events("AttemptFailed")) == 1000
+    assert len(engine.events("AttemptFailed")) == lost
     assert set(Path("/dev/shm").iterdir()) <= shared
 
 

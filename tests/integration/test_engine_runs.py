@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import Any
 
 import pytest
 
@@ -29,12 +30,23 @@ def test_a_plan_runs_to_its_end(engine: Engine, backend: Backend) -> None:
     assert [found["payload"]["value"] for found in stored["inputs"]["needs"]] == [1, 2]
 
 
-def test_both_kinds_of_worker_store_the_same_bytes(engine: Engine) -> None:
-    inline = Engine(engine.root / "other")
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"backend": Backend.inline},
+        {"workers": 1},
+        {"barrier": Barrier.round},
+        {"workers": 4, "barrier": Barrier.round},
+    ],
+    ids=["in the engine's process", "one worker", "a barrier", "a barrier with four workers"],
+)
+def test_however_a_plan_is_carried_out_the_same_bytes_are_stored(engine: Engine, how: dict[str, Any]) -> None:
+    """For several jobs on a device `test_engine_packing` sees to it, for real models `test_main_job`."""
+    other = Engine(engine.root / "other")
     engine.run(*DIAMOND, workers=2)
-    inline.run(*DIAMOND, backend=Backend.inline)
+    other.run(*DIAMOND, **how)
     assert engine.files()
-    assert engine.files() == inline.files()
+    assert engine.files() == other.files()
 
 
 def test_stored_jobs_do_not_run_again(engine: Engine) -> None:
@@ -166,7 +178,6 @@ def test_loading_is_accounted_for(engine: Engine) -> None:
     assert accounted == pytest.approx(total, abs=0.01)
 
 
-@pytest.mark.slow
 def test_two_thousand_jobs_finish(engine: Engine) -> None:
     outcome = engine.run(*(job(f"n/{index}", "nothing", round=index % 4) for index in range(2_000)))
     assert set(outcome.jobs.values()) == {JobStatus.done}

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from tests.doubles.shared import made_once
+from tests.doubles.small_runs import with_reference
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -50,7 +53,7 @@ def run(folder: Path, *overrides: str, code: int = 0, main: Path = ROOT / "run_p
         text=True,
         cwd=folder,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        timeout=240,
+        timeout=800,
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
@@ -119,38 +122,47 @@ def test_the_commands_of_the_pages_can_be_planned(tmp_path: Path, page: Path) ->
     ]
     assert commands
     for command in commands:
-        shell = f"{sys.executable} {ROOT / 'run_parallel.py'} {command} dry_run=true output_dir={tmp_path}"
-        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, cwd=ROOT, check=False)
-        assert done.returncode == 0, command + done.stderr
-        assert "Nothing was started" in done.stdout
+        shell = f"printf '%s\\0' {command}"
+        words = subprocess.check_output(["bash", "-c", shell], text=True, cwd=ROOT).split("\0")[:-1]
+        done = CliRunner().invoke(app, ["run", *words, "dry_run=true", f"output_dir={tmp_path}"])
+        assert done.exit_code == 0, command + done.output
+        assert "Nothing was started" in done.output
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A user's folder with a package of their own, far from the engine."""
     (tmp_path / "my_package").mkdir()
-    shutil.copy(EXAMPLES / "fudge.py", tmp_path / "my_package" / "my_module.py")
+    shutil.copy(ROOT / "tests" / "doubles" / "counted.py", tmp_path / "my_package" / "my_module.py")
     return tmp_path
 
 
-MINE = ["algos=[]", "algos.Mine.class_path=my_package.my_module.Fudge", "rounds_of_training=1"]
+@pytest.fixture
+def light(own: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, with the reference stored: all that is left to run are the user's own stages, without torch."""
+    with_reference(tmp_path_factory, own / "outputs")
+    return own
 
 
-def test_a_module_of_the_current_folder_is_found_by_workers_and_runs_again_when_edited(own: Path) -> None:
-    run(own, *MINE, "execution.workers=1")
-    first = started(own)
-    assert any("/Mine/" in job for job in first)
-    assert "0 to run" in run(own, *MINE, "dry_run=true")
-
-    file = own / "my_package" / "my_module.py"
-    file.write_text(file.read_text().replace('name: ClassVar[str] = "Fudge"', 'name: ClassVar[str] = "Mine"'))
-    run(own, *MINE, "execution.workers=1")
-    assert sorted(started(own)) == sorted(job for job in first if "/Mine/" in job)
+MINE = ["algos=[]", "algos.Mine.class_path=my_package.my_module.Counted", "rounds_of_training=1"]
 
 
-def test_a_job_whose_source_was_edited_during_the_run_says_so(own: Path) -> None:
+def test_a_module_of_the_current_folder_is_found_by_workers_and_runs_again_when_edited(light: Path) -> None:
+    run(light, *MINE, "execution.workers=1")
+    first = started(light)
+    assert first
+    assert all("/Mine/" in job for job in first)
+    assert "0 to run" in run(light, *MINE, "dry_run=true")
+
+    file = light / "my_package" / "my_module.py"
+    file.write_text(file.read_text().replace('name: ClassVar[str] = "Counted"', 'name: ClassVar[str] = "Mine"'))
+    run(light, *MINE, "execution.workers=1")
+    assert sorted(started(light)) == sorted(first)
+
+
+def test_a_job_whose_source_was_edited_during_the_run_says_so(light: Path) -> None:
     """The engine has planned with one version; workers must not run another under its keys."""
-    main = own / "main.py"
+    main = light / "main.py"
     main.write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
@@ -165,10 +177,10 @@ def test_a_job_whose_source_was_edited_during_the_run_says_so(own: Path) -> None
         "if __name__ == '__main__':\n"
         "    sys.exit(cli.main(sys.argv[1:]))\n"
     )
-    printed = run(own, *MINE, "execution.workers=1", code=1, main=main)
+    printed = run(light, *MINE, "execution.workers=1", code=1, main=main)
     assert "my_module.py was changed after this run had begun" in printed
-    assert [job for job in started(own) if "/Mine/" in job and "/generate/" in job]
-    run(own, *MINE, "execution.workers=1")
+    assert [job for job in started(light) if "/Mine/" in job and "/count/" in job]
+    run(light, *MINE, "execution.workers=1")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +194,11 @@ def test_a_job_whose_source_was_edited_during_the_run_says_so(own: Path) -> None
             "broken.py:1 (import nothing_like",
         ),
         ("class X: pass\n", ["algos.X.class_path=my_package.broken.X"], "is no Algorithm"),
-        ("", ["algos.PITA.class_path=my_package.my_module.Fudge"], "PITA is the name of an algorithm that ships"),
+        (
+            "",
+            ["algos.PITA.class_path=my_package.my_module.Counted"],
+            "PITA is the name of an algorithm that ships",
+        ),
         ("", ["datasets.addition.reward=my_package.broken.praise"], "broken.py has no 'praise'"),
         ("class X: pass\n", ["datasets.x.class_path=my_package.broken.X"], "is no Dataset"),
     ],

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from pipeline.__main__ import app
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.shared import made_once
-from tests.integration.test_main_job import SMALL, run_here
+from tests.doubles.small_runs import SMALL, run_here
 
 TRAIN = "addition/tiny/s0/PITA/r1/train"
 
@@ -108,6 +108,6 @@ def test_ctrl_c_ends_following_cleanly(tmp_path: Path) -> None:
             assert following.stdout is not None
             assert following.stdout.readline() == "at work [1/2]\n"
             following.send_signal(signal.SIGINT)
-            rest, errors = following.communicate(timeout=200)
+            rest, errors = following.communicate(timeout=600)
     assert following.returncode == 130
     assert (rest, errors) == ("", "")

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from pipeline.config.load import load_config
 from pipeline.datasets.registry import load_dataset
 from pipeline.models.tiny import make_tokenizer
-from tests.integration.test_main_job import events, results, run_here
+from tests.doubles.small_runs import events, results, run_here
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,9 @@ def without_tiny(settings: list[str]) -> list[str]:
 
 @pytest.fixture
 def main_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.integration import test_main_job
+    from tests.doubles import small_runs
 
-    monkeypatch.setattr(test_main_job, "SMALL", [*without_tiny(test_main_job.SMALL)[:-2], "algos.QSharp.epochs=1"])
+    monkeypatch.setattr(small_runs, "SMALL", [*without_tiny(small_runs.SMALL)[:-2], "algos.QSharp.epochs=1"])
 
 
 @pytest.mark.usefixtures("main_job")

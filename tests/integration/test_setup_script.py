@@ -8,20 +8,29 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def run(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+SCRIPT = str(ROOT / "test_parallel_setup.py")
+WITHOUT_WORKERS = """
+import runpy, sys
+from pipeline import preflight
+preflight.check_generation = lambda: iter(())
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(ROOT / "test_parallel_setup.py")],
+        [sys.executable, *words],
         cwd=folder,
-        env={**os.environ, **env},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
         check=False,
     )
 
 
 def test_it_passes_here_and_says_which_process_used_which_device(tmp_path: Path) -> None:
-    done = run(tmp_path, CUDA_VISIBLE_DEVICES="")
+    done = run(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASS  parallel generation: pid " in done.stdout
     assert "on cpu, 1 thread" in done.stdout
@@ -31,7 +40,7 @@ def test_it_passes_here_and_says_which_process_used_which_device(tmp_path: Path)
 
 def test_it_exits_with_1_and_a_remedy_when_a_check_fails(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file where a folder should be")
-    done = run(tmp_path, CUDA_VISIBLE_DEVICES="")
+    done = run(tmp_path, "-c", WITHOUT_WORKERS, SCRIPT)
     assert done.returncode == 1
     assert "FAIL  store: " in done.stdout
     assert "try: set output_dir" in done.stdout

@@ -373,7 +373,7 @@ def test_the_command_line_knows_the_commands(outputs: Outputs) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "6 outputs checked, 0 damaged\n", "")

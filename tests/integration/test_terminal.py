@@ -14,16 +14,8 @@ import pytest
 
 from pipeline.results.journal import read_journal
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
-from tests.integration.test_main_job import command, wait_for
+from tests.doubles.small_runs import command, wait_for, with_reference
 
-LITTLE = [
-    "algos=[PITA]",
-    "rounds_of_training=1",
-    "execution.workers=1",
-    "models.tiny.steps=20",
-    "data_collection.prompts_per_round=20",
-    "evaluation.num_prompts=20",
-]
 CLOSING = "import os, sys; [os.close(int(one)) for one in sys.argv[1]]; os.execv(sys.argv[2], sys.argv[2:])"
 
 
@@ -70,9 +62,15 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def test_a_run_needs_nobody_who_reads(tmp_path: Path) -> None:
+def test_a_run_needs_nobody_who_reads(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its terminal is closed; then Ctrl-C ends it in a pipe without reader; last, all streams are closed."""
-    output_dir, words = tmp_path / "outputs", command(tmp_path / "outputs", *LITTLE)
+    output_dir, gate = tmp_path / "outputs", tmp_path / "gate"
+    light = with_reference(tmp_path_factory, output_dir)
+    words = command(output_dir, *light, "execution.workers=1", "execution.stop_grace_s=0.5")
+    gate.mkdir()  # so that no run is over before it is disturbed
+    monkeypatch.setenv("GATE", str(gate))
     drawn = bytearray()
 
     def drained(master: int) -> bool:
@@ -83,7 +81,7 @@ def test_a_run_needs_nobody_who_reads(tmp_path: Path) -> None:
     engine, master = on_a_terminal(words, tmp_path)
     wait_for(lambda: drained(master))
     os.close(master)  # the kernel sends SIGHUP, and writing fails from now on
-    assert engine.wait(60) == 143
+    assert engine.wait(600) == 143
     assert b"\x1b[?25l" in drawn  # there was a live view
     assert journal(output_dir)[-1]["interrupted"] == "SIGTERM"
     assert (output_dir / "t/latest/results.json").is_file()
@@ -97,11 +95,12 @@ def test_a_run_needs_nobody_who_reads(tmp_path: Path) -> None:
     os.close(reading)
     wait_for(lambda: at_work(output_dir, 2))
     engine.send_signal(signal.SIGINT)
-    assert (engine.communicate(timeout=60)[1], engine.returncode) == (b"", 130)
+    assert (engine.communicate(timeout=600)[1], engine.returncode) == (b"", 130)
 
-    assert subprocess.run(closing("012", words), cwd=tmp_path, timeout=120).returncode == 0
+    gate.rmdir()
+    assert subprocess.run(closing("012", words), cwd=tmp_path, timeout=800).returncode == 0
     assert journal(output_dir)[-1]["event"] == "RunFinished"
-    assert "PITA" in (output_dir / "t/latest/results.csv").read_text()
+    assert "Counted" in (output_dir / "t/latest/results.csv").read_text()
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(written: WrittenRu
             assert following.stdout is not None
             assert following.stdout.readline() == b"\x1b[2Jat work\n"
             following.stdout.close()
-            assert following.wait(60) == 0
+            assert following.wait(600) == 0
             assert following.stderr is not None
             assert following.stderr.read() == b""
 
@@ -143,16 +142,16 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(written: WrittenRu
 def test_commands_work_with_streams_closed(
     written: WrittenRun, descriptors: str, words: list[str], code: int
 ) -> None:
-    done = subprocess.run(closing(descriptors, look(written, *words)), capture_output=True, timeout=60)
+    done = subprocess.run(closing(descriptors, look(written, *words)), capture_output=True, timeout=600)
     assert (done.returncode, done.stderr) == (code, b"")
 
 
 def test_what_cannot_be_written_was_not_shown(written: WrittenRun) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(look(written, "status"), stdout=full, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run(look(written, "status"), stdout=full, stderr=subprocess.PIPE, timeout=600)
         assert done.returncode == 1
         assert done.stderr == b"error: standard output could not be written: No space left on device\n"
-        assert subprocess.run(look(written, "status", "y"), stderr=full, timeout=60).returncode == 2
+        assert subprocess.run(look(written, "status", "y"), stderr=full, timeout=600).returncode == 2
 
 
 def test_a_terminal_is_shown_logs_and_arguments_without_their_commands(written: WrittenRun) -> None:
@@ -178,6 +177,6 @@ def test_in_the_simplest_of_encodings_there_is_an_answer(written: WrittenRun) ->
     simple = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     written.fail_attempt(f"{CHAIN}/r1/train", "bug", "数 \udcff", retry=False)
     written.write("JobFailed", job=f"{CHAIN}/r1/train", kind="bug", reason="数 \udcff", attempts=1)
-    done = subprocess.run(look(written, "status", "x"), env=simple, capture_output=True, timeout=60)
+    done = subprocess.run(look(written, "status", "x"), env=simple, capture_output=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, b"")
     assert rb"\u6570 \udcff" in done.stdout

@@ -31,7 +31,7 @@ def attempt(processes: ForkServerContext, *args: Any, **settings: Any) -> int | 
     """One attempt at a training in a process of its own; its exit code."""
     process = processes.Process(target=run_training, args=args, kwargs=settings)
     process.start()
-    process.join(60)
+    process.join(600)
     return process.exitcode
 
 

@@ -35,6 +35,24 @@ def test_the_round_trip_covers_every_group_option() -> None:
     assert "group options" in check.detail
 
 
+def test_the_group_option_that_does_not_survive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[list[str]] = []
+
+    def survives(chosen: list[str]) -> bool:
+        tried.append(chosen)
+        return "profile=h200" not in chosen
+
+    monkeypatch.setattr(setup, "_survives", survives)
+    check = setup.check_config()
+    assert (check.verdict, check.detail) == (Verdict.FAIL, "profile=h200 changes on the way")
+    assert "conf/profile/h200.yaml" in check.remedy
+    monkeypatch.setattr(setup, "_survives", lambda chosen: not tried.append(chosen))
+    tried.clear()
+    assert setup.check_config().verdict is Verdict.PASS
+    files = {f"{path.parent.name}={path.stem}" for path in setup.conf_dir().glob("*/*.yaml")}
+    assert {choice for chosen in tried for choice in chosen} == files
+
+
 def test_a_missing_package_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "PACKAGES", ("torch", "no-such-package"))
     check = setup.check_packages()

@@ -48,7 +48,7 @@ def test_ctrl_c_while_modules_are_imported_ends_it_without_a_word(tmp_path: Path
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=600,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
@@ -57,7 +57,7 @@ def started(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     (folder / "odd.py").write_text(FAILS)
     code = f"from pipeline.start import start; start({command})"
     where = {"PYTHONPATH": f"{folder}:{ROOT}"}
-    return subprocess.run([sys.executable, "-c", code], env=where, capture_output=True, text=True, timeout=50)
+    return subprocess.run([sys.executable, "-c", code], env=where, capture_output=True, text=True, timeout=600)
 
 
 def test_a_fault_of_the_program_is_told_with_its_traceback(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def run(root: Path, code: str, *wrapper: str) -> None:
         [*wrapper, sys.executable, "-c", SETUP + code, str(root)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )

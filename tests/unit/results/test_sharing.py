@@ -42,7 +42,7 @@ def go(processes: "list[subprocess.Popen[str]]") -> list[str]:
         assert process.stdin
         process.stdin.write("\n")
         process.stdin.flush()
-    said = [process.communicate(timeout=200)[0].strip() for process in processes]
+    said = [process.communicate(timeout=600)[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes)
     return said
 
@@ -227,7 +227,7 @@ def test_a_run_waits_for_the_end_of_a_clean_up(store: Store, key: str, caplog: p
         process.stdin.flush()
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(timeout=0.5)
-    assert process.communicate(timeout=200)[0] == "in\n"
+    assert process.communicate(timeout=600)[0] == "in\n"
 
 
 def test_a_store_remembers_whose_runs_use_it(store: Store, tmp_path: Path) -> None:

@@ -229,6 +229,6 @@ def test_of_several_processes_at_once_one_reads_and_the_others_wait_for_it(
         assert reader.stdin
         reader.stdin.write("go\n")
         reader.stdin.flush()
-    said = [reader.communicate(timeout=200)[0] for reader in readers]
+    said = [reader.communicate(timeout=600)[0] for reader in readers]
     assert [reader.returncode for reader in readers] == [0] * 4
     assert "".join(said) == "read\n"

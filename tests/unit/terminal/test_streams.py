@@ -73,7 +73,7 @@ def test_a_descriptor_that_does_not_wait_is_waited_for() -> None:
     os.close(reading)
     LastingStream(LastingFile(writing), "utf-8").write("x" * 1_000_000)
     os.close(writing)
-    assert child.communicate(timeout=30)[0].split() == [b"1000000"]
+    assert child.communicate(timeout=600)[0].split() == [b"1000000"]
 
 
 CLOSED = """

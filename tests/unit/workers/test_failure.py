@@ -92,7 +92,7 @@ def test_a_full_disk_is_told_whatever_was_being_saved(
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     kinds = [line.split()[0] for line in done.stdout.splitlines()]
@@ -144,7 +144,7 @@ def test_a_limit_that_a_job_has_set_itself_is_no_full_disk(tmp_path: Path) -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert done.stdout.splitlines() == ["storage storage", "bug bug"], done.stderr
 

@@ -54,6 +54,6 @@ def test_only_what_nothing_holds_is_ended_and_only_what_is_new_is_looked_for() -
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
