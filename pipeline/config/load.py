@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -72,8 +74,9 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     bound_files()
     bound_sweeps()
     store = ConfigStore.instance()
+    _register_shipped(store)
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}
+    shipped = {name: _declared(schema) for name, schema in ALGO_SCHEMAS.items()}
     own = {
         name: _with_open_tables(algo_schema(name, path), enabled=True)
         for name, path in _class_paths("algos", overrides)
@@ -85,12 +88,17 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
         if not (conf_dir() / "dataset" / f"{name}.yaml").is_file()
     }
     store.store(name="schema", node=_Composed(algos={**shipped, **own}, datasets=datasets))
+
+
+def _register_shipped(store: ConfigStore) -> None:
+    """The datasets and models that ship, once: they are the same for every request."""
     for name, dataset in DATASET_SCHEMAS.items():
-        store.store(
-            group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=_with_open_tables(dataset)
-        )
+        if f"{name}_schema.yaml" not in store.repo.get("dataset", {}):
+            node = _with_open_tables(dataset)
+            store.store(group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=node)
     for name, model in MODEL_SCHEMAS.items():
-        store.store(group="model", name=f"{name}_schema", package=f"models.{name}", node=model)
+        if f"{name}_schema.yaml" not in store.repo.get("model", {}):
+            store.store(group="model", name=f"{name}_schema", package=f"models.{name}", node=model)
 
 
 @dataclass(kw_only=True)
@@ -174,7 +182,7 @@ def _rebuild(plain: Mapping[str, Any], default: object) -> Any:
     data = dict(plain)
     schema = data.pop("_schema_", None)
     kind = import_object(schema) if schema else type(default)
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), data))
+    return OmegaConf.to_object(OmegaConf.unsafe_merge(deepcopy(_declared(kind)), data))
 
 
 def schema_path(config: object) -> str:
@@ -248,7 +256,7 @@ def _class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, st
 
 
 def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
-    merged = OmegaConf.structured(schema)
+    merged = deepcopy(_declared(schema))
     plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
     tables: dict[str, Callable[[str, Mapping[str, Any]], type[Any]]] = {
         "algos": lambda name, node: algo_schema(name, node.get("class_path")),
@@ -259,8 +267,14 @@ def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
         for name, node in _nodes(table, plain.get(table)):
             if table == "datasets" and node.get("class_path") and node.get("kind", MISSING) == MISSING:
                 node["kind"] = name
-            merged[table][name] = OmegaConf.structured(schema_of(name, node))
-    return OmegaConf.to_object(OmegaConf.merge(merged, plain))
+            merged[table][name] = _declared(schema_of(name, node))
+    return OmegaConf.to_object(OmegaConf.unsafe_merge(merged, plain))
+
+
+@cache
+def _declared(schema: type[Any]) -> DictConfig:
+    """A schema's fields with their types and defaults, to be copied: a class takes long to be taken apart."""
+    return cast("DictConfig", OmegaConf.structured(schema))
 
 
 def _refuse_missing(composed: DictConfig) -> None:
