@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,6 +23,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline.config.declared import declared, filled
 from pipeline.config.known import GROUPS, NAMED_GROUPS, known_keys, meant_by_word, nearest_setting, own_keys
 from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.own_code import check_settings_class, import_object
@@ -76,7 +75,7 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     store = ConfigStore.instance()
     _register_shipped(store)
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    shipped = {name: _declared(schema) for name, schema in ALGO_SCHEMAS.items()}
+    shipped = {name: declared(schema) for name, schema in ALGO_SCHEMAS.items()}
     own = {
         name: _with_open_tables(algo_schema(name, path), enabled=True)
         for name, path in _class_paths("algos", overrides)
@@ -182,7 +181,7 @@ def _rebuild(plain: Mapping[str, Any], default: object) -> Any:
     data = dict(plain)
     schema = data.pop("_schema_", None)
     kind = import_object(schema) if schema else type(default)
-    return OmegaConf.to_object(OmegaConf.unsafe_merge(deepcopy(_declared(kind)), data))
+    return filled(kind, {}, data)
 
 
 def schema_path(config: object) -> str:
@@ -256,25 +255,19 @@ def _class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, st
 
 
 def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
-    merged = deepcopy(_declared(schema))
     plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
-    tables: dict[str, Callable[[str, Mapping[str, Any]], type[Any]]] = {
+    schemas: dict[str, Callable[[str, Mapping[str, Any]], type[Any]]] = {
         "algos": lambda name, node: algo_schema(name, node.get("class_path")),
         "datasets": _dataset_schema,
         "models": lambda name, node: _kind(MODEL_SCHEMAS, "model", name, node),
     }
-    for table, schema_of in tables.items():
+    tables: dict[str, dict[str, type[Any]]] = {table: {} for table in schemas}
+    for table, schema_of in schemas.items():
         for name, node in _nodes(table, plain.get(table)):
             if table == "datasets" and node.get("class_path") and node.get("kind", MISSING) == MISSING:
                 node["kind"] = name
-            merged[table][name] = _declared(schema_of(name, node))
-    return OmegaConf.to_object(OmegaConf.unsafe_merge(merged, plain))
-
-
-@cache
-def _declared(schema: type[Any]) -> DictConfig:
-    """A schema's fields with their types and defaults, to be copied: a class takes long to be taken apart."""
-    return cast("DictConfig", OmegaConf.structured(schema))
+            tables[table][name] = schema_of(name, node)
+    return filled(schema, tables, plain)
 
 
 def _refuse_missing(composed: DictConfig) -> None:

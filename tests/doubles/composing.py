@@ -5,7 +5,7 @@ is asked for is read, merged and explained by the same functions, onto a copy of
 goes through `load_config`. `tests/unit/config/test_requests.py` holds that both answer alike.
 """
 
-from copy import deepcopy
+import pickle
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,7 @@ def with_setting(others: tuple[str, ...], setting: str) -> Config:
         if key.startswith("hydra") or ".class_path" in key or kept.loader.repository.group_exists(key):
             return load_config([*others, setting])
         kept.loader.validate_sweep_overrides_legal([read], RunMode.RUN, from_shell=False)
-        request = kept.copy(kept.request)
+        request = kept.read(kept.request)
         kept.loader._apply_overrides_to_config([read], request)
     except Exception as error:
         raise explain(error) from error
@@ -51,7 +51,7 @@ def with_file(others: tuple[str, ...], folder: Path, name: str) -> Config:
     """`load_config` of some settings that never change, and of a file that takes the place of a profile."""
     kept = _composed(others)
     try:
-        request = kept.copy(kept.before)
+        request = kept.read(kept.before)
         found = kept.loader._load_single_config(replace(kept.place, config_path=name), _files_of(folder)).config
         if not isinstance(found, DictConfig) or {"defaults", "hydra"} & set(found):
             group, _, choice = name.partition("/")
@@ -68,19 +68,20 @@ def with_file(others: tuple[str, ...], folder: Path, name: str) -> Config:
 
 @dataclass(frozen=True)
 class _Composed:
-    """A request, as Hydra composed it: whole, and in the parts before and after the file of its profile."""
+    """A request, as Hydra composed it: whole, and in the parts before and after its profile, pickled."""
 
     loader: ConfigLoaderImpl
     schema: Any
-    request: DictConfig
-    before: DictConfig
+    request: bytes
+    before: bytes
     place: ResultDefault
     after: list[Any]
 
-    def copy(self, part: DictConfig) -> DictConfig:
+    def read(self, part: bytes) -> DictConfig:
         """A part to be changed; messages name the keys of the schema that was registered last."""
         ConfigStore.instance().repo["schema.yaml"] = self.schema
-        return deepcopy(part)
+        read: DictConfig = pickle.loads(part)
+        return read
 
 
 @cache
@@ -101,8 +102,8 @@ def _composed(others: tuple[str, ...]) -> _Composed:
     return _Composed(
         loader=loader,
         schema=ConfigStore.instance().repo["schema.yaml"],
-        request=request,
-        before=loader._compose_config_from_defaults_list(ours[:place], repo),
+        request=pickle.dumps(request),
+        before=pickle.dumps(loader._compose_config_from_defaults_list(ours[:place], repo)),
         place=ours[place],
         after=after,
     )
