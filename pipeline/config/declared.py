@@ -49,7 +49,8 @@ def _beyond(defaults: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, 
     for name, value in plain.items():
         default = defaults.get(name)
         if isinstance(default, dict) and isinstance(value, dict):
-            beyond[name] = _beyond(default, value)
+            if inside := _beyond(default, value):
+                beyond[name] = inside
         elif name not in defaults or not _same(default, value):
             beyond[name] = value
     return beyond

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.checks import check_config
 from pipeline.config.load import explain, load_config, to_plain, typed
-from pipeline.config.schema import Config
+from pipeline.config.schema import ALGO_SCHEMAS, Config
 from pipeline.errors import PipelineError
 from pipeline.plan.size import check_size
 from tests.doubles.composing import with_file, with_setting
@@ -31,6 +31,15 @@ seldom = settings(quickly, max_examples=max(8, settings.default.max_examples // 
 NAME = "experiment.name=t"
 OWN = "algos.Mine.class_path=examples.fudge.Fudge"
 MOST_LINES, MOST_CHARACTERS = 25, 10_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_algorithms() -> Iterator[None]:
+    """Those that a request here may name; half of the time of each example goes into carrying the others along."""
+    few = {name: ALGO_SCHEMAS[name] for name in ("PITA", "QSharp", "QSharp-HF", "DPO")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.config.load.ALGO_SCHEMAS", few)
+        yield
 
 
 def answered(make: Callable[[], Config]) -> str:
