@@ -54,6 +54,14 @@ settings.register_profile("long", max_examples=20_000, print_blob=True, **_slow_
 settings.load_profile("short")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What tries 20,000 examples does not hang only because it takes longer than any other test."""
+    if settings.get_current_profile_name() == "long":
+        for item in items:
+            if item.get_closest_marker("properties"):
+                item.add_marker(pytest.mark.timeout(6 * 3600))
+
+
 @pytest.fixture(autouse=True)
 def _all_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is visible to this process matters to tests of real GPUs alone."""

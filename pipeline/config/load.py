@@ -23,6 +23,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline.config.declared import declared, filled
 from pipeline.config.known import GROUPS, NAMED_GROUPS, known_keys, meant_by_word, nearest_setting, own_keys
 from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.own_code import check_settings_class, import_object
@@ -72,8 +73,9 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     bound_files()
     bound_sweeps()
     store = ConfigStore.instance()
+    _register_shipped(store)
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    shipped = {name: schema() for name, schema in ALGO_SCHEMAS.items()}
+    shipped = {name: declared(schema) for name, schema in ALGO_SCHEMAS.items()}
     own = {
         name: _with_open_tables(algo_schema(name, path), enabled=True)
         for name, path in _class_paths("algos", overrides)
@@ -85,12 +87,17 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
         if not (conf_dir() / "dataset" / f"{name}.yaml").is_file()
     }
     store.store(name="schema", node=_Composed(algos={**shipped, **own}, datasets=datasets))
+
+
+def _register_shipped(store: ConfigStore) -> None:
+    """The datasets and models that ship, once: they are the same for every request."""
     for name, dataset in DATASET_SCHEMAS.items():
-        store.store(
-            group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=_with_open_tables(dataset)
-        )
+        if f"{name}_schema.yaml" not in store.repo.get("dataset", {}):
+            node = _with_open_tables(dataset)
+            store.store(group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=node)
     for name, model in MODEL_SCHEMAS.items():
-        store.store(group="model", name=f"{name}_schema", package=f"models.{name}", node=model)
+        if f"{name}_schema.yaml" not in store.repo.get("model", {}):
+            store.store(group="model", name=f"{name}_schema", package=f"models.{name}", node=model)
 
 
 @dataclass(kw_only=True)
@@ -174,7 +181,7 @@ def _rebuild(plain: Mapping[str, Any], default: object) -> Any:
     data = dict(plain)
     schema = data.pop("_schema_", None)
     kind = import_object(schema) if schema else type(default)
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), data))
+    return filled(kind, {}, data)
 
 
 def schema_path(config: object) -> str:
@@ -248,19 +255,19 @@ def _class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, st
 
 
 def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
-    merged = OmegaConf.structured(schema)
     plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
-    tables: dict[str, Callable[[str, Mapping[str, Any]], type[Any]]] = {
+    schemas: dict[str, Callable[[str, Mapping[str, Any]], type[Any]]] = {
         "algos": lambda name, node: algo_schema(name, node.get("class_path")),
         "datasets": _dataset_schema,
         "models": lambda name, node: _kind(MODEL_SCHEMAS, "model", name, node),
     }
-    for table, schema_of in tables.items():
+    tables: dict[str, dict[str, type[Any]]] = {table: {} for table in schemas}
+    for table, schema_of in schemas.items():
         for name, node in _nodes(table, plain.get(table)):
             if table == "datasets" and node.get("class_path") and node.get("kind", MISSING) == MISSING:
                 node["kind"] = name
-            merged[table][name] = OmegaConf.structured(schema_of(name, node))
-    return OmegaConf.to_object(OmegaConf.merge(merged, plain))
+            tables[table][name] = schema_of(name, node)
+    return filled(schema, tables, plain)
 
 
 def _refuse_missing(composed: DictConfig) -> None:

@@ -56,6 +56,15 @@ def test_defaults_are_typed() -> None:
     assert config.execution.backend is Backend.local
 
 
+def test_a_request_leaves_nothing_to_the_next() -> None:
+    first = load_config([NAME])
+    own = ["algos.Mine.class_path=examples.fudge.Fudge", "algos.PITA.eta=7", "datasets.addition.digits=2"]
+    changed = load_config([NAME, *own, "+algos.PITA.options.a=1", "models.tiny.n_layer=3"])
+    changed.algos["PITA"].options["b"] = changed.evaluation.etas.append(3.0)
+    assert changed != first
+    assert load_config([NAME]) == first
+
+
 def test_defaults_of_the_files_are_those_of_the_schema() -> None:
     config = load_config([NAME])
     assert config.training == Config().training
