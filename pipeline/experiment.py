@@ -197,7 +197,11 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     check_size(config)
     if (number := extent_of(config).jobs) >= LARGE and on_large:
         on_large(f"planning some {number:,} jobs")
-    check_together(lambda: check_sources(config), lambda: _check_models(config))
+    check_together(lambda: check_sources(config), lambda: check_models(config))
+    # What joins datasets and models makes sense only of those that are there.
+    check_tokenizers(config)
+    check_pairs(config)
+    check_chat_templates(config)
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
@@ -209,13 +213,6 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     plan = build_plan(config, read_durations(store.root), sources, models, weights=weights, gpu=gpu)
     warnings = (*import_warnings(), *(() if warning is None else (warning,)), *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
-
-
-def _check_models(config: Config) -> None:
-    check_models(config)
-    check_tokenizers(config)
-    check_pairs(config)
-    check_chat_templates(config)
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
