@@ -61,7 +61,9 @@ from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
 from pipeline.scheduler.signals import StopSignals
 from pipeline.scheduler.state import JobStatus, check_runnable
+from pipeline.start import settle
 from pipeline.terminal.console import say
+from pipeline.terminal.streams import never_waiting
 from pipeline.terminal.text import printable
 from pipeline.workers.backends import free_timeout_s, make_pool
 
@@ -283,10 +285,14 @@ def _not_looked_at(request: Request, missing: Collection[str]) -> list[str]:
 def carry_out(request: Request, stored: Stored, verified: Verified, console: Console) -> int:
     """Run what is missing, then write and print the results.
 
-    A signal ends jobs that run. What is written before and after is finished in any case.
+    A signal ends jobs that run. What is written before and after is finished in any case; what comes after that no
+    longer changes how the only run of a command ended. No terminal holds any of it.
     """
-    with StopSignals() as signals:
-        return _carry_out(request, stored, verified, console, signals)
+    with StopSignals() as signals, never_waiting():
+        code = _carry_out(request, stored, verified, console, signals)
+        if not request.label:
+            settle(code)
+        return code
 
 
 def _carry_out(
