@@ -68,14 +68,16 @@ class LastingFile(io.FileIO):
         """Write, keep or drop all of the data."""
         # Taken out first: what Ctrl-C interrupts is lost rather than written twice.
         kept, self._kept = self._kept, b""
-        if len(kept) < _ROOM:
-            self._send(kept + bytes(data))
-        else:
-            self._left_out = True
-            self._send(kept)
+        self._send(kept)
         if self._left_out and not self._kept:
             self._left_out = False
             self._send(_LEFT_OUT)
+        if len(self._kept) >= _ROOM:
+            self._left_out = True
+        elif self._kept:
+            self._kept += bytes(data)
+        else:
+            self._send(bytes(data))
         return len(data)
 
     def flush(self) -> None:

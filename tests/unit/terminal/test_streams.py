@@ -76,35 +76,39 @@ def test_a_descriptor_that_does_not_wait_is_waited_for() -> None:
     assert child.communicate(timeout=30)[0].split() == [b"1000000"]
 
 
-def test_what_a_sleeping_reader_does_not_take_is_kept_for_later() -> None:
+def test_what_a_sleeping_reader_does_not_take_is_kept_for_later(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     stream = LastingStream(LastingFile(writing), "utf-8")
     with never_waiting():
         for number in range(40):
             print(f"{number:02}" * 5_000, file=stream)  # a pipe takes 64 KiB
     assert os.get_blocking(writing)
-    child = subprocess.Popen(["cat"], stdin=reading, stdout=subprocess.PIPE)
+    with (tmp_path / "out").open("wb") as out:
+        child = subprocess.Popen(["cat"], stdin=reading, stdout=out)
     os.close(reading)
     stream.flush()  # a report may wait
     print("the end", file=stream)
     os.close(writing)
-    lines = child.communicate(timeout=30)[0].split(b"\n")
+    assert child.wait(30) == 0
+    lines = (tmp_path / "out").read_bytes().split(b"\n")
     assert lines == [*(b"%02d" % number * 5_000 for number in range(40)), b"the end", b""]
 
 
-def test_a_reader_who_sleeps_for_long_is_told_that_something_was_left_out() -> None:
+def test_a_reader_who_sleeps_for_long_is_told_that_something_was_left_out(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     stream = LastingStream(LastingFile(writing), "utf-8")
     with never_waiting():
         for _ in range(300):
             print("x" * 9_999, file=stream)
-    child = subprocess.Popen(["cat"], stdin=reading, stdout=subprocess.PIPE)
+    with (tmp_path / "out").open("wb") as out:
+        child = subprocess.Popen(["cat"], stdin=reading, stdout=out)
     os.close(reading)
     print("the end", file=stream)
     os.close(writing)
-    said = child.communicate(timeout=30)[0]
+    assert child.wait(30) == 0
+    said = (tmp_path / "out").read_bytes()
     assert 1 << 20 < len(said) < 2 << 20
-    assert said.endswith(b"x\n\n[what came here was left out: nothing was taken for too long]\nthe end\n")
+    assert said.endswith(b"x\n[what came here was left out: nothing was taken for too long]\nthe end\n")
 
 
 def test_a_stopped_terminal_holds_nobody() -> None:
