@@ -61,7 +61,9 @@ from pipeline.results.verified import Verified
 from pipeline.scheduler.loop import Outcome, run_plan
 from pipeline.scheduler.signals import StopSignals
 from pipeline.scheduler.state import JobStatus, check_runnable
+from pipeline.start import settle
 from pipeline.terminal.console import say
+from pipeline.terminal.streams import never_waiting
 from pipeline.terminal.text import printable
 from pipeline.workers.backends import free_timeout_s, make_pool
 
@@ -197,7 +199,11 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     check_size(config)
     if (number := extent_of(config).jobs) >= LARGE and on_large:
         on_large(f"planning some {number:,} jobs")
-    check_together(lambda: check_sources(config), lambda: _check_models(config))
+    check_together(lambda: check_sources(config), lambda: check_models(config))
+    # What joins datasets and models makes sense only of those that are there.
+    check_tokenizers(config)
+    check_pairs(config)
+    check_chat_templates(config)
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
@@ -209,13 +215,6 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     plan = build_plan(config, read_durations(store.root), sources, models, weights=weights, gpu=gpu)
     warnings = (*import_warnings(), *(() if warning is None else (warning,)), *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
-
-
-def _check_models(config: Config) -> None:
-    check_models(config)
-    check_tokenizers(config)
-    check_pairs(config)
-    check_chat_templates(config)
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
@@ -286,10 +285,14 @@ def _not_looked_at(request: Request, missing: Collection[str]) -> list[str]:
 def carry_out(request: Request, stored: Stored, verified: Verified, console: Console) -> int:
     """Run what is missing, then write and print the results.
 
-    A signal ends jobs that run. What is written before and after is finished in any case.
+    A signal ends jobs that run. What is written before and after is finished in any case; what comes after that no
+    longer changes how the only run of a command ended. No terminal holds any of it.
     """
-    with StopSignals() as signals:
-        return _carry_out(request, stored, verified, console, signals)
+    with StopSignals() as signals, never_waiting():
+        code = _carry_out(request, stored, verified, console, signals)
+        if not request.label:
+            settle(code)
+        return code
 
 
 def _carry_out(

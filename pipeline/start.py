@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
@@ -18,6 +19,8 @@ from pipeline.terminal import streams
 
 INTERRUPTED = 130
 BUG = 1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+_started = False
 _PLEASE_REPORT = (
     "error: this is a fault of the program, not of your request. Please report it with the lines above."
 )
@@ -30,11 +33,25 @@ def start(command: str, *arguments: object) -> NoReturn:
         command: ``module:function``; returns an exit code, None for 0.
         arguments: What it is called with.
     """
-    _on_interrupt_end_with(INTERRUPTED)
+    global _started
+    _started = True
+    _end_with(INTERRUPTED, [signal.SIGINT])
     streams.install()
     code = _carry_out(command, arguments)
-    _on_interrupt_end_with(code)  # nothing is left that must come to an orderly end
+    settle(code)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # here, where Ctrl-C still ends the waiting for a terminal that is stopped
     sys.exit(code)
+
+
+def settle(code: int) -> None:
+    """From now on signals end the process at once, with this code: what it was there for is done.
+
+    Args:
+        code: The exit code. Nothing changes in a process that did not begin in `start`.
+    """
+    if _started:
+        _end_with(code, _SIGNALS)
 
 
 def pipeline() -> NoReturn:
@@ -63,14 +80,15 @@ def _carry_out(command: str, arguments: tuple[object, ...]) -> int:
     return code or 0
 
 
-def _on_interrupt_end_with(code: int) -> None:
-    """Have Ctrl-C end the process at once, without a word, where there is nothing to bring to an orderly end."""
+def _end_with(code: int, signals: Sequence[signal.Signals]) -> None:
+    """Have signals end the process at once, without a word, where there is nothing to bring to an orderly end."""
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
         os._exit(code)
 
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # whoever started this process has Ctrl-C ignored
-        signal.signal(signal.SIGINT, end)
+    for number in signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # whoever started this process has it ignored
+            signal.signal(number, end)
 
 
 def _on_interrupt_raise() -> None:

@@ -34,14 +34,14 @@ class Preparation(Algorithm):
     def prepare(self, ctx: JobContext) -> None:
         """Read the source once and write its rows by split; then see whether the rewards can work with them."""
         with ctx.loading():
-            from pipeline.datasets.columns import MissingColumns
+            from pipeline.datasets.columns import MissingColumns, ReservedColumn
             from pipeline.datasets.prepared import PreparedDataset, prepare
             from pipeline.datasets.registry import load_dataset
             from pipeline.rewards.probe import advice_on, check_rewards
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         try:
             about = prepare(config, ctx.out)
-        except MissingColumns as error:
+        except (MissingColumns, ReservedColumn) as error:
             raise DataError(f"{error} {advice_on(error, name, config)}") from error
         rows = PreparedDataset(ctx.out)
         first = rows.row(int(rows.ids("train")[0]))

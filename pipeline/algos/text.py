@@ -21,7 +21,7 @@ from pipeline.datasets.tokenized import TokenizedPrompts
 from pipeline.evaluation.front import FrontPoint, reward_kl_front
 from pipeline.evaluation.metrics import FILE, Sample, evaluation_rows, read_samples, shown_samples, write_samples
 from pipeline.generation.decode import Guidance
-from pipeline.generation.guide import value_reader
+from pipeline.generation.guide import readable, value_reader
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import sample_keys
 from pipeline.generation.tilt import Tilt
@@ -60,11 +60,19 @@ def trusts_code(ctx: JobContext) -> bool:
     return isinstance(model, HFModelConfig) and model.trust_remote_code
 
 
-def reference_policy(ctx: JobContext, dataset: Dataset) -> TextPolicy:
-    """The reference as it is."""
+def reference_policy(ctx: JobContext, dataset: Dataset, guide_context: int | None = None) -> TextPolicy:
+    """The reference as it is; see `TextPolicy` for the guide's context."""
     model, tokenizer = reference_model(ctx)
     sizes = BatchSizes(ctx.hints, ctx.device, model)
-    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
+    return TextPolicy(
+        model,
+        tokenizer,
+        ctx.config.generation,
+        dataset,
+        ctx.device,
+        sizes=sizes,
+        guide_context=guide_context,
+    )
 
 
 def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) -> TextPolicy:
@@ -74,7 +82,16 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) ->
     guide = ctx.models.get(("value", str(value)), lambda: load_value(value, system, ctx.device), ctx.loading)
     guidance = Guidance(value_reader(guide), tilt)
     sizes = BatchSizes(ctx.hints, ctx.device, model, guide)
-    return TextPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, guidance, sizes=sizes)
+    return TextPolicy(
+        model,
+        tokenizer,
+        ctx.config.generation,
+        dataset,
+        ctx.device,
+        guidance,
+        sizes=sizes,
+        guide_context=readable(guide, min(tilt.top_k, model.config.get_text_config().vocab_size)),
+    )
 
 
 def open_dataset(ctx: JobContext) -> Dataset:

@@ -86,8 +86,10 @@ class ValueGuidedAlgorithms(Algorithm):
         """Collect data; in the first round the current policy is the reference itself."""
         with ctx.loading():
             from pipeline.algos import text
+            from pipeline.models.source import value_context
         dataset = text.open_dataset(ctx)
-        reference = text.reference_policy(ctx, dataset)
+        # Value models read all that is collected.
+        reference = text.reference_policy(ctx, dataset, value_context(ctx.config.model))
         previous = ctx.optional_input("train@previous")
         roll_in = reference
         if previous is not None and not math.isinf(_settings(ctx).eta):

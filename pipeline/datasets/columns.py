@@ -33,6 +33,18 @@ class MissingColumns(DataError):  # noqa: N818 - it names what was found
         self.there = tuple(there)
 
 
+class ReservedColumn(DataError):  # noqa: N818 - likewise
+    """A row has a column whose name is that of something else that rewards are given.
+
+    Attributes:
+        column: Its name.
+    """
+
+    def __init__(self, said: str, column: str) -> None:
+        super().__init__(said)
+        self.column = column
+
+
 def check_template(template: str | None) -> None:
     """Refuse a template with anything but column names in its braces.
 
@@ -208,10 +220,7 @@ def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str)
         return {name: columns[name] for name in kept if name in columns}
     for name in columns:
         if name in RESERVED:
-            raise DataError(
-                f"{place}: rewards are given something else as '{name}'. Rename it by columns={{NEW: {name}}}, or "
-                "list in further_columns those to keep."
-            )
+            raise ReservedColumn(f"{place}: rewards are given something else as '{name}'.", name)
     return dict(columns)
 
 

@@ -6,6 +6,7 @@ While it cannot be reached all is as with `HF_HUB_OFFLINE=1`: what the cache has
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -87,13 +88,22 @@ def _trouble(kind: str, repo: str) -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    try:
-        get_session().head(f"{constants.ENDPOINT}/api/{kind}/{repo}", timeout=PATIENCE_S)
-    except Exception as error:
-        # Errors of the HTTP client, whichever it is: they have no common base but this.
-        said = " ".join(str(error).split())[:200] or "no answer"
-        return f"{constants.ENDPOINT} (HF_ENDPOINT) cannot be reached ({type(error).__name__}: {said})"
-    return ""
+    said: list[str] = []
+
+    def ask() -> None:
+        try:
+            get_session().head(f"{constants.ENDPOINT}/api/{kind}/{repo}", timeout=PATIENCE_S)
+            said.append("")
+        except Exception as error:
+            # Errors of the HTTP client, whichever it is: they have no common base but this.
+            said.append(f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no answer'}")
+
+    # Apart, since looking up a name has no timeout: the resolver may try its servers for half a minute.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(2 * PATIENCE_S)
+    why = said[0] if said else f"no answer within {2 * PATIENCE_S:g} s"
+    return f"{constants.ENDPOINT} (HF_ENDPOINT) cannot be reached ({why})" if why else ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -104,7 +104,7 @@ class Fit:
             return self.chosen
         near = min(self.trials, key=lambda trial: (trial.short, trial.host_short))
         raise DeviceError(
-            f"{self.shape.name} ({self.shape.parameters / 1e9:.2f}B parameters) does not fit. Nearest: "
+            f"{self.shape.name} ({self.shape.size} parameters) does not fit. Nearest: "
             f"{near.label} {near.verdict}. Try {_advice(self.work, near)}."
         )
 

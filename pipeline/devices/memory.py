@@ -66,6 +66,10 @@ _SPREAD = {
 """What each layout divides by the number of GPUs: (w)eights, (g)radients, (o)ptimizer state."""
 
 
+_HALF_A_DIGIT = 0.0005
+"""Of a number with three digits: from 999.5 on it is told as 1000, in the next unit."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """What of a model decides its memory; `pipeline.devices.shape` reads it from a configuration.
@@ -92,6 +96,14 @@ class ModelShape:
     vocabulary: int = 0
     largest_unit: int = 0
     lora_width: int = 0
+
+    @property
+    def size(self) -> str:
+        """How many parameters it has, as people say it: ``1.54 B``, ``135 M``, ``76.1 k``."""
+        for unit, limit in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+            if self.parameters >= limit * (1 - _HALF_A_DIGIT):
+                return f"{float(f'{self.parameters / limit:.3g}'):g} {unit}"
+        return str(self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pipeline.datasets.hub import is_hub_id, reaching, why_not
 from pipeline.devices.memory import ModelShape
 from pipeline.errors import ConfigError
 
@@ -19,21 +20,37 @@ def read_shape(model: str) -> ModelShape:
         model: A folder with a `config.json`, or the id of a model on the hub.
 
     Raises:
-        ConfigError: There is no such model, or it is none that generates text.
+        ConfigError: There is no such model, it is none that generates text, or the hub cannot be reached and
+            nothing is in the cache.
     """
-    if not Path(model).exists() and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
-        raise ConfigError(f"model '{model}': there is no such file or folder")
+    folder = model if Path(model).exists() else _fetched(model)
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
-        hint = (
-            "" if Path(model).is_dir() else " Give a folder with a config.json, or the id of a model on the hub."
-        )
-        raise ConfigError(f"cannot read the configuration of model '{model}': {first}{hint}") from error
+        raise ConfigError(f"cannot read the configuration of model '{model}': {first}") from error
     return shape_of_config(config, model)
+
+
+def _fetched(model: str) -> str:
+    """The folder with the configuration of a model on the hub."""
+    if not is_hub_id(model):
+        raise ConfigError(f"model '{model}': there is no such file or folder")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    with reaching("models", model) as trouble:
+        try:
+            return str(Path(hf_hub_download(model, "config.json")).parent)
+        except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            why, cause = why_not(error, trouble)
+            raise ConfigError(
+                f"cannot get the configuration of model '{model}' from the hub: {why}. Give a folder with its "
+                f"config.json: on a machine with network run `hf download {model} config.json --local-dir DIR`, "
+                "then copy DIR here."
+            ) from cause
 
 
 def shape_of_config(config: Any, name: str) -> ModelShape:

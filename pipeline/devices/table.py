@@ -93,7 +93,7 @@ def fit_table(fit: Fit) -> FittedTable:
     what = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
     table = FittedTable(
         _fit_columns(),
-        title=f"{fit.shape.name}: {fit.shape.parameters / 1e9:.2f}B parameters, GB on each GPU",
+        title=f"{fit.shape.name}: {fit.shape.size} parameters, GB on each GPU",
         caption=f"{work.batch} x {work.tokens} tokens, {work.precision.name}, {work.optimizer.name}, {what}, "
         f"checkpointing {'on' if work.checkpointing else 'off'}; an estimate",
     )

@@ -20,6 +20,7 @@ from pipeline.config.schema import HeadType
 from pipeline.generation.batching import PromptBatch
 from pipeline.generation.packed import CannotPack, PackedStep, Packing, can_pack, packed
 from pipeline.generation.slots import SlotCache
+from pipeline.models.load import context_length
 from pipeline.models.value import ValueModel
 
 
@@ -50,6 +51,22 @@ class ValueReader(Protocol):
 def value_reader(model: ValueModel) -> ValueReader:
     """The reader for a model's type of head."""
     return CandidateReader(model) if model.config.head == HeadType.v.name else VocabularyReader(model)
+
+
+def readable(model: ValueModel, candidates: int) -> int | None:
+    """Tokens of prompt and completion that a guide can read, or None where nothing limits them.
+
+    Args:
+        model: The guide.
+        candidates: At each step, at most.
+    """
+    context = context_length(model.backbone)
+    if context is None or model.config.head != HeadType.v.name or can_pack(model.backbone):
+        return context
+    # The candidates of a step stand side by side behind the text: a mask of the model's own, as GPT-Neo has one,
+    # must be wide enough for all of them.
+    own_mask = any(buffer.shape[-2:] == (context, context) for buffer in model.backbone.buffers())
+    return context - candidates + 1 if own_mask else context
 
 
 class _Prefix:

@@ -37,10 +37,26 @@ class TextPolicy:
         device: str,
         guidance: Guidance | None = None,
         sizes: BatchSizes | None = None,
+        guide_context: int | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            model: The reference, or what was trained from it.
+            tokenizer: Its tokenizer.
+            generation: How to complete.
+            dataset: Says how long completions are.
+            device: ``cpu`` or ``cuda``.
+            guidance: Tilts the model's distribution.
+            sizes: Batch sizes that fitted before.
+            guide_context: Tokens of prompt and completion that the value model takes that guides it, or that will
+                be trained on what it completes; None where there is no such limit.
+        """
         self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
         self.end_ids = end_ids(model, tokenizer)
         self.eos_id = self.end_ids[0] if self.end_ids else None
+        contexts = {"model": context_length(model), "value model": guide_context}
+        self._contexts = {name: length for name, length in contexts.items() if length is not None}
         self._long_prompts = generation.long_prompts
         self._fixed_length = dataset.fixed_length
         self._model = model
@@ -62,28 +78,31 @@ class TextPolicy:
         return encode_prompts(self._tokenizer, prompts)
 
     def fitted(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Prompts that leave room for a whole completion in the model's context.
+        """Prompts that leave room for a whole completion in the model's context, and in that of its guide.
 
         Raises:
             DataError: One does not, and `generation.long_prompts` says to refuse it.
         """
-        context = context_length(self._model)
-        room = None if context is None else context - self.limit
-        if room is not None and room < 1:
+        if not self._contexts:
+            return [list(prompt) for prompt in prompts]
+        whose = min(self._contexts, key=self._contexts.__getitem__)
+        context = self._contexts[whose]
+        room = context - self.limit
+        if room < 1:
             raise DataError(
-                f"generation.max_new_tokens={self.limit} leaves no room for a prompt in the model's context of "
+                f"generation.max_new_tokens={self.limit} leaves no room for a prompt in the {whose}'s context of "
                 f"{context} tokens; ask for fewer"
             )
         for prompt in prompts:
-            if room is not None and len(prompt) > room and self._long_prompts is LongPrompts.refuse:
+            if len(prompt) > room and self._long_prompts is LongPrompts.refuse:
                 start = str(self._tokenizer.decode(list(prompt[:20])))
                 raise DataError(
-                    f"a prompt of {len(prompt)} tokens ({start!r}...) does not fit: the model's context of "
+                    f"a prompt of {len(prompt)} tokens ({start!r}...) does not fit: the {whose}'s context of "
                     f"{context} tokens has room for {room} beside the {self.limit} of a completion. Leave such "
                     "rows out, lower generation.max_new_tokens, or set generation.long_prompts=truncate to keep "
                     "the last tokens."
                 )
-        return [list(prompt if room is None else prompt[-room:]) for prompt in prompts]
+        return [list(prompt[-room:]) for prompt in prompts]
 
     def text(self, completions: Sequence[Sequence[int]]) -> list[str]:
         """Texts of completions, without special tokens."""

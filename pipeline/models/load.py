@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from pipeline.config.schema import SystemConfig
 from pipeline.models.value import ValueModel
@@ -65,7 +71,12 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple
 
 def context_length(model: PreTrainedModel) -> int | None:
     """Tokens that fit into the context of a model, or None where its configuration sets no limit."""
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return config_context(model.config)
+
+
+def config_context(config: PreTrainedConfig) -> int | None:
+    """As `context_length`, of a model that is not loaded."""
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return length if isinstance(length, int) and length > 0 else None
 
 

@@ -5,6 +5,7 @@ The output of the reference's first stage points to a folder or a commit on the 
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,20 @@ def value_folder(model: ModelConfig, scratch: Path) -> str | None:
     if Path(path).is_dir():
         return path
     return snapshot(path, model.value_revision if isinstance(model, HFModelConfig) else None)
+
+
+def value_context(model: ModelConfig) -> int | None:
+    """Tokens that fit into the backbone of value models, where that is not the reference; None for no limit."""
+    from transformers import AutoConfig
+
+    from pipeline.models.load import config_context
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = value_folder(model, Path(scratch))
+        if folder is None:
+            return None
+        trust = isinstance(model, HFModelConfig) and model.trust_remote_code
+        return config_context(AutoConfig.from_pretrained(folder, trust_remote_code=trust))
 
 
 def snapshot(repo: str, revision: str | None) -> str:

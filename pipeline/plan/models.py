@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.config.install import install_command
 from pipeline.config.schema import Config, HFModelConfig, ModelConfig
+from pipeline.datasets.hub import is_hub_id
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted, parse_json, read_json
 
@@ -27,7 +28,6 @@ LARGEST_CONFIG = 10_000_000
 _LONGEST_HEADER = 100_000_000
 """Bytes of the header of a safetensors file, as that format limits it."""
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _MODEL_FILES = re.compile(
     r".*\.safetensors|.*\.safetensors\.index\.json|.*\.py|.*\.jinja|config\.json|generation_config\.json|tokenizer.*"
     r"|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|spiece\.model|adapter_config\.json"
@@ -42,7 +42,7 @@ def is_gguf(path: str | Path) -> bool:
 
 def is_local(path: str) -> bool:
     """Whether a path is a file or folder rather than a hub id; what exists is, and what looks like a path."""
-    return Path(path).exists() or is_gguf(path) or not _HUB_ID.fullmatch(path)
+    return Path(path).exists() or is_gguf(path) or not is_hub_id(path)
 
 
 def check_models(config: Config) -> None:

@@ -6,7 +6,7 @@ import errno
 
 from pipeline.errors import StoreError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
 
@@ -24,7 +24,9 @@ def explained(what: str, error: OSError) -> StoreError:
 
 def _remedy(number: int | None) -> str:
     if number in _FULL:
-        return "Free space there (python -m pipeline store gc), or raise the quota or limit"
+        return "Free space there (python -m pipeline store gc), or raise the quota"
+    if number == errno.EFBIG:
+        return "Raise the limit on the size of a file (ulimit -f unlimited), or use a disk that takes larger ones"
     if number in _FORBIDDEN:
         return "Make the folder writable for you, or set execution.store to one that is"
     if number in _IN_THE_WAY:

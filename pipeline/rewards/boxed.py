@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
+from pipeline.rewards.traits import RewardTraits, Text, judged, reward, text_of
 
 _OPENING = re.compile(r"\\f?boxed\s*(\{|[^\s{}\\])")
 _SPACING = re.compile(r"\\[,;:!> ]|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|[\s$]")
@@ -53,17 +53,17 @@ def boxed_answer(completion: Text) -> str | None:
     return None if inside is None else plain(inside) or None
 
 
-@reward(RewardTraits(answer=boxed_answer))
-def boxed(completions: Sequence[Text], solution: Sequence[str], **_: Any) -> list[float | None]:
+@reward(RewardTraits(answer=boxed_answer, version=2))
+def boxed(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
     r"""Compare boxed answers as text. For mathematical equality use `math_verify`.
 
     Args:
         completions: Texts or conversations.
-        solution: Column with a solution that boxes its answer, or with the bare answer.
+        solution: Column with a solution that boxes its answer, or with the bare answer. Rows without one get None.
     """
-    scores: list[float | None] = []
-    for given, wanted in zip(completions, solution, strict=True):
-        boxed_one = boxed_answer(wanted)
-        expected = plain(wanted) if boxed_one is None else boxed_one
-        scores.append(float(boxed_answer(given) == expected))
-    return scores
+    return judged(completions, solution, _same)
+
+
+def _same(given: Text, wanted: str) -> float:
+    boxed_one = boxed_answer(wanted)
+    return float(boxed_answer(given) == (plain(wanted) if boxed_one is None else boxed_one))

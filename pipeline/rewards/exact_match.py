@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
+from pipeline.rewards.traits import RewardTraits, Text, judged, reward, text_of
 
 
 @reward(RewardTraits(isolated=False))
@@ -14,7 +14,6 @@ def exact_match(completions: Sequence[Text], solution: Sequence[str | None], **_
 
     Args:
         completions: Texts or conversations.
-        solution: The dataset's column of that name; a row without one has no score.
+        solution: The dataset's column of that name; a row without one gets None.
     """
-    pairs = zip(completions, solution, strict=True)
-    return [None if wanted is None else float(text_of(given).strip() == wanted.strip()) for given, wanted in pairs]
+    return judged(completions, solution, lambda given, wanted: float(text_of(given).strip() == wanted.strip()))

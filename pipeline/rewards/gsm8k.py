@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
+from pipeline.rewards.traits import RewardTraits, Text, judged, reward, text_of
 
 MARK = "####"
 _NUMBER = re.compile(
@@ -39,15 +39,17 @@ def final_number(completion: Text) -> str | None:
 
 
 @reward(RewardTraits(isolated=False, answer=final_number))
-def gsm8k(completions: Sequence[Text], solution: Sequence[str], **_: Any) -> list[float | None]:
+def gsm8k(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
     """Compare final numbers.
 
     Args:
         completions: Texts or conversations.
-        solution: Column with the worked solution or the bare number. Rows whose solution has no number get None.
+        solution: Column with the worked solution or the bare number. Rows without one, or without a number in
+            it, get None.
     """
-    scores: list[float | None] = []
-    for given, wanted in zip(completions, solution, strict=True):
-        number = final_number(str(wanted))
-        scores.append(None if number is None else float(final_number(given) == number))
-    return scores
+    return judged(completions, solution, _same)
+
+
+def _same(given: Text, wanted: object) -> float | None:
+    number = final_number(str(wanted))  # the bare number of a JSON file may be one
+    return None if number is None else float(final_number(given) == number)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
-from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
+from pipeline.rewards.traits import RewardTraits, Text, judged, reward, text_of
 
 
 @lru_cache(maxsize=8)
@@ -35,22 +35,23 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(RewardTraits(answer=parsed_answer, packages=("math-verify", "sympy")))
-def math_verify(completions: Sequence[Text], solution: Sequence[str], **_: Any) -> list[float | None]:
+@reward(RewardTraits(answer=parsed_answer, packages=("math-verify", "sympy"), version=2))
+def math_verify(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
     Args:
         completions: Texts or conversations.
-        solution: Column with the answer, in LaTeX or plain. Rows whose solution cannot be read get None.
+        solution: Column with the answer, in LaTeX or plain. Rows without one, or whose one
+            cannot be read, get None.
     """
-    return [_equal(text_of(given), wanted) for given, wanted in zip(completions, solution, strict=True)]
+    return judged(completions, solution, _equal)
 
 
-def _equal(given: str, wanted: str) -> float | None:
+def _equal(given: Text, wanted: str) -> float | None:
     gold = _parse(wanted) or _parse(f"${wanted}$")
     if not gold:
         return None
     from math_verify import verify
 
-    answer = _parse(given)
+    answer = _parse(text_of(given))
     return float(bool(answer) and bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True)))

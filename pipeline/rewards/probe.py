@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.base import Dataset, Row, plain_text
-from pipeline.datasets.columns import MissingColumns
+from pipeline.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.datasets.from_files import FilesDataset
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError, JobError
@@ -151,16 +151,19 @@ def _advice(missing: tuple[str, ...], name: str, dataset: Dataset, there: list[s
     return f"write {_typed(name, dataset.source.columns, missing, there)}"
 
 
-def advice_on(error: MissingColumns, name: str, config: DatasetConfig) -> str:
-    """How to name the columns that a row lacks, and with them those that the rewards will lack.
+def advice_on(error: MissingColumns | ReservedColumn, name: str, config: DatasetConfig) -> str:
+    """How to name columns: those that a row lacks and with them those that the rewards will, or one to rename.
 
     Args:
-        error: Tells which columns are missing and which are there.
+        error: Tells which columns are missing and which are there, or which one has a name that is taken.
         name: Of the dataset in the configuration.
         config: Of the dataset.
     """
     dataset = load_dataset(config)
     assert isinstance(dataset, FilesDataset)
+    if isinstance(error, ReservedColumn):
+        renamed = _setting(name, {**dataset.source.columns, f"dataset_{error.column}": error.column})
+        return f"Rename it by {renamed}, or list those to keep in datasets.{name}.further_columns."
     missing = list(error.missing)
     if type(dataset).adapt is FilesDataset.adapt:
         missing += [each for reward in load_functions(config) for each in _needed(reward)]
@@ -178,7 +181,11 @@ def _typed(name: str, known: Mapping[str, str], missing: Iterable[str], there: l
     mapping = dict(known)
     for each in missing:
         mapping[each] = _likely(each, [other for other in there if other not in mapping.values()])
-    pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in mapping.items())
+    return _setting(name, mapping)
+
+
+def _setting(name: str, columns: Mapping[str, str]) -> str:
+    pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in columns.items())
     return f"'datasets.{name}.columns={{{pairs}}}'"
 
 

@@ -29,6 +29,14 @@ def stripped(completion: Text) -> str | None:
     return text_of(completion).strip() or None
 
 
+def judged(
+    completions: Sequence[Text], solution: Sequence[str | None], judge: Callable[[Text, str], float | None]
+) -> list[float | None]:
+    """Judge each completion by its solution; one whose row has none is not judged, and gets None."""
+    pairs = zip(completions, solution, strict=True)
+    return [None if wanted is None else judge(given, wanted) for given, wanted in pairs]
+
+
 @dataclass(frozen=True)
 class RewardTraits:
     """What a reward is like.

@@ -68,7 +68,8 @@ class StopSignals:
         if self._entered:
             return
         for number in self._previous:
-            self._restore(number)
+            if signal.getsignal(number) == self._handle:  # else somebody has taken it over meanwhile
+                self._restore(number)
         os.close(self._read)
         os.close(self._write)
 

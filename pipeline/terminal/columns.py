@@ -130,10 +130,11 @@ class FittedTable:
         self._ends.add(len(self._rows) - 1)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Give rich what to print."""
-        if self.title:
+        """Give rich what to print; without rows there is nothing for a title and headings to stand above."""
+        if self.title and self._rows:
             yield Text(self.title, style="bold")
-        yield self.fitted(options.max_width)
+        if self._rows:
+            yield self.fitted(options.max_width)
         if self.caption:
             yield Text(self.caption, style="italic")
 

@@ -3,6 +3,9 @@
 A terminal is closed, the reader of a pipe has seen enough, a disk is full. Whoever prints need not know, and the
 interpreter, which flushes in the end, finds nothing to complain of. This is in the lowest layer, below encoding
 and buffers, so it holds for every way to print: rich, typer, Hydra, tracebacks, ``print``.
+
+A terminal that is stopped (Ctrl-S) and a pipe whose reader sleeps hold whoever writes. That is right for a report,
+which has to come whole, and wrong while jobs run: inside of `never_waiting` what is not taken is kept for later.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ import errno
 import io
 import os
 import select
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from pipeline.terminal.text import FALLBACK, printable_but_colours
@@ -20,6 +25,23 @@ from pipeline.terminal.text import FALLBACK, printable_but_colours
 _STDIN, _STDOUT, _STDERR = range(3)
 _GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO}
 """How a pipe, a terminal or a connection says that nobody is at its other end."""
+
+
+_ROOM = 1 << 20
+"""Bytes that are kept for a reader who takes none; what comes after them is left out."""
+_LEFT_OUT = b"\n[what came here was left out: nothing was taken for too long]\n"
+_not_waiting = 0
+
+
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Let no stream hold this process: what is not taken at once goes out with a later write, or in the end."""
+    global _not_waiting
+    _not_waiting += 1
+    try:
+        yield
+    finally:
+        _not_waiting -= 1
 
 
 class LastingFile(io.FileIO):
@@ -39,22 +61,56 @@ class LastingFile(io.FileIO):
         super().__init__(descriptor, "w", closefd=False)
         self.failure: OSError | None = None
         self._on_failure = on_failure
+        self._kept = b""
+        self._left_out = False
 
     def write(self, data: Any) -> int:
-        """Write, or drop, all of the data."""
-        left = memoryview(data).cast("B")
+        """Write, keep or drop all of the data."""
+        # Taken out first: what Ctrl-C interrupts is lost rather than written twice.
+        kept, self._kept = self._kept, b""
+        self._send(kept)
+        if self._left_out and not self._kept:
+            self._left_out = False
+            self._send(_LEFT_OUT)
+        if len(self._kept) >= _ROOM:
+            self._left_out = True
+        elif self._kept:
+            self._kept += bytes(data)
+        else:
+            self._send(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        if self._kept:
+            self.write(b"")
+
+    def _send(self, data: bytes) -> None:
+        left = memoryview(data)
         try:
             while left and self.failure is None:
-                left = left[self._write(left) :]
+                if (written := self._write(left)) is None:
+                    self._kept = bytes(left)
+                    return
+                left = left[written:]
         except OSError as error:
             self.failure = error
             if self._on_failure is not None:
                 self._on_failure(error)
-        return len(data)
 
-    def _write(self, data: memoryview) -> int:
+    def _write(self, data: memoryview) -> int | None:
+        """How many bytes were taken; None where none were, and nobody may wait."""
+        if _not_waiting and (own := _own_descriptor(self.fileno())) is not None:
+            try:
+                return os.write(own, data)
+            except BlockingIOError:
+                return None
+            finally:
+                os.close(own)
         # Whoever shares the descriptor with this process may have made it one that does not wait.
         while (written := super().write(data)) is None:
+            if _not_waiting:
+                return None
             select.select([], [self.fileno()], [])
         return written
 
@@ -65,6 +121,19 @@ class LastingFile(io.FileIO):
         poll = select.poll()
         poll.register(self.fileno(), 0)
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _own_descriptor(descriptor: int) -> int | None:
+    """Another way to the same terminal or pipe, which does not wait; None for what never waits.
+
+    The descriptor itself must stay as it is: it is shared with the shell and with other programs.
+    """
+    if not (stat.S_ISFIFO(os.fstat(descriptor).st_mode) or os.isatty(descriptor)):
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except PermissionError:  # a terminal of another user, as after `su`
+        return None
 
 
 class LastingStream(io.TextIOWrapper):

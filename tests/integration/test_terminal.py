@@ -65,7 +65,9 @@ def _take_terminal() -> None:
 def test_a_run_needs_nobody_who_reads(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its terminal is closed; then Ctrl-C ends it in a pipe without reader; last, all streams are closed."""
+    """Its terminal is closed; then Ctrl-C ends it in a pipe without reader; then its terminal is stopped;
+    last, all streams are closed.
+    """
     output_dir, gate = tmp_path / "outputs", tmp_path / "gate"
     light = with_reference(tmp_path_factory, output_dir)
     words = command(output_dir, *light, "execution.workers=1", "execution.stop_grace_s=0.5")
@@ -97,7 +99,28 @@ def test_a_run_needs_nobody_who_reads(
     engine.send_signal(signal.SIGINT)
     assert (engine.communicate(timeout=600)[1], engine.returncode) == (b"", 130)
 
+    engine, master = on_a_terminal(words, tmp_path)
+    wait_for(lambda: runs(output_dir) == 3)
+    os.write(master, b"\x13")  # Ctrl-S
     gate.rmdir()
+    third = max((output_dir / "t").glob("2*"))
+    wait_for((third / "compute.json").is_file)  # what a run writes last
+    assert (third / "results.json").is_file()
+    os.write(master, b"\x11")  # Ctrl-Q
+    drawn.clear()
+
+    def read(master: int) -> bool:
+        with suppress(OSError):
+            drawn.extend(os.read(master, 1 << 16))
+        return engine.poll() is not None
+
+    wait_for(lambda: read(master))
+    read(master)
+    os.close(master)
+    assert engine.returncode == 0
+    assert b"results: outputs/t/" in drawn
+
+    words = [*words, "algos.Counted.options.times=2"]
     assert subprocess.run(closing("012", words), cwd=tmp_path, timeout=800).returncode == 0
     assert journal(output_dir)[-1]["event"] == "RunFinished"
     assert "Counted" in (output_dir / "t/latest/results.csv").read_text()

@@ -73,6 +73,16 @@ def test_signals_while_results_are_written_interrupt_nothing(
     assert not [name for name in names if name.startswith(".")]
 
 
+@pytest.mark.parametrize(("label", "settled"), [("", [0]), ("algos.PITA.eta=1", [])], ids=["only", "one of many"])
+def test_only_the_last_run_of_a_command_settles_its_exit_code(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, label: str, settled: list[int]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(experiment, "settle", codes.append)
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO()), label=label) == 0
+    assert codes == settled
+
+
 @pytest.mark.parametrize(("name", "code"), [("plan.json", 0), ("results.json", 1)])
 def test_files_that_somebody_removed_during_the_run_are_told(
     nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, name: str, code: int

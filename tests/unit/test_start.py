@@ -26,6 +26,16 @@ def returns(code):
 
 def interrupted():
     raise KeyboardInterrupt
+
+def late(name):
+    import signal, time
+    from pipeline.scheduler.signals import StopSignals
+    from pipeline.start import settle
+
+    with StopSignals():
+        settle(3)
+    signal.raise_signal(signal.Signals[name])
+    time.sleep(60)
 """
 
 
@@ -81,3 +91,9 @@ def test_a_fault_of_the_program_is_told_with_its_traceback(tmp_path: Path) -> No
 def test_exit_codes_are_those_of_the_command(tmp_path: Path, command: str, code: int, said: str) -> None:
     done = started(tmp_path, command)
     assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"])
+def test_a_signal_that_comes_after_the_results_changes_nothing(tmp_path: Path, name: str) -> None:
+    done = started(tmp_path, f"'odd:late', '{name}'")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")

@@ -1,5 +1,6 @@
 """The hub: only ids use it, and what is said where it cannot be reached."""
 
+import json
 import os
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ import pytest
 from pipeline.config.schema import FilesConfig, GSM8KConfig, HFModelConfig
 from pipeline.datasets import hub
 from pipeline.datasets.prepared import PreparedDataset, prepare
-from pipeline.errors import DataError, JobError
+from pipeline.devices.shape import read_shape
+from pipeline.errors import ConfigError, DataError, JobError
 from pipeline.models.source import snapshot, write_reference
 from pipeline.workers.failure import FailureKind, classify
 
@@ -217,6 +220,43 @@ def test_what_the_hub_does_not_show_is_one_message(tmp_path: Path, hub_of: Any, 
     assert "log in with `hf auth login` or HF_TOKEN" in said
     assert len(said.splitlines()) == 1
     assert classify(caught.value) is FailureKind.bug
+
+
+@pytest.mark.parametrize("status", [0, None, 404], ids=["refuses", "never answers", "has no such model"])
+def test_the_shape_of_a_model_on_the_hub_is_asked_for_once(hub_of: Any, status: int | None) -> None:
+    server = hub_of(status)
+    with pytest.raises(ConfigError) as caught:
+        read_shape("owner/name")
+    said = str(caught.value)
+    assert len(said.splitlines()) == 1
+    assert said.startswith("cannot get the configuration of model 'owner/name' from the hub: ")
+    assert ("there is none of this name" if status else "the cache of this machine does not have it") in said
+    assert "`hf download owner/name config.json --local-dir DIR`" in said
+    assert server.asked <= (2 if status else 1)
+
+
+def test_a_name_that_nobody_resolves_is_given_up(hub_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking up a name has no timeout of its own."""
+    hub_of(None)
+    monkeypatch.setattr(hub, "PATIENCE_S", 0.02)
+    over = threading.Event()
+    monkeypatch.setattr(
+        "huggingface_hub.get_session", lambda: SimpleNamespace(head=lambda *_, **__: over.wait(60))
+    )
+    with hub.reaching("models", "owner/name") as trouble:
+        assert "cannot be reached (no answer within 0.04 s)" in trouble
+    over.set()
+
+
+def test_the_shape_of_a_model_in_the_cache_needs_no_hub(tmp_path: Path, hub_of: Any) -> None:
+    hub_of(0)
+    folder = tmp_path / "cache" / "models--owner--name" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (folder.parents[1] / "refs").mkdir()
+    (folder.parents[1] / "refs" / "main").write_text("0" * 40)
+    shape = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 10, "n_positions": 4}
+    (folder / "config.json").write_text(json.dumps(shape))
+    assert read_shape("owner/name").vocabulary == 10
 
 
 def test_the_cache_serves_while_the_hub_cannot_be_reached(tmp_path: Path, hub_of: Any) -> None:

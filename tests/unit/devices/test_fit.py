@@ -52,7 +52,7 @@ def test_a_70b_model_does_not_fit_eight_gpus_of_80_gb_without_help() -> None:
     with pytest.raises(DeviceError) as raised:
         without.require()
     said = str(raised.value)
-    assert "70B (70.00B parameters) does not fit. Nearest: full_shard + cpu offload on" in said
+    assert "70B (70 B parameters) does not fit. Nearest: full_shard + cpu offload on" in said
     assert "adapters (LoRA)" in said
     offloaded = tried(SEVENTY_B, 8, 80, host_gb=1500).require()
     assert (offloaded.layout, offloaded.offload) == (Layout.full_shard, True)

@@ -147,3 +147,21 @@ def test_decoding_takes_weights_and_a_cache() -> None:
 def test_not_all_free_memory_is_usable() -> None:
     assert usable_bytes(80 * GB) == 71 * GB
     assert usable_bytes(GB) == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "size"),
+    [
+        (12, "12"),
+        (76_128, "76.1 k"),
+        (400_000, "400 k"),
+        (999_600, "1 M"),
+        (134_515_008, "135 M"),
+        (999_499_999, "999 M"),
+        (999_999_999, "1 B"),
+        (1_543_714_304, "1.54 B"),
+        (6_738_415_616, "6.74 B"),
+    ],
+)
+def test_a_model_is_as_large_as_people_say(parameters: int, size: str) -> None:
+    assert ModelShape(name="m", parameters=parameters).size == size

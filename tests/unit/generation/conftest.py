@@ -11,6 +11,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTJConfig,
     GPTJForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
@@ -30,7 +32,8 @@ def language_model(kind: str, seed: int = 0) -> PreTrainedModel:
     """A random model of a family.
 
     gpt2 has learnt positions and llama rotary ones; llama and qwen2 share keys among heads; neox rotates a part of
-    each head. The attention of gptj cannot be replaced, and that of gemma2 caps its scores.
+    each head. The attention of gptj and of gpt_neo cannot be replaced,
+    gpt_neo has a causal mask of its own, and that of gemma2 caps its scores.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -59,6 +62,16 @@ _CAPPED = {"layer_types": ["full_attention"] * 2, "attn_logit_softcapping": 2.0,
 _MAKE: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_GPT)),
     "gptj": lambda: GPTJForCausalLM(GPTJConfig(rotary_dim=4, **_GPT)),
+    "gpt_neo": lambda: GPTNeoForCausalLM(
+        GPTNeoConfig(
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            max_position_embeddings=64,
+            **_IDS,
+        )
+    ),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(num_key_value_heads=2, **_SIZES)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(num_key_value_heads=1, **_SIZES)),
     "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(max_position_embeddings=64, **_SIZES)),

@@ -1,17 +1,20 @@
 """Policies when memory runs out: whole prompts in smaller batches, and nothing that was finished is lost."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.algos import text
 from pipeline.config.schema import AdditionConfig, GenerationConfig, HeadType
 from pipeline.datasets.registry import load_dataset
-from pipeline.errors import OutOfMemory
+from pipeline.errors import DataError, OutOfMemory
 from pipeline.generation.decode import Decoded, Guidance
-from pipeline.generation.guide import value_reader
+from pipeline.generation.guide import readable, value_reader
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import sample_keys
 from pipeline.generation.tilt import Tilt, preference_offset
@@ -140,3 +143,48 @@ def test_one_prompt_that_does_not_fit_says_what_was_tried() -> None:
 def test_no_prompts_are_no_work() -> None:
     policy = TextPolicy(language_model("gpt2"), make_tokenizer(DATASET), GenerationConfig(), DATASET, "cpu")
     assert policy.complete([], None).tokens == []
+
+
+def guided(kind: str, head: HeadType) -> TextPolicy:
+    """A llama guided by a model of a kind, as jobs make it; the guide has a context of 64 tokens."""
+    reference, guide = language_model("llama"), opinionated(language_model(kind), head)
+    kept = {"policy": reference, "value": guide, "tokenizer": make_tokenizer(DATASET)}
+    ctx: Any = SimpleNamespace(
+        config=SimpleNamespace(system=None, generation=GenerationConfig(max_new_tokens=4), model=None),
+        models=SimpleNamespace(get=lambda key, *_: kept[key[0]]),
+        loading=None,
+        hints=None,
+        device="cpu",
+    )
+    tilt = Tilt(preference_offset(0.5), top_k=9, min_p=0.0, truncate=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "reference_source", lambda _: "")
+        return text.guided_policy(ctx, DATASET, Path("value"), tilt)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "room"),
+    [
+        ("gpt2", HeadType.v, 60),
+        ("gpt2", HeadType.q, 60),
+        ("gptj", HeadType.v, 60),
+        ("gpt_neo", HeadType.v, 52),  # the mask of its own has no room for more beside eight further candidates
+        ("gpt_neo", HeadType.q, 60),
+    ],
+)
+def test_a_guide_never_reads_past_its_context(kind: str, head: HeadType, room: int) -> None:
+    policy = guided(kind, head)
+    fits = [[1] * room, [1, 2]]
+    assert policy.fitted(fits) == fits
+    keys = sample_keys(0, "test", np.arange(2), 2)
+    assert all(len(tokens) == 4 for tokens in policy.complete(fits, keys, samples=2).tokens)
+    with pytest.raises(
+        DataError, match=f"the value model's context of {room + 4} tokens has room for {room} beside"
+    ):
+        policy.fitted([[1] * (room + 1)])
+
+
+def test_candidates_beside_each_other_are_what_a_mask_must_be_wide_enough_for() -> None:
+    assert readable(opinionated(language_model("gpt_neo"), HeadType.v), 9) == 56
+    with pytest.raises(RuntimeError):
+        guided("gpt_neo", HeadType.v).complete([[1] * 53], sample_keys(0, "test", np.arange(1), 1))

@@ -19,7 +19,14 @@ from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import sample_keys
 from pipeline.models.gguf import convert
 from pipeline.models.load import context_length, end_ids, load_policy, load_tokenizer
-from pipeline.models.source import POINTER, reference_folder, snapshot, value_folder, write_reference
+from pipeline.models.source import (
+    POINTER,
+    reference_folder,
+    snapshot,
+    value_context,
+    value_folder,
+    write_reference,
+)
 from pipeline.plan.tokenizers import check_tokenizers, has_chat_template, read_vocabulary
 from tests.doubles.gguf import TOKENS, write_gguf
 
@@ -109,6 +116,8 @@ def test_a_gguf_reference_is_its_own_output(gguf_file: Path, tmp_path: Path) -> 
 def test_the_backbone_of_value_models_may_be_another(gguf_file: Path, folder: Path, tmp_path: Path) -> None:
     assert value_folder(HFModelConfig(kind="hf", path="x"), tmp_path) is None
     assert value_folder(HFModelConfig(kind="hf", path="x", value_path=str(folder)), tmp_path) == str(folder)
+    assert value_context(HFModelConfig(kind="hf", path="x")) is None
+    assert value_context(HFModelConfig(kind="hf", path="x", value_path=str(folder))) == 64
     made = value_folder(HFModelConfig(kind="hf", path="x", value_path=str(gguf_file)), tmp_path / "made")
     assert load_policy(str(made), SYSTEM, "cpu").config.hidden_size == 32
 

@@ -83,6 +83,20 @@ def test_a_column_that_is_missing_is_told_with_the_mapping_to_write(
     )
 
 
+def test_a_column_whose_name_is_taken_is_told_with_the_setting_that_renames_it(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}", "answer": "1", "completions": ["1"]} for n in range(9)]
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, jsonl(tmp_path, columns={"solution": "answer"}), *rows)
+    setting = "datasets.mine.columns={solution: answer, dataset_completions: completions}"
+    assert str(caught.value).endswith(
+        "rewards are given something else as 'completions'. "
+        f"Rename it by '{setting}', or list those to keep in datasets.mine.further_columns."
+    )
+    prepared(
+        tmp_path, jsonl(tmp_path, columns={"solution": "answer", "dataset_completions": "completions"}), *rows
+    )
+
+
 @pytest.mark.parametrize(
     ("columns", "row", "mapping"),
     [

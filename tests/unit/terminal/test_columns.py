@@ -146,3 +146,9 @@ def test_pieces_go_side_by_side_while_there_is_room() -> None:
     assert in_lines(["ab", "cd", "ef"], 5) == ["ab cd", "ef"]
     assert in_lines(["a-long-one"], 3) == ["a-long-one"]
     assert in_lines([], 3) == []
+
+
+def test_a_table_without_rows_is_what_stands_below_it() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(FittedTable([Column(heading="id")], title="things", caption="there are none"))
+    assert console.file.getvalue() == "there are none\n"  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.terminal.streams import LastingFile, LastingStream, failure, is_gone
+from pipeline.terminal.streams import LastingFile, LastingStream, failure, is_gone, never_waiting
 
 
 @pytest.fixture
@@ -74,6 +74,73 @@ def test_a_descriptor_that_does_not_wait_is_waited_for() -> None:
     LastingStream(LastingFile(writing), "utf-8").write("x" * 1_000_000)
     os.close(writing)
     assert child.communicate(timeout=600)[0].split() == [b"1000000"]
+
+
+def test_what_a_sleeping_reader_does_not_take_is_kept_for_later(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    stream = LastingStream(LastingFile(writing), "utf-8")
+    with never_waiting():
+        for number in range(40):
+            print(f"{number:02}" * 5_000, file=stream)  # a pipe takes 64 KiB
+    assert os.get_blocking(writing)
+    with (tmp_path / "out").open("wb") as out:
+        child = subprocess.Popen(["cat"], stdin=reading, stdout=out)
+    os.close(reading)
+    stream.flush()  # a report may wait
+    print("the end", file=stream)
+    os.close(writing)
+    assert child.wait(30) == 0
+    lines = (tmp_path / "out").read_bytes().split(b"\n")
+    assert lines == [*(b"%02d" % number * 5_000 for number in range(40)), b"the end", b""]
+
+
+def test_a_reader_who_sleeps_for_long_is_told_that_something_was_left_out(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    stream = LastingStream(LastingFile(writing), "utf-8")
+    with never_waiting():
+        for _ in range(300):
+            print("x" * 9_999, file=stream)
+    with (tmp_path / "out").open("wb") as out:
+        child = subprocess.Popen(["cat"], stdin=reading, stdout=out)
+    os.close(reading)
+    print("the end", file=stream)
+    os.close(writing)
+    assert child.wait(30) == 0
+    said = (tmp_path / "out").read_bytes()
+    assert 1 << 20 < len(said) < 2 << 20
+    assert said.endswith(b"x\n[what came here was left out: nothing was taken for too long]\nthe end\n")
+
+
+def test_a_stopped_terminal_holds_nobody() -> None:
+    master, slave = pty.openpty()
+    stream = LastingStream(LastingFile(slave), "utf-8")
+    os.write(master, b"\x13")  # Ctrl-S
+    with never_waiting():
+        print("x" * 100_000, file=stream)
+        os.write(master, b"\x11")  # Ctrl-Q
+        print("more", file=stream)
+    assert b"x" in os.read(master, 1 << 16)
+    os.close(master)
+    os.close(slave)
+
+
+@pytest.mark.parametrize("where", ["broken_pipe", "closed_terminal"])
+def test_a_reader_that_left_is_noticed_without_waiting(where: str, request: pytest.FixtureRequest) -> None:
+    stream = LastingStream(LastingFile(request.getfixturevalue(where)), "utf-8")
+    with never_waiting():
+        print("x" * 100_000, file=stream)
+    assert is_gone(stream)
+
+
+def test_a_file_is_written_where_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    stream = LastingStream(LastingFile(descriptor), "utf-8")
+    print("one", file=stream)
+    with never_waiting():
+        print("two", file=stream)
+    os.close(descriptor)
+    assert path.read_text() == "one\ntwo\n"
 
 
 CLOSED = """
