@@ -131,12 +131,14 @@ def measure() -> dict[str, Any]:
 
 
 def _measure_here(scratch: Path) -> Measured:
-    from tests.golden_runs import addition_run, texts_run
+    from tests.golden_runs import addition_run, packed_run, texts_run
 
     (scratch / "models").mkdir()
+    texts = texts_run(scratch / "models")
     entries = {
         **_stages(addition_run(), scratch / "addition"),
-        **_stages(texts_run(scratch / "models"), scratch / "texts"),
+        **_stages(texts, scratch / "texts"),
+        **_stages(packed_run(texts), scratch / "texts"),
         **_tokens(),
         **_rows(scratch),
         **_scores(),

@@ -79,6 +79,10 @@ _TEMPLATE = (
 END = "<end>"
 
 
+_CONTEXT = 96
+"""Positions of the policy: what most prompts need with their completions, and less than the longest ones do."""
+
+
 def texts_run(scratch: Path) -> tuple[str, ...]:
     """The request on texts, with a language model and a reward model that are made in a folder."""
     policy, value, judge = (scratch / name for name in ("policy", "value", "judge"))
@@ -125,6 +129,20 @@ def texts_run(scratch: Path) -> tuple[str, ...]:
         "data_collection.prompts_per_round=12",
         "evaluation.num_prompts=6",
         "evaluation.num_samples=2",
+    )
+
+
+def packed_run(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """That on texts, for a value model with attention as transformers has it: its candidates are packed."""
+    return (
+        *texts,
+        "algos=[]",
+        "models.hf.value_path=null",
+        "algos.Packed.class_path=pipeline.algos.pita.PITA",
+        "algos.Packed.head=v",
+        "algos.Packed.top_k=4",
+        "algos.Packed.learning_rate=0.01",
+        "algos.Packed.batch_size=8",
     )
 
 
@@ -176,7 +194,7 @@ def texts_tokenizer() -> Any:
     made.decoder = decoders.ByteLevel()
     made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=90, special_tokens=[END], show_progress=False))
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token=END, pad_token=END, chat_template=_TEMPLATE, model_max_length=64
+        tokenizer_object=made, eos_token=END, pad_token=END, chat_template=_TEMPLATE, model_max_length=_CONTEXT
     )
 
 
@@ -202,7 +220,7 @@ def _models(policy: Path, value: Path, judge: Path) -> None:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            max_position_embeddings=64,
+            max_position_embeddings=_CONTEXT,
             initializer_range=0.3,
             bos_token_id=None,
             eos_token_id=end,
@@ -221,7 +239,7 @@ def _models(policy: Path, value: Path, judge: Path) -> None:
             num_heads=4,
             attention_types=[[["global", "local"], 1]],
             window_size=8,
-            max_position_embeddings=96,
+            max_position_embeddings=2 * _CONTEXT,
             initializer_range=0.2,
             bos_token_id=end,
             eos_token_id=end,
@@ -230,7 +248,7 @@ def _models(policy: Path, value: Path, judge: Path) -> None:
     rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
     liking = GPT2ForSequenceClassification(
         GPT2Config(
-            vocab_size=size, n_embd=16, n_layer=1, n_head=2, n_positions=96, num_labels=1, pad_token_id=end,
+            vocab_size=size, n_embd=16, n_layer=1, n_head=2, n_positions=2 * _CONTEXT, num_labels=1, pad_token_id=end,
             bos_token_id=end, eos_token_id=end, initializer_range=0.3, **rates,
         )
     )  # fmt: skip
