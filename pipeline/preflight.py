@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from pipeline.cli import unless_unwritten
 from pipeline.doctor import setup
 from pipeline.doctor.check import Check, Verdict
 from pipeline.doctor.devices import gpu_checks
@@ -61,8 +62,8 @@ def _broken(name: str, error: Exception) -> Check:
 
 
 def main(output_dir: Path = Path("outputs")) -> int:
-    """Check this machine; 1 if anything failed."""
-    return print_checks(run_checks(output_dir), "This machine is ready.")
+    """Check this machine; 1 if anything failed, or what was found could not be written."""
+    return unless_unwritten(print_checks(run_checks(output_dir), "This machine is ready."))
 
 
 def print_checks(checks: Iterable[Check], ready: str) -> int:

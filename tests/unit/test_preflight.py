@@ -9,8 +9,9 @@ from rich.console import Console
 from pipeline import preflight
 from pipeline.devices.inventory import Device
 from pipeline.doctor import generation, setup
-from pipeline.doctor.check import Check, Verdict
+from pipeline.doctor.check import Check, Verdict, passed
 from pipeline.doctor.facts import Facts, TorchFacts
+from pipeline.terminal.streams import LastingFile, LastingStream
 from tests.doubles import fake_nvml
 
 CPU = [Device(kind="cpu", index=index, uuid=None, name="x", memory_total_bytes=1) for index in range(2)]
@@ -174,3 +175,13 @@ def test_what_to_try_stays_in_one_piece(capsys: pytest.CaptureFixture[str]) -> N
     remedy = f"`{'a long command to be copied ' * 20}`"
     assert preflight.print_checks([Check("disk", Verdict.WARN, "full", remedy)], "") == 0
     assert f"      try: {remedy}" in capsys.readouterr().out.splitlines()
+
+
+def test_checks_that_nobody_could_see_did_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(preflight, "run_checks", lambda _: iter([passed("python", "fine")]))
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", LastingStream(LastingFile(full.fileno()), "utf-8"))
+        assert preflight.main(tmp_path) == 1
+    assert "standard output could not be written: No space left on device" in capsys.readouterr().err
