@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -256,24 +257,22 @@ def test_a_wrong_file_in_the_store_costs_its_own_rows_alone(tmp_path: Path) -> N
         ),
     ).map(lambda value: json.dumps(value).encode())
 )
-def test_whatever_a_stage_writes_is_refused_or_becomes_results(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes
-) -> None:
-    tmp_path = tmp_path_factory.mktemp("any")
-    output = tmp_path / "output"
-    output.mkdir()
-    for name in ("metrics.json", "samples.jsonl"):
-        (output / name).write_bytes(data)
-    with suppress(JobError):
-        check_output(output)
-    # And if it was stored all the same, by a version that did not look:
-    store = Store(tmp_path / "store")
-    bad, good = stored(store, 0, {}), stored(store, 1, {"metrics.json": metrics(ROW)})
-    for name in ("metrics.json", "samples.jsonl"):
-        (store.path(bad.key) / name).write_bytes(data)
-    algos, _, run = collected(tmp_path, [bad, good], store)
-    assert "A1" in algos
-    assert b"NaN" not in run.results_json.read_bytes()
+def test_whatever_a_stage_writes_is_refused_or_becomes_results(data: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        output.mkdir()
+        for name in ("metrics.json", "samples.jsonl"):
+            (output / name).write_bytes(data)
+        with suppress(JobError):
+            check_output(output)
+        # And if it was stored all the same, by a version that did not look:
+        store = Store(Path(folder) / "store")
+        bad, good = stored(store, 0, {}), stored(store, 1, {"metrics.json": metrics(ROW)})
+        for name in ("metrics.json", "samples.jsonl"):
+            (store.path(bad.key) / name).write_bytes(data)
+        algos, _, run = collected(Path(folder), [bad, good], store)
+        assert "A1" in algos
+        assert b"NaN" not in run.results_json.read_bytes()
 
 
 # -- what a later job reads ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -202,17 +203,15 @@ def test_what_runs_write_is_json_that_every_reader_takes() -> None:
     ).map(lambda value: json.dumps(value).encode()),
     signed=st.booleans(),
 )
-def test_any_bytes_are_read_or_count_as_absent(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes, signed: bool
-) -> None:
-    root = tmp_path_factory.mktemp("store")
-    for name, read, _ in READERS.values():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A note counts only with its checksum.
-        sign = signed and path.suffix == ".note"
-        path.write_bytes(hashlib.sha256(KEY.encode() + data).hexdigest().encode() + b"\n" + data if sign else data)
-        read(root)
+def test_any_bytes_are_read_or_count_as_absent(data: bytes, signed: bool) -> None:
+    checksum = hashlib.sha256(KEY.encode() + data).hexdigest().encode()
+    with TemporaryDirectory() as folder:
+        for name, read, _ in READERS.values():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A note counts only with its checksum.
+            path.write_bytes(checksum + b"\n" + data if signed and path.suffix == ".note" else data)
+            read(Path(folder))
 
 
 @pytest.mark.parametrize("odd", ODD)

@@ -73,7 +73,6 @@ def test_what_is_left_out_matters_less_than_what_is_shown(needs: list[Need], wid
 
 
 @pytest.mark.properties
-@pytest.mark.timeout(1200)  # for the long profile, on a busy machine
 @given(tables(), st.integers(40, 200))
 def test_cells_that_may_not_be_cut_are_printed_whole(table: FittedTable, width: int) -> None:
     lines = printed(table, width)
