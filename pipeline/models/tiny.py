@@ -50,7 +50,7 @@ def make_model(config: TinyModelConfig, dataset: Dataset) -> GPT2LMHeadModel:
         eos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.manual_seed(config.references[0])
         return GPT2LMHeadModel(shape)
 
 
@@ -77,7 +77,7 @@ class Demonstrations:
         return self._drawn
 
     def _start(self) -> None:
-        self._generator = np.random.Generator(np.random.Philox(key=[self._config.seed, 2]))
+        self._generator = np.random.Generator(np.random.Philox(key=[self._config.references[0], 2]))
         self._step = 0
 
 
