@@ -1,14 +1,15 @@
 """How far a mean over crossed references, seeds and prompts can be trusted: each meets all of the others.
 
-Every policy answers the same prompts, so the policies' errors are not independent, and every prompt is answered by
-the same policies, so neither are those of the prompts. The variance of the mean over all cells has a part that
-shrinks with the number of policies and one that shrinks with the number of prompts; both follow, without bias, from
-the mean squares of an analysis of variance with random effects (Searle, Casella and McCulloch 1992, chapter 5).
+Every policy answers the same prompts, so the policies' errors are not independent, and every prompt is answered
+by the same policies, so neither are those of the prompts. The variance of the mean over all cells has a part that
+shrinks with the number of policies and one that shrinks with the number of prompts. Both follow, without bias,
+from the mean squares of an analysis of variance with random effects (Searle, Casella and McCulloch 1992, chapter
+5).
 
 The two parts are known unequally well: three seeds leave two degrees of freedom, 500 prompts leave 499. So the
 critical value is the mean of the two quantiles of Student's t, weighted by the parts (Cochran and Cox 1957,
-section 4.14). One number of degrees of freedom for the sum (Satterthwaite 1946) must itself be estimated, and where three
-seeds and the prompts weigh alike it promises too much; docs/evaluation.md has both, simulated.
+section 4.14). One number of degrees of freedom for the sum (Satterthwaite 1946) must itself be estimated, and
+where three seeds and the prompts weigh alike it promises too much; docs/evaluation.md has both, simulated.
 
 Legend: R references, S seeds, P prompts; leading axes ``...`` are problems of their own.
 """
