@@ -7,6 +7,9 @@ from scipy import special
 
 from pipeline.evaluation.crossed import Floats, Spread
 
+_NOTHING = 1e-20
+"""Rounding leaves a variance of 1e-34 or so where there is none."""
+
 
 def share_interval(spread: Spread, confidence: float) -> tuple[Floats, Floats]:
     """An interval of a mean of shares, symmetric in the log-odds, so that it stays between 0 and 1.
@@ -23,8 +26,7 @@ def share_interval(spread: Spread, confidence: float) -> tuple[Floats, Floats]:
         Lower and upper ends, each of shape [...].
     """
     value = np.clip(spread.value, 0, 1)
-    # Rounding leaves a variance of 1e-34 or so where there is none.
-    inside = (value > 0) & (value < 1) & (spread.variance > 1e-20)
+    inside = (value > 0) & (value < 1) & (spread.variance > _NOTHING)
     odds = special.logit(np.where(inside, value, 0.5))
     half = spread.half_width(confidence) / np.where(inside, value * (1 - value), 1)
     exact = exact_interval(value, np.full_like(value, spread.prompts_df + 1), confidence)
@@ -51,14 +53,30 @@ def exact_interval(value: Floats, size: Floats, confidence: float) -> tuple[Floa
     return np.asarray(low), np.asarray(high)
 
 
-def effective_size(value: Floats, variance: Floats, prompts: int) -> Floats:
-    """As many independent answers would leave this variance; that of the prompts where there is none.
+def exact_difference(value: float, prompts: int, confidence: float) -> tuple[float, float]:
+    """The interval of a difference of shares that is the same at every prompt, so that no variance is seen.
+
+    A prompt that is not like these may have a share of all prompts as large as none of so many allows.
 
     Args:
-        value: Shares.
-        variance: Of each.
-        prompts: That they rest on.
+        value: The difference.
+        prompts: That it rests on.
+        confidence: Level of the interval.
     """
-    spread = value * (1 - value)
-    size = np.divide(spread, variance, out=np.full_like(spread, prompts), where=(variance > 1e-20) & (spread > 0))
-    return np.asarray(size)
+    _, unseen = exact_interval(np.zeros(1), np.full(1, float(prompts)), confidence)
+    return max(-1.0, value - float(unseen[0])), min(1.0, value + float(unseen[0]))
+
+
+def effective_size(spread: Spread, confidence: float) -> Floats:
+    """As many independent answers would leave this variance, and know it as well (Korn and Graubard 1998).
+
+    Args:
+        spread: Of shares; where its variance is 0, they count for as many answers as there are prompts.
+        confidence: Level of the interval that is wanted.
+    """
+    certain = -special.ndtri((1 - confidence) / 2)
+    spoken = spread.value * (1 - spread.value) * (certain / spread.critical(1 - confidence)) ** 2
+    known = spread.variance > _NOTHING
+    return np.asarray(
+        np.divide(spoken, spread.variance, out=np.full_like(spoken, spread.prompts_df + 1), where=known)
+    )
