@@ -29,6 +29,7 @@ __all__ = [
     "measure",
     "read_samples",
     "reported_ks",
+    "rounded",
     "shown_samples",
     "write_samples",
 ]
@@ -255,10 +256,10 @@ def _comparison(one: Measured, other: Measured, name: str, settings: EvaluationC
 
 def _row(name: str, value: float | None, low: float | None, high: float | None, prompts: int) -> dict[str, Any]:
     figures = {"value": value, "ci_low": low, "ci_high": high}
-    return {"metric": name, **{figure: _rounded(number) for figure, number in figures.items()}, "n": prompts}
+    return {"metric": name, **{figure: rounded(number) for figure, number in figures.items()}, "n": prompts}
 
 
-def _rounded(number: float | None) -> float | None:
+def rounded(number: float | None) -> float | None:
     """Ten significant digits: more than any interval resolves, fewer than rounding errors reach."""
     return float(f"{number:.10g}") if number is not None and math.isfinite(number) else None
 

@@ -36,6 +36,11 @@ def share_interval(spread: Spread, confidence: float) -> tuple[Floats, Floats]:
     )
 
 
+def has_no_variance(spread: Spread) -> bool:
+    """Whether a mean is the same for all prompts and policies."""
+    return bool(spread.variance <= _NOTHING)
+
+
 def exact_interval(value: Floats, size: Floats, confidence: float) -> tuple[Floats, Floats]:
     """The interval of Clopper and Pearson (1934); the size need not be whole, as an effective one is not.
 

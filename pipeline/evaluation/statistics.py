@@ -113,7 +113,7 @@ def ratio_estimate(
 def paired_differences(
     first: Ratios, second: Ratios, *, samples: int, confidence: float, seed: int = 0
 ) -> list[Difference]:
-    """Compare two policies on the same prompts; the interval comes from drawing prompts, each with its samples of both.
+    """Compare two policies on the same prompts, drawn each with its samples of both.
 
     Args:
         first: Measures of one policy.
@@ -147,8 +147,8 @@ def swap_tests(differences: NDArray[np.float64], *, samples: int = SWAPS, seed: 
     """Test whether the means of paired differences are 0, by swapping the two of a pair.
 
     Were there no difference, the two could be swapped within any prompt, which turns the sign of what they differ
-    by. The share of random swaps with at least the observed difference is the p-value, the draw at hand counted among
-    them, which keeps it above 0 (Phipson and Smyth 2010).
+    by. The share of random swaps with at least the observed difference is the p-value, the draw at hand counted
+    among them, which keeps it above 0 (Phipson and Smyth 2010).
 
     Args:
         differences: Per prompt, of M comparisons, shape [P, M].

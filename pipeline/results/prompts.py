@@ -1,8 +1,8 @@
 """What a stage of metrics has measured prompt by prompt: what means over several chains are made from.
 
-It is a file of safetensors beside ``metrics.json``: numbers alone, nothing that could run when it is read. ``rows``
-has the ids of the prompts; ``numerators/METRIC`` and ``denominators/METRIC`` have two numbers for each of them, whose
-sums make the metric. Where all denominators are 1 they are left out.
+It is a file of safetensors beside ``metrics.json``: numbers alone, nothing that could run when it is read.
+``rows`` has the ids of the prompts; ``numerators/METRIC`` and ``denominators/METRIC`` have two numbers for each
+of them, whose sums make the metric. Where all denominators are 1 they are left out.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class PromptMeasures:
 
     Attributes:
         rows: Ids of the prompts, ascending, shape [P].
-        sums: Metric -> numerators and denominators, each of shape [P]; a denominator is 0 where a prompt has nothing
-            to say.
+        sums: Metric -> numerators and denominators, each of shape [P]; a denominator is 0 where a prompt has
+            nothing to say.
     """
 
     rows: NDArray[np.int64]
