@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class Stack:
 
     def part(self, grid: Grid, rows: NDArray[np.int64]) -> Stack:
         """Some of the cells and prompts."""
-        cells = [self.grid.cells.index(cell) for cell in grid.cells]
+        cells = np.array([self.grid.cells.index(cell) for cell in grid.cells], np.intp)
         chosen = np.ix_(cells, np.searchsorted(self.rows, rows))
         return Stack(grid, rows, {name: _chosen(ratios, chosen) for name, ratios in self.sums.items()})
 
@@ -119,5 +120,5 @@ def paired_values(first: Stack, second: Stack, metric: str) -> Floats:
     return first.grid.shaped(ours - theirs)
 
 
-def _chosen(ratios: Ratios, at: object) -> Ratios:
-    return Ratios(ratios.numerators[at], ratios.denominators[at])  # type: ignore[index]
+def _chosen(ratios: Ratios, at: Any) -> Ratios:
+    return Ratios(ratios.numerators[at], ratios.denominators[at])

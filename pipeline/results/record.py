@@ -221,9 +221,10 @@ def prompt_reader(
 
     def read(place: Place) -> PromptMeasures | None:
         job, output = outputs[place]
+        found = None
         with _telling(job, PROMPTS, tell):
-            return read_prompts(output)
-        return None
+            found = read_prompts(output)
+        return found
 
     return read
 
