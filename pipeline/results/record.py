@@ -221,10 +221,10 @@ def prompt_reader(
 
     def read(place: Place) -> PromptMeasures | None:
         job, output = outputs[place]
-        found = None
+        found: list[PromptMeasures] = []
         with _telling(job, PROMPTS, tell):
-            found = read_prompts(output)
-        return found
+            found.append(read_prompts(output))
+        return found[0] if found else None
 
     return read
 
