@@ -9,8 +9,11 @@ from safetensors.numpy import save
 
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError
+from pipeline.plan.job import Job
 from pipeline.results.outputs import check_output
 from pipeline.results.prompts import PROMPTS, PromptMeasures, read_prompts, write_prompts
+from pipeline.results.record import place_of, prompt_reader
+from pipeline.results.store import Store
 
 ROWS = np.array([3, 5, 9])
 ONES = np.ones(3)
@@ -64,6 +67,24 @@ def test_anything_else_fails_the_job_that_wrote_it(
     assert said in str(caught.value)
     with pytest.raises(JobError, match=r"prompts\.safetensors is not as it must be"):
         check_output(tmp_path)
+
+
+def test_what_cannot_be_read_of_a_stored_one_is_told_and_what_is_not_there_is_not(tmp_path: Path) -> None:
+    store, told = Store(tmp_path / "store"), []
+    jobs = []
+    for number, content in enumerate((None, b"broken", save(GOOD))):
+        where = {"algo": f"A{number}", "dataset": "d", "model": "m", "seed": 0, "round": 1, "stage": "metrics"}
+        job = Job(id=f"A{number}", key=f"{number:040d}", entry="x:y", payload={}, **where)  # type: ignore[arg-type]
+        folder = store.begin(store.scratch("run"), job.key, 1)
+        if content is not None:
+            (folder / PROMPTS).write_bytes(content)
+        store.commit(job.key, folder, {})
+        jobs.append(job)
+    read = prompt_reader(store, jobs, lambda job, said: told.append(f"{job.algo} {said}"))
+    found = [read(place_of(job)) for job in jobs]
+    assert [one is not None for one in found] == [False, False, True]
+    assert len(told) == 1
+    assert told[0].startswith("A1 its stored prompts.safetensors cannot be read: these are no safetensors")
 
 
 def test_tensors_of_others_are_left_alone(tmp_path: Path) -> None:
