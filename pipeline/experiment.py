@@ -51,7 +51,16 @@ from pipeline.results.notes import collect_notes
 from pipeline.results.outputs import PAGE
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
 from pipeline.results.peaks import read_peaks, update_peaks
-from pipeline.results.record import ResultRow, collect_rows, write_results, write_samples
+from pipeline.results.prompts import PromptMeasures
+from pipeline.results.record import (
+    Place,
+    ResultRow,
+    Results,
+    collect_rows,
+    prompt_reader,
+    write_results,
+    write_samples,
+)
 from pipeline.results.runs import runs_of
 from pipeline.results.scratch import Scratch, sweep
 from pipeline.results.sources import check_sources, read_models, read_sources
@@ -319,13 +328,19 @@ def _carry_out(
             unreadable.append(unreadable_output(store, job, said))
 
         rows = collect_rows(store, plan.jobs.values(), tell)
-        write_results(run, rows)
+        results = summed_up(
+            rows,
+            prompt_reader(store, plan.jobs.values(), tell),
+            config.rounds_of_training,
+            config.evaluation.confidence,
+        )
+        write_results(run, results)
         write_samples(run, store, plan.jobs.values(), tell)
         write_compute(run.path, collect_compute(store, plan.jobs.values()))
         if config.stage is StageChoice.prepare:
             _tell_prepared(request, outcome, console)
         else:
-            print_results(console, rows, run, config.evaluation.confidence, request.label)
+            print_results(console, results, run, request.label)
         for note in collect_notes(store, plan.jobs.values()):
             log.warning("%s", note)
             say(console, f"note: {note}", "bold")
@@ -489,14 +504,25 @@ def run_jobs(
             log.warning("%s", words)
 
 
-def print_results(
-    console: Console, rows: Sequence[ResultRow], run: RunFolder, confidence: float = 0.95, label: str = ""
-) -> None:
+def summed_up(
+    rows: list[ResultRow], read: Callable[[Place], PromptMeasures | None], last_round: int, confidence: float
+) -> Results:
+    """The results of a run: the rows of its chains, and what they say of methods; see `pooling.pooled`."""
+    # Not with the other imports: scipy takes time to load, which commands that pool nothing need not wait for.
+    from pipeline.evaluation.pooling import pooled
+
+    found, comparisons = pooled(rows, read, last_round, confidence)
+    return Results(rows=rows, pooled=found, comparisons=comparisons, confidence=confidence)
+
+
+def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:
     """Print the table of results and where the rest of them is; a label goes to the titles."""
-    for table in result_tables(rows, confidence, read_compute(run.path), label):
+    if results.rows and not results.pooled:  # of an earlier version, which knew chains alone
+        results = summed_up(results.rows, lambda _: None, 0, results.confidence)
+    for table in result_tables(results, read_compute(run.path), label):
         console.print()
         console.print(table)
-    if not rows:
+    if not results.rows:
         say(console, "no results yet: no evaluation was finished")
         return
     say(console, "results:", copy=f"{_short(run.path)}/results.json, samples.jsonl")

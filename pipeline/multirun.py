@@ -20,10 +20,8 @@ from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.experiment import prepare
 from pipeline.plan.job import chain_name
-from pipeline.results.record import ResultRow, collect_rows
+from pipeline.results.record import PRIMARY_METRICS, ResultRow, collect_rows
 
-PRIMARY_METRICS = ("pass@1", "reward")
-"""What a chain is judged by: the first of these that every chain in question has."""
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""
 _MINIMIZE = {"direction": "minimize", "ax_config.experiment.minimize": True, "optim.maximize": False}

@@ -19,7 +19,15 @@ from pipeline.datasets.base import Dataset, Row, plain_text
 from pipeline.datasets.registry import load_dataset
 from pipeline.datasets.tokenized import TokenizedPrompts
 from pipeline.evaluation.front import FrontPoint, reward_kl_front
-from pipeline.evaluation.metrics import FILE, Sample, evaluation_rows, read_samples, shown_samples, write_samples
+from pipeline.evaluation.metrics import (
+    FILE,
+    Sample,
+    evaluation_rows,
+    measure,
+    read_samples,
+    shown_samples,
+    write_samples,
+)
 from pipeline.generation.decode import Guidance
 from pipeline.generation.guide import readable, value_reader
 from pipeline.generation.policy import TextPolicy
@@ -30,6 +38,7 @@ from pipeline.models.load import load_policy, load_tokenizer, load_value
 from pipeline.models.source import reference_folder
 from pipeline.results.outputs import METRICS
 from pipeline.results.paths import json_text
+from pipeline.results.prompts import PromptMeasures, Sums, write_prompts
 from pipeline.rewards.scoring import Scored, Scorer
 
 FRONT_METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token")
@@ -186,35 +195,43 @@ def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path
 
 def write_metrics(ctx: JobContext) -> None:
     """Turn the evaluated samples of all shards into metrics, and pick some samples to show."""
-    samples = read_samples(ctx.inputs["evaluate"])
+    samples, settings = read_samples(ctx.inputs["evaluate"]), ctx.config.evaluation
     others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
     compared = {name: read_samples(ctx.inputs[place]) for name, place in others.items() if ctx.inputs.get(place)}
-    rows = evaluation_rows(samples, ctx.config.evaluation, compared) + _front_rows(ctx)
+    measured = measure(samples)
+    front, at_etas = _front(ctx)
+    rows = evaluation_rows(samples, settings, compared, measured) + front
     (ctx.out / METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
-    shown = shown_samples(samples, ctx.config.evaluation.sample_prompts)
+    own = measured.by_metric()
+    write_prompts(ctx.out, PromptMeasures(own.rows, {**own.sums, **at_etas}))
+    shown = shown_samples(samples, settings.sample_prompts)
     lines = (json_text(entry, ensure_ascii=False) + "\n" for entry in shown)
     (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")
 
 
-def _front_rows(ctx: JobContext) -> list[dict[str, Any]]:
-    """Reward and KL at further guidance strengths, and which of them no other beats in both."""
+def _front(ctx: JobContext) -> tuple[list[dict[str, Any]], dict[str, Sums]]:
+    """Reward and KL at further guidance strengths, and which of them no other beats in both; and by prompt."""
     rows: list[dict[str, Any]] = []
     points = []
+    by_prompt: dict[str, Sums] = {}
     for eta in ctx.config.evaluation.etas:
         folders = [folder / eta_folder(eta) for folder in ctx.inputs["evaluate"]]
         if not folders[0].is_dir():
             continue  # a method without guidance
-        found = {row["metric"]: row for row in evaluation_rows(read_samples(folders), ctx.config.evaluation)}
-        chosen = [found[name] for name in FRONT_METRICS if name in found]
-        rows += [{**row, "metric": f"{row['metric']}/{eta_folder(eta)}"} for row in chosen]
+        samples = read_samples(folders)
+        measured = measure(samples)
+        found = {row["metric"]: row for row in evaluation_rows(samples, ctx.config.evaluation, measured=measured)}
+        chosen = [name for name in FRONT_METRICS if name in found]
+        rows += [{**found[name], "metric": f"{name}/{eta_folder(eta)}"} for name in chosen]
+        sums = measured.by_metric().sums
+        by_prompt |= {f"{name}/{eta_folder(eta)}": sums[name] for name in chosen}
         kl, reward = found["kl_per_sequence"]["value"], found["reward"]["value"]
         if kl is not None and reward is not None:
             points.append(FrontPoint(kl, reward, eta_folder(eta)))
     front = {point.label for point in reward_kl_front(points)}
     bare = {"ci_low": None, "ci_high": None, "n": 0}
-    return rows + [
-        {"metric": f"front/{point.label}", "value": float(point.label in front), **bare} for point in points
-    ]
+    marks = [{"metric": f"front/{point.label}", "value": float(point.label in front), **bare} for point in points]
+    return rows + marks, by_prompt
 
 
 def _number(value: float) -> float | None:

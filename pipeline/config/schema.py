@@ -292,6 +292,7 @@ class EvaluationConfig:
     num_samples: int = number(2, at_least=1, at_most=100_000)
     """Completions per prompt."""
     bootstrap_samples: int = number(1000, at_least=1, at_most=1_000_000)
+    """Draws of prompts for the intervals of one policy."""
     confidence: float = number(0.95, above=0, below=1, hint=", for example 0.95")
     etas: list[float] = number(
         [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint="; inf is the reference policy"

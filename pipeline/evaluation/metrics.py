@@ -12,16 +12,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import EvaluationConfig
+from pipeline.evaluation.crossed import crossed_spread, per_prompt
 from pipeline.evaluation.sampling import majority_at_k, pass_at_k
-from pipeline.evaluation.statistics import Estimate, Ratios, paired_differences, ratio_estimates
+from pipeline.evaluation.shares import effective_size, exact_difference, exact_interval
+from pipeline.evaluation.statistics import Ratios, paired_differences, ratio_estimates
 from pipeline.results.outputs import SAMPLES as FILE
 from pipeline.results.outputs import Sample, read_input, read_lines
 from pipeline.results.paths import json_text
+from pipeline.results.prompts import PromptMeasures
 
-__all__ = ["FILE", "Sample", "evaluation_rows", "read_samples", "reported_ks", "shown_samples", "write_samples"]
+__all__ = [
+    "FILE",
+    "Sample",
+    "evaluation_rows",
+    "is_share",
+    "measure",
+    "read_samples",
+    "reported_ks",
+    "rounded",
+    "shown_samples",
+    "write_samples",
+]
 
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 """How a reward may fail at a completion -> how such failures are called in the metrics."""
+_SHARES = ("pass@", "maj@", "truncated")
+_FEW = 10
+"""Prompts' worth of right answers, or of wrong ones, below which percentiles of a bootstrap promise too much."""
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of answers, so that it lies between 0 and 1."""
+    return metric.startswith(_SHARES)
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
@@ -44,12 +66,23 @@ def _samples(path: Path) -> list[Sample]:
 
 
 @dataclass(frozen=True)
-class _Table:
-    """Measures of samples, by prompt: what `statistics` estimates."""
+class Measured:
+    """Measures of samples by prompt: what `statistics` estimates.
+
+    Attributes:
+        rows: Ids of the prompts, ascending, shape [P].
+        names: Of M metrics.
+        ratios: Their numerators and denominators, shape [P, M].
+    """
 
     rows: NDArray[np.int64]
     names: list[str]
     ratios: Ratios
+
+    def by_metric(self) -> PromptMeasures:
+        """The same by metric, as it is stored."""
+        columns = zip(self.names, self.ratios.numerators.T, self.ratios.denominators.T, strict=True)
+        return PromptMeasures(self.rows, {name: (above, below) for name, above, below in columns})
 
     def part(self, places: NDArray[np.intp], names: Sequence[str]) -> Ratios:
         """Some measures of some prompts."""
@@ -61,6 +94,7 @@ def evaluation_rows(
     samples: Sequence[Sample],
     settings: EvaluationConfig,
     compared_with: Mapping[str, Sequence[Sample]] | None = None,
+    measured: Measured | None = None,
 ) -> list[dict[str, Any]]:
     """Rows for ``metrics.json``: metric, value, ci_low, ci_high, and n, the number of prompts it rests on.
 
@@ -74,12 +108,13 @@ def evaluation_rows(
         samples: Evaluated completions.
         settings: How intervals are made.
         compared_with: Name -> samples of another policy for the same prompts. Gives ``METRIC/vs_NAME``, the paired
-            difference, and ``METRIC/vs_NAME/p``, its p-value.
+            difference.
+        measured: What `measure` says of the samples, where that is known.
     """
-    table = _measure(samples)
+    table = measured or measure(samples)
     rows = _estimates(table, settings) + _fault_rows(samples)
     for name, others in (compared_with or {}).items():
-        rows += _comparison(table, _measure(others), name, settings)
+        rows += _comparison(table, measure(others), name, settings)
     return rows
 
 
@@ -89,12 +124,13 @@ def reported_ks(samples: int) -> list[int]:
     return sorted({*range(1, min(samples, 8) + 1), *doubling, samples} - {0})
 
 
-def _measure(samples: Sequence[Sample]) -> _Table:
+def measure(samples: Sequence[Sample]) -> Measured:
+    """Measure samples prompt by prompt."""
     rows, prompts = np.unique(np.array([sample.row for sample in samples], np.int64), return_inverse=True)
     columns = {**_outcomes(samples, prompts, len(rows)), **_means(samples, prompts, len(rows))}
     shape = (len(rows), len(columns))
     stacked = [np.array([column[side] for column in columns.values()]).T.reshape(shape) for side in (0, 1)]
-    return _Table(rows, list(columns), Ratios(stacked[0], stacked[1]))
+    return Measured(rows, list(columns), Ratios(stacked[0], stacked[1]))
 
 
 Columns = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
@@ -150,23 +186,40 @@ def _where_given(values: Sequence[float | None]) -> tuple[list[float], list[floa
     return [value or 0.0 for value in values], [float(value is not None) for value in values]
 
 
-def _estimates(table: _Table, settings: EvaluationConfig) -> list[dict[str, Any]]:
+def _estimates(table: Measured, settings: EvaluationConfig) -> list[dict[str, Any]]:
     used = np.flatnonzero(table.ratios.denominators.sum(0) > 0)
-    found: dict[int, Estimate] = {}
+    found: dict[int, tuple[float, float, float]] = {}
     if len(used):
-        estimates = ratio_estimates(
-            Ratios(table.ratios.numerators[:, used], table.ratios.denominators[:, used]),
-            samples=settings.bootstrap_samples,
-            confidence=settings.confidence,
-        )
-        found = dict(zip(used.tolist(), estimates, strict=True))
+        part = Ratios(table.ratios.numerators[:, used], table.ratios.denominators[:, used])
+        estimates = ratio_estimates(part, samples=settings.bootstrap_samples, confidence=settings.confidence)
+        for place, column, one in zip(used.tolist(), range(len(used)), estimates, strict=True):
+            exact = _exact_bounds(table.names[place], part, column, settings.confidence)
+            found[place] = (one.value, *(exact or (one.low, one.high)))
     prompts = (table.ratios.denominators > 0).sum(0)
     return [
-        _row(name, found[place].value, found[place].low, found[place].high, int(prompts[place]))
-        if place in found
-        else _row(name, None, None, None, 0)
+        _row(name, *found[place], int(prompts[place])) if place in found else _row(name, None, None, None, 0)
         for place, name in enumerate(table.names)
     ]
+
+
+def _exact_bounds(name: str, ratios: Ratios, column: int, confidence: float) -> tuple[float, float] | None:
+    """The interval of a share where nearly every answer is right, or wrong, and percentiles would degenerate.
+
+    It is the exact one for an effective number of answers (Korn and Graubard 1998).
+    """
+    above, below = _of_prompts(ratios, column)
+    value, prompts = above.sum() / below.sum(), len(above)
+    if not is_share(name) or min(value, 1 - value) * prompts >= _FEW or prompts < 2:
+        return None
+    spread = crossed_spread(per_prompt(Ratios(above, below))[None, None])
+    low, high = exact_interval(np.array(value), effective_size(spread, confidence), confidence)
+    return float(low), float(high)
+
+
+def _of_prompts(ratios: Ratios, column: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """One measure, of the prompts that have something to say."""
+    told = ratios.denominators[:, column] > 0
+    return ratios.numerators[told, column], ratios.denominators[told, column]
 
 
 def _fault_rows(samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -178,7 +231,7 @@ def _fault_rows(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     ]
 
 
-def _comparison(one: _Table, other: _Table, name: str, settings: EvaluationConfig) -> list[dict[str, Any]]:
+def _comparison(one: Measured, other: Measured, name: str, settings: EvaluationConfig) -> list[dict[str, Any]]:
     """Paired differences on the prompts that both have, of the measures that both have."""
     _, ours, theirs = np.intersect1d(one.rows, other.rows, return_indices=True)
     # The reference's divergence from itself is 0, so there is nothing to compare in it.
@@ -194,17 +247,19 @@ def _comparison(one: _Table, other: _Table, name: str, settings: EvaluationConfi
     )
     rows = []
     for metric, found in zip(shared, differences, strict=True):
-        rows.append(_row(f"{metric}/vs_{name}", found.value, found.low, found.high, found.prompts))
-        rows.append(_row(f"{metric}/vs_{name}/p", found.p, None, None, found.prompts))
+        bounds = found.low, found.high
+        if is_share(metric) and found.low == found.high:  # no draw of prompts differs from another
+            bounds = exact_difference(found.value, found.prompts, settings.confidence)
+        rows.append(_row(f"{metric}/vs_{name}", found.value, *bounds, found.prompts))
     return rows
 
 
 def _row(name: str, value: float | None, low: float | None, high: float | None, prompts: int) -> dict[str, Any]:
     figures = {"value": value, "ci_low": low, "ci_high": high}
-    return {"metric": name, **{figure: _rounded(number) for figure, number in figures.items()}, "n": prompts}
+    return {"metric": name, **{figure: rounded(number) for figure, number in figures.items()}, "n": prompts}
 
 
-def _rounded(number: float | None) -> float | None:
+def rounded(number: float | None) -> float | None:
     """Ten significant digits: more than any interval resolves, fewer than rounding errors reach."""
     return float(f"{number:.10g}") if number is not None and math.isfinite(number) else None
 

@@ -1,4 +1,4 @@
-"""Intervals by the bootstrap over prompts, and tests of paired differences.
+"""Intervals by the bootstrap over prompts, and a test of paired differences, for policies as they are.
 
 Samples of one prompt are not independent, so prompts are drawn, each with all of its samples (a cluster bootstrap;
 Cameron, Gelbach and Miller 2008, section II.B). Every measure is a sum over prompts divided by another one, so
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 _AT_ONCE = 4_000_000
 """Weights in memory at once: 32 MB. The draws are the same whatever the blocks."""
+SWAPS = 10_000
+"""Swaps of a test, so that a p-value can be small enough to survive a correction for many tests."""
 _BOOTSTRAP, _SWAPS = 4, 5
 """Second words of the keys of the two streams of draws."""
 
@@ -32,20 +34,18 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference with its interval and the p-value of the hypothesis that there is none.
+    """A paired difference with its interval.
 
     Attributes:
         value: Of the first minus of the second.
         low: Lower end of the interval.
         high: Upper end.
-        p: Two-sided, by swapping the two at random within prompts.
         prompts: That both have.
     """
 
     value: float
     low: float
     high: float
-    p: float
     prompts: int
 
 
@@ -113,19 +113,14 @@ def ratio_estimate(
 def paired_differences(
     first: Ratios, second: Ratios, *, samples: int, confidence: float, seed: int = 0
 ) -> list[Difference]:
-    """Compare two policies on the same prompts.
-
-    The interval comes from drawing prompts, each with its samples of both. The p-value comes from a permutation
-    test: were there no difference, the two could be swapped within any prompt, so the share of random swaps with
-    at least the observed difference is the p-value (the draw at hand counted among them, which keeps it above 0;
-    Phipson and Smyth 2010).
+    """Compare two policies on the same prompts, drawn each with its samples of both.
 
     Args:
         first: Measures of one policy.
         second: The same measures of the other one; prompts in the same order.
-        samples: Bootstrap samples, and swaps.
+        samples: Bootstrap samples.
         confidence: Level of the interval.
-        seed: Of both.
+        seed: Of the bootstrap.
 
     Returns:
         M differences.
@@ -143,28 +138,32 @@ def paired_differences(
         [_divided(w, first) - _divided(w, second) for w in _bootstrap_weights(prompts, samples, seed)]
     )
     low, high = _interval(replicates, confidence)
-    p_values = _swap_test(first, second, values, samples, seed)
-    columns = zip(values.tolist(), low.tolist(), high.tolist(), p_values.tolist(), strict=True)
+    columns = zip(values.tolist(), low.tolist(), high.tolist(), strict=True)
     shared = both.sum(0).tolist()
     return [Difference(*row, prompts=count) for row, count in zip(columns, shared, strict=True)]
 
 
-def _swap_test(
-    first: Ratios, second: Ratios, values: NDArray[np.float64], samples: int, seed: int
-) -> NDArray[np.float64]:
-    """Two-sided p-values, shape [M]."""
-    # With f = 1 for a prompt left as it is and -1 for one swapped, its first numerator is (sum + f * gap) / 2.
-    sums = [(first.numerators + second.numerators).sum(0), (first.denominators + second.denominators).sum(0)]
-    gaps = np.concatenate([first.numerators - second.numerators, first.denominators - second.denominators], axis=1)
-    measures = len(values)
+def swap_tests(differences: NDArray[np.float64], *, samples: int = SWAPS, seed: int = 0) -> NDArray[np.float64]:
+    """Test whether the means of paired differences are 0, by swapping the two of a pair.
+
+    Were there no difference, the two could be swapped within any prompt, which turns the sign of what they differ
+    by. The share of random swaps with at least the observed difference is the p-value, the draw at hand counted
+    among them, which keeps it above 0 (Phipson and Smyth 2010).
+
+    Args:
+        differences: Per prompt, of M comparisons, shape [P, M].
+        samples: Swaps.
+        seed: Of the swaps.
+
+    Returns:
+        Two-sided p-values, shape [M].
+    """
+    sums = np.abs(differences.sum(0))
     # Swaps that amount to the same difference must not count as smaller for a rounding error.
-    reached = np.abs(values) - 1e-9 * np.maximum(np.abs(values), np.abs(sums[0] / sums[1]))
-    extreme = np.zeros(measures)
-    for flips in _flips(len(first.numerators), samples, seed):
-        swapped = flips @ gaps
-        tops, bottoms = swapped[:, :measures], swapped[:, measures:]
-        difference = (sums[0] + tops) / (sums[1] + bottoms) - (sums[0] - tops) / (sums[1] - bottoms)
-        extreme += (np.abs(difference) >= reached).sum(0)
+    reached = sums - 1e-9 * np.abs(differences).sum(0)
+    extreme = np.zeros(len(sums))
+    for flips in _flips(len(differences), samples, seed):
+        extreme += (np.abs(flips @ differences) >= reached).sum(0)
     return (1 + extreme) / (1 + samples)
 
 

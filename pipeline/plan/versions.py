@@ -30,7 +30,7 @@ TRAINING = 1
 """`pipeline.training`: losses, optimizer, schedule, order of batches."""
 PREPARATION = 1
 """`pipeline.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
-STATISTICS = 1
+STATISTICS = 2
 """`pipeline.evaluation`: metrics, intervals, tests."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 
 from pipeline.report.words import count
 from pipeline.results.compute import EVALUATION, ComputeRow
-from pipeline.results.record import ResultRow
+from pipeline.results.record import Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 HEADINGS: Mapping[str, str] = {
@@ -25,6 +25,7 @@ _RANKS: Mapping[str, int] = {
     "vs ref": 4,
     "kl_per_sequence": 5,
     "p": 6,
+    "its interval": 8,
     "length": EXTRA,
     "Mtokens": EXTRA + 1,
     "device s": EXTRA + 2,
@@ -34,76 +35,77 @@ _RANKS: Mapping[str, int] = {
 _PRIMARY_RANK = 2
 _SECOND_RANK = 7
 _LEAST_NAME = 12
-_SMALLEST_P = 0.01
+_SMALLEST_P = 0.001
 _MOST_FEW = 6
 """Rows that are named below a table."""
+_ENOUGH = 3
+"""Seeds from which on an interval holds for others."""
 
-Cell = dict[str, list[ResultRow]]
+At = tuple[str, int]
+"""Algorithm and round."""
+Cell = Mapping[str, PooledRow]
+"""Metric -> its row."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an algorithm took up to the end of a round, evaluation left out; the mean over seeds."""
+    """What an algorithm took up to the end of a round, evaluation left out; the mean over its chains."""
 
     tokens: float
     device_s: float
 
 
-def result_tables(
-    rows: Iterable[ResultRow], confidence: float, compute: Iterable[ComputeRow] = (), label: str = ""
-) -> list[FittedTable]:
-    """One table for each dataset, model and reference: the reference, then every algorithm round by round.
+def result_tables(results: Results, compute: Iterable[ComputeRow] = (), label: str = "") -> list[FittedTable]:
+    """One table for each dataset and model: the reference, then every algorithm round by round.
 
-    With several seeds a number is their mean. Its interval is the mean of the seeds' intervals: the seeds share
-    their prompts, so averaging as if they were independent would promise too much. For the same reason the p-value
-    of the difference to the reference is the largest of the seeds'. That difference is the mean over the seeds
-    that have both; a row that rests on fewer seeds than others is named below the table.
+    A number is the mean over all seeds and references. What its interval holds for, what the p-values of the last
+    round are corrected for, and what differences such a run finds at all, stand below the table.
 
     Args:
-        rows: Rows of results.
-        confidence: Level of their intervals, for the heading.
-        compute: What the results took to make.
+        results: The results.
+        compute: What they took to make.
         label: What tells these results from others that are printed beside them, for the titles; "" for nothing.
     """
-    grouped: dict[tuple[str, str, int | None], dict[tuple[str, int], Cell]] = {}
-    for row in rows:
-        table = grouped.setdefault((row.dataset, row.model, row.reference), {})
-        table.setdefault((row.algo, row.round), {}).setdefault(row.metric, []).append(row)
+    grouped: dict[tuple[str, str], dict[At, dict[str, PooledRow]]] = {}
+    for row in results.pooled:
+        table = grouped.setdefault((row.dataset, row.model), {})
+        table.setdefault((row.algo, row.round), {})[row.metric] = row
     spent = list(compute)
     tables = []
-    for (dataset, model, reference), cells in grouped.items():
-        own = [row for row in spent if (row.dataset, row.model, row.reference) == (dataset, model, reference)]
+    for place, cells in grouped.items():
+        own = [row for row in spent if (row.dataset, row.model) == place]
         costs = {at: cost for at in cells if (cost := _cost(own, *at))}
-        several = sum(at[:2] == (dataset, model) for at in grouped) > 1
-        name = f"{model} · reference {reference}" if several else model
-        tables.append(_table(_title(dataset, name, cells, label), cells, confidence, costs))
+        tested = [one for one in results.comparisons if (one.dataset, one.model) == place]
+        tables.append(_table(_title(*place, cells, label), cells, tested, results.confidence, costs))
     align(tables)
     return tables
 
 
-def _title(dataset: str, model: str, cells: Mapping[tuple[str, int], Cell], label: str) -> str:
-    every = [row for cell in cells.values() for found in cell.values() for row in found]
-    seeds, prompts = len({row.seed for row in every}), max(row.n for row in every)
-    parts = [dataset, model, count(seeds, "seed"), f"{prompts:,} prompts", label]
+def _title(dataset: str, model: str, cells: Mapping[At, Cell], label: str) -> str:
+    every = [row for cell in cells.values() for row in cell.values()]
+    references, seeds = max(row.references for row in every), max(row.seeds for row in every)
+    crossed = [count(references, "reference")] if references > 1 else []
+    parts = [dataset, model, *crossed, count(seeds, "seed"), f"{max(row.n for row in every):,} prompts", label]
     return " · ".join(part for part in parts if part)
 
 
 def _table(
     title: str,
-    cells: Mapping[tuple[str, int], Cell],
+    cells: Mapping[At, Cell],
+    comparisons: list[Comparison],
     confidence: float,
-    costs: Mapping[tuple[str, int], Cost],
+    costs: Mapping[At, Cost],
 ) -> FittedTable:
     metrics = _worth_showing(cells)
-    caption = _on_fewer_seeds(cells, metrics[:1])
+    caption = "\n".join(_notes(cells, metrics, comparisons, confidence))
     table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title, caption=caption)
-    reference = cells.get(("reference", 0), {})
+    p_values = {(one.first, one.round): one.p for one in comparisons if one.second == "reference"}
     last = ""
     for algo, number in sorted(cells, key=lambda at: (at[0] != "reference", at)):
         if last and algo != last:
             table.end_section()
         last = algo
-        numbers = _numbers(cells[algo, number], {} if algo == "reference" else reference, metrics)
+        numbers = _numbers(cells[algo, number], metrics, p_values.get((algo, number)))
         table.add_row(algo, str(number), *numbers, *_spent(costs.get((algo, number))))
     return table
 
@@ -116,6 +118,7 @@ def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> 
             yield Column(heading=HEADINGS[name], right=True, rank=_PRIMARY_RANK)
             yield _number("interval", f"{confidence:.0%} interval")
             yield _number("vs ref", "vs ref")
+            yield _number("its interval", "its interval")
             yield _number("p", "p")
         else:
             yield _number(name, HEADINGS[name])
@@ -132,73 +135,100 @@ def _cost(rows: Iterable[ComputeRow], algo: str, number: int) -> Cost | None:
     spent = [row for row in rows if row.algo == algo and row.round <= number and row.stage not in EVALUATION]
     if not spent:
         return None
-    seeds = len({row.seed for row in spent})
-    return Cost(sum(row.tokens for row in spent) / seeds, sum(row.device_s for row in spent) / seeds)
+    chains = len({(row.reference, row.seed) for row in spent})
+    return Cost(sum(row.tokens for row in spent) / chains, sum(row.device_s for row in spent) / chains)
 
 
 def _spent(cost: Cost | None) -> list[str]:
     return [f"{cost.tokens / 1e6:.2f}", f"{cost.device_s:.1f}"] if cost else []
 
 
-def _worth_showing(cells: Mapping[tuple[str, int], Cell]) -> list[str]:
+def _worth_showing(cells: Mapping[At, Cell]) -> list[str]:
     """Metrics that occur, without a reward that is nothing but correctness again."""
     found = [name for name in HEADINGS if any(name in cell for cell in cells.values())]
-    if all(_mean(cell.get("reward", [])) == _mean(cell.get("pass@1", [])) for cell in cells.values()):
+    if all(_value(cell, "reward") == _value(cell, "pass@1") for cell in cells.values()):
         found = [name for name in found if name != "reward" or "pass@1" not in found]
     return found
 
 
-def _numbers(cell: Cell, reference: Cell, metrics: list[str]) -> Iterable[str]:
+def _value(cell: Cell, metric: str) -> float | None:
+    return cell[metric].value if metric in cell else None
+
+
+def _numbers(cell: Cell, metrics: list[str], p: float | None) -> Iterator[str]:
     for name in metrics:
-        mean = _mean(cell.get(name, []))
-        yield "-" if mean is None else f"{mean:.3f}"
+        row = cell.get(name)
+        yield "-" if row is None or row.value is None else f"{row.value:.3f}"
         if name == metrics[0]:
-            yield _interval(cell.get(name, []))
-            yield _difference(cell, reference, name)
-            yield _p_value(cell.get(f"{name}/vs_reference/p", []))
+            yield _interval(row.ci_low, row.ci_high) if row else ""
+            yield f"{row.difference:+.3f}" if row and row.difference is not None else ""
+            yield _interval(row.difference_low, row.difference_high, "+") if row else ""
+            yield _p_value(p)
 
 
-def _difference(cell: Cell, reference: Cell, name: str) -> str:
-    """The mean difference to the reference over the seeds that have both, in which seeds do not differ."""
-    own, base = _by_seed(cell.get(name, [])), _by_seed(reference.get(name, []))
-    paired = _by_seed(cell.get(f"{name}/vs_reference", []))
-    found = {seed: own[seed] - base[seed] for seed in own.keys() & base.keys()} | paired
-    return f"{fmean(found.values()):+.3f}" if found and reference else ""
+def _interval(low: float | None, high: float | None, sign: str = "") -> str:
+    return "" if low is None or high is None else f"[{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
-def _on_fewer_seeds(cells: Mapping[tuple[str, int], Cell], metrics: Iterable[str]) -> str:
-    """Which rows lack seeds that other rows have; "" where none does."""
-    seeds = {
-        at: set[int]().union(*(_by_seed(cell.get(name, [])) for name in metrics)) for at, cell in cells.items()
-    }
-    every = len(set[int]().union(*seeds.values()))
-    few = [
-        f"{algo} round {number}: {len(seeds[algo, number])} of {every} seeds"
-        for algo, number in sorted(seeds)
-        if len(seeds[algo, number]) < every
-    ]
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return ""
+    return f"<{_SMALLEST_P}" if p < _SMALLEST_P else f"{p:.3f}"
+
+
+# -- what stands below a table ---------------------------------------------------------------------------------
+
+
+def _notes(
+    cells: Mapping[At, Cell], metrics: list[str], comparisons: list[Comparison], confidence: float
+) -> Iterator[str]:
+    shown = {at: cell[name] for at, cell in cells.items() for name in metrics[:1] if name in cell}
+    if few := _on_fewer_chains(shown):
+        yield few
+    if any(row.ci_low is not None for row in shown.values()):
+        yield _what_intervals_hold_for(list(shown.values()))
+    with_reference = [one for one in comparisons if one.second == "reference"]
+    if with_reference:
+        yield _what_p_says(with_reference)
+    if pairs := [one for one in comparisons if one.second != "reference"]:
+        told = sum(one.p < 1 - confidence for one in pairs)
+        differ = "differs" if told == 1 else "differ"
+        yield (
+            f"{told} of {count(len(pairs), 'pair')} of methods {differ} at the level of {1 - confidence:.2g}: "
+            "comparisons in results.json"
+        )
+
+
+def _on_fewer_chains(shown: Mapping[At, PooledRow]) -> str:
+    """Which rows lack seeds or references that other rows have; "" where none does."""
+    few = []
+    for what in ("references", "seeds"):
+        every = max((getattr(row, what) for row in shown.values()), default=0)
+        few += [
+            f"{algo} round {number}: {getattr(row, what)} of {every} {what}"
+            for (algo, number), row in sorted(shown.items())
+            if getattr(row, what) < every
+        ]
     more = [f"and {len(few) - _MOST_FEW} more rows"] if len(few) > _MOST_FEW else []
     return "; ".join([*few[:_MOST_FEW], *more])
 
 
-def _by_seed(rows: Iterable[ResultRow]) -> dict[int, float]:
-    return {row.seed: row.value for row in rows if row.value is not None}
+def _what_intervals_hold_for(rows: list[PooledRow]) -> str:
+    scopes = {row.over for row in rows}
+    if "policies" in scopes:
+        which = "this one policy" if max(row.seeds * row.references for row in rows) == 1 else "these policies"
+        return (
+            f"Intervals: noise of evaluating {which}; {_ENOUGH} seeds or more tell what another seed would give."
+        )
+    if scopes == {"references"}:
+        return "Intervals hold for other seeds and other references."
+    references = max(row.references for row in rows)
+    which = "this reference" if references == 1 else f"these {references} references"
+    return f"Intervals hold for other seeds on {which}, and say nothing of another one."
 
 
-def _p_value(rows: Iterable[ResultRow]) -> str:
-    values = [row.value for row in rows if row.value is not None]
-    if not values:
-        return ""
-    return f"<{_SMALLEST_P}" if max(values) < _SMALLEST_P else f"{max(values):.2f}"
-
-
-def _mean(rows: Iterable[ResultRow]) -> float | None:
-    values = [row.value for row in rows if row.value is not None]
-    return fmean(values) if values else None
-
-
-def _interval(rows: Iterable[ResultRow]) -> str:
-    bounds = [(row.ci_low, row.ci_high) for row in rows if row.ci_low is not None and row.ci_high is not None]
-    if not bounds:
-        return ""
-    return f"[{fmean(low for low, _ in bounds):.3f}, {fmean(high for _, high in bounds):.3f}]"
+def _what_p_says(comparisons: list[Comparison]) -> str:
+    tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
+    alone = " These policies alone are compared." if comparisons[0].over == "policies" else ""
+    smallest = median(one.detectable for one in comparisons)
+    return f"p: with the reference, {tests}; a difference of {smallest:.3f} is found 4 times out of 5.{alone}"

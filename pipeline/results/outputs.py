@@ -22,6 +22,7 @@ from msgspec import Meta
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError, open_plain, read_json, read_json_file, read_plain
 from pipeline.results.manifest import job_of, walk
+from pipeline.results.prompts import PROMPTS, read_prompts
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
@@ -353,6 +354,7 @@ def problem_in_words(error: ForeignDataError | OSError) -> str:
 
 _READERS: Mapping[str, Callable[[Path], object]] = {
     METRICS: lambda path: read_metrics(path.parent),
+    PROMPTS: lambda path: read_prompts(path.parent),
     SAMPLES: _read_samples,
     TRAINING: read_training,
     GENERATION: read_generation,

@@ -42,13 +42,18 @@ class RunFolder:
 
     @property
     def results_json(self) -> Path:
-        """The rows of results."""
+        """The rows of chains and of methods, and comparisons."""
         return self.path / "results.json"
 
     @property
     def results_csv(self) -> Path:
-        """The same rows as a table."""
+        """The rows of chains as a table."""
         return self.path / "results.csv"
+
+    @property
+    def pooled_csv(self) -> Path:
+        """The rows of methods as a table."""
+        return self.path / "pooled.csv"
 
     @property
     def samples(self) -> Path:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from pipeline.errors import StoreError
 from pipeline.foreign import ForeignDataError, read_json_file
@@ -28,9 +30,12 @@ from pipeline.results.outputs import (
     read_shown_samples,
 )
 from pipeline.results.paths import RunFolder, json_text, write_whole
+from pipeline.results.prompts import PROMPTS, PromptMeasures, read_prompts
 from pipeline.results.store import Store
 
 METRICS_STAGE = "metrics"
+PRIMARY_METRICS = ("pass@1", "reward")
+"""What methods are judged by: the first of these that there is."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LIMIT = 4 << 30
 
@@ -67,7 +72,113 @@ class ResultRow:
     n: Count
 
 
-def place_of(found: ResultRow | Job) -> tuple[str, str, int, str, int, int]:
+Scope = Literal["policies", "seeds", "references"]
+"""What an interval holds for besides other prompts: for these policies alone, for policies of other seeds on the
+same references, or for those on other references too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledRow:
+    """One number of a method after a round, over all of its references and seeds.
+
+    Attributes:
+        algo: Algorithm, or ``reference``.
+        dataset: Name of the dataset.
+        model: Name of the model.
+        round: 0 for the reference.
+        metric: For example ``pass@1``.
+        value: The mean over references and seeds.
+        ci_low: Lower end of its interval, or None where there is none.
+        ci_high: Upper end.
+        difference: To the reference, paired by reference, seed and prompt; None where nothing is compared.
+        difference_low: Lower end of its interval.
+        difference_high: Upper end.
+        over: What the intervals hold for.
+        references: Number of references.
+        seeds: Number of seeds, which every one of the references has.
+        n: Prompts that it rests on.
+    """
+
+    algo: str
+    dataset: str
+    model: str
+    round: int
+    metric: str
+    value: Number | None
+    ci_low: Number | None
+    ci_high: Number | None
+    difference: Number | None
+    difference_low: Number | None
+    difference_high: Number | None
+    over: Scope
+    references: Count
+    seeds: Count
+    n: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A method after the last round against the reference, or against another method, on what all have in common.
+
+    Attributes:
+        dataset: Name of the dataset.
+        model: Name of the model.
+        round: The last one.
+        metric: What they are judged by.
+        first: A method.
+        second: Another, or ``reference``.
+        difference: Of the first minus of the second.
+        ci_low: Lower end of its interval, which is not corrected for the number of comparisons.
+        ci_high: Upper end.
+        p: Of the hypothesis that there is no difference, corrected by Holm's method for the number of comparisons:
+            of methods with the reference, or of methods with each other.
+        test: ``crossed`` for one that holds for other seeds; of these policies alone ``mcnemar`` or ``swaps``.
+        detectable: The smallest difference that such a run finds four times out of five.
+        over: What the interval and the test hold for.
+        references: Number of references that all methods have.
+        seeds: Number of seeds that all methods have.
+        n: Prompts that all methods have.
+    """
+
+    dataset: str
+    model: str
+    round: int
+    metric: str
+    first: str
+    second: str
+    difference: Number
+    ci_low: Number
+    ci_high: Number
+    p: Number
+    test: Literal["crossed", "mcnemar", "swaps"]
+    detectable: Number
+    over: Scope
+    references: Count
+    seeds: Count
+    n: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What ``results.json`` holds.
+
+    Attributes:
+        rows: Of every chain.
+        pooled: Of every method; none in results of earlier versions.
+        comparisons: Of methods after the last round.
+        confidence: Level of the intervals.
+    """
+
+    rows: list[ResultRow]
+    pooled: list[PooledRow] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    confidence: Annotated[float, Meta(gt=0, lt=1)] = 0.95
+
+
+Place = tuple[str, str, int, str, int, int]
+
+
+def place_of(found: ResultRow | Job) -> Place:
     """By what rows and jobs are ordered: dataset, model, reference, algorithm, seed and round."""
     reference = -1 if found.reference is None else found.reference
     return found.dataset, found.model, reference, found.algo, found.seed or 0, found.round
@@ -96,24 +207,52 @@ def collect_rows(store: Store, jobs: Iterable[Job], tell: Told | None = None) ->
     return sorted(rows, key=lambda row: (*place_of(row), row.metric))
 
 
-def write_results(run: RunFolder, rows: list[ResultRow]) -> None:
-    """Write ``results.json`` and ``results.csv``."""
-    write_whole(run.results_json, json_text({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+def prompt_reader(
+    store: Store, jobs: Iterable[Job], tell: Told | None = None
+) -> Callable[[Place], PromptMeasures | None]:
+    """What says of a chain and round what was measured prompt by prompt, or None where a stage does not say it.
+
+    Args:
+        store: The store.
+        jobs: Jobs of a plan.
+        tell: As in `collect_rows`.
+    """
+    outputs = {place_of(job): (job, output) for job, output in _metrics_outputs(store, jobs)}
+
+    def read(place: Place) -> PromptMeasures | None:
+        job, output = outputs[place]
+        found: list[PromptMeasures] = []
+        with _telling(job, PROMPTS, tell):
+            found.append(read_prompts(output))
+        return found[0] if found else None
+
+    return read
+
+
+def write_results(run: RunFolder, results: Results) -> None:
+    """Write ``results.json``, and as tables ``results.csv`` with the rows of chains, ``pooled.csv`` of methods."""
+    write_whole(run.results_json, json_text(asdict(results), indent=1) + "\n")
+    write_whole(run.results_csv, _csv(ResultRow, results.rows))
+    write_whole(run.pooled_csv, _csv(PooledRow, results.pooled))
+
+
+def _csv(kind: type[ResultRow] | type[PooledRow], rows: Iterable[ResultRow | PooledRow]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.name for column in fields(ResultRow)])
-    writer.writerows([_cell(getattr(row, column.name)) for column in fields(ResultRow)] for row in rows)
-    write_whole(run.results_csv, text.getvalue())
+    names = [column.name for column in fields(kind)]
+    writer.writerow(names)
+    writer.writerows([_cell(getattr(row, name)) for name in names] for row in rows)
+    return text.getvalue()
 
 
-def read_results(path: Path) -> list[ResultRow]:
+def read_results(path: Path) -> Results:
     """Read a ``results.json``.
 
     Raises:
         StoreError: It is missing, or holds something else.
     """
     try:
-        return read_json_file(path, _Results, _LIMIT, follow=True).rows
+        return read_json_file(path, Results, _LIMIT, follow=True)
     except (ForeignDataError, OSError) as error:
         raise StoreError(
             f"cannot read {path}: {problem_in_words(error)}. The command of its run writes it again."
@@ -144,11 +283,6 @@ def write_samples(run: RunFolder, store: Store, jobs: Iterable[Job], tell: Told 
             found = read_shown_samples(output)
             lines += [json_text({**where, **sample, **where}, ensure_ascii=False) for sample in found]
     write_whole(run.samples, "".join(line + "\n" for line in lines))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Results:
-    rows: list[ResultRow]
 
 
 def _metrics_outputs(store: Store, jobs: Iterable[Job]) -> Iterator[tuple[Job, Path]]:

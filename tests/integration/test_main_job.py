@@ -52,10 +52,17 @@ def test_a_run_leaves_every_file_it_promises(calm: Path) -> None:
         "run.log",
         "results.json",
         "results.csv",
+        "pooled.csv",
         "samples.jsonl",
     ):
         assert (latest / name).stat().st_size > 0, name
-    rows = json.loads((latest / "results.json").read_bytes())["rows"]
+    results = json.loads((latest / "results.json").read_bytes())
+    rows = results["rows"]
+    assert {(row["algo"], row["round"]) for row in results["pooled"]} == {
+        (row["algo"], row["round"]) for row in rows
+    }
+    tested = [(one["first"], one["second"], one["round"]) for one in results["comparisons"]]
+    assert tested == [("PITA", "reference", 2), ("QSharp", "reference", 2), ("PITA", "QSharp", 2)]
     found = {(row["algo"], row["round"], row["metric"]) for row in rows}
     for chain in [("reference", 0), ("PITA", 1), ("PITA", 2), ("QSharp", 1), ("QSharp", 2)]:
         assert {(*chain, metric) for metric in ("pass@1", "reward", "kl_per_sequence", "length")} <= found

@@ -17,8 +17,9 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, JobError
 from pipeline.multirun import RunFailed, primary_metric
 from pipeline.report.tables import result_tables
-from pipeline.results.record import ResultRow
+from pipeline.results.record import ResultRow, Results
 from tests.doubles.launching import PLACE, Chooser
+from tests.doubles.pooled import pooled_row
 
 Arguments = Callable[..., list[str]]
 CHOOSE = f"++hydra.sweeper._target_={PLACE}.Chooser"
@@ -85,7 +86,7 @@ def test_a_run_by_itself_has_no_label(runs: list[Any], arguments: Arguments) -> 
 
 
 def test_the_label_heads_the_table() -> None:
-    (table,) = result_tables([row("PITA", "pass@1", 0.5)], 0.95, label="dataset=[addition]")
+    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", n=9)]), label="dataset=[addition]")
     console = Console(width=200)
     with console.capture() as captured:
         console.print(table)

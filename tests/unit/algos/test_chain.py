@@ -111,7 +111,7 @@ def test_a_chain_ends_in_metrics_of_every_round(chains: Chains) -> None:
         found = chains.metrics(algo, number)
         assert {"pass@1", "reward", "kl_per_sequence", "kl_per_token", "length", "truncated"} <= set(found)
         assert ("pass@1/vs_reference" in found) == (algo != "reference")
-        assert ("pass@1/vs_previous/p" in found) == (number == 2)
+        assert ("pass@1/vs_previous" in found) == (number == 2)
         assert found["reward_errors"] == found["reward_timeouts"] == found["reward_crashes"] == 0
         assert 0 <= found["pass@1"] <= found["reward"] <= 1
         assert found["length"] == 4

@@ -25,10 +25,11 @@ from pipeline.report.store import garbage_table, usage_table
 from pipeline.report.tables import result_tables
 from pipeline.results.collect import Garbage, GarbageKind
 from pipeline.results.contents import OutputKind, Space, Usage
-from pipeline.results.record import ResultRow
+from pipeline.results.record import Results
 from pipeline.results.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
 from pipeline.terminal.console import Terminal, make_console, print_json, say
 from pipeline.terminal.streams import LastingFile, LastingStream
+from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
 COMMANDS = "\x1b[]\\/0;1mKJ\r\n\x07\x9b\u202e\udcff{}b\u200b👩"
@@ -84,7 +85,7 @@ def print_tables(text: str, console: Console) -> None:
     )
     console.print(usage_table(Usage(outputs={OutputKind((text,), text, text, text): Space(1, 1)})))
     console.print(garbage_table([Garbage(kind=GarbageKind.output, path=Path("x"), what=text, size=1)]))
-    for table in result_tables([ResultRow(text, text, text, 0, 1, "pass@1", 0.5, 0.4, 0.6, 5)], 0.95):
+    for table in result_tables(Results(rows=[], pooled=[pooled_row(text, dataset=text, model=text)])):
         console.print(table)
     status = running(text)
     with PlainLines(console, every_s=0.0) as lines:

@@ -1,7 +1,10 @@
 """What is printed: the table of results, the live view, durations."""
 
 import io
+import re
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,9 +13,11 @@ from pipeline.report.live import PlainLines, make_reporter
 from pipeline.report.screen import headline, screen
 from pipeline.report.tables import result_tables
 from pipeline.report.words import condition, duration, rate
-from pipeline.results.record import ResultRow
+from pipeline.results.compute import ComputeRow
+from pipeline.results.record import Comparison, PooledRow, Results
 from pipeline.results.status import CellStatus, RunStatus, WorkerStatus
 from pipeline.terminal.console import Terminal
+from tests.doubles.pooled import comparison, pooled_row
 
 
 def text_of(renderable: object, width: int = 140) -> str:
@@ -21,47 +26,70 @@ def text_of(renderable: object, width: int = 140) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def row(algo: str, seed: int, number: int, value: float, metric: str = "pass@1") -> ResultRow:
-    return ResultRow(algo, "addition", "tiny", seed, number, metric, value, value - 0.02, value + 0.02, 500)
+def shown(*rows: PooledRow, comparisons: Sequence[Comparison] = (), width: int = 140) -> str:
+    (table,) = result_tables(Results(rows=[], pooled=list(rows), comparisons=list(comparisons)))
+    return text_of(table, width)
 
 
 def test_table_puts_the_reference_first_and_rounds_in_order() -> None:
-    rows = [row("PITA", 0, 2, 0.9), row("PITA", 0, 1, 0.8), row("reference", 0, 0, 0.4)]
-    lines = text_of(result_tables(rows, 0.95)[0]).splitlines()
-    body = [line for line in lines if "0." in line]
+    rows = [
+        pooled_row("PITA", 2, 0.9, difference=0.5, difference_low=0.4, difference_high=0.6),
+        pooled_row("PITA", 1, 0.8, difference=0.4),
+        pooled_row("reference", 0, 0.4),
+    ]
+    lines = shown(*rows).splitlines()
+    body = [line for line in lines if re.search(r" [012] +0\.", line)]
     assert ["reference" in line for line in body] == [True, False, False]
     assert "0.400   [0.380, 0.420]" in body[0]
     assert "+0.400" in body[1]
-    assert "+0.500" in body[2]
-    assert "500 prompts" in lines[0]
+    assert "+0.500   [+0.400, +0.600]" in body[2]
+    assert lines[0] == "addition · tiny · 3 seeds · 500 prompts"
 
 
-def test_several_seeds_are_averaged() -> None:
-    rows = [row("reference", seed, 0, value) for seed, value in enumerate((0.40, 0.42, 0.44))]
-    text = text_of(result_tables(rows, 0.95)[0])
-    assert "3 seeds" in text
-    assert "0.420   [0.400, 0.440]" in text
+def test_p_values_stand_in_the_last_round_alone() -> None:
+    rows = [pooled_row("reference", 0), *(pooled_row(algo, number) for algo in "AB" for number in (1, 2))]
+    tested = [comparison("A", p=0.0004), comparison("B", p=0.5), comparison("A", "B", p=0.02)]
+    lines = shown(*rows, comparisons=tested).splitlines()
+    (first, last), (_, other) = ([line for line in lines if f" {algo} " in line[:5]] for algo in "AB")
+    assert "<0.001" in last
+    assert "0.500   0.500" in " ".join(other.split("  ")) or other.count("0.500") == 2
+    assert "0.001" not in first
+    text = " ".join(lines)
+    assert "p: with the reference, corrected for 2 comparisons (Holm)" in text
+    assert "a difference of 0.047 is found 4 times out of 5" in text
+    assert "1 of 1 pair of methods differs at the level of 0.05" in text
 
 
-def test_the_difference_to_the_reference_is_over_the_seeds_that_have_both() -> None:
-    """Seeds differ more than methods do: a mean over others would turn the sign beside the p-value of these."""
-    rows = [row("reference", seed, 0, value) for seed, value in enumerate((0.20, 0.60, 0.70))]
-    rows.append(row("PITA", 0, 1, 0.30))
-    text = text_of(result_tables(rows, 0.95)[0])
-    assert "+0.100" in text
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"over": "policies", "seeds": 1}, "noise of evaluating this one policy"),
+        ({"over": "policies", "seeds": 2}, "noise of evaluating these policies"),
+        ({"over": "seeds"}, "hold for other seeds on this reference"),
+        ({"over": "seeds", "references": 2}, "hold for other seeds on these 2 references"),
+        ({"over": "references", "references": 3}, "hold for other seeds and other references"),
+    ],
+)
+def test_what_an_interval_holds_for_is_said(fields: dict[str, Any], said: str) -> None:
+    assert said in shown(pooled_row("reference", 0, **fields), pooled_row("PITA", **fields))
+
+
+def test_rows_on_fewer_chains_than_others_are_named() -> None:
+    text = shown(pooled_row("reference", 0), pooled_row("PITA", 1, seeds=1), pooled_row("DPO", 1))
     assert "PITA round 1: 1 of 3 seeds" in text
-    rows.append(row("PITA", 0, 1, 0.15, "pass@1/vs_reference"))
-    assert "+0.150" in text_of(result_tables(rows, 0.95)[0])
+    assert "DPO round" not in text
+    crossed = shown(pooled_row("reference", 0, references=3), pooled_row("PITA", 1, references=2))
+    assert "PITA round 1: 2 of 3 references" in crossed
+    assert "3 references · 3 seeds" in crossed
 
 
 def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
-    rows = [row(algo, seed, number, 0.5) for algo, number in (("reference", 0), ("PITA", 1)) for seed in range(2)]
-    assert " of 2 seeds" not in text_of(result_tables(rows, 0.95)[0])
+    assert " of 3 seeds" not in shown(pooled_row("reference", 0), pooled_row("PITA", 1))
 
 
 def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
-    other = ResultRow("reference", "star", "tiny", 0, 0, "pass@1", 0.2, 0.1, 0.3, 50)
-    assert len(result_tables([row("reference", 0, 0, 0.4), other], 0.95)) == 2
+    rows = [pooled_row("reference", 0), pooled_row("reference", 0, dataset="star")]
+    assert len(result_tables(Results(rows=[], pooled=rows))) == 2
 
 
 def test_numbers_of_one_model_or_reference_are_conditional_on_it() -> None:
@@ -70,22 +98,18 @@ def test_numbers_of_one_model_or_reference_are_conditional_on_it() -> None:
     assert condition({0, 3}) == ""
 
 
-def test_references_are_not_averaged_as_if_they_were_one() -> None:
-    rows = [
-        replace(row(algo, 0, number, value + 0.1 * reference), reference=reference)
-        for reference in (0, 3)
-        for algo, number, value in (("reference", 0, 0.2), ("PITA", 1, 0.5))
+def test_costs_are_the_mean_over_chains() -> None:
+    spent = [
+        replace(ComputeRow("addition", "tiny", "PITA", seed, 1, "train", 3_000_000, 9.0, 0.0), reference=reference)
+        for reference in (0, 1)
+        for seed in range(3)
     ]
-    first, second = map(text_of, result_tables(rows, 0.95))
-    assert "reference 0" in first
-    assert "0.500" in first
-    assert "reference 3" in second
-    assert "0.800" in second
+    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), spent)
+    assert "3.00        9.0" in text_of(table)
 
 
 def test_a_metric_without_a_value_is_a_dash() -> None:
-    empty = ResultRow("PITA", "addition", "tiny", 0, 1, "pass@1", None, None, None, 0)
-    assert " - " in text_of(result_tables([row("reference", 0, 0, 0.4), empty], 0.95)[0])
+    assert " - " in shown(pooled_row("reference", 0), pooled_row("PITA", 1, None))
 
 
 def status(elapsed: float = 3.0, **cell: int) -> RunStatus:

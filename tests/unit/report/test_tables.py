@@ -23,14 +23,16 @@ from pipeline.report.tables import result_tables
 from pipeline.results.collect import Garbage, GarbageKind
 from pipeline.results.compute import ComputeRow
 from pipeline.results.contents import OutputKind, Space, Usage
-from pipeline.results.record import ResultRow
+from pipeline.results.record import Results
 from pipeline.results.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
 from pipeline.terminal.console import NO_TERMINAL_WIDTH
+from tests.doubles.pooled import comparison, pooled_row
 
 WIDTHS = (80, 100, 120, 160)
 MODEL = "qwen2.5-0.5b-instruct"
 LONG = [f"MyOwnMethod_with_a_long_name_beta_{beta}_{'x' * 50}_version_two" for beta in ("0.05", "0.10")]
 ALGOS = ["PITA", "QSharp", "QSharp-HF", "DPO", "GRPO", "GRPO-HF", "一个算法的名字"]
+DIFFERENCE = ("difference", "difference_low", "difference_high")
 EXTRAS = ["tokens", "Mtokens", "device s", "KL/token"]
 
 
@@ -42,28 +44,28 @@ def printed(thing: RenderableType, width: int, *, color: bool = False) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def results(
-    algos: list[str], scale: float = 1.0, primary: str = "pass@1"
-) -> tuple[list[ResultRow], list[ComputeRow]]:
-    rows, compute = [], []
+def results(algos: list[str], scale: float = 1.0, primary: str = "pass@1") -> tuple[Results, list[ComputeRow]]:
+    rows, compute, tested = [], [], []
     for number, algo in enumerate(["reference", *algos]):
         for turn in (0,) if algo == "reference" else (1, 2):
             value = scale * (0.1 + 0.05 * number + 0.01 * turn)
-            where = (algo, "gsm8k", MODEL, 0, turn)
+            where = {"dataset": "gsm8k", "model": MODEL, "n": 1319, "seeds": 1, "over": "policies"}
+            own = {} if algo == "reference" else dict.fromkeys(DIFFERENCE, value)
+            bare = {**where, "ci_low": None, "ci_high": None}
             rows += [
-                ResultRow(*where, primary, value, value - 0.02, value + 0.02, 1319),
-                ResultRow(*where, f"{primary}/vs_reference/p", 0.04, None, None, 1319),
-                ResultRow(*where, "kl_per_sequence", 1.5 + number, None, None, 1319),
-                ResultRow(*where, "kl_per_token", 0.015, None, None, 1319),
-                ResultRow(*where, "length", 212.3, None, None, 1319),
+                pooled_row(algo, turn, value, metric=primary, **where, **own),
+                pooled_row(algo, turn, 1.5 + number, metric="kl_per_sequence", **bare),
+                pooled_row(algo, turn, 0.015, metric="kl_per_token", **bare),
+                pooled_row(algo, turn, 212.3, metric="length", **bare),
             ]
             compute.append(ComputeRow("gsm8k", MODEL, algo, 0, turn, "train", 1_234_567, 3456.78, 1.0))
-    return rows, compute
+        if algo != "reference":
+            tested.append(comparison(algo, dataset="gsm8k", model=MODEL))
+    return Results(rows=[], pooled=rows, comparisons=tested), compute
 
 
 def result_text(width: int, algos: list[str], scale: float = 1.0) -> str:
-    rows, compute = results(algos, scale)
-    return printed(result_tables(rows, 0.95, compute)[0], width)
+    return printed(result_tables(*results(algos, scale))[0], width)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -74,10 +76,12 @@ def test_results_are_read_whole_at_every_usual_width(width: int, algos: list[str
     assert all(cell_len(line) <= width for line in text.splitlines())
     for heading in ("algorithm", "round", "pass@1", "95% interval", "vs ref", "KL/seq"):
         assert f" {heading} " in text
-    body = [line for line in text.splitlines() if re.search(r"\d\.\d{3}", line)]
+    body = [line for line in text.splitlines() if re.search(r" [012] +-?\d+\.\d{3} ", line)]
     assert len(body) == 1 + 2 * len(algos)
+    number, signed = r"-?\d+\.\d{3}", r"[+-]\d+\.\d{3}"
     numbers = (
-        r" [12] +(-?\d+\.\d{3}) +\[(-?\d+\.\d{3}), (-?\d+\.\d{3})\] +([+-]\d+\.\d{3}) +(0\.04 +)?(\d+\.\d{3}) "
+        rf" [12] +{number} +\[{number}, {number}\] +{signed} +"
+        rf"(\[{signed}, {signed}\] +)?(0\.040 +)?{number} "
     )
     assert all(re.search(numbers, line) for line in body[1:])
     names = {line.split("  ")[1].strip() for line in body}
@@ -86,7 +90,7 @@ def test_results_are_read_whole_at_every_usual_width(width: int, algos: list[str
 
 def test_a_wider_terminal_shows_more_of_the_results() -> None:
     shown = [[name for name in EXTRAS if f" {name}" in result_text(width, ALGOS)] for width in WIDTHS]
-    assert shown == [[], EXTRAS[:2], EXTRAS, EXTRAS]
+    assert shown == [[], [], EXTRAS[:2], EXTRAS]
 
 
 def test_what_goes_to_a_file_has_every_column_and_every_name_in_full() -> None:
@@ -97,18 +101,18 @@ def test_what_goes_to_a_file_has_every_column_and_every_name_in_full() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_tables_of_one_run_have_equally_wide_columns(width: int) -> None:
-    rows, compute = results(["PITA"])
-    others = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", n=7) for row in rows]
+    found, compute = results(["PITA"])
+    others = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", n=7) for row in found.pooled]
     costs = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", device_s=1e6) for row in compute]
     both = [
-        printed(table, width).splitlines()[2] for table in result_tables([*rows, *others], 0.95, compute + costs)
+        printed(table, width).splitlines()[2]
+        for table in result_tables(replace(found, pooled=[*found.pooled, *others]), compute + costs)
     ]
     assert both[0] == both[1]
 
 
 def test_a_label_stands_in_the_titles() -> None:
-    rows, compute = results(ALGOS)
-    title = printed(result_tables(rows, 0.95, compute, "algos.PITA.eta=[0.5]")[0], 120).splitlines()[0]
+    title = printed(result_tables(*results(ALGOS), "algos.PITA.eta=[0.5]")[0], 120).splitlines()[0]
     assert title == f"gsm8k · {MODEL} · 1 seed · 1,319 prompts · algos.PITA.eta=[0.5]"
 
 
@@ -177,14 +181,9 @@ def test_other_tables_cut_names_alone(
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 10, 20, 39])
-@pytest.mark.parametrize("table", [plan, usage, garbage, overview, lambda: result_tables(*_both())[0]])
+@pytest.mark.parametrize("table", [plan, usage, garbage, overview, lambda: result_tables(*results(LONG))[0]])
 def test_a_terminal_as_narrow_as_a_word_is_no_error(table: Callable[[], RenderableType], width: int) -> None:
     assert all(cell_len(line) <= width for line in printed(table(), width).splitlines())
-
-
-def _both() -> tuple[list[ResultRow], float, list[ComputeRow]]:
-    rows, compute = results(LONG)
-    return rows, 0.95, compute
 
 
 # -- the live view ---------------------------------------------------------------------------------------------
@@ -300,7 +299,7 @@ def test_the_live_view_fits_where_it_is_shown(width: int, height: int) -> None:
 
 def all_tables() -> Iterator[RenderableType]:
     yield from (plan(), usage(), garbage(), overview(), screen(busy(8, 27), 120, 40))
-    yield from result_tables(*_both())
+    yield from result_tables(*results(LONG))
 
 
 def test_nothing_is_told_by_faint_or_yellow_text() -> None:

@@ -13,7 +13,15 @@ from pipeline.results.compute import collect_compute, read_compute, write_comput
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal, read_journal
 from pipeline.results.paths import create_run_folder, find_run
-from pipeline.results.record import collect_rows, read_results, write_results, write_samples
+from pipeline.results.record import (
+    Comparison,
+    PooledRow,
+    Results,
+    collect_rows,
+    read_results,
+    write_results,
+    write_samples,
+)
 from pipeline.results.store import Store
 
 NOON = datetime(2026, 1, 2, 12, 0, 0)
@@ -75,11 +83,11 @@ def test_results_are_sorted_and_independent_of_the_order_of_jobs(tmp_path: Path)
     run = create_run_folder(tmp_path, "x", NOON)
     written = []
     for order in (jobs, jobs[::-1]):
-        write_results(run, collect_rows(store, order))
+        write_results(run, Results(rows=collect_rows(store, order)))
         write_samples(run, store, order)
         written.append((run.results_json.read_bytes(), run.results_csv.read_bytes(), run.samples.read_bytes()))
     assert written[0] == written[1]
-    rows = read_results(run.results_json)
+    rows = read_results(run.results_json).rows
     assert [(row.algo, row.round) for row in rows] == [("PITA", 1), ("PITA", 2), ("reference", 0)]
     assert json.loads(run.samples.read_text().splitlines()[0])["algo"] == "PITA"
     assert run.results_csv.read_text().splitlines()[0].startswith("algo,dataset,model,reference,seed,round,metric")
@@ -92,9 +100,9 @@ def test_rows_of_two_references_are_told_apart(tmp_path: Path) -> None:
         jobs.append(replace(job, key=f"{reference}".ljust(40, "0"), reference=reference))
         store_metrics(store, jobs[-1], value)
     run = create_run_folder(tmp_path, "x", NOON)
-    write_results(run, collect_rows(store, jobs))
+    write_results(run, Results(rows=collect_rows(store, jobs)))
     write_samples(run, store, jobs)
-    assert [(row.reference, row.value) for row in read_results(run.results_json)] == [(9, 0.75), (10, 0.25)]
+    assert [(row.reference, row.value) for row in read_results(run.results_json).rows] == [(9, 0.75), (10, 0.25)]
     assert [json.loads(line)["reference"] for line in run.samples.read_text().splitlines()] == [9, 10]
     spent = [(row.reference, row.tokens) for row in collect_compute(store, jobs)]
     assert sorted(spent) == [(9, 7), (10, 7)]
@@ -107,7 +115,24 @@ def test_results_of_versions_that_had_one_reference_can_be_read(tmp_path: Path) 
     (tmp_path / "results.json").write_text(
         json.dumps({"rows": [row | dict.fromkeys(("value", "ci_low", "ci_high"))]})
     )
-    assert [row.reference for row in read_results(tmp_path / "results.json")] == [None]
+    found = read_results(tmp_path / "results.json")
+    assert [row.reference for row in found.rows] == [None]
+    assert (found.pooled, found.comparisons) == ([], [])
+
+
+def test_rows_of_methods_and_comparisons_are_written_and_read_again(tmp_path: Path) -> None:
+    where = {"dataset": "d", "model": "m", "round": 2, "metric": "pass@1", "over": "seeds"}
+    sizes = {"references": 1, "seeds": 3, "n": 10}
+    bounds = {"ci_low": 0.1, "ci_high": 0.9, "difference": 0.2}
+    apart = {"difference_low": None, "difference_high": None}
+    row = PooledRow(algo="PITA", value=0.5, **where, **sizes, **bounds, **apart)  # type: ignore[arg-type]
+    tested = {"first": "PITA", "second": "reference", "p": 0.01, "test": "crossed", "detectable": 0.1}
+    one = Comparison(**where, **sizes, **bounds, **tested)  # type: ignore[arg-type]
+    results = Results(rows=[], pooled=[row], comparisons=[one], confidence=0.9)
+    run = create_run_folder(tmp_path, "x", NOON)
+    write_results(run, results)
+    assert read_results(run.results_json) == results
+    assert run.pooled_csv.read_text().splitlines()[1] == "PITA,d,m,2,pass@1,0.5,0.1,0.9,0.2,,,seeds,1,3,10"
 
 
 def test_a_chain_that_is_not_done_has_no_rows(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pipeline.plan.job import Job
 from pipeline.results import outputs
 from pipeline.results.outputs import MAX_LEVELS, PAGE, check_output, read_input, read_lines, read_metrics
 from pipeline.results.paths import RunFolder
-from pipeline.results.record import collect_rows, read_results, write_results, write_samples
+from pipeline.results.record import Results, collect_rows, read_results, write_results, write_samples
 from pipeline.results.store import Store
 from pipeline.workers.failure import FailureKind, classify
 
@@ -217,9 +217,9 @@ def collected(tmp_path: Path, jobs: list[Job], store: Store) -> tuple[list[str],
     run, told = RunFolder(tmp_path / "run"), []
     run.path.mkdir(exist_ok=True)
     rows = collect_rows(store, jobs, lambda job, said: told.append(f"{job.algo} {said}"))
-    write_results(run, rows)
+    write_results(run, Results(rows=rows))
     write_samples(run, store, jobs, lambda job, said: told.append(f"{job.algo} {said}"))
-    assert read_results(run.results_json) == rows
+    assert read_results(run.results_json).rows == rows
     return [row.algo for row in rows], told, run
 
 
@@ -303,7 +303,7 @@ def test_a_spreadsheet_shows_a_name_rather_than_running_it(tmp_path: Path, sign:
     run = RunFolder(tmp_path)
     job = stored(store, 0, {"metrics.json": metrics({**ROW, "value": -0.5})})
     (row,) = collect_rows(store, [job])
-    write_results(run, [replace(row, metric=name)])
+    write_results(run, Results(rows=[replace(row, metric=name)]))
     cells = run.results_csv.read_text().splitlines()[-1]
     assert f"'{sign}HYPERLINK" in run.results_csv.read_bytes().decode()
     assert ",-0.5," in cells  # a number is none

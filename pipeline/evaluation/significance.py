@@ -1,0 +1,59 @@
+"""Tests of two policies on the same prompts, many tests at once, and what a test can find at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import special
+
+from pipeline.evaluation.crossed import Floats, Spread
+
+POWER = 0.8
+"""Chance with which the smallest difference that counts as detectable is found."""
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust the p-values of a family of tests, so that one below a level is that among all of them (Holm 1979).
+
+    Args:
+        p_values: Of each test.
+
+    Returns:
+        The adjusted ones, in the same order.
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for passed, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        largest = max(largest, min(1.0, (len(p_values) - passed) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+def mcnemar(first: Floats, second: Floats) -> float:
+    """The exact test of two policies that are right or wrong at each prompt (McNemar 1947).
+
+    Only prompts at which one of them is right and the other wrong say anything; were there no difference, either
+    would be as likely to be the right one.
+
+    Args:
+        first: 1 where it is right, else 0; shape [P].
+        second: The same of the other policy.
+
+    Returns:
+        The two-sided p-value.
+    """
+    wins, losses = int(np.sum(first > second)), int(np.sum(first < second))
+    return float(min(1.0, 2 * special.bdtr(min(wins, losses), wins + losses, 0.5))) if wins + losses else 1.0
+
+
+def smallest_detectable(spread: Spread, tests: int, confidence: float) -> Floats:
+    """The difference that is found with a chance of `POWER`, where the largest of several tests decides.
+
+    Args:
+        spread: Of a difference as the run has measured it.
+        tests: Of the family, which Holm's correction divides the level by at first.
+        confidence: 1 less the level of the family.
+    """
+    level = (1 - confidence) / max(1, tests)
+    return np.asarray((spread.critical(level) + spread.critical(2 * (1 - POWER))) * np.sqrt(spread.variance))

@@ -1,0 +1,100 @@
+"""What a stage of metrics has measured prompt by prompt: what means over several chains are made from.
+
+It is a file of safetensors beside ``metrics.json``: numbers alone, nothing that could run when it is read.
+``rows`` has the ids of the prompts; ``numerators/METRIC`` and ``denominators/METRIC`` have two numbers for each
+of them, whose sums make the metric. Where all denominators are 1 they are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from pipeline.foreign import ForeignDataError, read_plain
+
+PROMPTS = "prompts.safetensors"
+_ROWS, _ABOVE, _BELOW = "rows", "numerators/", "denominators/"
+_LIMIT = 1 << 30
+_LARGEST = 1e100
+
+Floats = NDArray[np.float64]
+Sums = tuple[Floats, Floats]
+"""Numerators and denominators, each of shape [P]."""
+
+
+@dataclass(frozen=True)
+class PromptMeasures:
+    """Measures of P prompts.
+
+    Attributes:
+        rows: Ids of the prompts, ascending, shape [P].
+        sums: Metric -> numerators and denominators, each of shape [P]; a denominator is 0 where a prompt has
+            nothing to say.
+    """
+
+    rows: NDArray[np.int64]
+    sums: Mapping[str, Sums]
+
+
+def write_prompts(folder: Path, measures: PromptMeasures) -> None:
+    """Write the measures to the output of a stage; those with a number that is not finite are left out."""
+    tensors: dict[str, NDArray[Any]] = {_ROWS: np.ascontiguousarray(measures.rows, np.int64)}
+    for name, (above, below) in measures.sums.items():
+        if np.isfinite(above).all() and np.isfinite(below).all():
+            tensors[_ABOVE + name] = np.ascontiguousarray(above, np.float64)
+            if not (below == 1).all():
+                tensors[_BELOW + name] = np.ascontiguousarray(below, np.float64)
+    (folder / PROMPTS).write_bytes(save(tensors))
+
+
+def read_prompts(output: Path) -> PromptMeasures:
+    """Read the measures of an output.
+
+    Raises:
+        ForeignDataError: The file holds something else.
+        OSError: It is not there, or cannot be read.
+    """
+    try:
+        tensors = load(read_plain(output / PROMPTS, _LIMIT))
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, ForeignDataError):
+            raise
+        raise ForeignDataError(f"these are no safetensors of numbers ({str(error)[:60]!a})") from error
+    rows = _tensor(tensors, _ROWS, np.int64, None)
+    if not (np.diff(rows) > 0).all():
+        raise ForeignDataError(f"expected the ids in {_ROWS} to ascend")
+    names = [name.removeprefix(_ABOVE) for name in tensors if name.startswith(_ABOVE)]
+    return PromptMeasures(rows, {name: _sums(tensors, name, len(rows)) for name in sorted(names)})
+
+
+def _sums(tensors: Mapping[str, NDArray[Any]], name: str, prompts: int) -> Sums:
+    above = _tensor(tensors, _ABOVE + name, np.float64, prompts)
+    below = _tensor(tensors, _BELOW + name, np.float64, prompts) if _BELOW + name in tensors else np.ones(prompts)
+    if (below < 0).any():
+        raise ForeignDataError(f"expected no number below 0 in {_BELOW + name!a}")
+    return above, below
+
+
+def _tensor(tensors: Mapping[str, NDArray[Any]], name: str, kind: type, length: int | None) -> NDArray[Any]:
+    if name not in tensors:
+        raise ForeignDataError(f"expected a tensor {name!a}, got {_listed(tensors)}")
+    found = tensors[name]
+    if found.dtype != kind or found.ndim != 1 or (length is not None and len(found) != length):
+        wanted = f"{np.dtype(kind)} of shape [{'P' if length is None else length}]"
+        raise ForeignDataError(
+            f"expected {wanted} in {name[:60]!a}, got {found.dtype} of shape {list(found.shape)}"
+        )
+    if kind is np.float64 and not (np.abs(found) <= _LARGEST).all():
+        raise ForeignDataError(f"expected numbers between -1e100 and 1e100 in {name[:60]!a}")
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(name[:60] for name in sorted(names)[:3]) or "none"
