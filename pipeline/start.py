@@ -2,7 +2,7 @@
 
     run_parallel.py, python -m pipeline, pipeline  ->  start  ->  streams that last  ->  imports  ->  the command
 
-Imports nothing heavy, so that there is hardly a moment in which Ctrl-C meets an unguarded process.
+NumPy is told which instructions to take before anything imports it. Imports nothing heavy, so that there is hardly a moment in which Ctrl-C meets an unguarded process.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
+from pipeline import arithmetic
 from pipeline.terminal import streams
 
 INTERRUPTED = 130
@@ -32,6 +33,7 @@ def start(command: str, *arguments: object) -> NoReturn:
     """
     _on_interrupt_end_with(INTERRUPTED)
     streams.install()
+    arithmetic.pin("numpy")
     code = _carry_out(command, arguments)
     _on_interrupt_end_with(code)  # nothing is left that must come to an orderly end
     sys.exit(code)

@@ -79,7 +79,7 @@ _TEMPLATE = (
 END = "<end>"
 
 
-_CONTEXT = 96
+_CONTEXT = 72
 """Positions of the policy: what most prompts need with their completions, and less than the longest ones do."""
 
 
@@ -248,8 +248,8 @@ def _models(policy: Path, value: Path, judge: Path) -> None:
     rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
     liking = GPT2ForSequenceClassification(
         GPT2Config(
-            vocab_size=size, n_embd=16, n_layer=1, n_head=2, n_positions=2 * _CONTEXT, num_labels=1, pad_token_id=end,
-            bos_token_id=end, eos_token_id=end, initializer_range=0.3, **rates,
+            vocab_size=size, n_embd=16, n_layer=1, n_head=2, n_positions=2 * _CONTEXT, num_labels=1,
+            pad_token_id=end, bos_token_id=end, eos_token_id=end, initializer_range=0.3, **rates,
         )
     )  # fmt: skip
     for folder, model in ((policy, llama), (value, neo), (judge, liking)):

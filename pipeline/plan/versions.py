@@ -24,7 +24,7 @@ MODELS = 1
 """`pipeline.models`: how models are made, read, written, and what their heads compute."""
 DECODING = 1
 """`pipeline.generation`: draws, caches, guidance, divergences."""
-TRAINING = 1
+TRAINING = 2
 """`pipeline.training`: losses, optimizer, schedule, order of batches."""
 PREPARATION = 1
 """`pipeline.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
