@@ -2,7 +2,8 @@
 
     run_parallel.py, python -m pipeline, pipeline  ->  start  ->  streams that last  ->  imports  ->  the command
 
-NumPy is told which instructions to take before anything imports it. Imports nothing heavy, so that there is hardly a moment in which Ctrl-C meets an unguarded process.
+NumPy is told which instructions to take before anything imports it. Imports nothing heavy, so that there is hardly
+a moment in which Ctrl-C meets an unguarded process.
 """
 
 from __future__ import annotations
