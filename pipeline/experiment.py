@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from pipeline import arithmetic
 from pipeline.algos.prepare import PREPARE
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
@@ -47,6 +49,7 @@ from pipeline.results.compute import collect_compute, read_compute, write_comput
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
 from pipeline.results.links import link_all, link_stored
+from pipeline.results.makers import collect_makers, several_makers
 from pipeline.results.notes import collect_notes
 from pipeline.results.outputs import PAGE
 from pipeline.results.paths import RunFolder, create_run_folder, write_whole
@@ -124,6 +127,7 @@ def run_experiment(config: Config, console: Console, *, label: str = "", given: 
         PipelineError: The request is wrong. Nothing was started.
     """
     request = replace(prepare(config, given, lambda text: say(console, text)), label=label)
+    _check_arithmetic(request.config)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)
     if config.dry_run:
@@ -141,6 +145,22 @@ def run_experiment(config: Config, console: Console, *, label: str = "", given: 
         check_runnable(request.plan, _layout(request), set(request.plan.jobs) - set(stored.missing), peaks)
         with _lease(config, console) as lease:
             return carry_out(replace(request, devices=lease.devices), stored, verified, console)
+
+
+def _check_arithmetic(config: Config) -> None:
+    """Pin the arithmetic of this process where jobs run in it.
+
+    Raises:
+        ConfigError: Too late: a library that has to know has been imported.
+    """
+    if not config.system.portable or config.execution.backend is not Backend.inline or config.dry_run:
+        return
+    if late := arithmetic.imported_unpinned():
+        raise ConfigError(
+            f"system.portable=true with system.use_parallel_execution=false: this process imported "
+            f"{' and '.join(late)} before, for the processor's own instructions. Start it by run_parallel.py, "
+            f"call pipeline.arithmetic.pin('numpy', 'torch') first, or set system.portable=false"
+        )
 
 
 @contextmanager
@@ -319,6 +339,7 @@ def _carry_out(
             log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, store.set_aside(key))
         _link_stored(request, run, set(plan.jobs) - set(stored.missing))
         _announce(request, stored.missing, run, console)
+        _tell_arithmetic(request, stored.missing)
         outcome = _run_missing(request, stored.missing, verified, run, console, signals)
         if outcome is not None:
             _link_stored(request, run, _found_stored(stored.missing, outcome))
@@ -336,12 +357,13 @@ def _carry_out(
         )
         write_results(run, results)
         write_samples(run, store, plan.jobs.values(), tell)
-        write_compute(run.path, collect_compute(store, plan.jobs.values()))
+        makers = collect_makers(store, plan.jobs.values())
+        write_compute(run.path, collect_compute(store, plan.jobs.values()), makers)
         if config.stage is StageChoice.prepare:
             _tell_prepared(request, outcome, console)
         else:
             print_results(console, results, run, request.label)
-        for note in collect_notes(store, plan.jobs.values()):
+        for note in [*several_makers(makers), *collect_notes(store, plan.jobs.values())]:
             log.warning("%s", note)
             say(console, f"note: {note}", "bold")
         for note in _notes(config) if rows else []:
@@ -434,6 +456,7 @@ def _run_missing(
             run.path,
             execution=_execution(request.config),
             threads=request.config.system.cpu_threads,
+            portable=request.config.system.portable,
             missing=missing,
             verified=verified,
             on_status=show,
@@ -445,6 +468,18 @@ def _run_missing(
     update_durations(request.store.root, measured)
     update_peaks(request.store.root, outcome.peaks_mb)
     return outcome
+
+
+def _tell_arithmetic(request: Request, missing: Sequence[str]) -> None:
+    """Log what of the environment a portable run passes over, and where it cannot be portable."""
+    if not missing or not request.config.system.portable:
+        return
+    if passed_over := arithmetic.overridden():
+        log.warning("system.portable=true passes over %s, set outside", ", ".join(passed_over))
+    if any(device.kind != "cpu" for device in request.devices):
+        log.info("system.portable=true has no effect on GPUs: results are those of their kind")
+    elif not arithmetic.covers(platform.machine()):
+        log.warning("system.portable=true has no effect on %s: it is for x86-64 processors", platform.machine())
 
 
 def _record_nothing_to_do(request: Request, run: RunFolder) -> None:
@@ -465,6 +500,7 @@ def run_jobs(
     *,
     execution: ExecutionConfig | None = None,
     threads: int = 1,
+    portable: bool = False,
     missing: Sequence[str] | None = None,
     verified: Verified | None = None,
     on_status: Callable[[RunStatus], None] | None = None,
@@ -477,7 +513,13 @@ def run_jobs(
     # A worker that is this very process still holds its memory when the run is over.
     levels = {} if execution.backend is Backend.inline else read_levels(devices)
     pool = make_pool(
-        execution, devices, threads=threads, log_dir=run_dir / "workers", layout=layout, levels=levels
+        execution,
+        devices,
+        threads=threads,
+        log_dir=run_dir / "workers",
+        portable=portable,
+        layout=layout,
+        levels=levels,
     )
     journal = Journal(run_dir / "journal.jsonl")
     wanted = set(plan.jobs if missing is None else missing)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from pipeline.cli import unless_unwritten
 from pipeline.doctor import setup
+from pipeline.doctor.arithmetic import check_arithmetic
 from pipeline.doctor.check import Check, Verdict
 from pipeline.doctor.devices import gpu_checks
 from pipeline.doctor.environment import environment_checks
@@ -39,6 +40,7 @@ def run_checks(output_dir: Path) -> Iterator[Check]:
     yield from _guarded(lambda: [setup.check_config()], "config")
     yield from _guarded(lambda: [setup.check_store(output_dir)], "store")
     yield from _guarded(check_generation, "parallel generation")
+    yield from _guarded(check_arithmetic, "arithmetic")
 
 
 def _of_facts(facts: Facts) -> Iterator[Check]:

@@ -2,7 +2,8 @@
 
     run_parallel.py, python -m pipeline, pipeline  ->  start  ->  streams that last  ->  imports  ->  the command
 
-Imports nothing heavy, so that there is hardly a moment in which Ctrl-C meets an unguarded process.
+NumPy is told which instructions to take before anything imports it. Imports nothing heavy, so that there is hardly
+a moment in which Ctrl-C meets an unguarded process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
+from pipeline import arithmetic
 from pipeline.terminal import streams
 
 INTERRUPTED = 130
@@ -37,6 +39,7 @@ def start(command: str, *arguments: object) -> NoReturn:
     _started = True
     _end_with(INTERRUPTED, [signal.SIGINT])
     streams.install()
+    arithmetic.pin("numpy")
     code = _carry_out(command, arguments)
     settle(code)
     for stream in (sys.stdout, sys.stderr):

@@ -79,7 +79,7 @@ _TEMPLATE = (
 END = "<end>"
 
 
-_CONTEXT = 96
+_CONTEXT = 72
 """Positions of the policy: what most prompts need with their completions, and less than the longest ones do."""
 
 

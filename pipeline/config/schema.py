@@ -219,6 +219,8 @@ class SystemConfig:
     dtype: DType = DType.float32
     cpu_threads: int = number(1, at_least=1, at_most=1024)
     """Threads of a CPU worker. Part of every key: the order of float additions depends on it."""
+    portable: bool = False
+    """Compute the same bytes on every x86-64 processor with AVX2, see docs/arithmetic.md; no effect on GPUs."""
     clear_cache_interval: int = number(0, at_least=0, at_most=1_000_000_000, affects_result=False)
     """Training steps between calls of `torch.cuda.empty_cache`; 0 never calls it."""
 

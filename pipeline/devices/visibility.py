@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from pipeline import arithmetic
 from pipeline.devices.inventory import Device
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -58,15 +59,19 @@ def is_of_launcher(name: str) -> bool:
     return name in RANK_VARIABLES or name.startswith(RANK_PREFIXES)
 
 
-def worker_environment(device: Device, threads: int, base_env: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(
+    device: Device, threads: int, base_env: Mapping[str, str], *, portable: bool = False
+) -> dict[str, str]:
     """The whole environment of a worker.
 
     Args:
         device: Its device.
         threads: Threads for numerical libraries.
         base_env: The environment it inherits.
+        portable: Whether it computes as on every processor, see `pipeline.arithmetic`.
     """
     env = {name: value for name, value in base_env.items() if not is_of_launcher(name)}
+    env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)
     env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from pipeline import descendants
+from pipeline import arithmetic, descendants
 from pipeline.config.schema import DeviceChoice
 from pipeline.devices.inventory import Device, cpu_slots, find_gpus, usable_cores
 from pipeline.devices.lease import LeaseSet
@@ -70,7 +70,9 @@ def launch(request: LaunchRequest, say: Say) -> int:
         lease = held.enter_context(take_devices(request, Path(program.name).name, os.environ, say))
         say(describe(lease.devices, meeting))
         arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
-        environment = rank_environment(os.environ, lease.devices, usable_cores(), alone=meeting.nnodes == 1)
+        environment = rank_environment(
+            arithmetic.outside(os.environ), lease.devices, usable_cores(), alone=meeting.nnodes == 1
+        )
         levels = read_levels(lease.devices)
         arguments = [*arguments, program.name, *program.arguments]
         code = _run_agent(arguments, environment, request.grace_s, server)

@@ -6,7 +6,8 @@ that they are made from; a reward has that of its traits and those of its packag
 claim. Code that many stages share has its number here. A stage is covered by the numbers of the parts that it
 uses, which follow from the sections of the configuration that it declares.
 
-Versions of torch, transformers and TRL are in no key: an upgrade of a library keeps what is stored.
+Versions of torch, transformers and TRL are in no key: an upgrade of a library keeps what is stored. Manifests say
+what made an output, and a table that rests on several says so (`results.makers`).
 
 `tests/integration/test_golden.py` holds digests of a small run stage by stage, and fails until a number is raised.
 """
@@ -26,7 +27,7 @@ TINY = 1
 """`pipeline.models.tiny` and `held_out`: how a tiny reference begins, is trained and judged."""
 DECODING = 1
 """`pipeline.generation`: draws, caches, guidance, divergences."""
-TRAINING = 1
+TRAINING = 2
 """`pipeline.training`: losses, optimizer, schedule, order of batches."""
 PREPARATION = 1
 """`pipeline.datasets`: how rows are read, adapted, dealt into splits and tokenised."""

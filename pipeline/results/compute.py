@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.plan.job import Job
+from pipeline.results.makers import Maker
 from pipeline.results.paths import json_text, write_whole
 from pipeline.results.store import Store
 
@@ -78,9 +79,10 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
     return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
 
 
-def write_compute(folder: Path, rows: Iterable[ComputeRow]) -> None:
-    """Write ``compute.json`` to the folder of a run."""
-    write_whole(folder / FILE, json_text({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+def write_compute(folder: Path, rows: Iterable[ComputeRow], makers: Iterable[Maker] = ()) -> None:
+    """Write ``compute.json`` to the folder of a run: the rows, and what their outputs were made with."""
+    found = {"rows": [asdict(row) for row in rows], "made_with": [asdict(maker) for maker in makers]}
+    write_whole(folder / FILE, json_text(found, indent=1) + "\n")
 
 
 def read_compute(folder: Path) -> list[ComputeRow]:

@@ -21,6 +21,7 @@ def make_pool(
     *,
     threads: int,
     log_dir: Path,
+    portable: bool = False,
     levels: Mapping[str, int] | None = None,
     layout: Layout | None = None,
 ) -> Pool:
@@ -31,6 +32,7 @@ def make_pool(
         devices: The devices; the inline backend uses the first alone.
         threads: Threads of each worker for numerical libraries.
         log_dir: Folder for what worker processes write outside of jobs.
+        portable: Whether workers compute as on every processor.
         levels: UUID of a GPU -> memory in use before the run, to which it must come back before another process
             takes the place of one that ended. Not looked at where several workers share a GPU: in a container the
             driver's process ids tell nothing, and what a neighbour has taken would look left over.
@@ -40,9 +42,11 @@ def make_pool(
     layout = layout or plain_layout(1 if inline else len(devices))
     devices = [devices[layout.device_of(worker)] for worker in range(layout.workers)]
     make = (
-        inline_workers(execution, devices, threads)
+        inline_workers(execution, devices, threads, portable)
         if inline
-        else local_workers(execution, devices, threads, log_dir, (levels or {}) if layout.slots == 1 else {})
+        else local_workers(
+            execution, devices, threads, log_dir, (levels or {}) if layout.slots == 1 else {}, portable
+        )
     )
     return Pool(
         make,
@@ -57,9 +61,13 @@ def free_timeout_s(execution: ExecutionConfig) -> float:
     return min(FREE_TIMEOUT_S, execution.start_timeout_s / 2)
 
 
-def inline_workers(execution: ExecutionConfig, devices: Sequence[Device], threads: int) -> MakeWorker:
+def inline_workers(
+    execution: ExecutionConfig, devices: Sequence[Device], threads: int, portable: bool
+) -> MakeWorker:
     """Makes the one worker that is this process."""
-    return lambda index, reaper: InlineWorker(index, devices[index], threads, execution.stop_grace_s, reaper)
+    return lambda index, reaper: InlineWorker(
+        index, devices[index], threads, execution.stop_grace_s, reaper, portable
+    )
 
 
 def local_workers(
@@ -68,10 +76,12 @@ def local_workers(
     threads: int,
     log_dir: Path,
     levels: Mapping[str, int],
+    portable: bool,
 ) -> MakeWorker:
     """Makes worker processes. Each but the first of a place waits for the memory of its device."""
     settings = ProcessSettings(
         threads=threads,
+        portable=portable,
         heartbeat_s=execution.heartbeat_s,
         log_dir=log_dir,
         free_timeout_s=free_timeout_s(execution),

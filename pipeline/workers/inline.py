@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from pipeline import descendants
+from pipeline import arithmetic, descendants
 from pipeline.devices.inventory import Device
 from pipeline.devices.visibility import describe_device, worker_environment
 from pipeline.workers.messages import FromWorker, RunJob, WorkerExited, WorkerReady
@@ -31,6 +31,7 @@ class InlineWorker:
         threads: int,
         stop_grace_s: float = 0.0,
         reaper: Reaper | None = None,
+        portable: bool = False,
     ) -> None:
         self._index = index
         self._reaper = reaper
@@ -39,6 +40,7 @@ class InlineWorker:
         self._grace: threading.Timer | None = None
         self._device = device
         self._threads = threads
+        self._portable = portable
         self._runner = JobRunner(self._report, device.kind, own_process=False)
         self._state = "new"
         self._job: RunJob | None = None
@@ -53,10 +55,12 @@ class InlineWorker:
     def start(self) -> None:
         """Give this process the environment that a worker process would have; taken back at the end."""
         self._saved_env = dict(os.environ)
-        env = worker_environment(self._device, self._threads, os.environ)
+        env = worker_environment(self._device, self._threads, os.environ, portable=self._portable)
         _replace_environment(descendants.with_tag(env, self._tag))
         if self._reaper:
             self._reaper.watch_tag(self._tag)
+        if self._portable:
+            arithmetic.pin(*arithmetic.PINS)
         torch = sys.modules.get("torch")
         if torch is not None:  # imported earlier, so the variables came too late for it
             torch.set_num_threads(self._threads)

@@ -42,12 +42,14 @@ class ProcessSettings:
 
     Attributes:
         threads: Threads for numerical libraries.
+        portable: Whether processes compute as on every processor, see `pipeline.arithmetic`.
         heartbeat_s: Seconds between signs of life.
         log_dir: Folder for what workers write outside of jobs, one file each.
         free_timeout_s: Seconds that a new process waits for the memory which the one before it had.
     """
 
     threads: int
+    portable: bool = False
     heartbeat_s: float
     log_dir: Path
     free_timeout_s: float = FREE_TIMEOUT_S
@@ -109,7 +111,9 @@ class LocalWorker:
             self._pidfd = os.pidfd_open(self._process.pid)
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        env = worker_environment(self._device, self._settings.threads, os.environ)
+        env = worker_environment(
+            self._device, self._settings.threads, os.environ, portable=self._settings.portable
+        )
         env = descendants.with_tag(env, self._tag)
         settings = Settings(
             fd=fd,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
-from pipeline import removal
+from pipeline import arithmetic, removal
 from pipeline.config.place import own_place
 from pipeline.errors import DamagedOutput, GangError, JobError, PipelineError
 from pipeline.errors import JobStopped as StopJob
@@ -189,7 +189,7 @@ class JobRunner:
             work.check_counts()
             if order.key:
                 check_output(out)
-                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order)))
+                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order, self._device)))
                 store.note_cost(order.key, _cost(work, start))
                 removal.remove(work.checkpoints)
         except BaseException:
@@ -246,8 +246,8 @@ def _link(folder: Path, output: Path) -> None:
         (folder / "output").symlink_to(os.path.relpath(output.resolve(), folder.resolve()))
 
 
-def _about(order: RunJob) -> dict[str, str]:
-    return {"job": order.job_id, **_versions()}
+def _about(order: RunJob, device: str) -> dict[str, str]:
+    return {"job": order.job_id, "arithmetic": arithmetic.describe(os.environ, device), **_versions()}
 
 
 def _cost(work: Work, start: float) -> dict[str, float]:

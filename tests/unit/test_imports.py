@@ -13,6 +13,7 @@ PACKAGE = Path(pipeline.__file__).parent
 
 ENGINE_SIDE = [
     "errors",
+    "arithmetic",
     "foreign",
     "descendants",
     "removal",

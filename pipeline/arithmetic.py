@@ -1,0 +1,116 @@
+"""One arithmetic on every x86-64 processor with AVX2: variables that keep libraries from choosing instructions.
+
+torch, oneDNN, MKL and NumPy ask the processor what it offers and add up floats in an order that follows from the
+answer. Each reads a variable that says what to take instead, once, when it is imported or first used. So the
+variables are set before: NumPy's in every command, by `pipeline.start`, since it costs nothing; the others in the
+environment of workers, and in this process where it carries out jobs itself. See docs/arithmetic.md.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PINS: dict[str, dict[str, str]] = {
+    "numpy": {
+        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+        "OPENBLAS_CORETYPE": "Haswell",
+    },
+    "torch": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        # The only branch of MKL that is the same for all makers.
+        "MKL_CBWR": "COMPATIBLE",
+    },
+}
+"""Library -> variable -> value."""
+_CONTRARY = {"numpy": ("NPY_ENABLE_CPU_FEATURES",), "torch": ("DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")}
+"""Variables that would say otherwise, or that a library refuses beside its own above."""
+_OUTSIDE = dict(os.environ)
+_pinned: set[str] = set()
+"""Libraries that were not imported yet in this process when their variables were set."""
+
+
+def covers(machine: str) -> bool:
+    """Whether results can be the same as elsewhere on such a machine, as `platform.machine` names it."""
+    return machine in ("x86_64", "AMD64")
+
+
+def pinned(environment: Mapping[str, str], *libraries: str) -> dict[str, str]:
+    """An environment in which these libraries compute alike on every processor."""
+    contrary = {name for library in libraries for name in _CONTRARY[library]}
+    kept = {name: value for name, value in environment.items() if name not in contrary}
+    return kept | {name: value for library in libraries for name, value in PINS[library].items()}
+
+
+def is_pinned(environment: Mapping[str, str], *libraries: str) -> bool:
+    """Whether an environment is one that `pinned` gives."""
+    return pinned(environment, *libraries) == environment
+
+
+def pin(*libraries: str) -> list[str]:
+    """Set the variables in this process, for libraries that are imported later.
+
+    Returns:
+        Those that were imported before, without the variables. They compute as the processor suggests.
+    """
+    late = [name for name in imported_unpinned() if name in libraries]
+    ready = [name for name in libraries if name not in late]
+    for name in [name for library in ready for name in _CONTRARY[library]]:
+        os.environ.pop(name, None)
+    os.environ.update(pinned(os.environ, *ready))
+    _pinned.update(ready)
+    return late
+
+
+def imported_unpinned() -> list[str]:
+    """Libraries that this process has imported without their variables."""
+    return [
+        name for name in PINS if name in sys.modules and name not in _pinned and not is_pinned(os.environ, name)
+    ]
+
+
+def outside(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment as it would be had this process pinned nothing: for programs that are not ours."""
+    ours = {name for library in PINS for name in (*PINS[library], *_CONTRARY[library])}
+    kept = {name: value for name, value in environment.items() if name not in ours}
+    return kept | {name: value for name, value in _OUTSIDE.items() if name in ours}
+
+
+def overridden() -> list[str]:
+    """Variables that somebody has set outside to something else, as ``NAME=value``."""
+    wanted = pinned({}, *PINS)
+    names = [*wanted, *(name for library in _CONTRARY.values() for name in library)]
+    return [
+        f"{name}={_OUTSIDE[name]}" for name in names if name in _OUTSIDE and _OUTSIDE[name] != wanted.get(name)
+    ]
+
+
+def describe(environment: Mapping[str, str], device: str) -> str:
+    """What computes on a device of this process, for manifests: ``portable``, or a processor or GPU.
+
+    Args:
+        environment: That of the process.
+        device: ``cpu`` or ``cuda``.
+    """
+    if device != "cpu":
+        torch: Any = sys.modules.get("torch")
+        return str(torch.cuda.get_device_name(0)) if torch is not None else "GPU"
+    if is_pinned(environment, *PINS) and covers(platform.machine()):
+        return "portable"
+    given = environment.get("ATEN_CPU_CAPABILITY")
+    return f"{processor()}, {given or 'all that it offers'}"
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The name of the processor, or the kind of machine where it has none."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), platform.machine())

@@ -1,0 +1,104 @@
+"""Libraries are told which instructions to take, whatever the processor offers and whoever started the command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import arithmetic
+from pipeline.config.load import load_config
+from pipeline.doctor.arithmetic import DOCUMENTED, MADE_WITH, compare
+from pipeline.doctor.check import Verdict
+
+CONTRARY = {
+    "ATEN_CPU_CAPABILITY": "avx512",
+    "ONEDNN_MAX_CPU_ISA": "ALL",
+    "MKL_CBWR": "AUTO",
+    "NPY_ENABLE_CPU_FEATURES": "X86_V4",
+}
+DOCS = Path(__file__).parents[2] / "docs" / "arithmetic.md"
+
+
+def said_by(code: str, **variables: str) -> object:
+    outside = {
+        name: value for name, value in os.environ.items() if name not in arithmetic.pinned({}, *arithmetic.PINS)
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**outside, **variables}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_is_set_outside_is_overridden_and_told() -> None:
+    code = (
+        "import json, os; from pipeline import arithmetic; late = arithmetic.pin('numpy', 'torch'); import numpy; "
+        "kept = [name for name, on in numpy._core._multiarray_umath.__cpu_features__.items() if on]; "
+        "print(json.dumps([late, dict(os.environ), arithmetic.overridden(), kept]))"
+    )
+    late, environment, told, features = said_by(code, **CONTRARY)  # type: ignore[misc]
+    assert late == []
+    assert arithmetic.is_pinned(environment, "numpy", "torch")
+    assert sorted(told) == sorted(f"{name}={value}" for name, value in CONTRARY.items())
+    assert "X86_V4" not in features
+
+
+def test_a_library_that_was_imported_before_is_told() -> None:
+    code = (
+        "import json, numpy; from pipeline import arithmetic; "
+        "print(json.dumps([arithmetic.pin('numpy', 'torch'), arithmetic.pin('numpy')]))"
+    )
+    assert said_by(code) == [["numpy"], ["numpy"]]
+
+
+def test_variables_that_were_right_before_the_import_are_enough() -> None:
+    code = "import json, numpy; from pipeline import arithmetic; print(json.dumps(arithmetic.pin('numpy')))"
+    assert said_by(code, **arithmetic.PINS["numpy"]) == []
+
+
+def test_programs_of_others_get_what_was_set_outside() -> None:
+    code = (
+        "import json, os; from pipeline import arithmetic; arithmetic.pin('numpy', 'torch'); "
+        "print(json.dumps(arithmetic.outside(os.environ)))"
+    )
+    found = said_by(code, **CONTRARY)
+    assert isinstance(found, dict)
+    names = [*arithmetic.pinned({}, *arithmetic.PINS), *CONTRARY]
+    assert {name: found[name] for name in names if name in found} == CONTRARY
+
+
+def test_a_manifest_says_portable_or_which_processor() -> None:
+    pinned = arithmetic.pinned({}, *arithmetic.PINS)
+    assert arithmetic.describe(pinned, "cpu") in ("portable", f"{arithmetic.processor()}, avx2")
+    assert arithmetic.processor() in arithmetic.describe({}, "cpu")
+
+
+def test_the_cpu_profile_is_portable_and_others_are_not() -> None:
+    assert load_config(["experiment.name=t"]).system.portable
+    assert not load_config(["experiment.name=t", "profile=h200"]).system.portable
+
+
+def test_the_documented_fingerprint_is_the_one_that_is_compared() -> None:
+    page = DOCS.read_text()
+    assert DOCUMENTED in page
+    assert all(f"{name} {used}" in page for name, used in MADE_WITH.items())
+
+
+@pytest.mark.parametrize(
+    ("found", "torch", "machine", "words"),
+    [
+        (DOCUMENTED, MADE_WITH["torch"], "x86_64", "the same as documented"),
+        ("0", "9.9.9", "x86_64", "torch 9.9.9"),
+        ("0", MADE_WITH["torch"], "aarch64", "no x86-64 processor"),
+        ("0", MADE_WITH["torch"], "x86_64", "not known"),
+    ],
+)
+def test_a_fingerprint_that_differs_is_a_warning_with_its_cause(
+    found: str, torch: str, machine: str, words: str
+) -> None:
+    check = compare(found, {**MADE_WITH, "torch": torch}, machine)
+    assert words in check.detail
+    assert check.verdict is (Verdict.PASS if found == DOCUMENTED else Verdict.WARN)
