@@ -19,10 +19,9 @@ from omegaconf import OmegaConf
 from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.experiment import prepare
+from pipeline.results.primary import PRIMARY_METRICS, primary_metric
 from pipeline.results.record import ResultRow, collect_rows
 
-PRIMARY_METRICS = ("pass@1", "reward")
-"""What a chain is judged by: the first of these that every chain in question has."""
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""
 _MINIMIZE = {"direction": "minimize", "ax_config.experiment.minimize": True, "optim.maximize": False}
@@ -123,23 +122,21 @@ def objective(config: Config) -> float | None:
         if row.round == config.rounds_of_training
         and _chosen(config, f"{row.dataset}/{row.model}/s{row.seed}/{row.algo}")
     ]
-    return primary_metric(rows)
+    return primary_result(rows)
 
 
-def primary_metric(rows: Sequence[ResultRow]) -> float:
+def primary_result(rows: Sequence[ResultRow]) -> float:
     """The mean over chains of the first primary metric that all of them have.
 
     Raises:
         JobError: There is none.
     """
-    chains = {(row.dataset, row.model, row.seed, row.algo) for row in rows}
-    for metric in PRIMARY_METRICS:
-        values = [row.value for row in rows if row.metric == metric and row.value is not None]
-        if values and len(values) == len(chains):
-            return fmean(values)
-    raise JobError(
-        f"no result for the sweeper: no chain has one of {', '.join(PRIMARY_METRICS)} after the last round"
-    )
+    metric = primary_metric(rows)
+    if metric is None:
+        raise JobError(
+            f"no result for the sweeper: no chain has one of {', '.join(PRIMARY_METRICS)} after the last round"
+        )
+    return fmean(row.value for row in rows if row.metric == metric and row.value is not None)
 
 
 def _wanted(config: Config) -> bool:

@@ -118,16 +118,16 @@ def _reward_model(ctx: JobContext) -> Picker:
 
 def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:
     from pipeline.generation.best_of_n import by_majority
-    from pipeline.rewards.registry import judge_of, load_rewards
+    from pipeline.rewards.registry import judge_of, known_rewards
 
     dataset = ctx.config.dataset
-    judge = judge_of(load_rewards(dataset, ctx.device), dataset)
-    if judge is None:
+    judge = judge_of(known_rewards(dataset), dataset)
+    answer = None if judge is None else judge.traits.answer
+    if answer is None:
         raise JobError(
             f"{ctx.job_id}: no reward of this dataset says what an answer is, so there is no majority; "
-            "use algos.BestOfN.selection=reward_model"
+            f"use algos.{ctx.algo}.selection=reward_model"
         )
-    answer = judge.traits.answer
     return by_majority(lambda completion: answer(policy.text([completion])[0]))
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
+    NOTHING,
     REWARD_NAMES,
     AlgoConfig,
     Attention,
@@ -260,5 +261,5 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
         yield f"{key}.rewards: every weight is 0, so nothing would be rewarded"
     for name in grading.options.keys() - weights.keys():
         yield f"{key}.grading.options: " + unknown_name("reward", str(name), weights)
-    if grading.correct_by is not None and grading.correct_by not in weights:
-        yield f"{key}.grading.correct_by: " + unknown_name("reward", grading.correct_by, weights)
+    if grading.correct_by not in (None, NOTHING, *weights):
+        yield f"{key}.grading.correct_by: " + unknown_name("reward", str(grading.correct_by), [*weights, NOTHING])

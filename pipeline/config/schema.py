@@ -608,8 +608,21 @@ class BestOfNConfig(AlgoConfig):
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
 
-REWARD_NAMES = ("boxed", "exact_match", "gsm8k", "length", "math_verify", "model", "star_graph", "vader")
-"""Rewards that ship; any other name is the dotted path of a function with TRL's signature."""
+TRL_REWARD_NAMES = (
+    "accuracy_reward",
+    "get_cosine_scaled_reward",
+    "get_repetition_penalty_reward",
+    "get_soft_overlong_punishment",
+    "reasoning_accuracy_reward",
+    "think_format_reward",
+)
+"""TRL's own rewards, and the functions that make one of their settings."""
+OWN_REWARD_NAMES = ("boxed", "exact_match", "gsm8k", "length", "math_verify", "model", "star_graph", "vader")
+"""Rewards that ship."""
+REWARD_NAMES = (*OWN_REWARD_NAMES, *TRL_REWARD_NAMES)
+"""Rewards with a name; any other one is the dotted path of a function with TRL's signature."""
+NOTHING = "nothing"
+"""The word of `correct_by` for rewards none of which says what is correct."""
 
 
 @dataclass(kw_only=True)
@@ -620,7 +633,8 @@ class GradingConfig:
     """Settings of rewards: name -> table of arguments, for example `{vader: {unit: true}}`. The entry `use` names
     another reward to call, so that one can be used twice under two names."""
     correct_by: str | None = None
-    """The reward that says which completions are correct; null takes the first that can say so."""
+    """The reward that says which completions are correct, by a value of 1 or more; null takes the first that is
+    known to say so. `nothing` where none does: results are then mean rewards."""
     timeout_s: float = number(10.0, above=0, at_most=LONGEST_S)
     """Seconds that an isolated reward may take for one completion."""
     memory_gib: float = number(4.0, above=0, at_most=1e6)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.load import schema_path, to_plain
-from pipeline.config.schema import REWARD_NAMES, Config, DatasetConfig
+from pipeline.config.schema import OWN_REWARD_NAMES, Config, DatasetConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError, describe_exit
 
@@ -24,7 +24,9 @@ _MARGIN_S = 60.0
 
 
 def try_rewards(config: Config) -> tuple[str, ...]:
-    """Call every reward of a dataset that makes its rows once, if reward or dataset is the user's own.
+    """Call every reward of a dataset that makes its rows once, if reward or dataset is not what ships.
+
+    Of a dataset that has to be prepared first, it is only seen whether one of several rewards judges.
 
     Returns:
         Warnings.
@@ -35,7 +37,7 @@ def try_rewards(config: Config) -> tuple[str, ...]:
     asked = {
         name: section
         for name, section in config.datasets.items()
-        if _is_own(section) and not load_dataset(section).prepared
+        if _is_own(section) and (not load_dataset(section).prepared or _leaves_open(section))
     }
     if not asked:
         return ()
@@ -47,7 +49,12 @@ def try_rewards(config: Config) -> tuple[str, ...]:
 
 def _is_own(section: DatasetConfig) -> bool:
     named = {str((section.grading.options.get(name) or {}).get("use", name)) for name in _names(section)}
-    return section.class_path is not None or bool(section.grading.options) or not named <= {*REWARD_NAMES}
+    return section.class_path is not None or bool(section.grading.options) or not named <= {*OWN_REWARD_NAMES}
+
+
+def _leaves_open(section: DatasetConfig) -> bool:
+    """Whether it takes a look at the rewards to know which of them says what is correct."""
+    return len(_names(section)) > 1 and section.grading.correct_by is None
 
 
 def _names(section: DatasetConfig) -> list[str]:

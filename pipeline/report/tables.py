@@ -8,6 +8,7 @@ from statistics import fmean
 
 from pipeline.report.words import count
 from pipeline.results.compute import EVALUATION, ComputeRow
+from pipeline.results.primary import primary_metric
 from pipeline.results.record import ResultRow
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
@@ -93,6 +94,8 @@ def _table(
     costs: Mapping[tuple[str, int], Cost],
 ) -> FittedTable:
     metrics = _worth_showing(cells)
+    primary = primary_metric(row for cell in cells.values() for found in cell.values() for row in found)
+    metrics.sort(key=lambda name: name != primary)
     caption = _on_fewer_seeds(cells, metrics[:1])
     table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title, caption=caption)
     reference = cells.get(("reference", 0), {})

@@ -17,7 +17,7 @@ from pipeline.config.schema import DatasetConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.descendants import die_with_parent
 from pipeline.errors import PipelineError
-from pipeline.rewards.probe import check_rewards
+from pipeline.rewards.probe import check_judge, check_rewards
 
 _ROWS = 8
 """Rows that are looked at for their columns, as each may lack some."""
@@ -46,6 +46,9 @@ def main() -> None:
 
 def _tried(name: str, config: DatasetConfig) -> list[str]:
     dataset = load_dataset(config)
+    if dataset.prepared:  # its rows are not there yet
+        check_judge(name, config)
+        return []
     rows = [dataset.row(int(row_id)) for row_id in dataset.ids("train")[:_ROWS]]
     columns = dict.fromkeys(column for row in rows for column in row.columns)
     return check_rewards(name, config, dataset, rows[0], columns)

@@ -58,6 +58,16 @@ def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
     assert " of 2 seeds" not in text_of(result_tables(rows, 0.95)[0])
 
 
+def test_the_mean_reward_comes_first_where_nothing_says_what_is_correct() -> None:
+    """Not pass@1 of what somebody else has judged, nor one that no result of the table shares."""
+    rows = [row("reference", 0, 0, 0.4, "reward"), row("PITA", 0, 1, 0.6, "reward")]
+    table = text_of(result_tables(rows, 0.95)[0])
+    assert "0.600   [0.580, 0.620]   +0.200" in table
+    assert "pass@1" not in table
+    judged = [row("reference", 0, 0, 0.1), *rows]
+    assert "0.600   [0.580, 0.620]   +0.200" in text_of(result_tables(judged, 0.95)[0])
+
+
 def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
     other = ResultRow("reference", "star", "tiny", 0, 0, "pass@1", 0.2, 0.1, 0.3, 50)
     assert len(result_tables([row("reference", 0, 0, 0.4), other], 0.95)) == 2

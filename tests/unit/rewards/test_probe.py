@@ -164,7 +164,7 @@ def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
     assert tried("right") == []
     assert tried("awaited_object") == []
     assert tried("hands_on") == []
-    assert tried({"right": 1.0, "not_a_number": 0.5}) == []  # another one gives a score
+    assert tried({"right": 1.0, "not_a_number": 0.5}, correct_by="nothing") == []  # another one gives a score
     assert tried({"exact_match": 1.0, "length": 0.1}) == []
 
 
@@ -188,6 +188,25 @@ def test_what_ships_is_not_tried_while_planning(monkeypatch: pytest.MonkeyPatch)
         ["experiment.name=x", "dataset=jsonl", "datasets.jsonl.path=a", "datasets.jsonl.reward=a.b"]
     )
     assert try_rewards(files) == ()  # `prepare` does it
+
+
+def test_of_several_rewards_on_files_it_is_seen_while_planning_which_one_judges() -> None:
+    rewards = ",".join(f"{own_rewards.__name__}.{name}:1" for name in ("right", "shares"))
+    asked = [
+        "experiment.name=x",
+        "dataset=jsonl",
+        "datasets.jsonl.path=not_read_yet",
+        f"datasets.jsonl.rewards={{{rewards}}}",
+    ]
+    with pytest.raises(ConfigError, match=r"datasets.jsonl: of several rewards .*right, .*shares is known to"):
+        try_rewards(load_config(asked))
+    assert try_rewards(load_config([*asked, "datasets.jsonl.grading.correct_by=nothing"])) == ()
+
+
+def test_rewards_of_trl_are_tried_as_those_of_ones_own() -> None:
+    config = load_config(["experiment.name=x", "datasets.addition.reward=get_cosine_scaled_reward"])
+    with pytest.raises(ConfigError, match=r"missing a required argument: 'max_len'"):
+        try_rewards(config)
 
 
 def test_rewards_of_ones_own_are_tried_in_another_process() -> None:
