@@ -20,6 +20,7 @@ class CD(QSharp):
 
     name: ClassVar[str] = "CD"
     config_class: ClassVar[type[AlgoConfig]] = CDConfig
+    soft: ClassVar[bool] = False
 
     def offset(self, algo: ValueAlgoConfig) -> Offset:
         """The expected reward over eta."""

@@ -72,6 +72,10 @@ class ValueGuidedAlgorithms(Algorithm):
         """Rewards that the value model has a distribution over; 1 is a single probability."""
         return 1
 
+    def rate(self, algo: ValueAlgoConfig) -> float:  # noqa: ARG002 - for methods that have atoms
+        """What is kept where a label is split between atoms: E[exp(rate * label)], or the mean where it is 0."""
+        return 0.0
+
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders of labelled sequences to train on."""
         from pipeline.algos.rounds import rounds_to_train_on
@@ -113,6 +117,7 @@ class ValueGuidedAlgorithms(Algorithm):
             algo,
             ctx.config.training,
             seed=ctx.seed * 1000 + ctx.round,
+            rate=self.rate(algo),
             device=ctx.device,
             dtype=ctx.config.system.dtype,
             clear_cache_interval=ctx.config.system.clear_cache_interval,

@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from pipeline.config.atoms import LARGEST_ATOMS
 from pipeline.config.fields import file_or_folder, hint, number
 
 LARGEST_SEED = 2**63 - 1
@@ -443,7 +444,7 @@ class QSharpConfig(ValueAlgoConfig):
     """Q# (arXiv 2502.20548)."""
 
     learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
-    atoms: int = number(1, at_least=1, at_most=10_000, hint=" (1 is a single probability)")
+    atoms: int = number(1, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     """Values at which the head has a probability each, evenly spaced over the range; 1 is the Bernoulli head, a
     single probability of the highest value."""
     value_min: float = number(0.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
@@ -488,7 +489,7 @@ class QSharpHFConfig(QSharpConfig):
     """Q# on a reward that is learnt from preferences and standardised."""
 
     eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
-    atoms: int = number(11, at_least=1, at_most=10_000, hint=" (1 is a single probability)")
+    atoms: int = number(11, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     value_min: float = number(-2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """In standard deviations of the learnt reward; what lies outside is clipped."""
     value_max: float = number(2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
