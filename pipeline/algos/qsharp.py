@@ -120,8 +120,9 @@ def graded_advice(key: str, algo: QSharpConfig, seen: str) -> str:
     """
     return (
         f"a reward of {seen} lies between {key}.value_min={algo.value_min:g} and "
-        f"{key}.value_max={algo.value_max:g}, and {key}.atoms=1 is a single probability of the highest: it knows the mean of such rewards alone, not "
-        f"E[exp(R / eta)], by which it guides. Set {key}.atoms={ATOMS}, or more where eta is small"
+        f"{key}.value_max={algo.value_max:g}, and {key}.atoms=1 is a single probability of the highest. It knows "
+        "the mean of such rewards alone, not E[exp(R / eta)], by which it guides. "
+        f"Set {key}.atoms={ATOMS}, or more where eta is small"
     )
 
 

@@ -13,7 +13,7 @@ import tempfile
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
@@ -86,6 +86,10 @@ class ValueGuidedAlgorithms(Algorithm):
         """Tokens that earlier stages of this round have trained on."""
         return 0
 
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:  # noqa: ARG002 - likewise
+        """What to add to ``training.json`` of earlier stages of this round."""
+        return {}
+
     def generate(self, ctx: JobContext) -> None:
         """Collect data; in the first round the current policy is the reference itself."""
         with ctx.loading():
@@ -136,6 +140,7 @@ class ValueGuidedAlgorithms(Algorithm):
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
             "sequences": len(data),
             "mean_label": float(data.labels.mean()) if len(data) else None,
+            **self.told_before(ctx),
             **noted(len(data), algo.batch_size, tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))),
         }
         (ctx.out / TRAINING).write_text(json_text({**about, "loss": losses}) + "\n")

@@ -455,7 +455,7 @@ class QSharpConfig(ValueAlgoConfig):
 
 @dataclass(kw_only=True)
 class CDConfig(QSharpConfig):
-    """Controlled decoding (arXiv 2310.17022)."""
+    """Guidance by the mean reward, the baseline of Q#'s paper (after arXiv 2310.17022)."""
 
 
 @dataclass(kw_only=True)
@@ -466,6 +466,9 @@ class RewardModelConfig:
     """Sequences per optimizer step; both completions of a pair count."""
     learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
     epochs: int = number(2, at_least=1, at_most=1_000_000)
+    folds: int = number(2, at_least=1, at_most=100)
+    """Reward models, each fitted to the pairs of all folds of prompts but one, whose completions it scores. Costs
+    folds - 1 passes over the pairs. 1 scores what it was fitted to, which flatters it."""
 
 
 @dataclass(kw_only=True)

@@ -79,8 +79,9 @@ def _graded_problems(dataset: str, graded: str, algos: Iterable[str]) -> Iterato
     for algo in algos if graded else ():
         yield (
             f"datasets.{dataset}: {graded} has more than two values, and algos.{algo}.atoms=1 is a single "
-            f"probability of the highest, which cannot express E[exp(R / eta)] of such rewards. Set algos.{algo}.atoms=11, or "
-            f"more where eta is small, and algos.{algo}.value_min and value_max to what the reward can give"
+            "probability of the highest, which cannot express E[exp(R / eta)] of such rewards. "
+            f"Set algos.{algo}.atoms=11, or more where eta is small, and algos.{algo}.value_min and value_max to "
+            "what the reward can give"
         )
 
 
