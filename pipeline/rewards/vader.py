@@ -21,7 +21,9 @@ def _analyzer() -> Any:
 
 
 @reward(
-    RewardTraits(verifies=False, graded=True, judges="sentiment", isolated=False, packages=("vaderSentiment",))
+    RewardTraits(
+        verifies=False, graded=True, judges="sentiment", isolated=False, packages=("vaderSentiment",), version=2
+    )
 )
 def vader(
     prompts: Sequence[Text],

@@ -204,6 +204,7 @@ def test_of_several_rewards_on_files_it_is_seen_while_planning_which_one_judges(
     rewards = ",".join(f"{own_rewards.__name__}.{name}:1" for name in ("right", "shares"))
     asked = [
         "experiment.name=x",
+        "algos=[PITA]",
         "dataset=jsonl",
         "datasets.jsonl.path=not_read_yet",
         f"datasets.jsonl.rewards={{{rewards}}}",
