@@ -1,6 +1,6 @@
 """A reward for coming near: the share of characters that are right, 1 for a text that is.
 
-    python run_parallel.py experiment.name=x \
+    python run_parallel.py experiment.name=x algos.QSharp.atoms=11 algos.QSharp.value_max=1.5 \
         'datasets.addition.rewards={examples.near_miss.near_miss: 1.0, exact_match: 0.5}'
 
 TRL's signature, so that it works with `trl.GRPOTrainer` too. It is called in a process of its own with a deadline,

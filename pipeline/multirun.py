@@ -20,7 +20,8 @@ from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.experiment import prepare
 from pipeline.plan.job import chain_name
-from pipeline.results.record import PRIMARY_METRICS, ResultRow, collect_rows
+from pipeline.results.primary import PRIMARY_METRICS, primary_metric
+from pipeline.results.record import ResultRow, collect_rows
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""
@@ -122,23 +123,26 @@ def objective(config: Config) -> float | None:
         if row.round == config.rounds_of_training
         and _chosen(config, _name(config, row.dataset, row.model, row.reference, row.seed, row.algo))
     ]
-    return primary_metric(rows)
+    return primary_result(rows)
 
 
-def primary_metric(rows: Sequence[ResultRow]) -> float:
+def primary_result(rows: Sequence[ResultRow]) -> float:
     """The mean over chains of the first primary metric that all of them have.
 
     Raises:
         JobError: There is none.
     """
-    chains = {(row.dataset, row.model, row.reference, row.seed, row.algo) for row in rows}
-    for metric in PRIMARY_METRICS:
-        values = [row.value for row in rows if row.metric == metric and row.value is not None]
-        if values and len(values) == len(chains):
-            return fmean(values)
-    raise JobError(
-        f"no result for the sweeper: no chain has one of {', '.join(PRIMARY_METRICS)} after the last round"
-    )
+    values: dict[tuple[object, ...], dict[str, float]] = {}
+    for row in rows:
+        chain = values.setdefault((row.dataset, row.model, row.reference, row.seed, row.algo), {})
+        if row.value is not None:
+            chain[row.metric] = row.value
+    metric = primary_metric(values.values())
+    if metric is None:
+        raise JobError(
+            f"no result for the sweeper: no chain has one of {', '.join(PRIMARY_METRICS)} after the last round"
+        )
+    return fmean(chain[metric] for chain in values.values())
 
 
 def _wanted(config: Config) -> bool:

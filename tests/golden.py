@@ -275,8 +275,8 @@ _ANSWERS = (
 
 
 def _scores() -> dict[str, Entry]:
+    from pipeline.rewards.calling import traits_of
     from pipeline.rewards.registry import REWARDS, load_reward, package_versions
-    from pipeline.rewards.traits import traits_of
 
     completions, solution = (list(column) for column in zip(*_ANSWERS, strict=True))
     settings: dict[str, dict[str, Any]] = {"length": {"per": 3}, "vader": {"unit": True, "with_prompt": True}}
@@ -295,7 +295,7 @@ def _scores() -> dict[str, Entry]:
         ]
         if name == "star_graph":
             said.append(function(**given))
-        votes = [traits.answer(completion) for completion in completions]
+        votes = [traits.vote(completion) for completion in completions]
         found[f"reward {name}"] = {
             "digest": _digest([*map(list, said), votes]),
             "versions": {f"RewardTraits.version of {name}": traits.version},

@@ -48,6 +48,7 @@ ADDITION = (
     *(f"algos.{name}.batch_size=16" for name in (*_TRAINED, *_VARIANTS)),
     "algos.DPO.sft_weight=0.1",
     "algos.DPO.aggregate=false",
+    "algos.QSharp-HF.atoms=12",  # one more than by default, which would be too coarse for eta=0.5
     "generation.top_p=0.95",
     "generation.temperature=0.9",
     "models.tiny.n_embd=32",

@@ -56,10 +56,10 @@ def _scores() -> Any:
     """Weighted sums, correctness, votes and faults, of functions in this process."""
     from pipeline.config.schema import DatasetConfig, GradingConfig
     from pipeline.datasets.base import Row
-    from pipeline.rewards.base import CORRECT
     from pipeline.rewards.pool import Graded
     from pipeline.rewards.registry import load_rewards
     from pipeline.rewards.scoring import Scorer, _combine
+    from pipeline.rewards.traits import CORRECT
 
     config = DatasetConfig(
         kind="x",

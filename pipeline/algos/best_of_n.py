@@ -68,8 +68,11 @@ class BestOfN(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the reward model that picks."""
         with ctx.loading():
-            from pipeline.algos.reward_stage import LearntReward
-            from pipeline.algos.rounds import rounds_to_train_on, tokens_generated
+            from pipeline.algos.groups import PAIRS
+            from pipeline.algos.reward_stage import LearntReward, reward_fitting
+            from pipeline.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
+            from pipeline.algos.shortage import noted
+            from pipeline.training.sequences import Sequences
         algo = _settings(ctx)
         spent = {"tokens_generated": tokens_generated(ctx)}
         if algo.selection is Selection.majority:
@@ -79,9 +82,12 @@ class BestOfN(Algorithm):
             batch_size=algo.batch_size, epochs=algo.epochs, learning_rate=algo.learning_rate
         )
         folders = rounds_to_train_on(ctx, aggregate=algo.aggregate)
-        learnt = LearntReward(ctx, folders, settings, more=False)
-        learnt.about |= spent
-        learnt.save(TRAINING)
+        pairs = Sequences.load(folders, PAIRS)
+        learnt = LearntReward(ctx, pairs, settings, reward_fitting(ctx, settings, more=False))
+        learnt.save(ctx.out)
+        if ctx.ranks.is_first:
+            note = noted(len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to")
+            (ctx.out / TRAINING).write_text(json_text({**learnt.about, **note, **spent}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Give the best of n for every completion that is asked for."""
@@ -118,16 +124,16 @@ def _reward_model(ctx: JobContext) -> Picker:
 
 def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:
     from pipeline.generation.best_of_n import by_majority
-    from pipeline.rewards.registry import judge_of, load_rewards
+    from pipeline.rewards.registry import judge_of, known_rewards
 
     dataset = ctx.config.dataset
-    judge = judge_of(load_rewards(dataset, ctx.device), dataset)
-    if judge is None:
+    judge = judge_of(known_rewards(dataset), dataset)
+    answer = None if judge is None else judge.traits.answer
+    if answer is None:
         raise JobError(
             f"{ctx.job_id}: no reward of this dataset says what an answer is, so there is no majority; "
-            "use algos.BestOfN.selection=reward_model"
+            f"use algos.{ctx.algo}.selection=reward_model"
         )
-    answer = judge.traits.answer
     return by_majority(lambda completion: answer(policy.text([completion])[0]))
 
 

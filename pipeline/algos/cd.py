@@ -1,7 +1,11 @@
-"""Controlled decoding (Mudgal et al., arXiv 2310.17022): guidance by the expected reward, a baseline for Q#.
+"""CD as the paper of Q# has it for a baseline: guidance by the expected reward.
 
 It collects the same data and fits the same value model as Q#; only the tilt differs. Q# adds log E[exp(R / eta)],
 which is optimal for the KL-regularised objective; CD adds E[R] / eta, which Jensen's inequality makes the smaller.
+
+Name and tilt are of controlled decoding (Mudgal et al., arXiv 2310.17022), but none of its methods is this one:
+CD-Q fits its prefix scorer by bootstrapping from the value of the next token, and the blockwise variant picks
+among drawn blocks instead of tilting tokens.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class CD(QSharp):
-    """Q# with the expectation in the place of the soft value."""
+    """Q# with the expectation in the place of the soft value: the baseline of Q#'s paper."""
 
     name: ClassVar[str] = "CD"
     config_class: ClassVar[type[AlgoConfig]] = CDConfig
+    soft: ClassVar[bool] = False
 
     def offset(self, algo: ValueAlgoConfig) -> Offset:
         """The expected reward over eta."""

@@ -37,6 +37,7 @@ class Groups:
         tokens: Token ids of each completion.
         scored: Its scores.
         keys: Streams of draws of the prompts for purposes besides sampling, shape [prompts].
+        ids: Of the rows of the prompts, shape [prompts].
     """
 
     size: int
@@ -44,6 +45,7 @@ class Groups:
     tokens: list[list[int]]
     scored: Scored
     keys: Keys
+    ids: NDArray[np.int64]
 
     @property
     def generated(self) -> int:
@@ -59,7 +61,16 @@ class Groups:
         )
 
     def pairs(self, settings: PreferenceConfig) -> Sequences:
-        """Preferred and other completions of pairs, one after the other, labelled 1 and 0.
+        """Preferred and other completions of pairs, one after the other, labelled 1 and 0; see `pair_places`."""
+        places = self.pair_places(settings)
+        return self.sequences(places, [1.0, 0.0] * (len(places) // 2))
+
+    def rows_of(self, places: Sequence[int]) -> list[int]:
+        """Ids of the rows that completions are of."""
+        return [int(self.ids[place // self.size]) for place in places]
+
+    def pair_places(self, settings: PreferenceConfig) -> list[int]:
+        """Places of the preferred and the other completion of pairs, one after the other.
 
         Of each prompt the first `pairs_per_prompt` that can be decided, counting (0, 1), (0, 2), ..., (1, 2), ...,
         or from the largest difference of rewards down.
@@ -89,7 +100,7 @@ class Groups:
                 if verdict != UNDECIDED and self.tokens[one] != self.tokens[other]:
                     places += [one, other] if verdict == 1 else [other, one]
                     wanted -= 1
-        return self.sequences(places, [1.0, 0.0] * (len(places) // 2))
+        return places
 
     def tally(self) -> Tally:
         """Prompts whose completions have no score, score all alike, or are all wrong."""
@@ -137,6 +148,7 @@ def draw_groups(ctx: JobContext, dataset: Dataset, policy: TextPolicy, size: int
         decoded.tokens,
         score(ctx, repeated, policy.text(decoded.tokens), decoded.tokens, batch_size),
         sample_keys(ctx.seed, f"{name}/preference", ids, 1)[:, 0],
+        ids,
     )
 
 

@@ -1,7 +1,8 @@
 """GRPO-HF: GRPO on a reward that is learnt from preferences within each group.
 
-All samples of a group are kept: a Bradley-Terry reward model is fitted to preferences among them, scores them all
-anew, and GRPO goes by these scores. After the generate stage no other reward is looked at.
+All samples of a group are kept: Bradley-Terry reward models are fitted to preferences among them, each scores
+those of prompts that it has not seen, and GRPO goes by these scores. After the generate stage no other reward is
+looked at.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class GRPOHF(GRPO):
     """GRPO with one more stage, which scores whole groups by a learnt reward."""
 
     name: ClassVar[str] = "GRPO-HF"
+    version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = GRPOHFConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         GENERATE,
@@ -45,31 +47,34 @@ class GRPOHF(GRPO):
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
         """Write whole groups, and pairs among them."""
         from pipeline.algos.groups import PAIRS
+        from pipeline.training.folds import Prompts
 
         super().keep(ctx, policy, groups)
-        groups.pairs(_settings(ctx).preferences).save(ctx.out, PAIRS)
+        places = groups.pair_places(_settings(ctx).preferences)
+        groups.sequences(places, [1.0, 0.0] * (len(places) // 2)).save(ctx.out, PAIRS)
+        Prompts.of(groups.rows_of(places[::2]), groups.rows_of(range(len(groups.tokens)))).save(ctx.out)
 
     def reward(self, ctx: JobContext) -> None:
-        """Fit the reward model and score every completion by it."""
+        """Fit the reward models and score every completion by the one that has not seen its prompt."""
         with ctx.loading():
-            from pipeline.algos.reward_stage import LearntReward
+            from pipeline.algos.reward_stage import cross_fitted
             from pipeline.training.samples import Samples
         folders = super().data(ctx)
-        learnt = LearntReward(ctx, folders, _settings(ctx).reward_model)
         samples = Samples.load(folders)
-        samples.with_rewards(learnt.scores(samples.sequences)).save(ctx.out)
-        learnt.save()
+        scores = cross_fitted(ctx, folders, samples.sequences, _settings(ctx).reward_model)
+        samples.with_rewards(scores).save(ctx.out)
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The samples as the reward stage has scored them."""
         return ctx.inputs["reward"]
 
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
-        """As GRPO; the reward model's tokens count too."""
-        from pipeline.algos.reward_stage import reward_tokens_trained
+        """As GRPO; the reward models' tokens count too."""
+        from pipeline.algos.reward_stage import reward_fit_in_short, reward_tokens_trained
 
         about = super().fit(ctx, model, fitting)
-        return {**about, "tokens_trained": about["tokens_trained"] + reward_tokens_trained(ctx)}
+        tokens = about["tokens_trained"] + reward_tokens_trained(ctx)
+        return {**about, **reward_fit_in_short(ctx), "tokens_trained": tokens}
 
 
 def _settings(ctx: JobContext) -> GRPOHFConfig:

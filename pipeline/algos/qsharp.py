@@ -24,11 +24,20 @@ if TYPE_CHECKING:
     from pipeline.training.sequences import Sequences
 
 
+ATOMS = 11
+"""Of a distribution over graded rewards, where nothing else is known."""
+_ROUNDING = 1e-6
+"""Of the range: a reward so near to one of its ends is that end."""
+
+
 class QSharp(ValueGuidedAlgorithms):
     """Q# with a distribution over n rewards, or its Bernoulli case with two; offset log E[exp(R / eta)]."""
 
     name: ClassVar[str] = "QSharp"
+    version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = QSharpConfig
+    soft: ClassVar[bool] = True
+    """Whether the tilt is an expectation of exp(R / eta), for which the mean of a reward is not enough."""
 
     def offset(self, algo: ValueAlgoConfig) -> Offset:
         """The soft value of the rewards that are to come."""
@@ -44,6 +53,11 @@ class QSharp(ValueGuidedAlgorithms):
         """As the settings say."""
         assert isinstance(algo, QSharpConfig)
         return algo.atoms
+
+    def rate(self, algo: ValueAlgoConfig) -> float:
+        """That of the tilt, so that a reward between two atoms is tilted by as if it were one."""
+        assert isinstance(algo, QSharpConfig)
+        return (algo.value_max - algo.value_min) / algo.eta if self.soft else 0.0
 
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
         """One roll-out per roll-in, labelled with its reward."""
@@ -74,8 +88,11 @@ class QSharp(ValueGuidedAlgorithms):
         """Rewards on the scale from 0 to 1, which the value model is trained on.
 
         Raises:
-            JobError: A reward is outside of the range that the settings give.
+            JobError: A reward is outside of the range that the settings give, or within it where a single
+                probability could not express it.
         """
+        import numpy as np
+
         algo = settings(ctx)
         low, high = algo.value_min, algo.value_max
         odd = rewards[(rewards < low) | (rewards > high)]
@@ -86,7 +103,27 @@ class QSharp(ValueGuidedAlgorithms):
                 f"{key}.value_max={high:g}. Set them to what the reward can give; with more than two rewards "
                 f"{key}.atoms=11 learns their distribution."
             )
-        return (rewards - low) / (high - low)
+        labels = (rewards - low) / (high - low)
+        within = rewards[np.minimum(labels, 1 - labels) > _ROUNDING]
+        if len(within) and algo.atoms == 1 and self.soft:
+            raise JobError(f"{ctx.job_id}: {graded_advice(f'algos.{ctx.algo}', algo, f'{within[0]:g}')}")
+        return labels
+
+
+def graded_advice(key: str, algo: QSharpConfig, seen: str) -> str:
+    """What to set where a reward has more than two values.
+
+    Args:
+        key: Of the settings of the algorithm.
+        algo: The settings.
+        seen: A value between the lowest and the highest.
+    """
+    return (
+        f"a reward of {seen} lies between {key}.value_min={algo.value_min:g} and "
+        f"{key}.value_max={algo.value_max:g}, and {key}.atoms=1 is a single probability of the highest. It knows "
+        "the mean of such rewards alone, not E[exp(R / eta)], by which it guides. "
+        f"Set {key}.atoms={ATOMS}, or more where eta is small"
+    )
 
 
 def atom_rewards(algo: QSharpConfig) -> list[float]:

@@ -1,14 +1,14 @@
 """Q#-HF: Q# on a reward that is learnt from preferences.
 
-From every cut the reference completes the response twice. A Bradley-Terry reward model is fitted to the
-preferences between the two, scores all of these texts, and its standardised scores are the labels that Q# learns
-from. After the generate stage no other reward is looked at.
+From every cut the reference completes the response twice. Bradley-Terry reward models are fitted to the
+preferences between the two, each scores the texts of prompts that it has not seen, and the standardised scores are
+the labels that Q# learns from. After the generate stage no other reward is looked at.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage
 from pipeline.algos.qsharp import QSharp, settings
@@ -46,6 +46,7 @@ class QSharpHF(QSharp):
         from pipeline.algos.groups import PAIRS
         from pipeline.algos.rollouts import Rollouts, tally_of_pairs
         from pipeline.rewards.preference import UNDECIDED, decide
+        from pipeline.training.folds import Prompts
         from pipeline.training.sequences import Sequences
 
         rollouts = Rollouts(ctx, dataset, roll_in)
@@ -75,6 +76,8 @@ class QSharpHF(QSharp):
             [1.0, 0.0] * len(best),
         ).save(ctx.out, PAIRS)
         places = [(index, side) for index in range(len(cuts)) for side in (0, 1)]
+        ids = [row.id for row in rollouts.rows]
+        Prompts.of([ids[index] for index in best], [ids[index] for index, _ in places]).save(ctx.out)
         return Sequences.of(
             [rollouts.prompts[index] + pair[side][index] for index, side in places],
             [len(rollouts.prompts[index]) + int(cuts[index]) for index, _ in places],
@@ -82,29 +85,33 @@ class QSharpHF(QSharp):
         )
 
     def reward(self, ctx: JobContext) -> None:
-        """Fit the reward model and label every roll-out by it."""
+        """Fit the reward models and label every roll-out by the one that has not seen its prompt."""
         from dataclasses import replace
 
         with ctx.loading():
-            from pipeline.algos.reward_stage import LearntReward
+            from pipeline.algos.reward_stage import cross_fitted
             from pipeline.training.sequences import Sequences
         algo = _settings(ctx)
         folders = super().data(ctx)
-        learnt = LearntReward(ctx, folders, algo.reward_model)
         data = Sequences.load(folders)
-        rewards = learnt.scores(data).clip(algo.value_min, algo.value_max)
+        rewards = cross_fitted(ctx, folders, data, algo.reward_model).clip(algo.value_min, algo.value_max)
         replace(data, labels=self.labels(ctx, rewards).astype("float32")).save(ctx.out)
-        learnt.save()
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The roll-outs as the reward stage has labelled them."""
         return ctx.inputs["reward"]
 
     def spent_before(self, ctx: JobContext) -> int:
-        """The reward model's tokens."""
+        """The reward models' tokens."""
         from pipeline.algos.reward_stage import reward_tokens_trained
 
         return reward_tokens_trained(ctx)
+
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:
+        """How good the reward models are on pairs that they have not seen."""
+        from pipeline.algos.reward_stage import reward_fit_in_short
+
+        return reward_fit_in_short(ctx)
 
 
 def _settings(ctx: JobContext) -> QSharpHFConfig:

@@ -1,15 +1,16 @@
-"""The stage of methods whose reward is learnt: fit a reward model to preferences, score samples by it.
+"""The stage of methods whose reward is learnt: fit reward models to preferences, score samples by them.
 
 generate -> reward -> train -> ...
 
 A reward model is made anew from the backbone in every round, and fitted to the pairs of all rounds that the method
-trains on.
+trains on. Its scores of what it was fitted to would be too good to be true, so prompts are dealt into folds, and
+each fold is scored by a model that was fitted to the others alone (cross-fitting).
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pipeline.models.value import ValueModel
+    from pipeline.training.policy import Fitting
     from pipeline.training.sequences import Sequences
 
 REWARD = Stage(
@@ -43,67 +45,147 @@ class LearntReward:
         about: What became of the fit, for a file.
     """
 
-    def __init__(
-        self, ctx: JobContext, folders: Sequence[Path], settings: RewardModelConfig, *, more: bool = True
-    ) -> None:
-        """Fit to the pairs of some folders.
+    def __init__(self, ctx: JobContext, pairs: Sequences, settings: RewardModelConfig, fitting: Fitting) -> None:
+        """Fit to pairs.
 
         Args:
             ctx: Of the stage.
-            folders: Outputs with pairs.
-            settings: Batch size, epochs, learning rate.
-            more: Whether the stage goes on with other work afterwards.
+            pairs: Chosen and rejected completions, one after the other.
+            settings: Of the fit.
+            fitting: The same as it is carried out.
         """
-        with ctx.loading():
-            from pipeline.algos.groups import PAIRS
-            from pipeline.algos.post_training import fitting_of
-            from pipeline.algos.rounds import tally_of
-            from pipeline.algos.shortage import noted
-            from pipeline.training.policy import trained_tokens
-            from pipeline.training.reward_model import fit_reward_model
-            from pipeline.training.sequences import Sequences
+        from pipeline.training.policy import trained_tokens
+        from pipeline.training.reward_model import fit_reward_model
+
         self._ctx = ctx
         self.model = _fresh(ctx)
-        pairs = Sequences.load(folders, PAIRS)
-        how = (settings.batch_size, settings.epochs, settings.learning_rate)
-        losses = fit_reward_model(self.model, pairs, fitting_of(ctx, "reward_model", *how, more=more))
+        losses = fit_reward_model(self.model, pairs, fitting)
         self.about: dict[str, Any] = {
             "pairs": len(pairs) // 2,
             "tokens_trained": trained_tokens(pairs, settings.epochs),
             "loss": losses,
         }
-        if ctx.ranks.is_first:
-            self.about |= noted(
-                len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to"
-            )
 
     def scores(self, data: Sequences) -> NDArray[np.float64]:
-        """Standardised scores of sequences: of mean 0 and deviation 1 over them all."""
-        from pipeline.training.reward_model import Scale, reward_scores
+        """Raw scores of sequences, shape [N]."""
+        from pipeline.training.reward_model import reward_scores
 
-        raw = reward_scores(
-            self.model,
-            data,
-            micro_batch_size=self._ctx.config.training.micro_batch_size,
-            device=self._ctx.device,
-            ranks=self._ctx.ranks,
+        size = self._ctx.config.training.micro_batch_size
+        return reward_scores(
+            self.model, data, micro_batch_size=size, device=self._ctx.device, ranks=self._ctx.ranks
         )
-        scale = Scale.of(raw)
-        self.about |= {"mean": scale.mean, "deviation": scale.deviation, "scored": len(data)}
-        return scale(raw)
 
-    def save(self, name: str = REWARD_FIT) -> None:
-        """Save the model with its tokenizer, and what became of the fit."""
+    def save(self, folder: Path) -> None:
+        """Save the model with its tokenizer."""
         from pipeline.algos.text import reference_source, trusts_code
         from pipeline.models.load import load_tokenizer
         from pipeline.training.distributed import save_model
 
-        save_model(self.model, self._ctx.out, self._ctx.ranks)
-        if not self._ctx.ranks.is_first:
-            return
-        source, trust = reference_source(self._ctx), trusts_code(self._ctx)
-        load_tokenizer(source, trust_remote_code=trust).save_pretrained(self._ctx.out)
-        (self._ctx.out / name).write_text(json_text(self.about) + "\n")
+        folder.mkdir(exist_ok=True)
+        save_model(self.model, folder, self._ctx.ranks)
+        if self._ctx.ranks.is_first:
+            source, trust = reference_source(self._ctx), trusts_code(self._ctx)
+            load_tokenizer(source, trust_remote_code=trust).save_pretrained(folder)
+
+
+def reward_fitting(ctx: JobContext, settings: RewardModelConfig, fold: int = 0, *, more: bool) -> Fitting:
+    """How a reward model is fitted.
+
+    Args:
+        ctx: Of the stage.
+        settings: Batch size, epochs, learning rate, and how many such trainings there are.
+        fold: Which of them this is.
+        more: Whether the stage goes on with other work afterwards.
+    """
+    from pipeline.algos.post_training import fitting_of
+
+    how = (settings.batch_size, settings.epochs, settings.learning_rate)
+    fitting = fitting_of(ctx, f"reward_model_{fold}" if fold else "reward_model", *how, more=more)
+    if not more:
+        return fitting
+    count = settings.folds
+
+    def on_step(done: int, total: int, tokens: int) -> None:
+        # Folds are about as large as each other, and progress is never to fall back.
+        ctx.progress(fold * total + done, total=count * total, tokens=tokens)
+
+    return replace(fitting, on_step=on_step)
+
+
+def cross_fitted(
+    ctx: JobContext, folders: Sequence[Path], data: Sequences, settings: RewardModelConfig
+) -> NDArray[np.float64]:
+    """Fit a reward model for each fold of prompts, and score that fold by it. Writes models and ``reward.json``.
+
+    Args:
+        ctx: Of the stage.
+        folders: Outputs with pairs, and with the prompts of pairs and completions.
+        data: The completions.
+        settings: Of the fits.
+
+    Returns:
+        Standardised scores, shape [N]: of mean 0 and deviation 1 over each fold, since the scores of two models
+        have neither a zero nor a unit in common.
+    """
+    import numpy as np
+
+    with ctx.loading():
+        from pipeline.algos.groups import PAIRS
+        from pipeline.algos.rounds import tally_of
+        from pipeline.algos.shortage import noted
+        from pipeline.training.folds import Prompts
+        from pipeline.training.reward_model import Scale, share_preferred
+        from pipeline.training.sequences import Sequences
+    pairs, prompts = Sequences.load(folders, PAIRS), Prompts.load(folders)
+    of_pairs, of_data = prompts.folds(settings.folds)
+    found, fits = np.zeros(len(data)), []
+    for fold in range(settings.folds):
+        unseen = np.repeat((of_pairs == fold) & (settings.folds > 1), 2)
+        seen = pairs.some(np.flatnonzero(~unseen))
+        learnt = LearntReward(ctx, seen, settings, reward_fitting(ctx, settings, fold, more=True))
+        places = np.flatnonzero(of_data == fold)
+        raw = learnt.scores(data.some(places))
+        scale = Scale.of(raw)
+        found[places] = scale(raw)
+        held_out = learnt.scores(pairs.some(np.flatnonzero(unseen)))
+        fits.append(
+            {
+                **learnt.about,
+                "held_out_pairs": len(held_out) // 2,
+                "held_out_accuracy": share_preferred(held_out),
+                "mean": scale.mean,
+                "deviation": scale.deviation,
+                "scored": len(places),
+            }
+        )
+        learnt.save(ctx.out / f"fold_{fold}")
+        del learnt  # so that no two models are held at once
+    if ctx.ranks.is_first:
+        note = noted(len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to")
+        tokens = sum(fit["tokens_trained"] for fit in fits)
+        about = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
+        (ctx.out / REWARD_FIT).write_text(json_text(about) + "\n")
+    return found
+
+
+def in_short(fits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a reader of the results must know of reward models: how many there are, how good on unseen pairs."""
+    held_out = [(fit["held_out_pairs"], fit["held_out_accuracy"]) for fit in fits]
+    pairs = sum(count for count, _ in held_out)
+    right = sum(count * accuracy for count, accuracy in held_out if accuracy is not None)
+    return {"folds": len(fits), "held_out_pairs": pairs, "held_out_accuracy": right / pairs if pairs else None}
+
+
+def reward_fit_in_short(ctx: JobContext) -> dict[str, Any]:
+    """What to add to ``training.json`` of the reward models of this round."""
+    fit = read_input(ctx.input("reward"), REWARD_FIT, read_reward_fit)
+    return {
+        "reward_model": {
+            "folds": fit.folds,
+            "held_out_pairs": fit.held_out_pairs,
+            "held_out_accuracy": fit.held_out_accuracy,
+        }
+    }
 
 
 def reward_tokens_trained(ctx: JobContext) -> int:

@@ -13,7 +13,7 @@ import tempfile
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
@@ -72,6 +72,10 @@ class ValueGuidedAlgorithms(Algorithm):
         """Rewards that the value model has a distribution over; 1 is a single probability."""
         return 1
 
+    def rate(self, algo: ValueAlgoConfig) -> float:  # noqa: ARG002 - for methods that have atoms
+        """What is kept where a label is split between atoms: E[exp(rate * label)], or the mean where it is 0."""
+        return 0.0
+
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders of labelled sequences to train on."""
         from pipeline.algos.rounds import rounds_to_train_on
@@ -81,6 +85,10 @@ class ValueGuidedAlgorithms(Algorithm):
     def spent_before(self, ctx: JobContext) -> int:  # noqa: ARG002 - for methods with more stages
         """Tokens that earlier stages of this round have trained on."""
         return 0
+
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:  # noqa: ARG002 - likewise
+        """What to add to ``training.json`` of earlier stages of this round."""
+        return {}
 
     def generate(self, ctx: JobContext) -> None:
         """Collect data; in the first round the current policy is the reference itself."""
@@ -115,6 +123,7 @@ class ValueGuidedAlgorithms(Algorithm):
             algo,
             ctx.config.training,
             seed=ctx.seed * 1000 + ctx.round,
+            rate=self.rate(algo),
             device=ctx.device,
             dtype=ctx.config.system.dtype,
             clear_cache_interval=ctx.config.system.clear_cache_interval,
@@ -133,6 +142,7 @@ class ValueGuidedAlgorithms(Algorithm):
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
             "sequences": len(data),
             "mean_label": float(data.labels.mean()) if len(data) else None,
+            **self.told_before(ctx),
             **noted(len(data), algo.batch_size, tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))),
         }
         (ctx.out / TRAINING).write_text(json_text({**about, "loss": losses}) + "\n")

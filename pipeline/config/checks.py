@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from pipeline.config.atoms import LARGEST_ATOMS, MOST_GRID_ERROR, grid_error, least_atoms
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
+    NOTHING,
     REWARD_NAMES,
     AlgoConfig,
     Attention,
     BestOfNConfig,
+    CDConfig,
     Config,
     DatasetConfig,
     DPOConfig,
@@ -22,6 +25,7 @@ from pipeline.config.schema import (
     PairSource,
     PolicyAlgoConfig,
     QSharpConfig,
+    QSharpHFConfig,
     SFTConfig,
     Strategy,
     TinyModelConfig,
@@ -180,6 +184,7 @@ def _joined(config: Config) -> Iterator[str]:
     for name, algo in config.algos.items():
         yield from _groups(f"algos.{name}", algo, config)
         yield from _objective(f"algos.{name}", algo)
+        yield from _atoms(f"algos.{name}", algo, config.evaluation.etas)
     for name, dataset in config.datasets.items():
         yield from _splits(f"datasets.{name}", dataset, config)
     for name, model in config.models.items():
@@ -233,6 +238,28 @@ def _objective(key: str, algo: AlgoConfig) -> Iterator[str]:
         yield f"{key}.value_min={algo.value_min} must be below {key}.value_max={algo.value_max}"
 
 
+def _atoms(key: str, algo: AlgoConfig, etas: Sequence[float]) -> Iterator[str]:
+    """Labels are split between atoms for the one eta that is trained with; at others the grid makes an error."""
+    if not isinstance(algo, QSharpConfig) or isinstance(algo, CDConfig):
+        return
+    if isinstance(algo, QSharpHFConfig) and algo.atoms == 1:
+        yield f"{key}.atoms=1: a learnt reward has any value, which a single probability cannot express; use 11"
+    if algo.atoms == 1 or not algo.value_min < algo.value_max:
+        return
+    width = algo.value_max - algo.value_min
+    errors = {eta: grid_error(algo.atoms, width / algo.eta, width / eta) for eta in etas}
+    wrong = {eta: error for eta, error in errors.items() if error > MOST_GRID_ERROR}
+    if wrong:
+        told = ", ".join(f"eta={eta:g} ({error:.2f} nats)" for eta, error in wrong.items())
+        enough = max(least_atoms(width / algo.eta, width / eta) or LARGEST_ATOMS + 1 for eta in wrong)
+        remedy = f"{key}.atoms={enough} would do" if enough <= LARGEST_ATOMS else "no number of atoms would do"
+        yield (
+            f"evaluation.etas: with {key}.atoms={algo.atoms} rewards between two atoms are exact at {key}.eta="
+            f"{algo.eta:g}, for which the value model is trained, and off by more than {MOST_GRID_ERROR} nats at "
+            f"{told}; {remedy}, or leave them out"
+        )
+
+
 def _attention(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:
     flash = config.system.attn_impl is Attention.flash_attention_2
     if flash and isinstance(algo, ValueAlgoConfig) and algo.head is HeadType.v:
@@ -274,5 +301,5 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
         yield f"{key}.rewards: every weight is 0, so nothing would be rewarded"
     for name in grading.options.keys() - weights.keys():
         yield f"{key}.grading.options: " + unknown_name("reward", str(name), weights)
-    if grading.correct_by is not None and grading.correct_by not in weights:
-        yield f"{key}.grading.correct_by: " + unknown_name("reward", grading.correct_by, weights)
+    if grading.correct_by not in (None, NOTHING, *weights):
+        yield f"{key}.grading.correct_by: " + unknown_name("reward", str(grading.correct_by), [*weights, NOTHING])

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from pipeline.config.atoms import LARGEST_ATOMS
 from pipeline.config.fields import file_or_folder, hint, number
 
 LARGEST_SEED = 2**63 - 1
@@ -447,7 +448,7 @@ class QSharpConfig(ValueAlgoConfig):
     """Q# (arXiv 2502.20548)."""
 
     learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
-    atoms: int = number(1, at_least=1, at_most=10_000, hint=" (1 is a single probability)")
+    atoms: int = number(1, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     """Values at which the head has a probability each, evenly spaced over the range; 1 is the Bernoulli head, a
     single probability of the highest value."""
     value_min: float = number(0.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
@@ -458,7 +459,7 @@ class QSharpConfig(ValueAlgoConfig):
 
 @dataclass(kw_only=True)
 class CDConfig(QSharpConfig):
-    """Controlled decoding (arXiv 2310.17022)."""
+    """Guidance by the mean reward, the baseline of Q#'s paper (after arXiv 2310.17022)."""
 
 
 @dataclass(kw_only=True)
@@ -469,6 +470,9 @@ class RewardModelConfig:
     """Sequences per optimizer step; both completions of a pair count."""
     learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
     epochs: int = number(2, at_least=1, at_most=1_000_000)
+    folds: int = number(2, at_least=1, at_most=100)
+    """Reward models, each fitted to the pairs of all folds of prompts but one, whose completions it scores. Costs
+    folds - 1 passes over the pairs. 1 scores what it was fitted to, which flatters it."""
 
 
 @dataclass(kw_only=True)
@@ -492,7 +496,7 @@ class QSharpHFConfig(QSharpConfig):
     """Q# on a reward that is learnt from preferences and standardised."""
 
     eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
-    atoms: int = number(11, at_least=1, at_most=10_000, hint=" (1 is a single probability)")
+    atoms: int = number(11, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     value_min: float = number(-2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """In standard deviations of the learnt reward; what lies outside is clipped."""
     value_max: float = number(2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
@@ -612,8 +616,21 @@ class BestOfNConfig(AlgoConfig):
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
 
-REWARD_NAMES = ("boxed", "exact_match", "gsm8k", "length", "math_verify", "model", "star_graph", "vader")
-"""Rewards that ship; any other name is the dotted path of a function with TRL's signature."""
+TRL_REWARD_NAMES = (
+    "accuracy_reward",
+    "get_cosine_scaled_reward",
+    "get_repetition_penalty_reward",
+    "get_soft_overlong_punishment",
+    "reasoning_accuracy_reward",
+    "think_format_reward",
+)
+"""TRL's own rewards, and the functions that make one of their settings."""
+OWN_REWARD_NAMES = ("boxed", "exact_match", "gsm8k", "length", "math_verify", "model", "star_graph", "vader")
+"""Rewards that ship."""
+REWARD_NAMES = (*OWN_REWARD_NAMES, *TRL_REWARD_NAMES)
+"""Rewards with a name; any other one is the dotted path of a function with TRL's signature."""
+NOTHING = "nothing"
+"""The word of `correct_by` for rewards none of which says what is correct."""
 
 
 @dataclass(kw_only=True)
@@ -624,7 +641,8 @@ class GradingConfig:
     """Settings of rewards: name -> table of arguments, for example `{vader: {unit: true}}`. The entry `use` names
     another reward to call, so that one can be used twice under two names."""
     correct_by: str | None = None
-    """The reward that says which completions are correct; null takes the first that can say so."""
+    """The reward that says which completions are correct, by a value of 1 or more; null takes the first that is
+    known to say so. `nothing` where none does: results are then mean rewards."""
     timeout_s: float = number(10.0, above=0, at_most=LONGEST_S)
     """Seconds that an isolated reward may take for one completion."""
     memory_gib: float = number(4.0, above=0, at_most=1e6)

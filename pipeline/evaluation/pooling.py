@@ -22,7 +22,8 @@ from pipeline.evaluation.shares import exact_difference, has_no_variance, share_
 from pipeline.evaluation.significance import holm, mcnemar, smallest_detectable
 from pipeline.evaluation.statistics import swap_tests
 from pipeline.results.prompts import PromptMeasures
-from pipeline.results.record import PRIMARY_METRICS, Comparison, Place, PooledRow, ResultRow, Scope, place_of
+from pipeline.results.primary import primary_metric
+from pipeline.results.record import Comparison, Place, PooledRow, ResultRow, Scope, place_of
 
 REFERENCE = "reference"
 _AGAINST = "/vs_"
@@ -201,10 +202,7 @@ def scope(grid: Grid) -> Scope:
 def _family(methods: list[Group], reference: Group, confidence: float) -> list[Comparison]:
     """The declared family: each method with the reference, then each with each; both corrected by themselves."""
     groups = [group for group in (*methods, reference) if group.stack is not None]
-    metric = next(
-        (name for name in PRIMARY_METRICS if all(name in group.stack.sums for group in groups if group.stack)),
-        None,
-    )
+    metric = primary_metric(group.stack.sums for group in groups if group.stack)
     if reference.stack is None or len(groups) < 2 or metric is None:
         return []
     stacks = dict(zip(groups, aligned([group.stack for group in groups if group.stack]), strict=True))

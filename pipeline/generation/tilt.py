@@ -42,12 +42,12 @@ def atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
 
 
 def expected_offset(eta: float, low: float = 0.0, high: float = 1.0) -> Offset:
-    """Controlled decoding (arXiv 2310.17022): ``E[R] / eta``; R is `high` with chance sigmoid(z), else `low`."""
+    """CD, the baseline of Q#: ``E[R] / eta``; R is `high` with chance sigmoid(z), else `low`."""
     return lambda z: (low + (high - low) * torch.sigmoid(z)) / eta
 
 
 def expected_atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
-    """Controlled decoding with a distribution: ``E[R] / eta``, R one of n atoms."""
+    """CD with a distribution: ``E[R] / eta``, R one of n atoms."""
     return lambda z: (z.softmax(-1) * torch.tensor(atoms, device=z.device)).sum(-1) / eta
 
 

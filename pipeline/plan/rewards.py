@@ -10,44 +10,89 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.checks import refuse_all
 from pipeline.config.load import schema_path, to_plain
-from pipeline.config.schema import REWARD_NAMES, Config, DatasetConfig
+from pipeline.config.schema import OWN_REWARD_NAMES, CDConfig, Config, DatasetConfig, QSharpConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError, describe_exit
+from pipeline.rewards.registry import shipped_traits
 
 _PACKAGE_PARENT = Path(__file__).parents[2]
 _MARGIN_S = 60.0
 
 
 def try_rewards(config: Config) -> tuple[str, ...]:
-    """Call every reward of a dataset that makes its rows once, if reward or dataset is the user's own.
+    """Call every reward of a dataset that makes its rows once, if reward or dataset is not what ships.
+
+    Of a dataset that has to be prepared first, it is only seen whether one of several rewards judges.
 
     Returns:
         Warnings.
 
     Raises:
-        ConfigError: A reward cannot work with its dataset.
+        ConfigError: A reward cannot work with its dataset, or an algorithm with what it gives.
     """
+    single = _single_probabilities(config)
     asked = {
         name: section
         for name, section in config.datasets.items()
-        if _is_own(section) and not load_dataset(section).prepared
+        if _is_own(section) and (not load_dataset(section).prepared or _leaves_open(section) or single)
     }
-    if not asked:
-        return ()
-    answer = _ask(asked)
+    answer = _ask(asked) if asked else {"problems": [], "warnings": [], "graded": {}}
     if answer["problems"]:
         raise ConfigError("\n".join(answer["problems"]))
+    if single:
+        told = answer["graded"]
+        refuse_all(
+            [
+                problem
+                for name, section in config.datasets.items()
+                for problem in _graded_problems(name, told.get(name) or _graded(section), single)
+            ]
+        )
     return tuple(answer["warnings"])
+
+
+def _single_probabilities(config: Config) -> list[str]:
+    """Algorithms of the run whose tilt is E[exp(R / eta)] by a single probability: right for two values."""
+    return [
+        name
+        for name, algo in config.algos.items()
+        if algo.enabled and isinstance(algo, QSharpConfig) and not isinstance(algo, CDConfig) and algo.atoms == 1
+    ]
+
+
+def _graded(section: DatasetConfig) -> str:
+    """What is known to have more than two values without a look at own code, in words; "" for nothing."""
+    counted = [name for name, weight in (section.rewards or {section.reward: 1.0}).items() if weight]
+    if len(counted) > 1:
+        return f"the sum of its rewards {', '.join(counted)}"
+    found = [name for name, traits in shipped_traits(section).items() if traits.graded]
+    return f"its reward '{found[0]}'" if found else ""
+
+
+def _graded_problems(dataset: str, graded: str, algos: Iterable[str]) -> Iterator[str]:
+    for algo in algos if graded else ():
+        yield (
+            f"datasets.{dataset}: {graded} has more than two values, and algos.{algo}.atoms=1 is a single "
+            "probability of the highest, which cannot express E[exp(R / eta)] of such rewards. "
+            f"Set algos.{algo}.atoms=11, or more where eta is small, and algos.{algo}.value_min and value_max to "
+            "what the reward can give"
+        )
 
 
 def _is_own(section: DatasetConfig) -> bool:
     named = {str((section.grading.options.get(name) or {}).get("use", name)) for name in _names(section)}
-    return section.class_path is not None or bool(section.grading.options) or not named <= {*REWARD_NAMES}
+    return section.class_path is not None or bool(section.grading.options) or not named <= {*OWN_REWARD_NAMES}
+
+
+def _leaves_open(section: DatasetConfig) -> bool:
+    """Whether it takes a look at the rewards to know which of them says what is correct."""
+    return len(_names(section)) > 1 and section.grading.correct_by is None
 
 
 def _names(section: DatasetConfig) -> list[str]:

@@ -18,8 +18,8 @@ from pipeline.algos.base import Algorithm, Stage
 from pipeline.config.own_code import import_object
 from pipeline.config.schema import DatasetConfig, ModelConfig, TinyModelConfig
 from pipeline.datasets.registry import DATASETS
-from pipeline.rewards.registry import REWARDS, package_versions
-from pipeline.rewards.traits import GRADING, traits_of
+from pipeline.rewards.registry import MODEL, package_versions, shipped_traits
+from pipeline.rewards.traits import GRADING
 
 MODELS = 1
 """`pipeline.models`: how models are made, read, written, and what their heads compute."""
@@ -84,9 +84,8 @@ def _of_dataset(dataset: DatasetConfig) -> dict[str, int | str | None]:
     path = dataset.class_path or DATASETS[dataset.kind]
     kind = import_object(path)
     found = {f"dataset {dataset.kind}": kind.version, **_of_bases(kind)}
-    for name in reward_names(dataset):
-        if name in REWARDS:
-            traits = traits_of(import_object(REWARDS[name]))
+    for name, traits in shipped_traits(dataset).items():
+        if name != MODEL:
             found[f"reward {name}"] = traits.version
             found |= {f"package {name}": version for name, version in package_versions(traits).items()}
     return found

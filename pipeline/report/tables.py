@@ -8,6 +8,7 @@ from statistics import median
 
 from pipeline.report.words import count
 from pipeline.results.compute import EVALUATION, ComputeRow
+from pipeline.results.primary import primary_metric
 from pipeline.results.record import Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
@@ -97,6 +98,9 @@ def _table(
     costs: Mapping[At, Cost],
 ) -> FittedTable:
     metrics = _worth_showing(cells)
+    valued = ([name for name, row in cell.items() if row.value is not None] for cell in cells.values())
+    primary = primary_metric(valued)
+    metrics.sort(key=lambda name: name != primary)
     caption = "\n".join(_notes(cells, metrics, comparisons, confidence))
     table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title, caption=caption)
     p_values = {(one.first, one.round): one.p for one in comparisons if one.second == "reference"}

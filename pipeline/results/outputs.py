@@ -176,9 +176,19 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFit(Training):
-    """What is read of ``reward.json``."""
+    """What is read of ``reward.json``.
+
+    Attributes:
+        tokens_trained: Of all reward models.
+        folds: How many there are.
+        held_out_pairs: Pairs that were decided by a model that was not fitted to them.
+        held_out_accuracy: Share of these that it decides as they are; None where there are none.
+    """
 
     tokens_trained: Count
+    folds: Count = 1
+    held_out_pairs: Count = 0
+    held_out_accuracy: Number | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

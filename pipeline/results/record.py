@@ -34,8 +34,6 @@ from pipeline.results.prompts import PROMPTS, PromptMeasures, read_prompts
 from pipeline.results.store import Store
 
 METRICS_STAGE = "metrics"
-PRIMARY_METRICS = ("pass@1", "reward")
-"""What methods are judged by: the first of these that there is."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LIMIT = 4 << 30
 

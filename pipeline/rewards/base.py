@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 
 from pipeline.datasets.base import Row
 from pipeline.errors import JobError
+from pipeline.rewards.calling import takes_messages
 from pipeline.rewards.pool import Item
 from pipeline.rewards.signature import needed_columns
 from pipeline.rewards.traits import Text, WrongScores, read_scores
-
-CORRECT = 1.0
-"""A completion counts as correct when its reward is at least this, as TRL's accuracy rewards have it."""
 
 _NO_COLUMNS = {"prompt", "completion", "completion_ids"}
 """Columns of a dataset that TRL keeps from rewards, since it passes its own."""
@@ -40,6 +38,7 @@ def items_of(
     completions: Sequence[str],
     completion_ids: Sequence[Sequence[int]],
     needed: Iterable[str] = (),
+    messages: Set[str] = frozenset(),
 ) -> list[Item]:
     """What a reward is given of each completion. It follows from the row alone, whatever is scored beside it.
 
@@ -48,13 +47,19 @@ def items_of(
         completions: Texts, without special tokens.
         completion_ids: The sampled token ids.
         needed: Columns that the reward takes without a default, which are None where a row lacks them.
+        messages: Which of "prompts" and "completions" it takes as conversations alone.
 
     Raises:
         JobError: A column has the name of something that rewards are given anyway.
     """
     wanted = dict.fromkeys(needed)
     return [
-        Item(row.prompt, as_completion(row.prompt, text), ids, wanted | columns_of(row))
+        Item(
+            as_prompt(row.prompt) if "prompts" in messages else row.prompt,
+            as_completion(row.prompt, text, in_messages="completions" in messages),
+            ids,
+            wanted | columns_of(row),
+        )
         for row, text, ids in zip(rows, completions, completion_ids, strict=True)
     ]
 
@@ -70,9 +75,15 @@ def columns_of(row: Row) -> dict[str, Any]:
     return {name: value for name, value in row.columns.items() if name not in _NO_COLUMNS}
 
 
-def as_completion(prompt: Text, text: str) -> Text:
-    """A completion in the form of its prompt: text, or one message of a conversation."""
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+def as_prompt(prompt: Text) -> Text:
+    """A prompt as a conversation: text is what the user says."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def as_completion(prompt: Text, text: str, *, in_messages: bool = False) -> Text:
+    """A completion in the form of its prompt: text, or one message of a conversation, which can be asked for."""
+    plain = isinstance(prompt, str) and not in_messages
+    return text if plain else [{"role": "assistant", "content": text}]
 
 
 def batches(items: Sequence[Item], size: int) -> list[list[int]]:
@@ -128,7 +139,7 @@ def score(
     Raises:
         JobError: The reward returned the wrong number of scores.
     """
-    items = items_of(rows, completions, completion_ids, needed_columns(reward))
+    items = items_of(rows, completions, completion_ids, needed_columns(reward), takes_messages(reward))
     scores = np.full(len(rows), np.nan)
     for part in batches(items, batch_size):
         scores[part] = checked(reward(**arguments([items[at] for at in part])), len(part))

@@ -53,7 +53,7 @@ def boxed_answer(completion: Text) -> str | None:
     return None if inside is None else plain(inside) or None
 
 
-@reward(RewardTraits(answer=boxed_answer, version=2))
+@reward(RewardTraits(verifies=True, judges="correctness", answer=boxed_answer, version=2))
 def boxed(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
     r"""Compare boxed answers as text. For mathematical equality use `math_verify`.
 

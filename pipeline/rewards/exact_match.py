@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.rewards.traits import RewardTraits, Text, judged, reward, text_of
+from pipeline.rewards.traits import RewardTraits, Text, judged, reward, stripped, text_of
 
 
-@reward(RewardTraits(isolated=False))
+@reward(RewardTraits(verifies=True, judges="correctness", isolated=False, answer=stripped))
 def exact_match(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
     """Compare each completion with its solution, both without surrounding white space.
 

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -29,8 +29,9 @@ from typing import Any
 
 from pipeline.config.place import own_place, told
 from pipeline.descendants import die_with_parent
+from pipeline.rewards.calling import Bound, bind
 from pipeline.rewards.cause import cause_of
-from pipeline.rewards.traits import RewardTraits, is_async, read_scores, traits_of
+from pipeline.rewards.traits import RewardTraits, is_async, read_scores
 
 _LONGEST_ERROR = 4000
 _LONGEST_ANSWER = 1000
@@ -66,24 +67,23 @@ class _Answers:
 
 def _serve(request: dict[str, Any], answers: _Answers, memory_gib: float) -> None:
     try:
-        function, traits = _load(request["function"])
+        bound = _load(request["function"], json.dumps(request["options"]))
     except BaseException as error:  # a module may raise anything, SystemExit included
         answers.send(broken=f"cannot import the reward '{request['function']}': {_told(error)}")
         return
     _limit_memory(memory_gib)
     answers.send(loaded=True)
-    if is_async(function):
-        asyncio.run(_grade_together(function, traits, request, answers))
+    if is_async(bound.function):
+        asyncio.run(_grade_together(bound, request, answers))
         return
     for item in request["items"]:
         answers.send(start=item["id"])
-        answers.send(id=item["id"], **_grade(function, traits, item, request["options"]))
+        answers.send(id=item["id"], **_grade(bound, item))
 
 
 @cache
-def _load(path: str) -> tuple[Callable[..., Any], RewardTraits]:
-    function = resolve_name(path)
-    return function, traits_of(function)
+def _load(path: str, options: str) -> Bound:
+    return bind(resolve_name(path), json.loads(options), path)
 
 
 @cache
@@ -101,12 +101,10 @@ def _limit_memory(gib: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _grade(
-    function: Callable[..., Any], traits: RewardTraits, item: dict[str, Any], options: dict[str, Any]
-) -> dict[str, Any]:
+def _grade(bound: Bound, item: dict[str, Any]) -> dict[str, Any]:
     try:
-        given = function(**_arguments(item, options))
-        return _checked(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given, traits, item)
+        given = bound.function(**_arguments(item, bound.arguments))
+        return _checked(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given, bound.traits, item)
     except BaseException as error:  # whatever it is belongs to this completion alone
         return _failed(error)
 
@@ -119,17 +117,15 @@ def _failed(error: BaseException) -> dict[str, Any]:
     return {"error": _told(error), **asdict(cause_of(error))}
 
 
-async def _grade_together(
-    function: Callable[..., Any], traits: RewardTraits, request: dict[str, Any], answers: _Answers
-) -> None:
+async def _grade_together(bound: Bound, request: dict[str, Any], answers: _Answers) -> None:
     """Await all items at once; each has the deadline that the pool would otherwise enforce."""
 
     async def grade(item: dict[str, Any]) -> None:
         answers.send(start=item["id"])
         try:
             async with asyncio.timeout(request["limit_s"]):
-                given = await function(**_arguments(item, request["options"]))
-            answers.send(id=item["id"], **_checked(given, traits, item))
+                given = await bound.function(**_arguments(item, bound.arguments))
+            answers.send(id=item["id"], **_checked(given, bound.traits, item))
         except TimeoutError:
             answers.send(id=item["id"], timeout=True)
         except BaseException as error:  # as above
@@ -138,7 +134,7 @@ async def _grade_together(
     await asyncio.gather(*(grade(item) for item in request["items"]))
 
 
-def _arguments(item: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _arguments(item: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """One item in TRL's signature: every list has one entry."""
     return {
         "prompts": [item["prompt"]],
@@ -156,7 +152,7 @@ def _checked(given: Any, traits: RewardTraits, item: dict[str, Any]) -> dict[str
     value = read_scores(given, 1)[0]
     if value is not None and math.isinf(value):
         raise ValueError("the reward is infinite")
-    answer = traits.answer(item["completion"])
+    answer = traits.vote(item["completion"])
     return {
         "value": None if value is None or math.isnan(value) else value,
         "answer": None if answer is None else str(answer)[:_LONGEST_ANSWER],

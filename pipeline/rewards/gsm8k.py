@@ -38,7 +38,7 @@ def final_number(completion: Text) -> str | None:
     return last_number(first_line) or last_number(head)
 
 
-@reward(RewardTraits(isolated=False, answer=final_number))
+@reward(RewardTraits(verifies=True, judges="correctness", isolated=False, answer=final_number))
 def gsm8k(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
     """Compare final numbers.
 

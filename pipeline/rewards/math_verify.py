@@ -35,7 +35,11 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(RewardTraits(answer=parsed_answer, packages=("math-verify", "sympy"), version=2))
+@reward(
+    RewardTraits(
+        verifies=True, judges="correctness", answer=parsed_answer, packages=("math-verify", "sympy"), version=2
+    )
+)
 def math_verify(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 

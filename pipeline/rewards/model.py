@@ -23,11 +23,10 @@ from transformers import (
 from pipeline.datasets.hub import is_hub_id
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.models.source import snapshot
-from pipeline.rewards.traits import RewardTraits, Text, text_of
+from pipeline.rewards.traits import Text, text_of
 
 Output = Literal["logit", "probability", "log_odds"]
 DType = Literal["float32", "bfloat16", "float16"]
-MODEL_TRAITS = RewardTraits(verifies=False, isolated=False)
 _LONGEST = 1 << 20
 """Tokenizers that know no limit say a huge number."""
 

@@ -33,6 +33,7 @@ from pipeline import descendants
 from pipeline.config.own_code import import_object
 from pipeline.descendants import Process
 from pipeline.errors import JobError, describe_exit
+from pipeline.rewards.calling import bind
 from pipeline.rewards.cause import UNKNOWN, Cause
 from pipeline.rewards.traits import is_async
 
@@ -130,7 +131,9 @@ class GraderPool:
         Raises:
             JobError: The reward cannot be imported by a grader, or graders cannot be kept alive.
         """
-        work = _Work(function, dict(options), items, is_async(import_object(function)))
+        work = _Work(
+            function, dict(options), items, is_async(bind(import_object(function), options, function).function)
+        )
         try:
             while work.open:
                 if work.suspects and not work.waiting and not any(grader.tasks for grader in self._graders):

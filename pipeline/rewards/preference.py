@@ -54,9 +54,9 @@ def decide(
         first: Of the first completions.
         second: Of the second ones.
         draws: In (0, 1), shape [N]; the pair's own, so that a decision depends on no other pair.
-        source: What is asked.
-        preference: How a difference of scores decides: drawn with probability sigmoid(beta * difference)
-            (Bradley and Terry 1952), or the higher one wins.
+        source: What is asked. Of correctness the difference is 1, where one of the two alone is correct.
+        preference: How a difference decides: drawn with probability sigmoid(beta * difference) (Bradley and Terry
+            1952), or the one that is ahead wins.
         beta: Slope of that draw.
         ties: What happens where scores are equal. With `drop` no pair of equals is kept, so a reward of 0 and 1
             gives no coin flips for labels.
@@ -65,27 +65,38 @@ def decide(
         1 where the first is preferred, 0 where the second is, -1 where nothing can be said, shape [N]. A
         completion at which a reward failed is never part of a decided pair.
     """
-    decided = np.full(len(draws), UNDECIDED, np.int8)
-    if source is not PreferenceSource.correctness:
-        decided = _by_scores(first.values, second.values, draws, preference, beta, ties)
-    if source is not PreferenceSource.reward:
-        right = np.array([one is True for one in first.correct], bool)
-        other = np.array([one is True for one in second.correct], bool)
-        judged = np.array([None not in pair for pair in zip(first.correct, second.correct, strict=True)], bool)
-        decided = np.where(judged & (right != other), right.astype(np.int8), decided)
+    difference = _differences(first, second, source)
+    decided = _verdicts(difference, draws, preference, beta, ties)
+    if source is PreferenceSource.correctness:  # equals in it say nothing, and are no ties of scores
+        decided = np.where(difference == 0, UNDECIDED, decided)
     failed = [a is not None or b is not None for a, b in zip(first.faults, second.faults, strict=True)]
     return np.where(np.array(failed, bool), UNDECIDED, decided).astype(np.int8)
 
 
-def _by_scores(
-    first: NDArray[np.float64],
-    second: NDArray[np.float64],
+def _differences(first: Scored, second: Scored, source: PreferenceSource) -> NDArray[np.float64]:
+    """By how much the first completion is ahead, NaN where that is not known; 1 where it alone is correct."""
+    scores = first.values - second.values
+    if source is PreferenceSource.reward:
+        return scores
+    right, other = (_correctness(scored) for scored in (first, second))
+    by_correctness: NDArray[np.float64] = right - other
+    if source is PreferenceSource.correctness:
+        return by_correctness
+    told = ~np.isnan(by_correctness) & (by_correctness != 0)
+    return np.where(told, by_correctness, scores)
+
+
+def _correctness(scored: Scored) -> NDArray[np.float64]:
+    return np.array([np.nan if one is None else float(one) for one in scored.correct], np.float64)
+
+
+def _verdicts(
+    difference: NDArray[np.float64],
     draws: NDArray[np.float64],
     preference: Preference,
     beta: float,
     ties: Ties,
 ) -> NDArray[np.int8]:
-    difference = first - second
     if preference is Preference.bradley_terry:
         # The logistic function by tanh, which cannot overflow.
         wins = draws < 0.5 * (1 + np.tanh(0.5 * beta * difference))

@@ -18,7 +18,7 @@ from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError, JobError
 from pipeline.rewards.base import columns_of, items_of
 from pipeline.rewards.pool import Graded, GraderPool
-from pipeline.rewards.registry import LoadedReward, load_functions
+from pipeline.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions
 from pipeline.rewards.scoring import pool_settings
 from pipeline.rewards.signature import Mismatch, mismatch, needed_columns
 from pipeline.rewards.traits import WrongScores
@@ -48,16 +48,34 @@ def check_rewards(
     Raises:
         ConfigError: A reward cannot work, whatever the completions.
     """
+    check_judge(name, config)
     rewards, known = load_functions(config), list(columns)
     problems = []
     for reward in rewards:
         if (
-            found := mismatch(reward.function, columns_of(row) | dict.fromkeys(known), reward.options)
+            found := mismatch(reward.function, columns_of(row) | dict.fromkeys(known), reward.arguments)
         ) is not None:
             problems.append(_told(reward, found, name, dataset, row, known))
     if problems:
         raise ConfigError("; ".join(problems))
     return _called(rewards, name, config, dataset, row, known)
+
+
+def check_judge(name: str, config: DatasetConfig) -> None:
+    """See whether it is known which reward of a dataset says what is correct, or that none does.
+
+    Args:
+        name: Of the dataset in the configuration, for messages.
+        config: Of the dataset.
+
+    Raises:
+        ConfigError: It is not known.
+    """
+    rewards = known_rewards(config)
+    try:
+        judge_of(rewards, config)
+    except ConfigError as error:
+        raise ConfigError(f"datasets.{name}: {error}") from error
 
 
 def _called(
@@ -87,7 +105,7 @@ def _called(
 
 def _graded(pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str) -> Graded | None:
     """What becomes of a call in a grading process; None where the row cannot be sent to one, and need not be."""
-    items = items_of([row], [text], [[0]], _needed(reward))
+    items = items_of([row], [text], [[0]], _needed(reward), reward.messages)
     try:
         return pool.grade(reward.path, reward.options, items)[0]
     except JobError:
@@ -173,7 +191,7 @@ def advice_on(error: MissingColumns | ReservedColumn, name: str, config: Dataset
 
 
 def _needed(reward: LoadedReward) -> tuple[str, ...]:
-    return needed_columns(reward.function, reward.options)
+    return needed_columns(reward.function, reward.arguments)
 
 
 def _typed(name: str, known: Mapping[str, str], missing: Iterable[str], there: list[str]) -> str:

@@ -4,50 +4,72 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pipeline.config.install import install_command
 from pipeline.config.own_code import import_object, split_path
-from pipeline.config.schema import REWARD_NAMES, DatasetConfig
+from pipeline.config.schema import NOTHING, OWN_REWARD_NAMES, DatasetConfig
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.rewards.base import RewardFunction
+from pipeline.rewards.calling import bind, makes_rewards
 from pipeline.rewards.signature import GIVEN
-from pipeline.rewards.traits import GRADING, RewardTraits, traits_of
+from pipeline.rewards.traits import GRADING, RewardTraits
+from pipeline.rewards.trl import TRL_REWARDS
 
 MODEL = "model"
 """The reward that is a sequence-classification model rather than a function."""
+MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's score", isolated=False)
 
-REWARDS = {name: f"pipeline.rewards.{name}:{name}" for name in REWARD_NAMES if name != MODEL}
+REWARDS = {name: f"pipeline.rewards.{name}:{name}" for name in OWN_REWARD_NAMES if name != MODEL}
 """Name -> dotted path of the function."""
+_NAMED = REWARDS | TRL_REWARDS
 
 
 @dataclass(frozen=True)
-class LoadedReward:
-    """A reward with its settings.
+class KnownReward:
+    """What can be said of a reward without calling it.
 
     Attributes:
         name: As the configuration has it.
         weight: In the sum of several.
-        path: Dotted path of the function.
-        function: The function.
-        options: Further arguments.
         traits: What the engine may know of it.
     """
 
     name: str
     weight: float
+    traits: RewardTraits
+
+
+Known = TypeVar("Known", bound=KnownReward)
+
+
+@dataclass(frozen=True)
+class LoadedReward(KnownReward):
+    """A reward with its settings.
+
+    Attributes:
+        path: Dotted path of the function, or of the one that made it.
+        function: The function.
+        options: Settings from the configuration.
+        arguments: Those of them that are arguments of each call.
+        messages: Which of "prompts" and "completions" it takes as conversations alone.
+    """
+
     path: str
     function: Callable[..., Any]
     options: Mapping[str, Any]
-    traits: RewardTraits
+    arguments: Mapping[str, Any]
+    messages: frozenset[str] = frozenset()
 
     def identity(self) -> dict[str, Any]:
         """Plain data that determines its scores, as far as can be known: code that it imports is not covered."""
-        source = inspect.getsourcefile(inspect.unwrap(self.function)) if inspect.isroutine(self.function) else None
+        named = inspect.unwrap(import_object(self.path))
+        source = inspect.getsourcefile(named) if inspect.isroutine(named) else None
         return {
             "function": self.path,
             "version": self.traits.version,
@@ -64,18 +86,18 @@ def package_versions(traits: RewardTraits) -> dict[str, str | None]:
 
 
 def load_reward(name: str) -> RewardFunction:
-    """Find a reward that is a function.
+    """Find a reward that is a function, or the function that makes one.
 
     Raises:
         ConfigError: The name is unknown, or the path names nothing that can be called.
     """
     if name == MODEL:
         raise ConfigError("the reward 'model' needs settings: grading.options={model: {path: FOLDER_OR_HUB_ID}}")
-    if name not in REWARDS and "." not in name:
-        known = [*REWARDS, MODEL]
+    if name not in _NAMED and "." not in name:
+        known = [*_NAMED, MODEL]
         raise ConfigError(unknown_name("reward", name, known) + " Or give the dotted path of a function.")
-    reward = import_object(REWARDS.get(name, name))
-    if _is_method_of_class(REWARDS.get(name, name)):
+    reward = import_object(_NAMED.get(name, name))
+    if _is_method_of_class(_NAMED.get(name, name)):
         owner = split_path(name)[1].rpartition(".")[0]
         raise ConfigError(
             f"'{name}' is a method of the class {owner}, and rewards are called without an object of it; name a "
@@ -113,7 +135,39 @@ def load_functions(dataset: DatasetConfig) -> list[LoadedReward]:
     Raises:
         ConfigError: A name or a setting is wrong.
     """
-    return [_load(*one, "cpu") for one in _settings(dataset) if one[2].get("use", one[0]) != MODEL]
+    return [one for one in known_rewards(dataset) if isinstance(one, LoadedReward)]
+
+
+def known_rewards(dataset: DatasetConfig) -> list[KnownReward]:
+    """What can be said of the rewards of a dataset, in the order of the configuration; no model is loaded.
+
+    Raises:
+        ConfigError: A name or a setting is wrong.
+    """
+    return [
+        KnownReward(name, weight, MODEL_TRAITS)
+        if options.get("use", name) == MODEL
+        else _load(name, weight, options, "cpu")
+        for name, weight, options in _settings(dataset)
+    ]
+
+
+def shipped_traits(dataset: DatasetConfig) -> dict[str, RewardTraits]:
+    """Traits of those rewards of a dataset that have a name of ours or of TRL's, by that name.
+
+    Code of the user's own is not imported and no model is loaded.
+
+    Raises:
+        ConfigError: A name or a setting is wrong.
+    """
+    used = [
+        (str(options.get("use", name)), (name, weight, options)) for name, weight, options in _settings(dataset)
+    ]
+    return {
+        path: MODEL_TRAITS if path == MODEL else _load(*settings, "cpu").traits
+        for path, settings in used
+        if path == MODEL or path in _NAMED
+    }
 
 
 def _settings(dataset: DatasetConfig) -> list[tuple[str, float, dict[str, Any]]]:
@@ -125,19 +179,36 @@ def _settings(dataset: DatasetConfig) -> list[tuple[str, float, dict[str, Any]]]
     return [(name, weight, dict(options.get(name) or {})) for name, weight in weights.items()]
 
 
-def judge_of(rewards: list[LoadedReward], dataset: DatasetConfig) -> LoadedReward | None:
+def judge_of(rewards: Sequence[Known], dataset: DatasetConfig) -> Known | None:
     """The reward that says which completions are correct, or None where none can.
 
+    Nothing is guessed: it is the one that `correct_by` names, else the first that is known to verify. A single
+    reward of which nobody has said so judges nothing, and its mean is the result. Of several the weighted sum is
+    no result that can be read, so someone must say.
+
     Raises:
-        ConfigError: `correct_by` names none of the rewards.
+        ConfigError: `correct_by` names none of the rewards, or one that judges something else; or it must be set.
     """
-    wanted = dataset.grading.correct_by
-    if wanted is None:
-        return next((reward for reward in rewards if reward.traits.verifies), None)
-    by_name = {reward.name: reward for reward in rewards}
-    if wanted not in by_name:
-        raise ConfigError("grading.correct_by: " + unknown_name("reward", wanted, by_name))
-    return by_name[wanted]
+    wanted, by_name = dataset.grading.correct_by, {reward.name: reward for reward in rewards}
+    able = [name for name, reward in by_name.items() if reward.traits.verifies is not False]
+    if wanted in by_name:
+        if wanted not in able:
+            judges = by_name[wanted].traits.judges or "something else than correctness"
+            raise ConfigError(
+                f"grading.correct_by={wanted}: this reward judges {judges}, so its values do not say which "
+                f"completions are correct. Choose one of {', '.join([*able, NOTHING])}"
+            )
+        return by_name[wanted]
+    if wanted not in (None, NOTHING):
+        raise ConfigError("grading.correct_by: " + unknown_name("reward", str(wanted), [*by_name, NOTHING]))
+    known = next((reward for reward in rewards if reward.traits.verifies), None)
+    if wanted is None and known is None and able and len(rewards) > 1:
+        raise ConfigError(
+            "of several rewards it must be known which one says whether a completion is correct, and none of "
+            f"{', '.join(by_name)} is known to. Set grading.correct_by to one of {', '.join(able)}, whose values "
+            f"of 1 or more then mean correct; or to '{NOTHING}', if none does: results are then mean rewards"
+        )
+    return known if wanted is None else None
 
 
 def _load(name: str, weight: float, options: Mapping[str, Any], device: str) -> LoadedReward:
@@ -145,16 +216,22 @@ def _load(name: str, weight: float, options: Mapping[str, Any], device: str) -> 
     used = str(options.pop("use", name))
     if used == MODEL:
         # Imports torch, which the other rewards do without.
-        from pipeline.rewards.model import MODEL_TRAITS, RewardModel, model_settings
+        from pipeline.rewards.model import RewardModel, model_settings
 
         model = RewardModel(model_settings(name, options), device)
-        return LoadedReward(name, weight, MODEL, model, options, MODEL_TRAITS)
-    function: Callable[..., Any] = load_reward(used)
-    _check_options(name, function, options, lenient=used not in REWARDS)
-    return LoadedReward(name, weight, REWARDS.get(used, used), function, options, traits_of(function))
+        return LoadedReward(name, weight, MODEL_TRAITS, MODEL, model, options, options)
+    named: Callable[..., Any] = load_reward(used)
+    _check_options(name, named, options, lenient=used not in REWARDS)
+    bound = bind(named, options, name)
+    if "math-verify" in bound.traits.packages and _version("math-verify") is None:
+        raise ConfigError(f"the reward '{name}' needs a package: {install_command('math')}")
+    path = _NAMED.get(used, used)
+    return LoadedReward(name, weight, bound.traits, path, bound.function, options, bound.arguments, bound.messages)
 
 
 def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any], lenient: bool) -> None:
+    if makes_rewards(function):
+        return  # which settings it takes is seen when it is called
     parameters = inspect.signature(function).parameters.values()
     if lenient and any(item.kind is item.VAR_KEYWORD for item in parameters):
         return

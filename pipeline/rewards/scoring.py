@@ -24,7 +24,7 @@ from pipeline.config.place import told
 from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.datasets.base import Row
 from pipeline.errors import JobError, PipelineError
-from pipeline.rewards.base import CORRECT, arguments, batches, checked, items_of
+from pipeline.rewards.base import arguments, batches, checked, items_of
 from pipeline.rewards.cache import FILE, ScoreCache, score_key
 from pipeline.rewards.pool import FAULTS, Fault, Graded, GraderPool, Item, PoolSettings
 from pipeline.rewards.registry import MODEL, LoadedReward, judge_of, load_rewards
@@ -42,7 +42,7 @@ class Scored:
         parts: Each reward by itself and without its weight, shape [N]; NaN as above.
         correct: Whether a completion is right; None where no reward can say so. One that made the reward fail is
             not right.
-        answers: What a completion votes for in maj@k.
+        answers: What a completion votes for in maj@k; None where the reward that judges cannot tell answers.
         faults: How a reward failed, or None.
     """
 
@@ -133,7 +133,8 @@ class Scorer:
     ) -> list[Graded]:
         if not rows:
             return []
-        items = items_of(rows, completions, completion_ids, needed_columns(reward.function, reward.options))
+        needed = needed_columns(reward.function, reward.arguments)
+        items = items_of(rows, completions, completion_ids, needed, reward.messages)
         if reward.traits.isolated and self._grading.isolated:
             return self._isolated(reward, items)
         # A model looks at no columns, and batches its texts by itself.
@@ -141,7 +142,7 @@ class Scorer:
         parts = [[items[at] for at in part] for part in places]
         found: dict[int, Graded] = {}
         for at, part, given in zip(
-            places, parts, _call(reward, [arguments(part, reward.options) for part in parts]), strict=True
+            places, parts, _call(reward, [arguments(part, reward.arguments) for part in parts]), strict=True
         ):
             found.update(zip(at, _read(reward, part, given), strict=True))
         return [found[at] for at in range(len(items))]
@@ -191,7 +192,7 @@ def _read(reward: LoadedReward, items: Sequence[Item], given: Any) -> list[Grade
     return [
         Graded(fault="error", message="the reward is infinite")
         if math.isinf(value)
-        else Graded(None if math.isnan(value) else value, reward.traits.answer(item.completion))
+        else Graded(None if math.isnan(value) else value, reward.traits.vote(item.completion))
         for item, value in zip(items, checked(given, len(items)), strict=True)
     ]
 
@@ -236,17 +237,16 @@ def _combine(
     sums = np.where(applies, weighted, 0.0).sum(0)
     # A part that failed must not look like one that gave 0.
     unknown = ~applies.any(0) | np.array([fault is not None for fault in faults], bool)
-    judged = graded[(judge or rewards[0]).name]
     return Scored(
         values=np.where(unknown, math.nan, sums),
         parts=parts,
-        correct=[None if judge is None else _is_correct(one) for one in judged],
-        answers=[one.answer for one in judged],
+        correct=[None] * count if judge is None else [_is_correct(one, judge) for one in graded[judge.name]],
+        answers=[None] * count if judge is None else [one.answer for one in graded[judge.name]],
         faults=faults,
     )
 
 
-def _is_correct(graded: Graded) -> bool | None:
+def _is_correct(graded: Graded, judge: LoadedReward) -> bool | None:
     if graded.fault is not None:
         return False
-    return None if graded.value is None else graded.value >= CORRECT
+    return None if graded.value is None else graded.value >= judge.traits.correct_from

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from pipeline.rewards.traits import RewardTraits, Text, reward, text_of
+from pipeline.rewards.traits import RewardTraits, Text, reward, stripped, text_of
 
 _PATH = re.compile(r"\s*\d+(?:\s*,\s*\d+)*\s*")
 
@@ -36,7 +36,7 @@ def read_graph(prompt: str) -> tuple[set[tuple[str, str]], str, str]:
     return {(edge[0], edge[1]) for edge in edges if edge}, ends[0], ends[1]
 
 
-@reward(RewardTraits(isolated=False))
+@reward(RewardTraits(verifies=True, judges="correctness", isolated=False, answer=stripped))
 def star_graph(
     prompts: Sequence[Text], completions: Sequence[Text], solution: Sequence[str] | None = None, **_: Any
 ) -> list[float | None]:

@@ -15,7 +15,9 @@ Text = str | Sequence[Message]
 """A prompt or completion as TRL gives it: text, or a conversation."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "reward_traits"
-GRADING = 1
+CORRECT = 1.0
+"""Least value of a correct completion where a reward says nothing else, as TRL's accuracy rewards have it."""
+GRADING = 2
 """Version of `pipeline.rewards`: how scores and preferences follow from what rewards say; see `plan.versions`."""
 
 
@@ -25,7 +27,7 @@ def text_of(completion: Text) -> str:
 
 
 def stripped(completion: Text) -> str | None:
-    """The answer of a completion where a reward names none: its text without surrounding white space."""
+    """The whole text as an answer, without surrounding white space, where completions are nothing but answers."""
     return text_of(completion).strip() or None
 
 
@@ -39,27 +41,41 @@ def judged(
 
 @dataclass(frozen=True)
 class RewardTraits:
-    """What a reward is like.
+    """What a reward is like. What nobody has said of it is not taken for granted.
 
     Attributes:
-        verifies: Whether a value of 1 means that the completion is correct; without such a reward there is no
-            pass@k and no maj@k.
+        verifies: Whether its values say which completions are correct; None where that is not known. Only what
+            verifies, or is named by `grading.correct_by`, makes pass@k and maj@k.
+        correct_from: The least value of a correct completion, of a reward that verifies.
+        graded: Whether it is known to give values between its lowest and its highest.
+        judges: What its values speak of, in a word or two for messages: "correctness", "format", "length".
+        answer: Takes a completion and gives what it votes for in maj@k, or None for no vote. None where answers
+            cannot be told, and so are never counted.
+        messages: Which of "prompts" and "completions" it takes as conversations alone; None goes by its
+            annotations.
         isolated: Whether to call it in a process of its own with a deadline, one completion at a time.
-        answer: Takes a completion and gives what it votes for in maj@k, or None for no vote.
         packages: Packages whose versions scores depend on.
         version: Raise it when scores would change. This and the versions of the packages are part of the keys of
             kept scores and, for a reward that ships, of those of outputs.
     """
 
-    verifies: bool = True
+    verifies: bool | None = None
+    correct_from: float = CORRECT
+    graded: bool = False
+    judges: str = ""
+    answer: Callable[[Text], str | None] | None = None
+    messages: frozenset[str] | None = None
     isolated: bool = True
-    answer: Callable[[Text], str | None] = stripped
     packages: tuple[str, ...] = ()
     version: int = 1
 
+    def vote(self, completion: Text) -> str | None:
+        """What a completion votes for in maj@k."""
+        return None if self.answer is None else self.answer(completion)
+
 
 def reward(traits: RewardTraits) -> Callable[[Function], Function]:
-    """Attach traits to a reward. A function without any, for example one written for TRL, gets the defaults."""
+    """Attach traits to a reward. Of a function without any, such as one written for TRL, nothing is known."""
 
     def attach(function: Function) -> Function:
         setattr(function, _ATTRIBUTE, traits)
@@ -68,10 +84,10 @@ def reward(traits: RewardTraits) -> Callable[[Function], Function]:
     return attach
 
 
-def traits_of(function: object) -> RewardTraits:
-    """The traits of a reward."""
+def declared_traits(function: object) -> RewardTraits | None:
+    """The traits that were attached to a reward, or None."""
     traits = getattr(function, _ATTRIBUTE, None)
-    return traits if isinstance(traits, RewardTraits) else RewardTraits()
+    return traits if isinstance(traits, RewardTraits) else None
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -20,7 +20,11 @@ def _analyzer() -> Any:
     return SentimentIntensityAnalyzer()
 
 
-@reward(RewardTraits(verifies=False, isolated=False, packages=("vaderSentiment",)))
+@reward(
+    RewardTraits(
+        verifies=False, graded=True, judges="sentiment", isolated=False, packages=("vaderSentiment",), version=2
+    )
+)
 def vader(
     prompts: Sequence[Text],
     completions: Sequence[Text],

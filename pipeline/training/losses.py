@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,26 +28,52 @@ def token_bce(values: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return torch.where(mask, losses, torch.zeros_like(losses)).sum()
 
 
-def token_atoms(values: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+def token_atoms(values: Tensor, mask: Tensor, labels: Tensor, rate: float = 0.0) -> Tensor:
     """Negative log-likelihood of labels under a distribution over n atoms, evenly spaced on [0, 1], summed.
 
-    A label between two atoms is split between them so that their mean is the label (as in Bellemare et al., arXiv
-    1707.06887, section 4). With two atoms this is `token_bce` of the difference of the two logits.
+    A label between two atoms is split between them, see `atom_weights`. With two atoms and a rate of 0 this is
+    `token_bce` of the difference of the two logits.
 
     Args:
         values: Logits, shape [B, T, n], float32.
         mask: True where a token is supervised, shape [B, T].
         labels: In [0, 1], shape [B].
+        rate: What is kept in the split.
 
     Returns:
         The sum over supervised tokens, a scalar.
     """
-    count = values.shape[-1]
-    places = labels * (count - 1)
-    atoms = torch.arange(count, device=labels.device)
-    weights = (1 - (places[:, None] - atoms).abs()).clamp(min=0)
+    weights = atom_weights(labels, values.shape[-1], rate)
     losses = -(values.log_softmax(-1) * weights[:, None]).sum(-1)
     return torch.where(mask, losses, torch.zeros_like(losses)).sum()
+
+
+def atom_weights(labels: Tensor, count: int, rate: float = 0.0) -> Tensor:
+    """Split labels between the two atoms beside them, so that ``E[exp(rate * label)]`` is kept.
+
+    A tilt adds ``log E[exp(R / eta)]``, which is then exact at that eta; with labels on [0, 1] the rate is the
+    width of the range over eta. A rate of 0 keeps the mean (as in Bellemare et al., arXiv 1707.06887, section 4),
+    of which the tilt makes up to 0.47 nats too much at a rate of 20 with 11 atoms.
+
+    Args:
+        labels: In [0, 1], shape [B].
+        count: Atoms, evenly spaced on [0, 1], at least 2.
+        rate: Not negative.
+
+    Returns:
+        Shape [B, count], float32; each row sums to 1.
+    """
+    places = labels.double() * (count - 1)
+    below = places.floor().clamp(max=count - 2)
+    share = places - below
+    step = rate / (count - 1)
+    if step > 0:
+        # (exp(share * step) - 1) / (exp(step) - 1), written so that nothing overflows.
+        share = ((share - 1) * step).exp() * torch.expm1(-share * step) / math.expm1(-step)
+    weights = torch.zeros(len(labels), count, dtype=torch.float64, device=labels.device)
+    lower = below.long()[:, None]
+    weights.scatter_(1, lower, 1 - share[:, None])
+    return weights.scatter_(1, lower + 1, share[:, None]).float()
 
 
 def chosen_values(values: Tensor, ids: Tensor) -> Tensor:

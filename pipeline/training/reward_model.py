@@ -83,3 +83,13 @@ def reward_scores(
         device=device,
         ranks=ranks,
     )
+
+
+def share_preferred(scores: NDArray[np.float64]) -> float | None:
+    """Share of pairs whose chosen completion scores higher, equals counting half; None without pairs.
+
+    Args:
+        scores: Of chosen and rejected completions, one after the other, shape [2P].
+    """
+    ahead = np.sign(scores[0::2] - scores[1::2])
+    return float((ahead + 1).mean() / 2) if len(ahead) else None

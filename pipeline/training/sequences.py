@@ -51,6 +51,10 @@ class Sequences:
             padded[row, : len(tokens)] = tokens
         return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32))
 
+    def some(self, places: NDArray[np.int64]) -> Sequences:
+        """Some of them, as wide as before."""
+        return Sequences(self.ids[places], self.lengths[places], self.starts[places], self.labels[places])
+
     def save(self, folder: Path, name: str = FILE) -> None:
         """Write them to a folder."""
         save_file(dict(vars(self)), folder / name)

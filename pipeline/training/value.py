@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -27,6 +28,7 @@ def fit_value(
     training: TrainingConfig,
     *,
     seed: int,
+    rate: float = 0.0,
     device: str,
     dtype: DType = DType.float32,
     clear_cache_interval: int = 0,
@@ -43,6 +45,7 @@ def fit_value(
         algo: Batch size, epochs, learning rate.
         training: Micro-batch size, decay, clipping, schedule.
         seed: Of the order of the data.
+        rate: What is kept where a label is split between atoms; see `atom_weights`.
         device: ``cpu`` or ``cuda``.
         dtype: To compute in; see `computing_in`.
         clear_cache_interval: As `TrainSettings` has it.
@@ -81,7 +84,7 @@ def fit_value(
         tokens += int(data.lengths[rows].sum())
         on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
 
-    token_loss = token_atoms if model.config.atoms > 1 else token_bce
+    token_loss = partial(token_atoms, rate=rate) if model.config.atoms > 1 else token_bce
     settings = TrainSettings(
         steps=math.ceil(len(order) / algo.batch_size),
         learning_rate=algo.learning_rate,

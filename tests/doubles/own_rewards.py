@@ -131,3 +131,44 @@ def hint_needed(completions: Sequence[str], hint: Sequence[str | None], **_: Any
 
 def any_columns(completions: Sequence[str], **columns: Any) -> list[float]:
     return [float("hint" in columns) + 2 * float("level" in columns)] * len(completions)
+
+
+def shares(completions: Sequence[str], **_: Any) -> list[float]:
+    """Graded, and nothing is said of it."""
+    return [text.count("a") / max(1, len(text)) for text in completions]
+
+
+def scaled(scale: float, shift: float = 0.0) -> Any:
+    """Makes a reward, as TRL's `get_...` do."""
+
+    def reward_of(completions: Sequence[str], **_: Any) -> list[float]:
+        return [scale * len(text) + shift for text in completions]
+
+    return reward_of
+
+
+def misnamed(texts: Sequence[str]) -> list[float]:
+    """Meant as a reward."""
+    return [1.0] * len(texts)
+
+
+def makes_a_number(scale: float = 1.0) -> float:
+    return scale
+
+
+def of_messages(completions: list[list[dict[str, str]]], prompts: list[list[dict[str, str]]], **_: Any) -> Any:
+    """Annotated as TRL's are."""
+    return [
+        float(len(prompt[-1]["content"]) + len(completion[0]["content"]))
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+
+
+@reward(RewardTraits(messages=frozenset({"completions"})))
+def says_it_takes_messages(completions: Any, **_: Any) -> list[float]:
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+@reward(RewardTraits(graded=True))
+def declared_graded(completions: Sequence[str], **_: Any) -> list[float]:
+    return [text.count("a") / max(1, len(text)) for text in completions]

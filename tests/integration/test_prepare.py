@@ -43,6 +43,7 @@ def settings(files: Path) -> list[str]:
         "datasets.jsonl.validation_size=20",
         "datasets.jsonl.reward=length",
         "algos.QSharp.value_min=-1",
+        "algos.QSharp.atoms=11",
         f"models.hf.path={files / 'model'}",
         "evaluation.num_prompts=20",
         "generation.max_new_tokens=4",

@@ -15,7 +15,7 @@ from pipeline import cli, multirun
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, JobError
-from pipeline.multirun import RunFailed, primary_metric
+from pipeline.multirun import RunFailed, primary_result
 from pipeline.report.tables import result_tables
 from pipeline.results.record import ResultRow, Results
 from tests.doubles.launching import PLACE, Chooser
@@ -194,7 +194,7 @@ def test_what_a_sweeper_could_not_use_is_refused(
 
 def test_the_objective_is_one_metric_that_all_chains_have() -> None:
     rows = [row("A", "pass@1", 0.2), row("B", "pass@1", None), row("A", "reward", 0.4), row("B", "reward", 0.8)]
-    assert primary_metric(rows[:1]) == 0.2
-    assert primary_metric(rows) == pytest.approx(0.6)
+    assert primary_result(rows[:1]) == 0.2
+    assert primary_result(rows) == pytest.approx(0.6)
     with pytest.raises(JobError, match=r"no chain has one of pass@1, reward"):
-        primary_metric([row("A", "length", 4.0)])
+        primary_result([row("A", "length", 4.0)])

@@ -15,6 +15,7 @@ import torch
 from pipeline.algos.run import run_stage
 from pipeline.config.load import load_config
 from pipeline.datasets.registry import load_dataset
+from pipeline.errors import JobError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
@@ -31,6 +32,8 @@ def digits_right(completions: Sequence[str], solution: Sequence[str], **_: Any) 
 SMALL = (
     "experiment.name=t",
     f"datasets.addition.reward={__name__}.digits_right",
+    f"datasets.addition.grading.correct_by={__name__}.digits_right",
+    "algos.QSharp.atoms=11",
     "datasets.addition.grading.isolated=false",  # graders of their own would import this module, and torch with it
     "models.tiny.steps=40",
     "models.tiny.batch_size=32",
@@ -161,6 +164,16 @@ def test_qsharp_labels_the_tail_with_the_reward_of_the_text(chains: Chains) -> N
         row = dataset.row(int("".join(map(str, [*ids[3:0:-1], *ids[7:4:-1]]))))
         text = "".join(dataset.vocabulary[token] for token in ids[9:13]).replace(dataset.bos_token, "")
         assert label == pytest.approx(digits_right([text], [row.columns["solution"]])[0])
+
+
+def test_a_reward_that_turns_out_to_be_graded_ends_a_single_probability_before_it_is_trained(
+    tmp_path: Path,
+) -> None:
+    small = ("rounds_of_training=1", "data_collection.prompts_per_round=10", "algos.PITA.enabled=false")
+    with pytest.raises(
+        JobError, match=r"QSharp/r1/generate.*a reward of 0\.\d+ lies .* Set algos.QSharp.atoms=11"
+    ):
+        Chains(tmp_path, "algos.QSharp.atoms=1", *small)
 
 
 def test_pita_labels_both_sides_of_a_pair_that_share_their_prefix(chains: Chains) -> None:

@@ -29,6 +29,7 @@ def groups(rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]] |
             values, {}, [None if np.isnan(v) else bool(v >= 1) for v in values], [None] * count, [None] * count
         ),
         sample_keys(0, "preference", np.arange(len(rewards)), 1)[:, 0],
+        np.arange(len(rewards)) + 70,
     )
 
 

@@ -10,6 +10,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from pipeline.generation.sampling import sample_keys, split_keys
 from pipeline.models.value import ValueModel
+from pipeline.training.folds import Prompts
+from pipeline.training.reward_model import reward_scores
 from pipeline.training.samples import Samples
 from pipeline.training.sequences import Sequences
 from tests.unit.algos.test_chain import Chains
@@ -84,11 +86,47 @@ def test_every_checkpoint_loads_as_any_model(chains: Chains, algo: str) -> None:
         assert type(AutoModelForCausalLM.from_pretrained(folder)).__name__ == "GPT2LMHeadModel"
 
 
-@pytest.mark.parametrize(("algo", "stage"), [("GRPO-HF", "reward"), ("QSharp-HF", "reward"), ("BestOfN", "train")])
-def test_every_reward_model_loads_as_any_model(chains: Chains, algo: str, stage: str) -> None:
+@pytest.mark.parametrize(
+    ("algo", "place"), [("GRPO-HF", "reward/fold_1"), ("QSharp-HF", "reward/fold_0"), ("BestOfN", "train")]
+)
+def test_every_reward_model_loads_as_any_model(chains: Chains, algo: str, place: str) -> None:
+    stage, _, name = place.partition("/")
     (folder,) = chains.folders(algo, 2, stage)
-    assert type(AutoModel.from_pretrained(folder)).__name__ == "GPT2Model"
-    assert ValueModel.from_pretrained(folder).config.atoms == 1
+    assert type(AutoModel.from_pretrained(folder / name)).__name__ == "GPT2Model"
+    assert ValueModel.from_pretrained(folder / name).config.atoms == 1
+
+
+@pytest.mark.parametrize("algo", ["GRPO-HF", "QSharp-HF"])
+def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, algo: str) -> None:
+    """Recomputed by hand: each half by the model of the other half, standardised by itself."""
+    (out,) = chains.folders(algo, 1, "reward")
+    drawn = chains.folders(algo, 1, "generate")
+    data, scored = Sequences.load(drawn), Sequences.load([out])
+    rows = Prompts.load(drawn)
+    fold_of_pairs, fold_of_data = rows.folds(2)
+    assert (
+        len({(*ids[:9], row) for ids, row in zip(data.ids.tolist(), rows.completions.tolist(), strict=True)}) == 20
+    )
+    assert not set(rows.completions[fold_of_data == 0]) & set(rows.completions[fold_of_data == 1])
+    pairs, about = Sequences.load(drawn, "pairs.safetensors"), json.loads((out / "reward.json").read_bytes())
+    assert [fit["pairs"] for fit in about["fits"]] == [int((fold_of_pairs != fold).sum()) for fold in (0, 1)]
+    for fold in (0, 1):
+        model = ValueModel.from_pretrained(out / f"fold_{fold}")
+        mine = fold_of_data == fold
+        raw = reward_scores(model, data.some(np.flatnonzero(mine)), micro_batch_size=64, device="cpu")
+        expected = (raw - raw.mean()) / raw.std()
+        if algo == "QSharp-HF":
+            expected = (expected.clip(-2, 2) + 2) / 4
+        assert scored.labels[mine] == pytest.approx(expected, abs=1e-4)
+        held_out = pairs.some(np.flatnonzero(np.repeat(fold_of_pairs == fold, 2)))
+        unseen = reward_scores(model, held_out, micro_batch_size=64, device="cpu")
+        fit = about["fits"][fold]
+        assert fit["held_out_pairs"] == len(held_out) // 2
+        assert fit["held_out_accuracy"] == pytest.approx(float((unseen[::2] > unseen[1::2]).mean()))
+    told = training(chains, algo, 1)["reward_model"]
+    assert told["folds"] == 2
+    assert told["held_out_pairs"] == len(pairs) // 2
+    assert 0 <= told["held_out_accuracy"] <= 1
 
 
 def test_groups_are_whole_and_of_one_prompt(chains: Chains) -> None:
@@ -151,7 +189,13 @@ def test_the_first_of_n_draws_is_the_draw_of_the_reference() -> None:
 
 def test_a_majority_needs_no_training(tmp_path: Path) -> None:
     found = Chains(
-        tmp_path, *SETTINGS[3:], "algos=[BestOfN]", "algos.BestOfN.selection=majority", "rounds_of_training=1"
+        tmp_path,
+        *SETTINGS[3:],
+        "algos=[BestOfN]",
+        "algos.BestOfN.selection=majority",
+        "rounds_of_training=1",
+        "datasets.addition.reward=exact_match",  # which says what an answer is
+        "datasets.addition.grading.correct_by=null",
     )
     assert training(found, "BestOfN", 1) == {"tokens_generated": 0, "tokens_trained": 0}
     n = 4

@@ -79,6 +79,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
         tmp_path_factory.mktemp("chains"),
         f"algos=[{','.join(ALGOS)}]",
         f"datasets.addition.reward={__name__}.never",
+        f"datasets.addition.grading.correct_by={__name__}.never",
         "rounds_of_training=1",
         "models.tiny.steps=1",
         "data_collection.prompts_per_round=6",

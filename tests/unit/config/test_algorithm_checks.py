@@ -35,6 +35,7 @@ NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF
         ("DPO", ["algos.DPO.loss_type=exo_pair"], "the loss exo_pair needs it between 0 and 1"),
         ("GRPO", ["algos.GRPO.epsilon=1.5"], "epsilon=1.5: must be above 0 and below 1"),
         ("QSharp", ["algos.QSharp.atoms=0"], "atoms=0: must be at least 1"),
+        ("QSharp-HF", ["algos.QSharp-HF.atoms=1"], "atoms=1: a learnt reward has any value"),
         ("CD", ["algos.CD.value_min=2"], "algos.CD.value_min=2.0 must be below algos.CD.value_max=1.0"),
         ("SFT", ["algos.SFT.lora.rank=-1"], "lora.rank=-1: must be at least 0"),
     ],
@@ -42,6 +43,20 @@ NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF
 def test_what_cannot_work_is_refused(algo: str, overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_config(load_config(["experiment.name=t", f"algos=[{algo}]", *overrides]))
+
+
+def test_strengths_at_which_the_atoms_would_be_wrong_are_refused_with_what_would_do() -> None:
+    asked = ["experiment.name=t", "algos=[QSharp,CD]", "algos.QSharp.atoms=11", "algos.QSharp.eta=0.05"]
+    with pytest.raises(ConfigError) as caught:
+        check_config(load_config([*asked, "evaluation.etas=[0.04,0.1,0.3,inf]"]))
+    assert str(caught.value) == (
+        "evaluation.etas: with algos.QSharp.atoms=11 rewards between two atoms are exact at "
+        "algos.QSharp.eta=0.05, for which the value model is trained, and off by more than 0.1 nats at eta=0.04 "
+        "(0.15 nats), eta=0.1 (0.12 nats); algos.QSharp.atoms=14 would do, or leave them out"
+    )
+    check_config(load_config([*asked, "evaluation.etas=[0.04,0.1,0.3,inf]", "algos.QSharp.atoms=14"]))
+    binary = ["algos.QSharp.atoms=1", "evaluation.etas=[0.04,0.1,0.3,inf]"]
+    check_config(load_config([*asked, *binary]))
 
 
 @pytest.mark.parametrize("algo", NAMES)

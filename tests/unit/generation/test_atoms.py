@@ -5,14 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipeline.config.atoms import MOST_GRID_ERROR, grid_error, least_atoms
 from pipeline.config.schema import HeadType
 from pipeline.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.generation.guide import value_reader
 from pipeline.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.generation.tilt import Tilt, atoms_offset, bernoulli_offset, expected_atoms_offset, expected_offset
 from pipeline.models.value import ValueModel, value_model_from
-from pipeline.training.losses import token_atoms, token_bce
+from pipeline.training.losses import atom_weights, token_atoms, token_bce
 from pipeline.training.value import token_values
 from tests.doubles.models import tiny_policy
 
@@ -112,3 +115,56 @@ def test_an_untrained_distribution_says_nothing() -> None:
     model = value_model_from(tiny_policy(1), HeadType.v, atoms=11)
     offsets = atoms_offset(np.linspace(0, 1, 11).tolist(), 0.1)(model(torch.tensor([[1, 2, 3, 4]])))
     assert torch.allclose(offsets, offsets[:, :1].expand_as(offsets), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("count", "eta"), [(11, 0.05), (2, 0.05), (11, 1.0), (101, 0.001), (3, 0.02), (5, math.inf)]
+)
+def test_a_reward_between_atoms_is_tilted_by_as_if_it_were_one(count: int, eta: float) -> None:
+    """At the eta of the training, log E[exp(R / eta)] of a reward R is R / eta, wherever the atoms are."""
+    rewards = torch.linspace(0, 1, 201, dtype=torch.float64)
+    weights = atom_weights(rewards, count, 1 / eta)
+    assert torch.allclose(weights.sum(-1), torch.ones(201), atol=1e-6)
+    told = atoms_offset(np.linspace(0, 1, count).tolist(), eta)(weights.double().log())
+    assert torch.allclose(told, rewards / eta, atol=1e-4, rtol=1e-5)
+
+
+def test_the_mean_alone_is_off_by_half_a_nat() -> None:
+    rewards = torch.linspace(0, 1, 2001, dtype=torch.float64)
+    told = atoms_offset(np.linspace(0, 1, 11).tolist(), 0.05)(atom_weights(rewards, 11).double().log())
+    error = float((told - rewards / 0.05).abs().max())
+    assert error == pytest.approx(0.474, abs=0.001)
+    assert error == pytest.approx(grid_error(11, 0.0, 20.0), abs=0.001)
+
+
+def test_a_distribution_of_rewards_is_exact_at_the_eta_of_the_training() -> None:
+    rewards = random(500, seed=4).sigmoid()
+    weights = atom_weights(rewards, 11, 20.0).double().mean(0)
+    told = float(atoms_offset(np.linspace(0, 1, 11).tolist(), 0.05)(weights.log()))
+    assert told == pytest.approx(float((rewards.double() / 0.05).exp().mean().log()), abs=1e-5)
+
+
+def test_a_mean_is_kept_without_a_rate() -> None:
+    rewards = torch.linspace(0, 1, 41, dtype=torch.float64)
+    assert torch.allclose(atom_weights(rewards, 6).double() @ torch.linspace(0, 1, 6).double(), rewards, atol=1e-6)
+
+
+@pytest.mark.properties
+@given(st.integers(2, 60), st.floats(0, 100), st.floats(0, 100), st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_no_distribution_is_further_off_than_the_grid(
+    count: int, rate: float, other: float, rewards: list[float]
+) -> None:
+    labels = torch.tensor(rewards, dtype=torch.float64)
+    weights = atom_weights(labels, count, rate).double().mean(0)
+    told = float((weights.log() + torch.linspace(0, 1, count).double() * other).logsumexp(-1))
+    true = float((labels * other).logsumexp(-1)) - math.log(len(rewards))
+    assert abs(told - true) <= grid_error(count, rate, other) * 1.02 + 0.02
+
+
+@pytest.mark.properties
+@given(st.floats(0, 200), st.floats(0, 200))
+def test_the_least_number_of_atoms_is_enough_and_no_smaller_one_is(rate: float, other: float) -> None:
+    least = least_atoms(rate, other)
+    assert least is not None
+    assert grid_error(least, rate, other) <= MOST_GRID_ERROR
+    assert least == 2 or grid_error(least - 1, rate, other) > MOST_GRID_ERROR

@@ -87,6 +87,16 @@ def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
     assert " of 3 seeds" not in shown(pooled_row("reference", 0), pooled_row("PITA", 1))
 
 
+def test_the_mean_reward_comes_first_where_nothing_says_what_is_correct() -> None:
+    """Not pass@1 of what somebody else has judged, nor one that no result of the table shares."""
+    rows = [row("reference", 0, 0, 0.4, "reward"), row("PITA", 0, 1, 0.6, "reward")]
+    table = text_of(result_tables(rows, 0.95)[0])
+    assert "0.600   [0.580, 0.620]   +0.200" in table
+    assert "pass@1" not in table
+    judged = [row("reference", 0, 0, 0.1), *rows]
+    assert "0.600   [0.580, 0.620]   +0.200" in text_of(result_tables(judged, 0.95)[0])
+
+
 def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
     rows = [pooled_row("reference", 0), pooled_row("reference", 0, dataset="star")]
     assert len(result_tables(Results(rows=[], pooled=rows))) == 2

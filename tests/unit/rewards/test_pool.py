@@ -104,8 +104,8 @@ def test_a_reward_that_does_not_apply_has_not_failed(pool: GraderPool, order: st
     assert found.fault is None
 
 
-def test_a_completion_votes_for_its_text_unless_the_reward_says_otherwise(pool: GraderPool) -> None:
-    assert grade(pool, " b ")[0].answer == "b"
+def test_a_completion_votes_for_the_answer_that_the_reward_reads_and_else_for_nothing(pool: GraderPool) -> None:
+    assert grade(pool, " b ")[0].answer is None
     found = pool.grade(f"{doubles.__name__}:first_letter", {"letter": "b"}, [Item("p", "bcd", [1])])
     assert found == [Graded(1.0, "b")]
 

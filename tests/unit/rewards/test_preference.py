@@ -24,16 +24,28 @@ def decisions(first: Scored, second: Scored, draw: float = 0.4, **how: Any) -> l
     return [int(one) for one in decide(first, second, np.full(len(first.values), draw), **how)]
 
 
-@pytest.mark.parametrize("preference", list(Preference))
 @pytest.mark.parametrize("draw", [0.001, 0.999])
-def test_the_one_correct_completion_is_preferred_whatever_the_scores(preference: Preference, draw: float) -> None:
+def test_the_one_correct_completion_is_ahead_whatever_the_scores(draw: float) -> None:
     first, second = scored([0.0, 9.0], [True, False]), scored([5.0, 0.0], [False, True])
-    assert decisions(first, second, draw, preference=preference) == [1, 0]
+    assert decisions(first, second, draw, preference=Preference.hard) == [1, 0]
+
+
+@pytest.mark.parametrize("source", [PreferenceSource.correctness, PreferenceSource.correctness_then_reward])
+@pytest.mark.parametrize("beta", [0.5, 1.0, 3.0])
+def test_correctness_is_a_difference_of_one_to_a_bradley_terry_draw(source: PreferenceSource, beta: float) -> None:
+    """Who asks for noisy labels gets them of verified answers too."""
+    draws = (np.arange(10_000) + 0.5) / 10_000
+    right, wrong = scored([1.0] * 10_000, [True] * 10_000), scored([0.0] * 10_000, [False] * 10_000)
+    ahead = decide(right, wrong, draws, source=source, beta=beta).mean()
+    behind = decide(wrong, right, draws, source=source, beta=beta).mean()
+    assert ahead == pytest.approx(1 / (1 + math.exp(-beta)), abs=1e-3)
+    assert behind == pytest.approx(1 - ahead, abs=1e-3)
 
 
 def test_correctness_alone_leaves_the_rest_undecided() -> None:
     first, second = scored([3.0, 3.0, 3.0], [True, True, None]), scored([1.0, 1.0, 1.0], [False, True, False])
-    assert decisions(first, second, source=PreferenceSource.correctness) == [1, -1, -1]
+    for ties in Ties:
+        assert decisions(first, second, source=PreferenceSource.correctness, ties=ties) == [1, -1, -1]
 
 
 def test_scores_alone_ignore_correctness() -> None:

@@ -23,6 +23,10 @@ from pipeline.rewards.probe import check_rewards
 from tests.doubles import own_rewards
 
 FILE = str(own_rewards.__file__)
+OVERLONG = (
+    "datasets.addition.grading.options={get_soft_overlong_punishment:{max_completion_len:4,soft_punish_cache:2}}"
+)
+VADER = "datasets.addition.reward=vader"
 
 
 def tried(reward: str | dict[str, float], row: Row | None = None, **grading: Any) -> list[str]:
@@ -178,7 +182,7 @@ def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
     assert tried("right") == []
     assert tried("awaited_object") == []
     assert tried("hands_on") == []
-    assert tried({"right": 1.0, "not_a_number": 0.5}) == []  # another one gives a score
+    assert tried({"right": 1.0, "not_a_number": 0.5}, correct_by="nothing") == []  # another one gives a score
     assert tried({"exact_match": 1.0, "length": 0.1}) == []
 
 
@@ -199,9 +203,59 @@ def test_what_ships_is_not_tried_while_planning(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
     assert try_rewards(load_config(["experiment.name=x"])) == ()
     files = load_config(
-        ["experiment.name=x", "dataset=jsonl", "datasets.jsonl.path=a", "datasets.jsonl.reward=a.b"]
+        [
+            "experiment.name=x",
+            "algos=[PITA]",
+            "dataset=jsonl",
+            "datasets.jsonl.path=a",
+            "datasets.jsonl.reward=a.b",
+        ]
     )
     assert try_rewards(files) == ()  # `prepare` does it
+
+
+def test_of_several_rewards_on_files_it_is_seen_while_planning_which_one_judges() -> None:
+    rewards = ",".join(f"{own_rewards.__name__}.{name}:1" for name in ("right", "shares"))
+    asked = [
+        "experiment.name=x",
+        "algos=[PITA]",
+        "dataset=jsonl",
+        "datasets.jsonl.path=not_read_yet",
+        f"datasets.jsonl.rewards={{{rewards}}}",
+    ]
+    with pytest.raises(ConfigError, match=r"datasets.jsonl: of several rewards .*right, .*shares is known to"):
+        try_rewards(load_config(asked))
+    assert try_rewards(load_config([*asked, "datasets.jsonl.grading.correct_by=nothing"])) == ()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["dataset=imdb_sentiment"], "its reward 'vader'"),
+        (["datasets.addition.rewards={exact_match:1,length:0.1}"], "the sum of its rewards exact_match, length"),
+        (
+            ["datasets.addition.reward=get_soft_overlong_punishment", OVERLONG],
+            "reward 'get_soft_overlong_punishment'",
+        ),
+        ([f"datasets.addition.reward={own_rewards.__name__}.declared_graded"], "own_rewards.declared_graded'"),
+    ],
+)
+def test_a_graded_reward_is_refused_where_a_single_probability_would_have_to_express_it(
+    overrides: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{said} has more than two values, .* Set algos.QSharp.atoms=11"):
+        try_rewards(load_config(["experiment.name=x", "algos=[QSharp]", *overrides]))
+
+
+def test_a_mean_is_all_that_controlled_decoding_asks_of_a_graded_reward() -> None:
+    assert try_rewards(load_config(["experiment.name=x", "algos=[CD]", "dataset=imdb_sentiment"])) == ()
+    assert try_rewards(load_config(["experiment.name=x", "algos=[QSharp]", "algos.QSharp.atoms=11", VADER])) == ()
+
+
+def test_rewards_of_trl_are_tried_as_those_of_ones_own() -> None:
+    config = load_config(["experiment.name=x", "datasets.addition.reward=get_cosine_scaled_reward"])
+    with pytest.raises(ConfigError, match=r"missing a required argument: 'max_len'"):
+        try_rewards(config)
 
 
 def test_rewards_of_ones_own_are_tried_in_another_process() -> None:

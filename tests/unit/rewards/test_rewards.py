@@ -71,4 +71,4 @@ def test_rewards_by_name_and_by_path() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'exact_match'"):
         load_reward("exact_mach")
     with pytest.raises(ConfigError, match="cannot be called"):
-        load_reward("pipeline.rewards.base.CORRECT")
+        load_reward("pipeline.rewards.traits.CORRECT")

@@ -19,6 +19,7 @@ from pipeline.rewards.pool import Graded, Item
 from pipeline.rewards.registry import MODEL, REWARDS, load_reward, load_rewards
 from pipeline.rewards.scoring import Scored, Scorer
 from pipeline.rewards.traits import GRADING, RewardTraits, reward
+from pipeline.rewards.trl import TRL_REWARDS
 from tests.doubles import own_rewards
 from tests.doubles import rewards as doubles
 
@@ -65,7 +66,7 @@ def mine(name: str) -> str:
 
 
 def test_the_names_of_the_schema_are_those_of_the_registry() -> None:
-    assert {*REWARDS, MODEL} == set(REWARD_NAMES)
+    assert {*REWARDS, *TRL_REWARDS, MODEL} == set(REWARD_NAMES)
     for name in REWARDS:
         assert callable(load_reward(name))
 
@@ -79,7 +80,7 @@ def test_one_reward_by_name() -> None:
 
 
 def test_a_weighted_sum_with_its_parts() -> None:
-    config = dataset({"exact_match": 1.0, mine("lengths"): 0.1})
+    config = dataset({"exact_match": 1.0, mine("lengths"): 0.1})  # the first is known to verify
     found = score(config, ["aa", "b", ""], solution=["aa", "aa", "aa"])
     assert found.values == pytest.approx([1.2, 0.1, 0.0])
     assert found.parts["exact_match"].tolist() == [1, 0, 0]
@@ -91,7 +92,7 @@ def test_a_weighted_sum_with_its_parts() -> None:
 def test_where_no_reward_applies_there_is_no_score() -> None:
     found = score(dataset({mine("lengths"): 1.0}), ["", "a"])
     assert np.isnan(found.values).tolist() == [True, False]
-    assert list(found.correct) == [None, True]
+    assert list(found.correct) == [None, None], "nobody has said that a long text is right"
 
 
 def test_which_reward_says_what_is_correct() -> None:
@@ -105,7 +106,7 @@ def test_which_reward_says_what_is_correct() -> None:
 
 
 def test_failures_are_counted_and_never_taken_for_zero(caplog: pytest.LogCaptureFixture) -> None:
-    config = dataset({mine("lengths"): 0.1, OBEDIENT: 1.0})
+    config = dataset({mine("lengths"): 0.1, OBEDIENT: 1.0}, correct_by="nothing")
     with caplog.at_level(logging.WARNING, "pipeline"):
         found = score(config, ["a", "raise x", "exit", "loop", "b"], level=[3, 3, 3, 3, 4])
     assert np.isnan(found.values).tolist() == [False, True, True, True, False]
@@ -117,7 +118,7 @@ def test_failures_are_counted_and_never_taken_for_zero(caplog: pytest.LogCapture
 
 
 def test_a_completion_that_makes_the_judge_fail_is_not_right() -> None:
-    found = score(dataset({OBEDIENT: 1.0}), ["a", "exit"])
+    found = score(dataset({OBEDIENT: 1.0}, correct_by=OBEDIENT), ["a", "exit"])
     assert list(found.correct) == [True, False]
 
 
@@ -139,7 +140,8 @@ def test_without_isolation_functions_are_called_here_in_batches() -> None:
 
 
 def test_async_rewards_in_this_process() -> None:
-    assert score(dataset({mine("awaited"): 0.5, mine("lengths"): 1.0}), ["ab", "c"]).values.tolist() == [4, 2]
+    both = dataset({mine("awaited"): 0.5, mine("lengths"): 1.0}, correct_by="nothing")
+    assert score(both, ["ab", "c"]).values.tolist() == [4, 2]
 
 
 def test_settings_reach_the_reward() -> None:
@@ -154,7 +156,7 @@ def test_settings_reach_the_reward() -> None:
 def test_one_function_under_two_names() -> None:
     name = mine("lengths")
     options = {"short": {"use": name, "scale": -1}, "long": {"use": name}}
-    found = score(dataset({"long": 1.0, "short": 0.5}, options=options), ["abcd"])
+    found = score(dataset({"long": 1.0, "short": 0.5}, options=options, correct_by="nothing"), ["abcd"])
     assert found.values.tolist() == [2]
     assert {part: values.tolist() for part, values in found.parts.items()} == {"long": [4], "short": [-4]}
 
@@ -189,6 +191,7 @@ def test_a_column_that_rewards_are_given_anyway_is_refused() -> None:
 
 def test_nothing_to_score() -> None:
     found = score(dataset({"exact_match": 1.0, OBEDIENT: 1.0}), [])
+    assert list(found.correct) == list(found.answers) == []
     assert found.values.tolist() == []
     assert found.errors == 0
 
