@@ -21,6 +21,8 @@ from pipeline.foreign import ForeignDataError, open_plain
 from pipeline.results.outputs import read_input
 
 FILE = "sequences.safetensors"
+UNKNOWN = -1
+"""Stands for a prompt that is not told."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +34,49 @@ class Sequences:
         lengths: Tokens of each, shape [N], int32.
         starts: First position that is supervised; all from there to the end are, shape [N], int32.
         labels: Target for these positions, in [0, 1], shape [N], float32.
+        prompts: Id of the prompt's row, or `UNKNOWN`, so that sequences of one prompt can be kept together,
+            shape [N], int64.
     """
 
     ids: NDArray[np.int32]
     lengths: NDArray[np.int32]
     starts: NDArray[np.int32]
     labels: NDArray[np.float32]
+    prompts: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @staticmethod
-    def of(ids: Sequence[Sequence[int]], starts: Sequence[int], labels: Sequence[float]) -> Sequences:
-        """Pad lists of tokens."""
+    def of(
+        ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        labels: Sequence[float],
+        prompts: Sequence[int] | None = None,
+    ) -> Sequences:
+        """Pad lists of tokens.
+
+        Args:
+            ids: Prompt and completion of each sequence.
+            starts: Its first supervised position.
+            labels: Its target.
+            prompts: Id of its prompt's row. None where nobody asks: a value model is then calibrated on nothing,
+                since no prompts can be held out.
+        """
         lengths = np.array([len(row) for row in ids], np.int32)
         padded = np.zeros((len(ids), int(lengths.max(initial=0))), np.int32)
         for row, tokens in enumerate(ids):
             padded[row, : len(tokens)] = tokens
-        return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32))
+        rows = np.full(len(ids), UNKNOWN, np.int64) if prompts is None else np.array(prompts, np.int64)
+        return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32), rows)
+
+    def chosen(self, rows: NDArray[np.bool_]) -> Sequences:
+        """Some of them.
+
+        Args:
+            rows: Which, shape [N].
+        """
+        return Sequences(**{name: array[rows] for name, array in vars(self).items()})
 
     def save(self, folder: Path, name: str = FILE) -> None:
         """Write them to a folder."""
@@ -65,12 +92,15 @@ class Sequences:
         parts = [read_input(folder, name, _read) for folder in folders]
         width = max(part["ids"].shape[1] for part in parts)
         ids = [np.pad(part["ids"], ((0, 0), (0, width - part["ids"].shape[1]))) for part in parts]
-        rest = {name: np.concatenate([part[name] for part in parts]) for name in ("lengths", "starts", "labels")}
+        rest = {
+            name: np.concatenate([part[name] for part in parts])
+            for name in ("lengths", "starts", "labels", "prompts")
+        }
         return Sequences(np.concatenate(ids), **rest)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    part = read_arrays(path, {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN"})
+    part = read_arrays(path, {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN", "prompts": "iN"})
     lengths, starts = part["lengths"], part["starts"]
     if ((starts < 0) | (starts > lengths) | (lengths > part["ids"].shape[1])).any():
         raise ForeignDataError("expected 0 <= `starts` <= `lengths` <= T of every sequence")
