@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.experiment import prepare
+from pipeline.plan.job import chain_name
 from pipeline.results.record import ResultRow, collect_rows
 
 PRIMARY_METRICS = ("pass@1", "reward")
@@ -97,7 +98,7 @@ def check_objective(config: Config) -> None:
                 f"hydra.sweeper.{key}={_plain(value)}: this sweeper would look for the worst settings. Add "
                 f"hydra.sweeper.{key}={_opposite(value)}"
             )
-    names = [f"{dataset}/{model}/s{seed}/{algo}" for dataset, model, seed, algo in _chains(config)]
+    names = _chains(config)
     if not any(_chosen(config, name) for name in names):
         raise ConfigError(
             f"evaluation.objective={config.evaluation.objective}: names no chain of this run. There are: "
@@ -121,7 +122,7 @@ def objective(config: Config) -> float | None:
         row
         for row in collect_rows(request.store, request.plan.jobs.values())
         if row.round == config.rounds_of_training
-        and _chosen(config, f"{row.dataset}/{row.model}/s{row.seed}/{row.algo}")
+        and _chosen(config, _name(config, row.dataset, row.model, row.reference, row.seed, row.algo))
     ]
     return primary_metric(rows)
 
@@ -132,7 +133,7 @@ def primary_metric(rows: Sequence[ResultRow]) -> float:
     Raises:
         JobError: There is none.
     """
-    chains = {(row.dataset, row.model, row.seed, row.algo) for row in rows}
+    chains = {(row.dataset, row.model, row.reference, row.seed, row.algo) for row in rows}
     for metric in PRIMARY_METRICS:
         values = [row.value for row in rows if row.metric == metric and row.value is not None]
         if values and len(values) == len(chains):
@@ -156,15 +157,21 @@ def _chosen(config: Config, chain: str) -> bool:
     return fnmatchcase(chain, pattern) or fnmatchcase(chain.rpartition("/")[2], pattern)
 
 
-def _chains(config: Config) -> list[tuple[str, str, int, str]]:
+def _chains(config: Config) -> list[str]:
     algos = [name for name, settings in config.algos.items() if settings.enabled]
     return [
-        (dataset, model, seed, algo)
+        _name(config, dataset, model, reference, seed, algo)
         for dataset in config.datasets
-        for model in config.models
+        for model, section in config.models.items()
+        for reference in section.references
         for seed in config.experiment.seeds
         for algo in algos
     ]
+
+
+def _name(config: Config, dataset: str, model: str, reference: int | None, seed: int, algo: str) -> str:
+    several = len(config.models[model].references) > 1
+    return chain_name(dataset, model, reference if several else None, seed, algo)
 
 
 def _plain(value: Any) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import logging
+from dataclasses import asdict
+from typing import Any, ClassVar
 
 from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.config.schema import TinyModelConfig
 from pipeline.results.outputs import TRAINING
 from pipeline.results.paths import json_text
+
+log = logging.getLogger("pipeline")
 
 
 class Reference(Algorithm):
@@ -37,6 +41,8 @@ class Reference(Algorithm):
             return
         with ctx.loading():
             from pipeline.algos.text import open_dataset
+            from pipeline.models.held_out import held_out
+            from pipeline.models.load import load_policy
             from pipeline.models.tiny import make_tokenizer, train_reference
             from pipeline.training.distributed import save_model
         dataset = open_dataset(ctx)
@@ -53,7 +59,12 @@ class Reference(Algorithm):
         if not ctx.ranks.is_first:
             return
         make_tokenizer(dataset).save_pretrained(ctx.out)
-        (ctx.out / TRAINING).write_text(json_text({"loss": losses}) + "\n")
+        found = held_out(load_policy(ctx.out, ctx.config.system, ctx.device), dataset)
+        about: dict[str, Any] = {"held_out_nats_per_token": asdict(found), "loss": losses}
+        if note := found.problem(model.references[0]):
+            log.warning("%s", note)
+            about["note"] = note
+        (ctx.out / TRAINING).write_text(json_text(about) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the reference as it is."""

@@ -112,10 +112,12 @@ def _timeouts(config: Config) -> Iterator[str]:
 
 
 def _repeats(config: Config) -> Iterator[str]:
-    for key, values in (
+    lists: list[tuple[str, Sequence[float | None]]] = [
         ("experiment.seeds", config.experiment.seeds),
         ("evaluation.etas", config.evaluation.etas),
-    ):
+        *((f"models.{name}.seeds", model.references) for name, model in config.models.items()),
+    ]
+    for key, values in lists:
         if twice := [value for value, times in Counter(values).items() if times > 1]:
             yield f"{key}={brief(values)} names {twice[0]} twice"
     if config.evaluation.split not in ("test", "validation"):
@@ -160,6 +162,18 @@ def _tables(config: Config) -> Iterator[str]:
     for name, model in config.models.items():
         if model.kind == "hf" and not model.path:
             yield f"models.{name}.path is missing: a model of kind 'hf' needs a folder or hub id"
+        if isinstance(model, TinyModelConfig):
+            yield from _references(f"models.{name}", model)
+
+
+def _references(key: str, model: TinyModelConfig) -> Iterator[str]:
+    if model.seeds is not None and model.seed is not None:
+        yield (
+            f"{key}.seed={model.seed} and {key}.seeds={brief(model.seeds)} both say which references there are: "
+            f"give one of them. {key}.seeds=[{model.seed}] is the same as {key}.seed={model.seed}"
+        )
+    if model.seeds == []:
+        yield f"{key}.seeds is empty: give at least one, for example {key}.seeds=[0]"
 
 
 def _joined(config: Config) -> Iterator[str]:

@@ -7,7 +7,8 @@ is done, never what comes out, and so are left out of result keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -776,6 +777,15 @@ class ModelConfig:
     value_path: str | None = file_or_folder(None, affects_result=False)
     """Backbone of value models, likewise; null copies the reference's. Must share its tokenizer."""
 
+    @property
+    def references(self) -> Sequence[int | None]:
+        """Seeds of the references that the model stands for; None for the one that is not made from a seed."""
+        return (None,)
+
+    def with_reference(self, reference: int | None) -> ModelConfig:  # noqa: ARG002 - there is but one
+        """The model as the chains of one of its references see it."""
+        return self
+
 
 @dataclass(kw_only=True)
 class HFModelConfig(ModelConfig):
@@ -793,8 +803,11 @@ class HFModelConfig(ModelConfig):
 class TinyModelConfig(ModelConfig):
     """A GPT-2 of some 76,000 parameters, trained in the run on the dataset's demonstrations."""
 
-    seed: int = number(0, at_least=0, at_most=LARGEST_SEED)
-    """Of initialisation and training; the seeds of the experiment share one reference."""
+    seed: int | None = number(None, at_least=0, at_most=LARGEST_SEED)
+    """Of initialisation and training, of one reference that all seeds of the experiment share; null is 0."""
+    seeds: list[int] | None = number(None, at_least=0, at_most=LARGEST_SEED, affects_result=False)
+    """Several references instead of the one of `seed`, each with chains of its own for every seed of the
+    experiment. A stage sees the `seed` of its own reference alone."""
     n_embd: int = number(64, at_least=1, at_most=2048)
     n_layer: int = number(2, at_least=1, at_most=48)
     n_head: int = number(4, at_least=1, at_most=128)
@@ -804,6 +817,15 @@ class TinyModelConfig(ModelConfig):
     batch_size: int = number(128, at_least=1, at_most=1_000_000)
     learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
     warmup_steps: int = number(50, at_least=0, at_most=1_000_000_000)
+
+    @property
+    def references(self) -> Sequence[int]:
+        """Seeds of the references, in the order of their chains."""
+        return [self.seed or 0] if self.seeds is None else self.seeds
+
+    def with_reference(self, reference: int | None) -> TinyModelConfig:
+        """The model with one reference alone."""
+        return replace(self, seed=reference, seeds=None)
 
 
 class StageChoice(Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +50,31 @@ def make_model(config: TinyModelConfig, dataset: Dataset) -> GPT2LMHeadModel:
         eos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.manual_seed(config.references[0])
         return GPT2LMHeadModel(shape)
+
+
+class Encoder:
+    """Does with demonstrations what the tokenizer does, without its overhead on every step."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        """Take the vocabulary of a dataset."""
+        self._ids = {token: index for index, token in enumerate(dataset.vocabulary)}
+        self._bos = self._ids[dataset.bos_token]
+        self._symbols = re.compile(dataset.symbol_pattern).findall
+
+    def __call__(self, shown: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, int]:
+        """Token ids of prompts with their completions, and where these begin.
+
+        Args:
+            shown: Prompts and completions; all prompts have as many tokens, and so have all completions.
+
+        Returns:
+            Shape [B, T], int64, BOS first; and the number of tokens before a completion.
+        """
+        texts = [[self._bos, *map(self._ids.__getitem__, self._symbols(p + c))] for p, c in shown]
+        ids = torch.tensor(texts)
+        return ids, ids.shape[1] - len(self._symbols(shown[0][1]))
 
 
 class Demonstrations:
@@ -77,7 +100,7 @@ class Demonstrations:
         return self._drawn
 
     def _start(self) -> None:
-        self._generator = np.random.Generator(np.random.Philox(key=[self._config.seed, 2]))
+        self._generator = np.random.Generator(np.random.Philox(key=[self._config.references[0], 2]))
         self._step = 0
 
 
@@ -105,9 +128,7 @@ def train_reference(
     Returns:
         The model, and the loss of every step in nats per token of the completion.
     """
-    token_ids = {token: index for index, token in enumerate(dataset.vocabulary)}
-    bos = token_ids[dataset.bos_token]
-    pattern = re.compile(dataset.symbol_pattern)
+    encode = Encoder(dataset)
     model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
     rows = dataset.ids("train")
     demonstrations = Demonstrations(config, len(rows))
@@ -122,10 +143,8 @@ def train_reference(
     def losses_of(step: int) -> Iterator[torch.Tensor]:
         picked, draws = demonstrations.at(step)
         shown = [dataset.demonstration(int(rows[p]), float(draw)) for p, draw in zip(picked, draws, strict=True)]
-        # What the tokenizer does with such texts, without its overhead on every step.
-        texts = ([bos, *map(token_ids.__getitem__, pattern.findall(p + c))] for p, c in shown)
-        ids = torch.tensor(list(texts), device=device)
-        prompt = ids.shape[1] - len(pattern.findall(shown[0][1]))
+        ids, prompt = encode(shown)
+        ids = ids.to(device)
         for places, weight in ranks.share(np.arange(len(ids)), micro_batch.size):
             part = ids[torch.from_numpy(places)]
             logits = model(part, use_cache=False).logits[:, prompt - 1 : -1]

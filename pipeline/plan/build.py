@@ -2,7 +2,7 @@
 
     dataset:   prepare -> tokenize                           (round 0, for datasets that are read rather than made)
         |
-    reference: train -> evaluate shards -> metrics           (round 0, one per dataset, model and seed)
+    reference: train -> evaluate shards -> metrics           (round 0, one per dataset, model, reference and seed)
         |
     chain:     generate shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from pipeline.algos.base import DATASET, PROMPTS, Algorithm, Read, Stage
@@ -28,7 +29,7 @@ from pipeline.datasets.registry import load_dataset
 from pipeline.errors import PlanError
 from pipeline.plan.estimates import Scale, guess_seconds
 from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.job import Job, place_name
 from pipeline.plan.keys import determining, result_key
 from pipeline.plan.size import check_size
 from pipeline.plan.source_code import class_source, dataset_source
@@ -41,11 +42,18 @@ PREPARATION = Preparation.name
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """One algorithm on one dataset, model and seed; the reference is a chain of round 0 alone."""
+    """One algorithm on one dataset, model, reference and seed; the reference is a chain of round 0 alone.
+
+    Attributes:
+        reference: Seed of the reference, or None where the model is not made from one.
+        named_reference: The same where the model has several, so that names must tell them apart; else None.
+    """
 
     algo: str
     dataset: str
     model: str
+    reference: int | None
+    named_reference: int | None
     seed: int
     kind: type[Algorithm]
     config: AlgoConfig
@@ -57,7 +65,7 @@ class Chain:
 
 
 def chains(config: Config) -> Iterator[Chain]:
-    """Every chain of a request, the reference of each dataset, model and seed before the chains that read it.
+    """Every chain of a request, each reference of a dataset, model and seed before the chains that read it.
 
     Raises:
         ConfigError: An algorithm cannot be loaded.
@@ -65,11 +73,20 @@ def chains(config: Config) -> Iterator[Chain]:
     enabled = [
         (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
     ]
-    for dataset in config.datasets:
-        for model in config.models:
-            for seed in config.experiment.seeds:
-                for name, kind, algo in [(REFERENCE, Reference, AlgoConfig()), *enabled]:
-                    yield Chain(algo=name, dataset=dataset, model=model, seed=seed, kind=kind, config=algo)
+    for dataset, (model, section) in product(config.datasets, config.models.items()):
+        several = len(section.references) > 1
+        for reference, seed in product(section.references, config.experiment.seeds):
+            for name, kind, algo in [(REFERENCE, Reference, AlgoConfig()), *enabled]:
+                yield Chain(
+                    algo=name,
+                    dataset=dataset,
+                    model=model,
+                    reference=reference,
+                    named_reference=reference if several else None,
+                    seed=seed,
+                    kind=kind,
+                    config=algo,
+                )
 
 
 def build_plan(
@@ -149,9 +166,9 @@ class _Builder:
         self.jobs: dict[str, Job] = {}
         self.edges: list[tuple[str, str]] = []
         self._by_key: dict[str, str] = {}
-        self._outputs: dict[tuple[str, str, str, int, int, str], list[str]] = {}
+        self._outputs: dict[tuple[str, str, str, int | None, int, int, str], list[str]] = {}
         self._digests: dict[tuple[str, str, str, str], str] = {}
-        self._configs: dict[tuple[str, str, str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def add_reference(self, chain: Chain) -> None:
         """Plan the reference, and around it the preparation of a dataset that is read."""
@@ -169,7 +186,7 @@ class _Builder:
         read = {spec.name: self._read(chain, number, stage, spec) for spec in stage.reads}
         read |= self._prepared_inputs(chain, stage)
         read = {name: ids for name, ids in read.items() if ids}
-        address = (chain.algo, chain.dataset, chain.model, chain.seed, number, stage.name)
+        address = (chain.algo, chain.dataset, chain.model, chain.reference, chain.seed, number, stage.name)
         self._outputs[address] = [
             self._add(chain, number, stage, shard, rows, read) for shard, rows in self._shards(stage)
         ]
@@ -180,7 +197,9 @@ class _Builder:
             return {}
         names = {DATASET: PREPARE} | ({PROMPTS: TOKENIZE} if "generation" in stage.config else {})
         return {
-            name: self._outputs[PREPARATION, chain.dataset, chain.model, chain.seed, 0, source.name]
+            name: self._outputs[
+                PREPARATION, chain.dataset, chain.model, chain.reference, chain.seed, 0, source.name
+            ]
             for name, source in names.items()
         }
 
@@ -204,7 +223,7 @@ class _Builder:
             rounds = range(chain.rounds_from, number + 1)
         found = []
         for earlier in rounds:
-            address = (algo, chain.dataset, chain.model, chain.seed, earlier, spec.stage)
+            address = (algo, chain.dataset, chain.model, chain.reference, chain.seed, earlier, spec.stage)
             if address not in self._outputs:
                 raise _no_such_stage(chain, stage, spec)
             found += self._outputs[address]
@@ -262,6 +281,7 @@ class _Builder:
             algo=chain.algo,
             dataset=chain.dataset,
             model=chain.model,
+            reference=chain.reference if _rests_on_reference(stage) else None,
             seed=seed,
             round=number,
             stage=stage.name,
@@ -286,7 +306,7 @@ class _Builder:
         return self.config.generation.memory_mb if "generation" in stage.config else None
 
     def _digest(self, chain: Chain, stage: Stage, known: Mapping[str, Any], together: Mapping[str, Any]) -> str:
-        """A short name for the settings on which the memory of a job may depend."""
+        """A short name for the settings on which the memory of a job may depend, whichever its reference is."""
         address = (chain.algo, chain.dataset, chain.model, stage.name)
         if address not in self._digests:
             self._digests[address] = result_key({"config": known, "spread": together.get("spread")})[:12]
@@ -302,7 +322,7 @@ class _Builder:
 
         Made once for all jobs that share them, since thousands of shards do.
         """
-        address = (chain.algo, chain.dataset, chain.model, stage.name)
+        address = (chain.algo, chain.dataset, chain.model, chain.reference, stage.name)
         if address not in self._configs:
             sections = self._sections(chain, stage)
             known = {name: determining(section) for name, section in sections.items()}
@@ -332,7 +352,7 @@ class _Builder:
         own = {
             "algo": chain.config,
             "dataset": self.config.datasets[chain.dataset],
-            "model": self.config.models[chain.model],
+            "model": self.config.models[chain.model].with_reference(chain.reference),
         }
         return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
 
@@ -362,7 +382,8 @@ class _Builder:
 
 
 def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:
-    parts = [chain.dataset, chain.model]
+    named = chain.named_reference if _rests_on_reference(stage) else None
+    parts = [place_name(chain.dataset, chain.model, named)]
     if stage.seeded:
         parts.append(f"s{chain.seed}")
     parts.append(chain.algo)
@@ -372,6 +393,11 @@ def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:
     if shard is not None:
         parts.append(f"{shard:03d}")
     return "/".join(parts)
+
+
+def _rests_on_reference(stage: Stage) -> bool:
+    """Whether the work of a stage follows from the reference: all but the reading of rows does."""
+    return stage != PREPARE
 
 
 def _affinity(stage: Stage, inputs: Mapping[str, tuple[str, ...]]) -> str:

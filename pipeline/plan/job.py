@@ -21,6 +21,8 @@ class Job:
         algo: Algorithm, or ``reference`` for work that every chain of a dataset and model shares.
         dataset: Name of the dataset.
         model: Name of the model.
+        reference: Seed of the reference that its chain rests on, or None where there is no such seed: the model is
+            not made from one, or the work is the same for all references.
         seed: Seed of the chain, or None where the result does not depend on it.
         round: 0 for the reference, then 1 and up.
         stage: Name of the stage.
@@ -43,6 +45,7 @@ class Job:
     algo: str = ""
     dataset: str = ""
     model: str = ""
+    reference: int | None = None
     seed: int | None = None
     round: int = 0
     stage: str = ""
@@ -56,6 +59,24 @@ class Job:
 
     @property
     def chain(self) -> str:
-        """The chain it belongs to, as ``dataset/model/s0/ALGO``; shared work has no algorithm of its own."""
-        seed = "any" if self.seed is None else f"s{self.seed}"
-        return f"{self.dataset}/{self.model}/{seed}/{self.algo}"
+        """The chain it belongs to, see `chain_name`, which names the reference where its id does."""
+        named = self.id.startswith(f"{place_name(self.dataset, self.model, self.reference)}/")
+        return chain_name(self.dataset, self.model, self.reference if named else None, self.seed, self.algo)
+
+
+def place_name(dataset: str, model: str, reference: int | None) -> str:
+    """What chains have in common, as ``dataset/model``, or ``dataset/model/ref1`` of one of several references."""
+    return f"{dataset}/{model}" if reference is None else f"{dataset}/{model}/ref{reference}"
+
+
+def chain_name(dataset: str, model: str, reference: int | None, seed: int | None, algo: str) -> str:
+    """A chain as ``dataset/model/s0/ALGO``; shared work has no seed of its own.
+
+    Args:
+        dataset: Name of the dataset.
+        model: Name of the model.
+        reference: Seed of the reference, where the model has several; else None.
+        seed: Seed of the chain, or None.
+        algo: Algorithm.
+    """
+    return f"{place_name(dataset, model, reference)}/{'any' if seed is None else f's{seed}'}/{algo}"

@@ -23,7 +23,7 @@ class Extent:
     """What the size of a plan follows from.
 
     Attributes:
-        pairs: Datasets times models.
+        pairs: Datasets times models, each reference of a model counted.
         seeds: How many.
         rounds: How many.
         train_prompts: Of a round.
@@ -81,7 +81,7 @@ def extent_of(config: Config) -> Extent:
     """
     enabled = {name: algo for name, algo in config.algos.items() if algo.enabled}
     return Extent(
-        pairs=len(config.datasets) * len(config.models),
+        pairs=len(config.datasets) * sum(len(model.references) for model in config.models.values()),
         seeds=len(config.experiment.seeds),
         rounds=config.rounds_of_training,
         train_prompts=config.data_collection.prompts_per_round,
@@ -133,8 +133,8 @@ def _remedy(extent: Extent) -> str:
     if not fitting:
         factors = ", ".join(f"{cause.key}: {getattr(extent, cause.field):,}" for cause in _CAUSES)
         return (
-            f"No single setting makes it fit ({extent.pairs:,} pairs of dataset and model; {len(extent.algos)} "
-            f"algorithms; {factors}): lower several of them, or raise execution.shard_size"
+            f"No single setting makes it fit ({extent.pairs:,} pairs of dataset and reference; "
+            f"{len(extent.algos)} algorithms; {factors}): lower several of them, or raise execution.shard_size"
         )
     cause = max(fitting, key=lambda each: _excess(extent, each))
     given, fits = getattr(extent, cause.field), fitting[cause]

@@ -52,7 +52,7 @@ class Cost:
 def result_tables(
     rows: Iterable[ResultRow], confidence: float, compute: Iterable[ComputeRow] = (), label: str = ""
 ) -> list[FittedTable]:
-    """One table for each dataset and model: the reference, then every algorithm round by round.
+    """One table for each dataset, model and reference: the reference, then every algorithm round by round.
 
     With several seeds a number is their mean. Its interval is the mean of the seeds' intervals: the seeds share
     their prompts, so averaging as if they were independent would promise too much. For the same reason the p-value
@@ -65,16 +65,18 @@ def result_tables(
         compute: What the results took to make.
         label: What tells these results from others that are printed beside them, for the titles; "" for nothing.
     """
-    grouped: dict[tuple[str, str], dict[tuple[str, int], Cell]] = {}
+    grouped: dict[tuple[str, str, int | None], dict[tuple[str, int], Cell]] = {}
     for row in rows:
-        table = grouped.setdefault((row.dataset, row.model), {})
+        table = grouped.setdefault((row.dataset, row.model, row.reference), {})
         table.setdefault((row.algo, row.round), {}).setdefault(row.metric, []).append(row)
     spent = list(compute)
     tables = []
-    for (dataset, model), cells in grouped.items():
-        own = [row for row in spent if (row.dataset, row.model) == (dataset, model)]
+    for (dataset, model, reference), cells in grouped.items():
+        own = [row for row in spent if (row.dataset, row.model, row.reference) == (dataset, model, reference)]
         costs = {at: cost for at in cells if (cost := _cost(own, *at))}
-        tables.append(_table(_title(dataset, model, cells, label), cells, confidence, costs))
+        several = sum(at[:2] == (dataset, model) for at in grouped) > 1
+        name = f"{model} · reference {reference}" if several else model
+        tables.append(_table(_title(dataset, name, cells, label), cells, confidence, costs))
     align(tables)
     return tables
 

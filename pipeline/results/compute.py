@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +32,7 @@ class ComputeRow:
     Attributes:
         dataset: Name of the dataset.
         model: Name of the model.
+        reference: Seed of the reference that the chain rests on; None where there is no such seed.
         algo: Algorithm, ``reference``, or ``dataset`` for its preparation.
         seed: Seed of the chain; None for work that all seeds share.
         round: Of the chain.
@@ -44,6 +45,7 @@ class ComputeRow:
 
     dataset: str
     model: str
+    reference: int | None = field(default=None, kw_only=True)
     algo: str
     seed: int | None
     round: int
@@ -60,18 +62,18 @@ class _Table:
 
 def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
     """Add up the shards of every stage whose outputs are stored."""
-    sums: dict[tuple[str, str, str, int | None, int, str], list[float]] = {}
+    sums: dict[tuple[int | None, tuple[str, str, str, int | None, int, str]], list[float]] = {}
     for job in jobs:
         cost = store.cost(job.key)
         if not cost or not store.has(job.key, checksums=False):
             continue  # an interrupted run
         where = (job.dataset, job.model, job.algo, job.seed, job.round, job.stage)
-        total = sums.setdefault(where, [0, 0.0, 0.0])
+        total = sums.setdefault((job.reference, where), [0, 0.0, 0.0])
         for place, name in enumerate(("tokens", "run_s", "load_s")):
             total[place] += cost.get(name, 0) * (1 if name == "tokens" else job.devices)
     rows = [
-        ComputeRow(*where, int(tokens), round(run_s, 3), round(load_s, 3))
-        for where, (tokens, run_s, load_s) in sums.items()
+        ComputeRow(*where, int(tokens), round(run_s, 3), round(load_s, 3), reference=reference)
+        for (reference, where), (tokens, run_s, load_s) in sums.items()
     ]
     return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
 

@@ -157,12 +157,12 @@ def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
 
 
 def kind_of(job_id: str, experiments: Iterable[str]) -> OutputKind:
-    """Read a job's id: ``addition/tiny/s0/PITA/r1/generate/003``, without what does not apply."""
+    """Read a job's id: ``addition/tiny/ref1/s0/PITA/r1/generate/003``, without what does not apply."""
     parts = job_id.split("/")
     known = tuple(sorted(experiments))
     if len(parts) > 1 and parts[-1].isdigit():
         parts.pop()
-    parts = parts[:2] + [part for part in parts[2:] if not re.fullmatch(r"[sr]\d+", part)]
+    parts = parts[:2] + [part for part in parts[2:] if not re.fullmatch(r"(s|r|ref)\d+", part)]
     if len(parts) != 4:
         return OutputKind(known, job_id, "", "")
     return OutputKind(known, f"{parts[0]}/{parts[1]}", parts[2], parts[3])

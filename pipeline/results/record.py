@@ -1,4 +1,4 @@
-"""The results of a run: one row per algorithm, dataset, model, seed, round and metric.
+"""The results of a run: one row per algorithm, dataset, model, reference, seed, round and metric.
 
 Nothing here depends on time or machine, so equal runs write equal bytes. The rows come from the stored outputs
 of the metrics stages: ``metrics.json`` and ``samples.jsonl``, see `outputs`. One that holds something else costs
@@ -11,7 +11,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class ResultRow:
         algo: Algorithm, or ``reference``.
         dataset: Name of the dataset.
         model: Name of the model.
+        reference: Seed of the reference that the chain rests on; None where the model is not made from one, and in
+            results of earlier versions, which had one at most.
         seed: Seed of the chain.
         round: 0 for the reference.
         metric: For example ``pass@1``.
@@ -55,6 +57,7 @@ class ResultRow:
     algo: str
     dataset: str
     model: str
+    reference: int | None = field(default=None, kw_only=True)
     seed: int
     round: int
     metric: str
@@ -62,6 +65,12 @@ class ResultRow:
     ci_low: Number | None
     ci_high: Number | None
     n: Count
+
+
+def place_of(found: ResultRow | Job) -> tuple[str, str, int, str, int, int]:
+    """By what rows and jobs are ordered: dataset, model, reference, algorithm, seed and round."""
+    reference = -1 if found.reference is None else found.reference
+    return found.dataset, found.model, reference, found.algo, found.seed or 0, found.round
 
 
 Told = Callable[[Job, str], None]
@@ -81,10 +90,10 @@ def collect_rows(store: Store, jobs: Iterable[Job], tell: Told | None = None) ->
         where = (job.algo, job.dataset, job.model, job.seed or 0, job.round)
         with _telling(job, METRICS, tell):
             rows += [
-                ResultRow(*where, row.metric, row.value, row.ci_low, row.ci_high, row.n)
+                ResultRow(*where, row.metric, row.value, row.ci_low, row.ci_high, row.n, reference=job.reference)
                 for row in read_metrics(output).rows
             ]
-    return sorted(rows, key=lambda row: (row.dataset, row.model, row.algo, row.seed, row.round, row.metric))
+    return sorted(rows, key=lambda row: (*place_of(row), row.metric))
 
 
 def write_results(run: RunFolder, rows: list[ResultRow]) -> None:
@@ -121,12 +130,13 @@ def write_samples(run: RunFolder, store: Store, jobs: Iterable[Job], tell: Told 
         tell: As in `collect_rows`.
     """
     lines: list[str] = []
-    ordered = sorted(jobs, key=lambda job: (job.dataset, job.model, job.algo, job.seed or 0, job.round))
+    ordered = sorted(jobs, key=place_of)
     for job, output in _metrics_outputs(store, ordered):
         where: dict[str, Any] = {
             "algo": job.algo,
             "dataset": job.dataset,
             "model": job.model,
+            "reference": job.reference,
             "seed": job.seed,
             "round": job.round,
         }

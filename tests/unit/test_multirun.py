@@ -46,10 +46,11 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return seen
 
 
-def row(algo: str, metric: str, value: float | None, *, seed: int = 0, number: int = 1) -> ResultRow:
-    return ResultRow(
-        "addition" if algo == "" else algo, "addition", "tiny", seed, number, metric, value, None, None, 9
-    )
+def row(
+    algo: str, metric: str, value: float | None, *, seed: int = 0, number: int = 1, reference: int = 0
+) -> ResultRow:
+    where = ("addition" if algo == "" else algo, "addition", "tiny", seed, number)
+    return ResultRow(*where, metric, value, None, None, 9, reference=reference)
 
 
 def test_the_exit_code_is_the_highest_of_all_runs(
@@ -126,6 +127,20 @@ def test_a_sweeper_is_given_the_result_of_the_last_round_on_the_validation_split
     assert Chooser.seen == [0.5]
     assert cli.main(arguments(*sweep, "evaluation.objective=*/s0/PITA", "algos.PITA.eta=0.5")) == 0
     assert Chooser.seen == [0.6]
+
+
+def test_a_sweeper_is_given_the_mean_over_references_or_what_one_of_them_gives(
+    runs: list[Any], arguments: Arguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [row("PITA", "pass@1", value, reference=reference) for reference, value in ((0, 0.25), (3, 0.75))]
+    monkeypatch.setattr(multirun, "collect_rows", lambda store, jobs: found)
+    sweep = arguments("evaluation.split=validation", CHOOSE, "models.tiny.seeds=[0,3]", "algos.PITA.eta=0.5")
+    assert cli.main(sweep) == 0
+    assert Chooser.seen == [0.5]
+    assert cli.main([*sweep, "evaluation.objective=addition/tiny/ref3/s0/PITA"]) == 0
+    assert Chooser.seen == [0.75]
+    assert cli.main([*sweep, "evaluation.objective=addition/tiny/s0/PITA"]) == 2
+    assert "There are: addition/tiny/ref0/s0/PITA, addition/tiny/ref3/s0/PITA" in str(Chooser.seen)
 
 
 def test_a_failed_run_is_a_failure_to_the_sweeper(runs: list[Any], arguments: Arguments) -> None:

@@ -1,6 +1,7 @@
 """What is printed: the table of results, the live view, durations."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -61,6 +62,19 @@ def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
 def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
     other = ResultRow("reference", "star", "tiny", 0, 0, "pass@1", 0.2, 0.1, 0.3, 50)
     assert len(result_tables([row("reference", 0, 0, 0.4), other], 0.95)) == 2
+
+
+def test_references_are_not_averaged_as_if_they_were_one() -> None:
+    rows = [
+        replace(row(algo, 0, number, value + 0.1 * reference), reference=reference)
+        for reference in (0, 3)
+        for algo, number, value in (("reference", 0, 0.2), ("PITA", 1, 0.5))
+    ]
+    first, second = map(text_of, result_tables(rows, 0.95))
+    assert "reference 0" in first
+    assert "0.500" in first
+    assert "reference 3" in second
+    assert "0.800" in second
 
 
 def test_a_metric_without_a_value_is_a_dash() -> None:

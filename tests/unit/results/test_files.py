@@ -1,6 +1,7 @@
 """Run folders, journal, results and remembered durations."""
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.plan.job import Job
+from pipeline.results.compute import collect_compute, read_compute, write_compute
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal, read_journal
 from pipeline.results.paths import create_run_folder, find_run
@@ -56,6 +58,7 @@ def store_metrics(store: Store, job: Job, value: float) -> None:
     (folder / "metrics.json").write_text(json.dumps({"rows": rows}))
     (folder / "samples.jsonl").write_text('{"prompt": "1+1=", "completions": ["2"]}\n')
     store.commit(job.key, folder, {})
+    store.note_cost(job.key, {"tokens": 7, "run_s": 1.0, "load_s": 0.5})
 
 
 def metrics_job(algo: str, number: int) -> Job:
@@ -79,7 +82,32 @@ def test_results_are_sorted_and_independent_of_the_order_of_jobs(tmp_path: Path)
     rows = read_results(run.results_json)
     assert [(row.algo, row.round) for row in rows] == [("PITA", 1), ("PITA", 2), ("reference", 0)]
     assert json.loads(run.samples.read_text().splitlines()[0])["algo"] == "PITA"
-    assert run.results_csv.read_text().splitlines()[0].startswith("algo,dataset,model,seed,round,metric,value")
+    assert run.results_csv.read_text().splitlines()[0].startswith("algo,dataset,model,reference,seed,round,metric")
+
+
+def test_rows_of_two_references_are_told_apart(tmp_path: Path) -> None:
+    store, jobs = Store(tmp_path / "store"), []
+    for reference, value in ((10, 0.25), (9, 0.75)):
+        job = metrics_job("PITA", 1)
+        jobs.append(replace(job, key=f"{reference}".ljust(40, "0"), reference=reference))
+        store_metrics(store, jobs[-1], value)
+    run = create_run_folder(tmp_path, "x", NOON)
+    write_results(run, collect_rows(store, jobs))
+    write_samples(run, store, jobs)
+    assert [(row.reference, row.value) for row in read_results(run.results_json)] == [(9, 0.75), (10, 0.25)]
+    assert [json.loads(line)["reference"] for line in run.samples.read_text().splitlines()] == [9, 10]
+    spent = [(row.reference, row.tokens) for row in collect_compute(store, jobs)]
+    assert sorted(spent) == [(9, 7), (10, 7)]
+    write_compute(tmp_path, collect_compute(store, jobs))
+    assert [(row.reference, row.tokens) for row in read_compute(tmp_path)] == spent
+
+
+def test_results_of_versions_that_had_one_reference_can_be_read(tmp_path: Path) -> None:
+    row = {"algo": "PITA", "dataset": "d", "model": "m", "seed": 0, "round": 1, "metric": "pass@1", "n": 10}
+    (tmp_path / "results.json").write_text(
+        json.dumps({"rows": [row | dict.fromkeys(("value", "ci_low", "ci_high"))]})
+    )
+    assert [row.reference for row in read_results(tmp_path / "results.json")] == [None]
 
 
 def test_a_chain_that_is_not_done_has_no_rows(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""A reference that has not learnt is told from one that has, by what its corpus says without any training."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from examples.sorting import Sorting, SortingConfig
+from pipeline.config.schema import AdditionConfig, StarGraphConfig
+from pipeline.datasets.base import Dataset
+from pipeline.datasets.registry import load_dataset
+from pipeline.models.held_out import HeldOut, held_out
+
+ADDITION = load_dataset(AdditionConfig(kind="addition"))
+STARS = load_dataset(StarGraphConfig(kind="star_graph", degree=3, random_arm=0.6))
+SORTING = Sorting(SortingConfig(kind="sorting"))
+
+
+def model_of(share_of_likeliest: float, size: int) -> Any:
+    """A model that gives the token that comes next a fixed probability, and the others the rest."""
+
+    def run(ids: torch.Tensor, use_cache: bool) -> Any:
+        rest = (1 - share_of_likeliest) / (size - 1)
+        probabilities = torch.full((*ids.shape, size), rest, dtype=torch.float64)
+        following = torch.roll(ids, -1, 1)
+        probabilities.scatter_(2, following[..., None], share_of_likeliest)
+        return SimpleNamespace(logits=probabilities.log())
+
+    run.device = "cpu"  # type: ignore[attr-defined]
+    return run
+
+
+def test_the_corpus_of_sums_is_as_open_as_its_carries() -> None:
+    """Six in ten demonstrations of a sum that has carries drop them; a sum without any is always the same."""
+    found = held_out(model_of(0.5, 13), ADDITION)
+    rows = [ADDITION.row(int(row)) for row in ADDITION.ids("validation")[:500]]
+    carried = sum(ADDITION.demonstration(row.id, 0.0) != ADDITION.demonstration(row.id, 0.99) for row in rows)
+    coin = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))
+    assert found.corpus == pytest.approx(carried / 500 * coin / 4)
+    assert found.loss == pytest.approx(math.log(2))
+    last = 0.2 * math.log(5) + 0.8 * math.log(1.25)
+    assert found.guessing == pytest.approx((3 * math.log(10) + last) / 4, abs=0.02)
+
+
+@pytest.mark.parametrize("dataset", [ADDITION, STARS, SORTING], ids=["addition", "star_graph", "sorting"])
+def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset) -> None:
+    between = held_out(model_of(0.5, len(dataset.vocabulary)), dataset)
+    assert between.corpus < between.guessing
+    middle = (between.corpus + between.guessing) / 2
+    better, worse = (
+        held_out(model_of(math.exp(-middle * factor), len(dataset.vocabulary)), dataset) for factor in (0.9, 1.1)
+    )
+    assert better.has_learnt
+    assert better.problem(4) is None
+    assert not worse.has_learnt
+
+
+def test_what_is_said_names_the_reference_and_its_losses() -> None:
+    assert HeldOut(loss=1.816, guessing=1.852, corpus=0.148).problem(4) == (
+        "the reference of seed 4 has not learnt: held-out loss 1.82 nats a token, where guessing by frequency "
+        "gives 1.85 and imitating perfectly 0.15"
+    )

@@ -1,0 +1,96 @@
+"""Several references of one model: every chain rests on exactly one, and what they share is made once."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.checks import check_config
+from pipeline.config.load import load_config
+from pipeline.errors import ConfigError
+from pipeline.plan.build import build_plan
+from pipeline.plan.graph import Plan
+from pipeline.plan.size import extent_of
+from pipeline.plan.summary import summarize
+from pipeline.results.contents import kind_of
+
+
+def plan_of(*overrides: str) -> Plan:
+    return build_plan(load_config(["experiment.name=t", "algos=[PITA]", "rounds_of_training=1", *overrides]))
+
+
+@pytest.fixture(scope="module")
+def two() -> Plan:
+    return plan_of("models.tiny.seeds=[0,3]", "experiment.seeds=[0,1]")
+
+
+def test_every_reference_has_a_chain_of_every_seed(two: Plan) -> None:
+    judged = {(job.reference, job.seed, job.algo) for job in two.jobs.values() if job.stage == "metrics"}
+    assert judged == {(ref, seed, algo) for ref in (0, 3) for seed in (0, 1) for algo in ("reference", "PITA")}
+    trained = [job for job in two.jobs.values() if (job.algo, job.stage) == ("reference", "train")]
+    assert [(job.reference, job.payload["config"]["model"]["seed"]) for job in trained] == [(0, 0), (3, 3)]
+
+
+def test_no_job_reads_what_rests_on_another_reference(two: Plan) -> None:
+    assert {(two.jobs[one].reference, two.jobs[other].reference) for one, other in two.graph.edges} == {
+        (0, 0),
+        (3, 3),
+    }
+
+
+def test_names_tell_several_references_apart(two: Plan) -> None:
+    job = two.jobs["addition/tiny/ref3/s1/PITA/r1/train"]
+    assert job.chain == "addition/tiny/ref3/s1/PITA"
+    assert two.jobs["addition/tiny/ref3/reference/train"].chain == "addition/tiny/ref3/any/reference"
+    assert {row.chain.split("/")[2] for row in summarize(two, [])} == {"ref0", "ref3"}
+    assert kind_of(job.id, []) == kind_of("addition/tiny/s1/PITA/r1/train", [])
+
+
+def test_one_reference_is_named_as_it_was_and_finds_its_results_among_several(two: Plan) -> None:
+    alone = plan_of("models.tiny.seed=3", "experiment.seeds=[0,1]")
+    assert {(job.reference, job.chain) for job in alone.jobs.values() if job.stage == "train"} == {
+        (3, "addition/tiny/any/reference"),
+        (3, "addition/tiny/s0/PITA"),
+        (3, "addition/tiny/s1/PITA"),
+    }
+    named = {job_id.replace("/ref3/", "/"): job.key for job_id, job in two.jobs.items() if job.reference == 3}
+    assert {job_id: job.key for job_id, job in alone.jobs.items()} == named
+
+
+@pytest.mark.parametrize("same", [["models.tiny.seed=0"], ["models.tiny.seeds=[0]"]], ids=["seed", "seeds"])
+def test_the_list_itself_is_in_no_key(same: list[str]) -> None:
+    keys = [{job_id: job.key for job_id, job in plan_of(*given).jobs.items()} for given in ([], same)]
+    assert keys[0] == keys[1]
+
+
+def test_the_size_counts_every_reference() -> None:
+    one, several = (
+        extent_of(load_config(["experiment.name=t", *more])) for more in ([], ["models.tiny.seeds=[0,1,2]"])
+    )
+    assert several.jobs == 3 * one.jobs
+
+
+def test_a_model_that_is_made_from_no_seed_has_one_reference_without_a_name(tmp_path: Path) -> None:
+    plan = plan_of(
+        "dataset=[jsonl]", f"datasets.jsonl.path={tmp_path}", "model=[hf]", f"models.hf.path={tmp_path}"
+    )
+    assert {job.reference for job in plan.jobs.values()} == {None}
+    assert "jsonl/hf/s0/PITA/r1/train" in plan.jobs
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["models.tiny.seed=0", "models.tiny.seeds=[1,2]"],
+            "models.tiny.seed=0 and models.tiny.seeds=[1, 2] both say which references there are",
+        ),
+        (["models.tiny.seeds=[]"], "models.tiny.seeds is empty: give at least one"),
+        (["models.tiny.seeds=[1,2,1]"], "models.tiny.seeds=[1, 2, 1] names 1 twice"),
+        (["models.tiny.seeds=[-1]"], "models.tiny.seeds[0]=-1: must be at least 0"),
+    ],
+    ids=["both", "none", "twice", "negative"],
+)
+def test_references_that_make_no_sense_are_refused(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_config(load_config(["experiment.name=t", *given]))
