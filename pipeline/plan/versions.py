@@ -20,7 +20,7 @@ from pipeline.datasets.registry import DATASETS
 from pipeline.rewards.registry import REWARDS, package_versions
 from pipeline.rewards.traits import GRADING, traits_of
 
-MODELS = 1
+MODELS = 2
 """`pipeline.models`: how models are made, read, written, and what their heads compute."""
 DECODING = 1
 """`pipeline.generation`: draws, caches, guidance, divergences."""
