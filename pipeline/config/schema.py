@@ -816,7 +816,7 @@ class TinyModelConfig(ModelConfig):
     steps: int = number(1500, at_least=0, at_most=1_000_000_000)
     batch_size: int = number(128, at_least=1, at_most=1_000_000)
     learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
-    warmup_steps: int = number(50, at_least=0, at_most=1_000_000_000)
+    warmup_steps: int = number(100, at_least=0, at_most=1_000_000_000)
 
     @property
     def references(self) -> Sequence[int]:

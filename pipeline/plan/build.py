@@ -328,7 +328,8 @@ class _Builder:
             known = {name: determining(section) for name, section in sections.items()}
             if "model" in known:
                 known["model"] |= self._identity(chain)
-            if versions := shipped_versions(chain.kind, stage, self.config.datasets[chain.dataset]):
+            shown = self.config.datasets[chain.dataset], self.config.models[chain.model]
+            if versions := shipped_versions(chain.kind, stage, *shown):
                 known["version"] = versions
             self._configs[address] = (
                 known,

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from pipeline.algos.base import Algorithm, Stage
 from pipeline.config.own_code import import_object
-from pipeline.config.schema import DatasetConfig
+from pipeline.config.schema import DatasetConfig, ModelConfig, TinyModelConfig
 from pipeline.datasets.registry import DATASETS
 from pipeline.rewards.registry import REWARDS, package_versions
 from pipeline.rewards.traits import GRADING, traits_of
 
 MODELS = 1
 """`pipeline.models`: how models are made, read, written, and what their heads compute."""
+TINY = 1
+"""`pipeline.models.tiny` and `held_out`: how a tiny reference begins, is trained and judged."""
 DECODING = 1
 """`pipeline.generation`: draws, caches, guidance, divergences."""
 TRAINING = 1
@@ -35,18 +37,23 @@ STATISTICS = 1
 _SHIPPED = "pipeline."
 
 
-def shipped_versions(kind: type[Algorithm], stage: Stage, dataset: DatasetConfig) -> dict[str, int | str | None]:
+def shipped_versions(
+    kind: type[Algorithm], stage: Stage, dataset: DatasetConfig, model: ModelConfig
+) -> dict[str, int | str | None]:
     """The versions that cover a stage, besides that of its algorithm's own class, by what they are of.
 
     Args:
         kind: The algorithm.
         stage: A stage of it.
         dataset: The dataset of its chain.
+        model: The model of its chain.
     """
     sections = set(stage.config)
     found = _of_bases(kind)
     if "model" in sections:
         found["models"] = MODELS
+        if isinstance(model, TinyModelConfig):
+            found["tiny references"] = TINY
     if "generation" in sections:
         found["decoding"] = DECODING
     if "training" in sections or stage.scales:

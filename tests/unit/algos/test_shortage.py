@@ -186,15 +186,26 @@ def test_every_method_notes_that_it_trained_on_nothing(chains: Chains, algo: str
     assert json.loads((folder / file).read_bytes())["note"].startswith(said)
 
 
+def test_a_reference_that_has_not_learnt_says_so(chains: Chains) -> None:
+    (folder,) = chains.folders("reference", 0, "train")
+    about = json.loads((folder / "training.json").read_bytes())
+    losses = about["held_out_nats_per_token"]
+    assert losses["corpus"] < losses["guessing"] < losses["loss"]
+    assert about["note"].startswith(
+        f"the reference of seed 0 has not learnt: held-out loss {losses['loss']:.2f} nats a token"
+    )
+
+
 def test_the_notes_of_a_run_name_chain_and_round(chains: Chains, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     for job in chains.plan.jobs.values():
         store.path(job.key).parent.mkdir(parents=True, exist_ok=True)
         store.path(job.key).symlink_to(chains.root / job.key)
     notes = collect_notes(store, chains.plan.jobs.values())
-    assert [note.split(":")[0] for note in notes] == sorted(
-        f"addition/tiny/s0/{algo}, round 1" for algo in (*ALGOS, "GRPO-HF", "QSharp-HF")
-    )
+    assert [note.split(":")[0] for note in notes] == [
+        "addition/tiny/any/reference, round 0",
+        *sorted(f"addition/tiny/s0/{algo}, round 1" for algo in (*ALGOS, "GRPO-HF", "QSharp-HF")),
+    ]
     assert notes == collect_notes(store, list(chains.plan.jobs.values())[::-1])
     assert any(
         note == "addition/tiny/s0/PITA, round 1: trained on nothing (0 sequences); of 6 pairs 6 scored equal"

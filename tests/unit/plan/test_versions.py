@@ -34,7 +34,7 @@ def plan() -> Plan:
 
 def changed(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> set[str]:
     before = plan()
-    monkeypatch.setattr(owner, name, 2)
+    monkeypatch.setattr(owner, name, getattr(owner, name) + 1)
     keys = {job.key for job in before.jobs.values()}
     after = plan()
     new = {f"{job.algo}/{job.stage}" for job in after.jobs.values() if job.key not in keys}
@@ -57,6 +57,7 @@ def _reads_one_of(found: Plan, name: str, others: set[str]) -> bool:
     [
         ("TRAINING", {"reference/train"}),
         ("MODELS", {"reference/train"}),
+        ("TINY", {"reference/train"}),
         ("DECODING", {"reference/evaluate", "PITA/generate", "DPO/generate"}),
         ("STATISTICS", {"reference/metrics", "PITA/metrics", "DPO/metrics"}),
         ("GRADING", {"reference/train"}),
@@ -67,6 +68,13 @@ def test_a_raised_version_gives_other_keys_to_the_stages_that_use_the_part(
     part: str, first_to_change: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert changed(monkeypatch, versions, part) == first_to_change
+
+
+def test_what_pretrained_models_gave_stays_where_tiny_references_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("dataset=[jsonl]", "datasets.jsonl.path=x.jsonl", "model=[hf]", "models.hf.path=folder")
+    before = keys(*given)
+    monkeypatch.setattr(versions, "TINY", versions.TINY + 1)
+    assert keys(*given) == before
 
 
 def test_so_does_that_of_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +121,9 @@ def test_so_is_a_dataset_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config([*SMALL, "algos=[PITA]"])
     (stage,) = (stage for stage in PITA.stages if stage.name == "generate")
     own = replace(config.datasets["addition"], class_path=f"{__name__}.Counting")
-    before = versions.shipped_versions(PITA, stage, own)
+    before = versions.shipped_versions(PITA, stage, own, config.models["tiny"])
     monkeypatch.setattr(Addition, "version", 2)
-    assert versions.shipped_versions(PITA, stage, own) == {**before, "class Addition": 2}
+    assert versions.shipped_versions(PITA, stage, own, config.models["tiny"]) == {**before, "class Addition": 2}
 
 
 def test_the_packages_of_a_shipped_reward_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from pipeline.report.live import PlainLines, make_reporter
 from pipeline.report.screen import headline, screen
 from pipeline.report.tables import result_tables
-from pipeline.report.words import duration, rate
+from pipeline.report.words import condition, duration, rate
 from pipeline.results.record import ResultRow
 from pipeline.results.status import CellStatus, RunStatus, WorkerStatus
 from pipeline.terminal.console import Terminal
@@ -62,6 +62,12 @@ def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
 def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
     other = ResultRow("reference", "star", "tiny", 0, 0, "pass@1", 0.2, 0.1, 0.3, 50)
     assert len(result_tables([row("reference", 0, 0, 0.4), other], 0.95)) == 2
+
+
+def test_numbers_of_one_model_or_reference_are_conditional_on_it() -> None:
+    assert condition({None}) == condition(set()) == "conditional on this model"
+    assert condition({3}) == "conditional on the reference of seed 3"
+    assert condition({0, 3}) == ""
 
 
 def test_references_are_not_averaged_as_if_they_were_one() -> None:
