@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 class ValueGuidedAlgorithms(Algorithm):
     """Methods that leave the reference as it is and steer its decoding by a learned value (PITA, QSharp)."""
 
+    version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(

@@ -5,7 +5,7 @@ Shapes: N sequences, T tokens of the longest, B sequences of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,11 @@ class Sequences:
         return Sequences(**{name: array[rows] for name, array in vars(self).items()})
 
     def save(self, folder: Path, name: str = FILE) -> None:
-        """Write them to a folder."""
-        save_file(dict(vars(self)), folder / name)
+        """Write them to a folder; prompts only where they are known."""
+        arrays = dict(vars(self))
+        if (self.prompts == UNKNOWN).all():
+            del arrays["prompts"]
+        save_file(arrays, folder / name)
 
     @staticmethod
     def load(folders: Sequence[Path], name: str = FILE) -> Sequences:
@@ -100,7 +103,9 @@ class Sequences:
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    part = read_arrays(path, {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN", "prompts": "iN"})
+    shapes = {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN", "prompts": "iN"}
+    part = read_arrays(path, shapes, optional=("prompts",))
+    part.setdefault("prompts", np.full(len(part["lengths"]), UNKNOWN, np.int64))
     lengths, starts = part["lengths"], part["starts"]
     if ((starts < 0) | (starts > lengths) | (lengths > part["ids"].shape[1])).any():
         raise ForeignDataError("expected 0 <= `starts` <= `lengths` <= T of every sequence")
@@ -109,13 +114,16 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     return part
 
 
-def read_arrays(path: Path, expected: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+def read_arrays(
+    path: Path, expected: Mapping[str, str], optional: Collection[str] = ()
+) -> dict[str, NDArray[Any]]:
     """Read the arrays of a safetensors file.
 
     Args:
         path: The file.
         expected: Name -> kind of number (``i`` whole, ``f`` floating) and the names of its dimensions:
             ``iN,T``. Dimensions of the same name are equally long.
+        optional: Names that may be missing.
 
     Raises:
         ForeignDataError: It holds something else.
@@ -129,6 +137,8 @@ def read_arrays(path: Path, expected: Mapping[str, str]) -> dict[str, NDArray[An
     sizes: dict[str, int] = {}
     for name, shape in expected.items():
         kind, dimensions = shape[0], shape[1:].split(",")
+        if name not in found and name in optional:
+            continue
         if name not in found:
             raise ForeignDataError(f"it lacks the array `{name}`; it has {', '.join(sorted(found)) or 'none'}")
         array = found[name]
@@ -142,7 +152,7 @@ def read_arrays(path: Path, expected: Mapping[str, str]) -> dict[str, NDArray[An
                 f"expected `{name}` of shape [{shape[1:]}]{f' with {known}' if known else ''} and "
                 f"{'whole' if kind == 'i' else 'floating'} numbers, got {list(array.shape)} of {array.dtype}"
             )
-    return {name: found[name] for name in expected}
+    return {name: found[name] for name in expected if name in found}
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """Held-out calibration of value models: its figures are the textbook's, and its prompts are never trained on."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from scipy.stats import mannwhitneyu
 
 from pipeline.results.outputs import Calibration
@@ -15,7 +17,7 @@ from pipeline.training.calibration import (
     expected_labels,
     held_out,
 )
-from pipeline.training.sequences import Sequences
+from pipeline.training.sequences import FILE, Sequences
 from tests.unit.training.test_training import sequences, value_model
 
 DRAWS = np.random.default_rng(0)
@@ -114,5 +116,9 @@ def test_a_value_model_is_held_against_every_supervised_token() -> None:
     assert calibrate(value_model(), data.chosen(np.zeros(24, bool)), micro_batch_size=5, device="cpu") is None
 
 
-def test_prompts_that_are_not_told_are_unknown() -> None:
-    assert (Sequences.of([[1], [2]], [0, 0], [1.0, 0.0]).prompts == -1).all()
+@pytest.mark.parametrize("prompts", [None, [7, 9]], ids=["not told", "told"])
+def test_prompts_are_kept_where_they_are_told(prompts: list[int] | None, tmp_path: Path) -> None:
+    """A file without them is as it was before there were any, and as a method of the user's own may write it."""
+    Sequences.of([[1], [2]], [0, 0], [1.0, 0.0], prompts).save(tmp_path)
+    assert ("prompts" in load_file(tmp_path / FILE)) == (prompts is not None)
+    assert Sequences.load([tmp_path]).prompts.tolist() == (prompts or [-1, -1])
