@@ -53,4 +53,5 @@ class Fudge(ValueGuidedAlgorithms):
         rewards = text.score_completions(ctx, reference, drawn.rows, drawn.tokens, 256)
         ends_well = (rewards >= ctx.config.algo.success).astype(float).tolist()  # type: ignore[attr-defined]
         whole = [prompt + tokens for prompt, tokens in zip(drawn.prompts, drawn.tokens, strict=True)]
-        return Sequences.of(whole, [len(prompt) for prompt in drawn.prompts], ends_well)
+        rows = [row.id for row in drawn.rows]
+        return Sequences.of(whole, [len(prompt) for prompt in drawn.prompts], ends_well, rows)

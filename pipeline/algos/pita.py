@@ -64,4 +64,5 @@ class PITA(ValueGuidedAlgorithms):
             [rollouts.prompts[index] + pair[side][index] for index, side in sides],
             [len(rollouts.prompts[index]) + int(cuts[index]) for index, _ in sides],
             [float((preferred[index] == 1) == (side == 0)) for index, side in sides],
+            [rollouts.rows[index].id for index, _ in sides],
         )

@@ -82,6 +82,7 @@ class QSharp(ValueGuidedAlgorithms):
             [rollouts.prompts[index] + completions[index] for index in kept],
             [len(rollouts.prompts[index]) + int(cuts[index]) for index in kept],
             labels.tolist(),
+            [rollouts.rows[index].id for index in kept],
         )
 
     def labels(self, ctx: JobContext, rewards: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -74,6 +74,7 @@ class QSharpHF(QSharp):
             [prompt + tokens for prompt, tokens in zip(prompts, ordered, strict=True)],
             [len(prompt) for prompt in prompts],
             [1.0, 0.0] * len(best),
+            [rollouts.rows[index].id for index in best for _ in (0, 1)],
         ).save(ctx.out, PAIRS)
         places = [(index, side) for index in range(len(cuts)) for side in (0, 1)]
         ids = [row.id for row in rollouts.rows]
@@ -82,6 +83,7 @@ class QSharpHF(QSharp):
             [rollouts.prompts[index] + pair[side][index] for index, side in places],
             [len(rollouts.prompts[index]) + int(cuts[index]) for index, _ in places],
             [0.0] * len(places),
+            [rollouts.rows[index].id for index, _ in places],
         )
 
     def reward(self, ctx: JobContext) -> None:

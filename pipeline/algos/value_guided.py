@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 class ValueGuidedAlgorithms(Algorithm):
     """Methods that leave the reference as it is and steer its decoding by a learned value (PITA, QSharp)."""
 
+    version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
@@ -111,11 +112,14 @@ class ValueGuidedAlgorithms(Algorithm):
             from pipeline.algos.shortage import noted
             from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_tokenizer
+            from pipeline.training.calibration import calibrate, held_out
             from pipeline.training.distributed import save_model
             from pipeline.training.sequences import Sequences
             from pipeline.training.value import fit_value
         algo = _settings(ctx)
-        data = Sequences.load(self.data(ctx))
+        collected = Sequences.load(self.data(ctx))
+        apart = held_out(collected.prompts, ctx.seed, algo.held_out)
+        data = collected.chosen(~apart)
         model = self._start(ctx)
         losses = fit_value(
             model,
@@ -132,6 +136,14 @@ class ValueGuidedAlgorithms(Algorithm):
             hints=ctx.hints,
             ranks=ctx.ranks,
         )
+        calibration = calibrate(
+            model,
+            collected.chosen(apart),
+            micro_batch_size=ctx.config.training.micro_batch_size,
+            device=ctx.device,
+            dtype=ctx.config.system.dtype,
+            ranks=ctx.ranks,
+        )
         save_model(model, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
@@ -143,7 +155,13 @@ class ValueGuidedAlgorithms(Algorithm):
             "sequences": len(data),
             "mean_label": float(data.labels.mean()) if len(data) else None,
             **self.told_before(ctx),
-            **noted(len(data), algo.batch_size, tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))),
+            "calibration": None if calibration is None else asdict(calibration),
+            **noted(
+                len(data),
+                algo.batch_size,
+                tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate)),
+                calibration=calibration,
+            ),
         }
         (ctx.out / TRAINING).write_text(json_text({**about, "loss": losses}) + "\n")
 

@@ -441,6 +441,9 @@ class ValueAlgoConfig(AlgoConfig):
     """Train on the data of all rounds so far rather than of this round alone."""
     warm_start: bool = True
     """Continue from the value model of the previous round."""
+    held_out: float = number(0.1, at_least=0, below=1, hint=" (0 trains on all)")
+    """Share of the prompts that the value model is not trained on, in any round: how good it is on them is in
+    `training.json`, and a note is printed where it is no better than the base rate. 0 trains on all."""
 
 
 @dataclass(kw_only=True)

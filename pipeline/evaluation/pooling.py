@@ -21,8 +21,8 @@ from pipeline.evaluation.metrics import is_share, rounded
 from pipeline.evaluation.shares import exact_difference, has_no_variance, share_interval
 from pipeline.evaluation.significance import holm, mcnemar, smallest_detectable
 from pipeline.evaluation.statistics import swap_tests
-from pipeline.results.prompts import PromptMeasures
 from pipeline.results.primary import primary_metric
+from pipeline.results.prompts import PromptMeasures
 from pipeline.results.record import Comparison, Place, PooledRow, ResultRow, Scope, place_of
 
 REFERENCE = "reference"

@@ -227,8 +227,8 @@ def _what_intervals_hold_for(rows: list[PooledRow]) -> str:
     if scopes == {"references"}:
         return "Intervals hold for other seeds and other references."
     references = max(row.references for row in rows)
-    which = "this reference" if references == 1 else f"these {references} references"
-    return f"Intervals hold for other seeds on {which}, and say nothing of another one."
+    which = "this model" if references == 1 else f"these {references} references"
+    return f"Intervals hold for other seeds, conditional on {which}."
 
 
 def _what_p_says(comparisons: list[Comparison]) -> str:

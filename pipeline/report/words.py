@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
 from pathlib import Path
 
 
@@ -39,19 +38,6 @@ def jobs(number: int) -> str:
 def count(number: int, noun: str) -> str:
     """``1 run``, ``12 runs``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def condition(references: Collection[int | None]) -> str:
-    """What the numbers of a table are conditional on, for its note; "" where they are of several references.
-
-    Args:
-        references: Seeds of the references that the table's rows rest on; None for a model that is made from no
-            seed, such as a pretrained one.
-    """
-    if len(references) > 1:
-        return ""
-    only = next(iter(references), None)
-    return "conditional on this model" if only is None else f"conditional on the reference of seed {only}"
 
 
 def shown_path(path: Path) -> str:

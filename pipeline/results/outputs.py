@@ -167,11 +167,44 @@ class Generation:
     tally: Tally | None = None
 
 
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How good a value model is on prompts that it was not trained on.
+
+    Its prediction at a supervised token is the mean of the label that it expects; tokens count alike.
+
+    Attributes:
+        prompts: Prompts that were held out.
+        tokens: Supervised tokens of their sequences.
+        base_rate: Mean of their labels: what a model that knows nothing says everywhere.
+        auc: Chance that a token labelled 1 is predicted higher than one labelled 0, ties counting half; None where
+            labels are not 0 and 1, or only one of the two.
+        auc_se: Its standard error, prompts being what is drawn.
+        brier: Mean squared error of the predictions; None of all figures where one is no number, as those of a
+            model whose training has diverged.
+        brier_skill: 1 - brier / that of the base rate; None where all labels are equal.
+        ece: Expected calibration error: mean distance of prediction and label over ten bins of equal width.
+    """
+
+    prompts: Count
+    tokens: Count
+    base_rate: Share
+    auc: Share | None = None
+    auc_se: Annotated[float, Meta(ge=0, le=1e100)] | None = None
+    brier: Share | None = None
+    brier_skill: Number | None = None
+    ece: Share | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """What is read of ``training.json``: what a reader of the results must know of the training."""
 
     note: Note | None = None
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

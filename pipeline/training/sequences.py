@@ -5,7 +5,7 @@ Shapes: N sequences, T tokens of the longest, B sequences of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from pipeline.foreign import ForeignDataError, open_plain
 from pipeline.results.outputs import read_input
 
 FILE = "sequences.safetensors"
+UNKNOWN = -1
+"""Stands for a prompt that is not told."""
 
 
 @dataclass(frozen=True)
@@ -32,32 +34,60 @@ class Sequences:
         lengths: Tokens of each, shape [N], int32.
         starts: First position that is supervised; all from there to the end are, shape [N], int32.
         labels: Target for these positions, in [0, 1], shape [N], float32.
+        prompts: Id of the prompt's row, or `UNKNOWN`, so that sequences of one prompt can be kept together,
+            shape [N], int64.
     """
 
     ids: NDArray[np.int32]
     lengths: NDArray[np.int32]
     starts: NDArray[np.int32]
     labels: NDArray[np.float32]
+    prompts: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @staticmethod
-    def of(ids: Sequence[Sequence[int]], starts: Sequence[int], labels: Sequence[float]) -> Sequences:
-        """Pad lists of tokens."""
+    def of(
+        ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        labels: Sequence[float],
+        prompts: Sequence[int] | None = None,
+    ) -> Sequences:
+        """Pad lists of tokens.
+
+        Args:
+            ids: Prompt and completion of each sequence.
+            starts: Its first supervised position.
+            labels: Its target.
+            prompts: Id of its prompt's row. None where nobody asks: a value model is then calibrated on nothing,
+                since no prompts can be held out.
+        """
         lengths = np.array([len(row) for row in ids], np.int32)
         padded = np.zeros((len(ids), int(lengths.max(initial=0))), np.int32)
         for row, tokens in enumerate(ids):
             padded[row, : len(tokens)] = tokens
-        return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32))
+        rows = np.full(len(ids), UNKNOWN, np.int64) if prompts is None else np.array(prompts, np.int64)
+        return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32), rows)
+
+    def chosen(self, rows: NDArray[np.bool_]) -> Sequences:
+        """Some of them.
+
+        Args:
+            rows: Which, shape [N].
+        """
+        return Sequences(**{name: array[rows] for name, array in vars(self).items()})
 
     def some(self, places: NDArray[np.int64]) -> Sequences:
         """Some of them, as wide as before."""
         return Sequences(self.ids[places], self.lengths[places], self.starts[places], self.labels[places])
 
     def save(self, folder: Path, name: str = FILE) -> None:
-        """Write them to a folder."""
-        save_file(dict(vars(self)), folder / name)
+        """Write them to a folder; prompts only where they are known."""
+        arrays = dict(vars(self))
+        if (self.prompts == UNKNOWN).all():
+            del arrays["prompts"]
+        save_file(arrays, folder / name)
 
     @staticmethod
     def load(folders: Sequence[Path], name: str = FILE) -> Sequences:
@@ -69,12 +99,17 @@ class Sequences:
         parts = [read_input(folder, name, _read) for folder in folders]
         width = max(part["ids"].shape[1] for part in parts)
         ids = [np.pad(part["ids"], ((0, 0), (0, width - part["ids"].shape[1]))) for part in parts]
-        rest = {name: np.concatenate([part[name] for part in parts]) for name in ("lengths", "starts", "labels")}
+        rest = {
+            name: np.concatenate([part[name] for part in parts])
+            for name in ("lengths", "starts", "labels", "prompts")
+        }
         return Sequences(np.concatenate(ids), **rest)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    part = read_arrays(path, {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN"})
+    shapes = {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN", "prompts": "iN"}
+    part = read_arrays(path, shapes, optional=("prompts",))
+    part.setdefault("prompts", np.full(len(part["lengths"]), UNKNOWN, np.int64))
     lengths, starts = part["lengths"], part["starts"]
     if ((starts < 0) | (starts > lengths) | (lengths > part["ids"].shape[1])).any():
         raise ForeignDataError("expected 0 <= `starts` <= `lengths` <= T of every sequence")
@@ -83,13 +118,16 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     return part
 
 
-def read_arrays(path: Path, expected: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+def read_arrays(
+    path: Path, expected: Mapping[str, str], optional: Collection[str] = ()
+) -> dict[str, NDArray[Any]]:
     """Read the arrays of a safetensors file.
 
     Args:
         path: The file.
         expected: Name -> kind of number (``i`` whole, ``f`` floating) and the names of its dimensions:
             ``iN,T``. Dimensions of the same name are equally long.
+        optional: Names that may be missing.
 
     Raises:
         ForeignDataError: It holds something else.
@@ -103,6 +141,8 @@ def read_arrays(path: Path, expected: Mapping[str, str]) -> dict[str, NDArray[An
     sizes: dict[str, int] = {}
     for name, shape in expected.items():
         kind, dimensions = shape[0], shape[1:].split(",")
+        if name not in found and name in optional:
+            continue
         if name not in found:
             raise ForeignDataError(f"it lacks the array `{name}`; it has {', '.join(sorted(found)) or 'none'}")
         array = found[name]
@@ -116,7 +156,7 @@ def read_arrays(path: Path, expected: Mapping[str, str]) -> dict[str, NDArray[An
                 f"expected `{name}` of shape [{shape[1:]}]{f' with {known}' if known else ''} and "
                 f"{'whole' if kind == 'i' else 'floating'} numbers, got {list(array.shape)} of {array.dtype}"
             )
-    return {name: found[name] for name in expected}
+    return {name: found[name] for name in expected if name in found}
 
 
 @dataclass(frozen=True)

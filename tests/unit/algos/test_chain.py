@@ -19,6 +19,7 @@ from pipeline.errors import JobError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.training.calibration import held_out
 from pipeline.training.sequences import Sequences
 from pipeline.workers.work import Work
 
@@ -190,6 +191,21 @@ def test_pita_labels_both_sides_of_a_pair_that_share_their_prefix(chains: Chains
 
 
 @pytest.mark.parametrize("algo", ["PITA", "QSharp"])
+def test_value_models_are_held_against_prompts_that_no_round_trains_on(chains: Chains, algo: str) -> None:
+    for number in (1, 2):
+        folders = [folder for each in range(1, number + 1) for folder in chains.folders(algo, each, "generate")]
+        data = Sequences.load(folders)
+        apart = held_out(data.prompts, seed=0, share=0.1)
+        operands = data.ids[:, [3, 2, 1, 7, 6, 5]] @ (10 ** np.arange(5, -1, -1))
+        assert data.prompts.tolist() == operands.tolist()
+        (folder,) = chains.folders(algo, number, "train")
+        told = json.loads((folder / "training.json").read_bytes())
+        assert told["sequences"] == len(data) - apart.sum()
+        assert told["calibration"]["prompts"] == len(set(data.prompts[apart].tolist())) > 0
+        assert 0 < told["calibration"]["brier"] < 1
+
+
+@pytest.mark.parametrize("algo", ["PITA", "QSharp"])
 def test_infinite_eta_is_the_reference_to_the_byte(tmp_path: Path, algo: str) -> None:
     endless = Chains(
         tmp_path,
@@ -225,7 +241,8 @@ def test_a_sweep_of_eta_gives_points_of_reward_against_kl(tmp_path: Path) -> Non
 @pytest.mark.parametrize("head", ["v", "q"])
 def test_both_heads_run_through(tmp_path: Path, head: str) -> None:
     overrides = [f"algos.QSharp.head={head}", "algos.PITA.enabled=false", "algos.QSharp.truncate=false"]
-    found = Chains(tmp_path, *overrides, "algos.QSharp.aggregate=false", "algos.QSharp.warm_start=false")
+    fresh = ["algos.QSharp.aggregate=false", "algos.QSharp.warm_start=false", "algos.QSharp.held_out=0"]
+    found = Chains(tmp_path, *overrides, *fresh)
     assert found.metrics("QSharp", 2)["kl_per_sequence"] > 0
     (folder,) = found.folders("QSharp", 2, "train")
     assert json.loads((folder / "value_head.json").read_bytes())["head"] == head

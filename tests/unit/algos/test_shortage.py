@@ -3,14 +3,15 @@
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.algos.shortage import added, noted, shortage, teaching
+from pipeline.algos.shortage import added, noted, shortage, teaching, uninformed
 from pipeline.results.notes import collect_notes
-from pipeline.results.outputs import Tally
+from pipeline.results.outputs import Calibration, Tally
 from pipeline.results.store import Store
 from tests.unit.algos.test_chain import Chains
 
@@ -55,6 +56,52 @@ def test_what_could_teach_is_counted_for_every_family(about: dict[str, Any], seq
     assert teaching(about, group_size=4) == sequences
 
 
+FINE = Calibration(
+    prompts=20, tokens=50, base_rate=0.4, auc=0.7, auc_se=0.05, brier=0.2, brier_skill=0.1, ece=0.05
+)
+NO_BETTER = "the value model is no better than the base rate on 20 held-out prompts "
+
+
+@pytest.mark.parametrize(
+    ("calibration", "said"),
+    [
+        (None, None),
+        (FINE, None),
+        (replace(FINE, auc=0.551), None),
+        (replace(FINE, auc=0.549), NO_BETTER + "(AUC 0.549 +- 0.050, Brier skill 0.100)"),
+        (replace(FINE, brier_skill=-0.01), NO_BETTER + "(AUC 0.700 +- 0.050, Brier skill -0.010)"),
+        (replace(FINE, auc=None, auc_se=None), None),
+        (replace(FINE, auc=None, auc_se=None, brier_skill=0.0), NO_BETTER + "(Brier skill 0.000)"),
+        (replace(FINE, prompts=19, auc=0.4, brier_skill=-1.0), None),
+        (replace(FINE, auc=None, auc_se=None, brier_skill=None), None),
+        (
+            Calibration(prompts=20, tokens=50, base_rate=0.4),
+            "the value model predicts what is no number on 20 held-out prompts: its training has diverged",
+        ),
+    ],
+    ids=[
+        "nothing held out",
+        "fine",
+        "just above chance",
+        "within the error of chance",
+        "worse than the base rate",
+        "graded",
+        "graded, no better",
+        "too few to say",
+        "labels all equal",
+        "diverged",
+    ],
+)
+def test_a_value_model_that_has_learnt_nothing_is_told(calibration: Calibration | None, said: str | None) -> None:
+    assert uninformed(calibration) == said
+
+
+def test_both_notes_are_told_together(caplog: pytest.LogCaptureFixture) -> None:
+    found = noted(3, 64, None, calibration=replace(FINE, brier_skill=0.0))
+    assert found["note"].startswith("trained on 3 sequences, fewer than one batch of 64; the value model is no")
+    assert len(caplog.messages) == 2
+
+
 def test_a_note_is_in_the_log_of_the_job_too(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pipeline"):
         assert noted(0, 64, None) == {"note": "trained on nothing (0 sequences)"}
@@ -87,7 +134,9 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
         "evaluation.num_prompts=3",
         "evaluation.bootstrap_samples=5",
         "algos.QSharp.epochs=1",
+        "algos.QSharp.held_out=0",
         "algos.QSharp-HF.epochs=1",
+        "algos.QSharp-HF.held_out=0",
     )
 
 

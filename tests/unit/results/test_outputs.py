@@ -113,6 +113,16 @@ def test_other_metrics_fail_the_job_that_wrote_them(tmp_path: Path, text: str, s
         ("samples.jsonl", "[1]", "line 1: expected `object`, got `array`"),
         ("training.json", '{"loss": [NaN]}', "NaN is no number"),
         ("training.json", "[]", "expected `object`"),
+        (
+            "training.json",
+            '{"calibration": {"prompts": 5}}',
+            "missing required field `tokens` - at `$.calibration`",
+        ),
+        (
+            "training.json",
+            '{"calibration": {"prompts": 5, "tokens": 9, "base_rate": 0.5, "auc": 1.5}}',
+            "<= 1.0 - at `$.calibration.auc`, where there is 1.5",
+        ),
         ("generation.json", '{"tokens": 3}', "missing required field `prompts`"),
         ("reward.json", '{"tokens_trained": -1}', "where there is -1"),
     ],

@@ -1,0 +1,226 @@
+"""Random search for the settings of every method, the same number of configurations each, on validation prompts.
+
+    python benchmarks/tuning.py                             # all methods; goes on where it was stopped
+    python benchmarks/tuning.py --methods PITA QSharp
+    python benchmarks/tuning.py --table                     # what has been run, as docs/tuning.md has it
+
+A trial is a run of the pipeline with one method, on references 0, 1 and 2 and a seed of the experiment that no
+table of results has. Configurations are drawn once and for all from the spaces below; the first of each method is
+its default. Test prompts are never looked at, and references from 3 on are left for whoever wants to know how well
+the chosen settings carry over.
+
+Jobs run in this process, one after the other. What is stored is not computed again, and a finished trial is one
+line of `trials.jsonl`, so an interrupted search goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from statistics import fmean
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from rich.console import Console
+
+from pipeline.config.load import load_config
+from pipeline.config.schema import ALGO_SCHEMAS
+from pipeline.errors import PipelineError
+from pipeline.experiment import prepare, run_experiment
+from pipeline.multirun import primary_metric
+from pipeline.results.outputs import read_lines
+from pipeline.results.paths import json_text
+from pipeline.results.record import collect_rows
+
+TRIALS = 8
+REFERENCES = (0, 1, 2)
+SEED = 100
+"""Of the experiment, so that no chain of a table of results is one that settings were chosen by."""
+
+Draw = Callable[[np.random.Generator], float]
+Settings = dict[str, float | None]
+"""Name under ``algos.<method>`` -> value."""
+
+
+def _log_uniform(low: float, high: float) -> Draw:
+    """Rounded to two digits, so that a table shows what was run."""
+    return lambda draw: float(f"{np.exp(draw.uniform(np.log(low), np.log(high))):.1e}")
+
+
+def _one_of(*values: float) -> Draw:
+    return lambda draw: values[int(draw.integers(len(values)))]
+
+
+# A pretrained backbone wants small steps and a head that starts from zero large ones, so the two ranges differ by
+# as much as what each has to move. No value model is given more passes over the data than the default, so that no
+# configuration wins by its compute alone; policies, of which a default sees the data once, may see them twice.
+_VALUE: dict[str, Draw] = {
+    "learning_rate": _log_uniform(2e-4, 3e-3),
+    "head_learning_rate": _log_uniform(3e-3, 3e-1),
+    "epochs": _one_of(2, 3, 4),
+    "batch_size": _one_of(64, 128, 256),
+}
+_POLICY: dict[str, Draw] = {"learning_rate": _log_uniform(5e-5, 2e-3), "epochs": _one_of(1, 2)}
+_FITTED_REWARD: dict[str, Draw] = {
+    "reward_model.learning_rate": _log_uniform(2e-4, 5e-3),
+    "reward_model.epochs": _one_of(1, 2),
+}
+SPACES: dict[str, dict[str, Draw]] = {
+    "PITA": _VALUE,
+    "QSharp": _VALUE,
+    "CD": _VALUE,
+    "DPO": {**_POLICY, "beta": _log_uniform(0.05, 2.0)},
+    "SFT": _POLICY,
+    "GRPO": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.04, 0.1)},
+    "QSharp-HF": {**_VALUE, **_FITTED_REWARD},
+    "GRPO-HF": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.04, 0.1), **_FITTED_REWARD},
+    "BestOfN": {"learning_rate": _log_uniform(2e-4, 5e-3), "epochs": _one_of(1, 2)},
+}
+"""What is drawn for each method. What says which problem is solved (eta, rewards, how much is sampled) is not."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of a method; that of number 0 is its default."""
+
+    method: str
+    number: int
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Score:
+    """What came of a trial.
+
+    Attributes:
+        settings: Of the trial, to know it by.
+        scores: The primary metric after the last round, by reference.
+        seconds: Processor time of what was not stored.
+    """
+
+    method: str
+    number: int
+    settings: Settings
+    scores: list[float]
+    seconds: float
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The higher the better: what the worst reference gets, then the mean."""
+        return min(self.scores), fmean(self.scores)
+
+
+def trials_of(method: str, count: int = TRIALS) -> list[Trial]:
+    """The default and ``count - 1`` draws, the same in every process."""
+    draw = np.random.default_rng([SEED, zlib.crc32(method.encode())])
+    default: Settings = {name: attrgetter(name)(ALGO_SCHEMAS[method]()) for name in SPACES[method]}
+    drawn: list[Settings] = [{name: one(draw) for name, one in SPACES[method].items()} for _ in range(count - 1)]
+    return [Trial(method, number, settings) for number, settings in enumerate([default, *drawn])]
+
+
+def overrides_of(trial: Trial, out: Path) -> list[str]:
+    """The command line of a trial."""
+    return [
+        "experiment.name=tuning",
+        f"experiment.seeds=[{SEED}]",
+        f"output_dir={out}",
+        f"algos=[{trial.method}]",
+        f"models.tiny.seeds=[{','.join(map(str, REFERENCES))}]",
+        "evaluation.split=validation",
+        "system.use_parallel_execution=false",
+        *(
+            f"algos.{trial.method}.{name}={'null' if value is None else value}"
+            for name, value in trial.settings.items()
+        ),
+    ]
+
+
+def run(trial: Trial, out: Path) -> Score:
+    """Carry a trial out.
+
+    Raises:
+        PipelineError: It was refused, or a job of it failed.
+    """
+    config = load_config(overrides_of(trial, out))
+    begun = time.process_time()
+    if run_experiment(config, Console(file=io.StringIO(), width=120)):
+        raise PipelineError(f"{trial.method} {trial.number} did not end well: see {out}/tuning/latest/run.log")
+    request = prepare(config)
+    rows = collect_rows(request.store, request.plan.jobs.values())
+    last = [row for row in rows if row.algo == trial.method and row.round == config.rounds_of_training]
+    scores = [primary_metric([row for row in last if row.reference == one]) for one in REFERENCES]
+    return Score(trial.method, trial.number, trial.settings, scores, round(time.process_time() - begun, 1))
+
+
+# -- the table -------------------------------------------------------------------------------------------------
+
+
+def tables(scores: Sequence[Score], methods: Iterable[str]) -> str:
+    """A table in Markdown for each method that has been tried; the best configuration is marked."""
+    found = {method: [score for score in scores if score.method == method] for method in methods}
+    return "\n".join(_table(method, rows) for method, rows in found.items() if rows)
+
+
+def _table(method: str, scores: list[Score]) -> str:
+    names = list(SPACES[method])
+    best = max(scores, key=lambda score: score.rank)
+    head = ["", *(f"`{name}`" for name in names), *(f"ref {one}" for one in REFERENCES), "mean", "worst", "CPU s"]
+    lines = [f"### {method}", "", _line(head), _line(["---"] * len(head))]
+    for score in sorted(scores, key=lambda score: score.number):
+        mark = "**" if score is best else ""
+        label = f"{mark}{score.number or 'default'}{mark}"
+        settings = ["" if score.settings[name] is None else f"{score.settings[name]:g}" for name in names]
+        figures = [f"{value:.3f}" for value in (*score.scores, fmean(score.scores), min(score.scores))]
+        lines.append(_line([label, *settings, *figures, f"{score.seconds:.0f}"]))
+    return "\n".join([*lines, ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+# -- the command -----------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    args = _arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / "trials.jsonl"
+    scores = list(read_lines(path, Score)) if path.exists() else []
+    done = {(score.method, score.number): score.settings for score in scores}
+    todo = [trial for method in args.methods for trial in trials_of(method, args.trials)]
+    for trial in () if args.table else todo:
+        if done.get((trial.method, trial.number)) == trial.settings:
+            continue
+        score = run(trial, args.out)
+        scores.append(score)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json_text(asdict(score)) + "\n")
+        shown = " ".join(f"{value:.3f}" for value in score.scores)
+        print(f"{trial.method} {trial.number} {trial.settings}: {shown}, {score.seconds:.0f} s", file=sys.stderr)
+    print(tables(scores, args.methods))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=100)
+    )
+    parser.add_argument("--methods", nargs="+", choices=list(SPACES), default=list(SPACES))
+    parser.add_argument("--trials", type=int, default=TRIALS, help="configurations of each, the default included")
+    parser.add_argument("--out", type=Path, default=Path("outputs/tuning"), help="where runs and trials are kept")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
