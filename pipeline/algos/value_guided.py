@@ -119,7 +119,7 @@ class ValueGuidedAlgorithms(Algorithm):
         algo = _settings(ctx)
         collected = Sequences.load(self.data(ctx))
         apart = held_out(collected.prompts, ctx.seed, algo.held_out)
-        data = collected.chosen(~apart)
+        data = collected.some(~apart)
         model = self._start(ctx)
         losses = fit_value(
             model,
@@ -138,7 +138,7 @@ class ValueGuidedAlgorithms(Algorithm):
         )
         calibration = calibrate(
             model,
-            collected.chosen(apart),
+            collected.some(apart),
             micro_batch_size=ctx.config.training.micro_batch_size,
             device=ctx.device,
             dtype=ctx.config.system.dtype,

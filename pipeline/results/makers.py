@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from pipeline.plan.job import Job
@@ -43,14 +43,14 @@ _NAMES = tuple(item.name for item in fields(Maker) if item.name != "outputs")
 
 def collect_makers(store: Store, jobs: Iterable[Job]) -> list[Maker]:
     """What the stored outputs of jobs were made with, in order."""
-    found: Counter[tuple[str, ...]] = Counter()
+    found: Counter[Maker] = Counter()
     for key in {job.key for job in jobs}:
         try:
             about = read_manifest(key, store.path(key))["about"]
         except (NotAnOutputError, KeyError):
             continue  # it is not made yet, or is told of elsewhere
-        found[tuple(_said(about, name) for name in _NAMES)] += 1
-    return sorted(Maker(*made, outputs=count) for made, count in found.items())
+        found[_maker(about)] += 1
+    return sorted(replace(maker, outputs=count) for maker, count in found.items())
 
 
 def several_makers(makers: Sequence[Maker]) -> list[str]:
@@ -67,6 +67,15 @@ def several_makers(makers: Sequence[Maker]) -> list[str]:
 
 def _words(name: str, value: str) -> str:
     return f"{value} arithmetic" if name == "arithmetic" else f"{name} {value}"
+
+
+def _maker(about: object) -> Maker:
+    return Maker(
+        arithmetic=_said(about, "arithmetic"),
+        pipeline=_said(about, "pipeline"),
+        torch=_said(about, "torch"),
+        transformers=_said(about, "transformers"),
+    )
 
 
 def _said(about: object, name: str) -> str:

@@ -70,17 +70,13 @@ class Sequences:
         rows = np.full(len(ids), UNKNOWN, np.int64) if prompts is None else np.array(prompts, np.int64)
         return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32), rows)
 
-    def chosen(self, rows: NDArray[np.bool_]) -> Sequences:
-        """Some of them.
+    def some(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Sequences:
+        """Some of them, as wide as before.
 
         Args:
-            rows: Which, shape [N].
+            rows: Their places, or of each whether it is one of them, shape [N].
         """
         return Sequences(**{name: array[rows] for name, array in vars(self).items()})
-
-    def some(self, places: NDArray[np.int64]) -> Sequences:
-        """Some of them, as wide as before."""
-        return Sequences(self.ids[places], self.lengths[places], self.starts[places], self.labels[places])
 
     def save(self, folder: Path, name: str = FILE) -> None:
         """Write them to a folder; prompts only where they are known."""

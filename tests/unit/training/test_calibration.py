@@ -113,7 +113,7 @@ def test_a_value_model_is_held_against_every_supervised_token() -> None:
     assert (found.prompts, found.tokens) == (12, int((data.lengths - data.starts).sum()))
     assert found.auc == 0.5  # its head is zero
     assert found.brier == pytest.approx(0.25)
-    assert calibrate(value_model(), data.chosen(np.zeros(24, bool)), micro_batch_size=5, device="cpu") is None
+    assert calibrate(value_model(), data.some(np.zeros(24, bool)), micro_batch_size=5, device="cpu") is None
 
 
 @pytest.mark.parametrize("prompts", [None, [7, 9]], ids=["not told", "told"])
