@@ -72,6 +72,7 @@ def atom_weights(labels: Tensor, count: int, rate: float = 0.0) -> Tensor:
     if step >= SMALLEST_STEP:
         # (exp(share * step) - 1) / (exp(step) - 1), written so that nothing overflows.
         share = ((share - 1) * step).exp() * torch.expm1(-share * step) / math.expm1(-step)
+        share = share.clamp(0, 1)  # rounding may leave it a last digit above
     weights = torch.zeros(len(labels), count, dtype=torch.float64, device=labels.device)
     lower = below.long()[:, None]
     weights.scatter_(1, lower, 1 - share[:, None])
