@@ -12,6 +12,8 @@ import math
 MOST_GRID_ERROR = 0.1
 """Nats: odds that are off by a tenth, less than by what two fits of one value model differ."""
 LARGEST_ATOMS = 10_000
+SMALLEST_STEP = 1e-6
+"""Rate times the distance of atoms: below it, keeping the mean is the same, and the split would lose digits."""
 _PLACES = 64
 """Places between two atoms that are looked at."""
 
@@ -47,6 +49,6 @@ def _error(share: float, made: float, asked: float) -> float:
 
 
 def _split(share: float, step: float) -> float:
-    if step == 0:
+    if step < SMALLEST_STEP:
         return share
     return math.exp((share - 1) * step) * math.expm1(-share * step) / math.expm1(-step)

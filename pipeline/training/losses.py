@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipeline.config.atoms import SMALLEST_STEP
+
 
 def token_bce(values: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     """Binary cross-entropy of every supervised token with its sequence's label, summed over tokens.
@@ -67,9 +69,10 @@ def atom_weights(labels: Tensor, count: int, rate: float = 0.0) -> Tensor:
     below = places.floor().clamp(max=count - 2)
     share = places - below
     step = rate / (count - 1)
-    if step > 0:
+    if step >= SMALLEST_STEP:
         # (exp(share * step) - 1) / (exp(step) - 1), written so that nothing overflows.
         share = ((share - 1) * step).exp() * torch.expm1(-share * step) / math.expm1(-step)
+        share = share.clamp(0, 1)  # rounding may leave it a last digit above
     weights = torch.zeros(len(labels), count, dtype=torch.float64, device=labels.device)
     lower = below.long()[:, None]
     weights.scatter_(1, lower, 1 - share[:, None])

@@ -149,6 +149,18 @@ def test_a_mean_is_kept_without_a_rate() -> None:
     assert torch.allclose(atom_weights(rewards, 6).double() @ torch.linspace(0, 1, 6).double(), rewards, atol=1e-6)
 
 
+def test_a_rate_next_to_nothing_keeps_the_mean() -> None:
+    rewards = torch.linspace(0, 1, 41, dtype=torch.float64)
+    for rate in (5e-324, 1e-300, 1e-9):
+        assert torch.allclose(atom_weights(rewards, 6, rate), atom_weights(rewards, 6), atol=1e-6)
+
+
+def test_no_weight_is_negative() -> None:
+    """At an atom the share of the other one is a quotient of equals, computed in two ways."""
+    for rate in np.linspace(0.1, 60, 400).tolist():
+        assert bool((atom_weights(torch.linspace(0, 1, 28, dtype=torch.float64), 28, rate) >= 0).all())
+
+
 @pytest.mark.properties
 @given(st.integers(2, 60), st.floats(0, 100), st.floats(0, 100), st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_no_distribution_is_further_off_than_the_grid(
