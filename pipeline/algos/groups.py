@@ -58,6 +58,7 @@ class Groups:
             [self.prompts[place] + self.tokens[place] for place in places],
             [len(self.prompts[place]) for place in places],
             labels,
+            self.rows_of(places),
         )
 
     def pairs(self, settings: PreferenceConfig) -> Sequences:

@@ -31,7 +31,13 @@ class GRPO(PostTrainingAlgorithms):
         from pipeline.training.samples import Samples
 
         logprobs = policy.logprobs(groups.prompts, groups.tokens)
-        Samples.of(groups.prompts, groups.tokens, groups.scored.values, logprobs).save(ctx.out)
+        Samples.of(
+            groups.prompts,
+            groups.tokens,
+            groups.scored.values,
+            logprobs,
+            groups.rows_of(range(len(groups.tokens))),
+        ).save(ctx.out)
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders of samples to train on."""

@@ -47,12 +47,9 @@ class GRPOHF(GRPO):
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
         """Write whole groups, and pairs among them."""
         from pipeline.algos.groups import PAIRS
-        from pipeline.training.folds import Prompts
 
         super().keep(ctx, policy, groups)
-        places = groups.pair_places(_settings(ctx).preferences)
-        groups.sequences(places, [1.0, 0.0] * (len(places) // 2)).save(ctx.out, PAIRS)
-        Prompts.of(groups.rows_of(places[::2]), groups.rows_of(range(len(groups.tokens)))).save(ctx.out)
+        groups.pairs(_settings(ctx).preferences).save(ctx.out, PAIRS)
 
     def reward(self, ctx: JobContext) -> None:
         """Fit the reward models and score every completion by the one that has not seen its prompt."""

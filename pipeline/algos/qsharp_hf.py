@@ -46,7 +46,6 @@ class QSharpHF(QSharp):
         from pipeline.algos.groups import PAIRS
         from pipeline.algos.rollouts import Rollouts, tally_of_pairs
         from pipeline.rewards.preference import UNDECIDED, decide
-        from pipeline.training.folds import Prompts
         from pipeline.training.sequences import Sequences
 
         rollouts = Rollouts(ctx, dataset, roll_in)
@@ -77,8 +76,6 @@ class QSharpHF(QSharp):
             [rollouts.rows[index].id for index in best for _ in (0, 1)],
         ).save(ctx.out, PAIRS)
         places = [(index, side) for index in range(len(cuts)) for side in (0, 1)]
-        ids = [row.id for row in rollouts.rows]
-        Prompts.of([ids[index] for index in best], [ids[index] for index, _ in places]).save(ctx.out)
         return Sequences.of(
             [rollouts.prompts[index] + pair[side][index] for index, side in places],
             [len(rollouts.prompts[index]) + int(cuts[index]) for index, _ in places],

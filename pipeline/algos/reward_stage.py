@@ -119,8 +119,8 @@ def cross_fitted(
 
     Args:
         ctx: Of the stage.
-        folders: Outputs with pairs, and with the prompts of pairs and completions.
-        data: The completions.
+        folders: Outputs with pairs, whose prompts are told.
+        data: The completions, likewise.
         settings: Of the fits.
 
     Returns:
@@ -133,11 +133,11 @@ def cross_fitted(
         from pipeline.algos.groups import PAIRS
         from pipeline.algos.rounds import tally_of
         from pipeline.algos.shortage import noted
-        from pipeline.training.folds import Prompts
+        from pipeline.training.folds import prompt_folds
         from pipeline.training.reward_model import Scale, share_preferred
         from pipeline.training.sequences import Sequences
-    pairs, prompts = Sequences.load(folders, PAIRS), Prompts.load(folders)
-    of_pairs, of_data = prompts.folds(settings.folds)
+    pairs = Sequences.load(folders, PAIRS)
+    of_pairs, of_data = prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
     found, fits = np.zeros(len(data)), []
     for fold in range(settings.folds):
         unseen = np.repeat((of_pairs == fold) & (settings.folds > 1), 2)

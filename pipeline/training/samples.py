@@ -43,6 +43,7 @@ class Samples:
         completions: Sequence[Sequence[int]],
         rewards: NDArray[np.float64],
         logprobs: Sequence[NDArray[np.float32]],
+        rows: Sequence[int] | None = None,
     ) -> Samples:
         """Join prompts and completions.
 
@@ -51,9 +52,11 @@ class Samples:
             completions: Token ids.
             rewards: Shape [N].
             logprobs: As long as its completion each.
+            rows: Id of the row of each prompt, where somebody asks.
         """
         ids = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-        return Samples(Sequences.of(ids, [len(prompt) for prompt in prompts], rewards.tolist()), padded(logprobs))
+        starts = [len(prompt) for prompt in prompts]
+        return Samples(Sequences.of(ids, starts, rewards.tolist(), rows), padded(logprobs))
 
     @property
     def rewards(self) -> NDArray[np.float32]:

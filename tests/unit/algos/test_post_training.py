@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from pipeline.generation.sampling import sample_keys, split_keys
 from pipeline.models.value import ValueModel
-from pipeline.training.folds import Prompts
+from pipeline.training.folds import prompt_folds
 from pipeline.training.reward_model import reward_scores
 from pipeline.training.samples import Samples
 from pipeline.training.sequences import Sequences
@@ -102,13 +102,11 @@ def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, 
     (out,) = chains.folders(algo, 1, "reward")
     drawn = chains.folders(algo, 1, "generate")
     data, scored = Sequences.load(drawn), Sequences.load([out])
-    rows = Prompts.load(drawn)
-    fold_of_pairs, fold_of_data = rows.folds(2)
-    assert (
-        len({(*ids[:9], row) for ids, row in zip(data.ids.tolist(), rows.completions.tolist(), strict=True)}) == 20
-    )
-    assert not set(rows.completions[fold_of_data == 0]) & set(rows.completions[fold_of_data == 1])
-    pairs, about = Sequences.load(drawn, "pairs.safetensors"), json.loads((out / "reward.json").read_bytes())
+    pairs = Sequences.load(drawn, "pairs.safetensors")
+    fold_of_pairs, fold_of_data = prompt_folds(pairs.prompts[::2], data.prompts, 2)
+    assert len({(*ids[:9], row) for ids, row in zip(data.ids.tolist(), data.prompts.tolist(), strict=True)}) == 20
+    assert not set(data.prompts[fold_of_data == 0]) & set(data.prompts[fold_of_data == 1])
+    about = json.loads((out / "reward.json").read_bytes())
     assert [fit["pairs"] for fit in about["fits"]] == [int((fold_of_pairs != fold).sum()) for fold in (0, 1)]
     for fold in (0, 1):
         model = ValueModel.from_pretrained(out / f"fold_{fold}")

@@ -1,16 +1,14 @@
 """Reward models: fitted to preferences, standardised, read at the last token."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from pipeline.config.schema import HeadType, TrainingConfig
-from pipeline.errors import JobError
 from pipeline.models.value import ValueModel, value_model_from
-from pipeline.training.folds import Prompts
+from pipeline.training.folds import prompt_folds
 from pipeline.training.policy import Fitting
 from pipeline.training.reward_model import Scale, fit_reward_model, reward_scores, sequence_scores, share_preferred
 from pipeline.training.sequences import Sequences, batch_of
@@ -76,22 +74,11 @@ def test_the_share_of_pairs_that_are_decided_as_they_are() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_prompts_are_dealt_whole_and_evenly(count: int) -> None:
     rows = [7, 3, 3, 90, 11, 11, 4, 7]
-    prompts = Prompts.of(rows, [*rows, 5, 5, 8])
-    of_pairs, of_completions = prompts.folds(count)
+    completions = [*rows, 5, 5, 8]
+    of_pairs, of_completions = prompt_folds(np.array(rows), np.array(completions), count)
     folds: dict[int, set[int]] = {}
-    for row, fold in [*zip(rows, of_pairs, strict=True), *zip(prompts.completions, of_completions, strict=True)]:
+    for row, fold in [*zip(rows, of_pairs, strict=True), *zip(completions, of_completions, strict=True)]:
         folds.setdefault(int(row), set()).add(int(fold))
     assert all(len(found) == 1 for found in folds.values())
     sizes = [sum(found == {fold} for row, found in folds.items() if row in rows) for fold in range(count)]
     assert max(sizes) - min(sizes) <= 1, "of what is fitted to"
-
-
-def test_prompts_are_read_as_they_were_written(tmp_path: Path) -> None:
-    for name, pairs in (("a", [1]), ("b", [])):
-        (tmp_path / name).mkdir()
-        Prompts.of(pairs, [1, 2]).save(tmp_path / name)
-    found = Prompts.load([tmp_path / "a", tmp_path / "b"])
-    assert found.pairs.tolist() == [1]
-    assert found.completions.tolist() == [1, 2, 1, 2]
-    with pytest.raises(JobError):
-        Prompts.load([tmp_path])
