@@ -151,4 +151,5 @@ def per_prompt(ratios: Ratios) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         total = ratios.numerators.sum(-1, keepdims=True) / ratios.denominators.sum(-1, keepdims=True)
         residuals = ratios.numerators - total * ratios.denominators
-        return np.asarray(total + residuals / ratios.denominators.mean(-1, keepdims=True))
+        mean = ratios.denominators.sum(-1, keepdims=True) / np.float64(ratios.denominators.shape[-1])
+        return np.asarray(total + residuals / mean)

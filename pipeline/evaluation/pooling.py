@@ -227,7 +227,7 @@ def _compared(
         for pair, values, spread in zip(pairs, differences, spreads, strict=True)
         if spread is not None
     ]
-    tests = [_tested(stacks[one], stacks[other], metric, values, spread) for one, other, values, spread in known]
+    tests = _tested([(stacks[one], stacks[other], values, spread) for one, other, values, spread in known], metric)
     corrected = holm([p for p, _ in tests])
     return [
         _comparison(one, other, metric, spread, stacks[one], (p, test), len(known), confidence)
@@ -238,14 +238,24 @@ def _compared(
 Test = Literal["crossed", "mcnemar", "swaps"]
 
 
-def _tested(one: Stack, other: Stack, metric: str, differences: Floats, spread: Spread) -> tuple[float, Test]:
-    """The p-value of one comparison."""
-    if scope(one.grid) != "policies" and not has_no_variance(spread):
-        return float(spread.p_value()), "crossed"
-    both = [stacked.sums[metric] for stacked in (one, other)]
-    if len(one.grid) == 1 and all(_right_or_wrong(ratios.numerators, ratios.denominators) for ratios in both):
-        return mcnemar(both[0].numerators[0], both[1].numerators[0]), "mcnemar"
-    return float(swap_tests(differences.mean((0, 1))[:, None])[0]), "swaps"
+def _tested(pairs: list[tuple[Stack, Stack, Floats, Spread]], metric: str) -> list[tuple[float, Test]]:
+    """The p-value of each comparison, and how it was found."""
+    found: dict[int, tuple[float, Test]] = {}
+    swapped: dict[int, dict[int, Floats]] = {}
+    for place, (one, other, differences, spread) in enumerate(pairs):
+        both = [stacked.sums[metric] for stacked in (one, other)]
+        if scope(one.grid) != "policies" and not has_no_variance(spread):
+            found[place] = float(spread.p_value()), "crossed"
+        elif len(one.grid) == 1 and all(
+            _right_or_wrong(ratios.numerators, ratios.denominators) for ratios in both
+        ):
+            found[place] = mcnemar(both[0].numerators[0], both[1].numerators[0]), "mcnemar"
+        else:
+            swapped.setdefault(differences.shape[-1], {})[place] = differences.mean((0, 1))
+    for columns in swapped.values():  # those of as many prompts have their swaps drawn once
+        values = swap_tests(np.stack(list(columns.values()), axis=1))
+        found |= {place: (float(p), "swaps") for place, p in zip(columns, values, strict=True)}
+    return [found[place] for place in range(len(pairs))]
 
 
 def _right_or_wrong(numerators: Floats, denominators: Floats) -> bool:

@@ -42,7 +42,7 @@ def rows_of(chains: Chains) -> list[ResultRow]:
     for (dataset, model, reference, algo, seed, number), measures in chains.items():
         for metric, (above, below) in measures.sums.items():
             where = (algo, dataset, model, seed, number, metric)
-            value = above.sum() / below.sum()
+            value = above.sum() / max(1.0, below.sum())
             named = None if reference < 0 else reference
             found.append(ResultRow(*where, value, 0.0, 1.0, len(above), reference=named))
     return found
@@ -155,6 +155,21 @@ def test_chains_that_say_nothing_by_prompt_have_a_mean_alone() -> None:
     assert (row.ci_low, row.ci_high, comparisons) == (None, None, [])
     assert row.difference is not None
     assert row.difference_low is None
+
+
+def test_a_metric_of_which_no_prompt_says_anything_has_no_numbers() -> None:
+    def silent(chains: Chains) -> Chains:
+        nothing = np.zeros(PROMPTS)
+        return {
+            place: replace(measures, sums={**measures.sums, "reward": (nothing, nothing)})
+            for place, measures in chains.items()
+        }
+
+    chains = silent({**method("A", 0.5, range(3)), **method("reference", 0.2, range(3))})
+    rows = [replace(row, value=None) if row.metric == "reward" else row for row in rows_of(chains)]
+    found, _ = pooled(rows, chains.get, 2, 0.95)
+    (row,) = [row for row in found if (row.algo, row.metric) == ("A", "reward")]
+    assert (row.value, row.ci_low, row.difference, row.difference_low) == (None, None, None, None)
 
 
 # -- tests -----------------------------------------------------------------------------------------------------
