@@ -19,6 +19,8 @@ PROMPTS = 500
 DRAWS = 10
 """Demonstrations of a prompt, one from each part of equal size of what `Dataset.demonstration` draws from."""
 _BATCH = 128
+_DIGITS = 6
+"""Digits of a loss after the point: processors differ in later ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +71,9 @@ def held_out(model: PreTrainedModel, dataset: Dataset) -> HeldOut:
     length = ids.shape[1] - start
     surprise = _surprise(model, ids, start).numpy()
     return HeldOut(
-        loss=float(shares @ surprise) / len(rows) / length,
-        guessing=_guessing(ids[:, start:].numpy(), shares),
-        corpus=float(-(shares * np.log(shares)).sum()) / len(rows) / length,
+        loss=round(float(shares @ surprise) / len(rows) / length, _DIGITS),
+        guessing=round(_guessing(ids[:, start:].numpy(), shares), _DIGITS),
+        corpus=round(_entropy(shares) / len(rows) / length, _DIGITS),
     )
 
 
@@ -91,6 +93,9 @@ def _guessing(completions: NDArray[np.int64], shares: NDArray[np.float64]) -> fl
     entropies = []
     for place in completions.T:
         frequencies = np.bincount(place, weights=shares) / shares.sum()
-        known = frequencies[frequencies > 0]
-        entropies.append(float(-(known * np.log(known)).sum()))
+        entropies.append(_entropy(frequencies[frequencies > 0]))
     return float(np.mean(entropies))
+
+
+def _entropy(shares: NDArray[np.float64]) -> float:
+    return max(0.0, -float(shares @ np.log(shares)))  # rather than -0.0

@@ -12,7 +12,7 @@ from pipeline.datasets.registry import load_dataset
 from pipeline.errors import JobError
 from pipeline.models.cache import ModelCache
 from pipeline.models.load import load_policy, load_tokenizer, load_value
-from pipeline.models.tiny import make_tokenizer, train_reference
+from pipeline.models.tiny import make_model, make_tokenizer, train_reference
 from pipeline.models.value import ValueModel, value_model_from
 
 DATASET = load_dataset(AdditionConfig(kind="addition"))
@@ -132,6 +132,14 @@ def test_the_reference_loads_and_has_the_size_that_is_told(tmp_path: Path) -> No
     other = TinyModelConfig(kind="tiny", steps=5, batch_size=8, seed=1)
     different, _ = train_reference(other, DATASET, "cpu", lambda step, tokens: None)
     assert not torch.equal(different(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("width", [64, 256])
+def test_a_reference_begins_with_weights_that_fit_its_width(width: int) -> None:
+    """At 0.02, as GPT-2's 768 have it, some seeds of a narrow model spend the whole training on a plateau."""
+    model = make_model(TinyModelConfig(kind="tiny", n_embd=width), DATASET)
+    for weights in (model.transformer.wte.weight, model.transformer.h[0].attn.c_attn.weight):
+        assert weights.std().item() == pytest.approx(0.8 / width**0.5, rel=0.1)
 
 
 def test_demonstrations_are_training_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
