@@ -172,16 +172,17 @@ def tables(scores: Sequence[Score], methods: Iterable[str]) -> str:
 
 
 def _table(method: str, scores: list[Score]) -> str:
-    names = list(SPACES[method])
+    names, default = list(SPACES[method]), trials_of(method, 1)[0].settings
     best = max(scores, key=lambda score: score.rank)
     head = ["", *(f"`{name}`" for name in names), *(f"ref {one}" for one in REFERENCES), "mean", "worst", "CPU s"]
     lines = [f"### {method}", "", _line(head), _line(["---"] * len(head))]
     for score in sorted(scores, key=lambda score: score.number):
         mark = "**" if score is best else ""
-        label = f"{mark}{score.number or 'default'}{mark}"
+        # What was the default of an earlier search is no longer one.
+        label = "default" if score.settings == default else str(score.number or "former default")
         settings = ["" if score.settings[name] is None else f"{score.settings[name]:g}" for name in names]
         figures = [f"{value:.3f}" for value in (*score.scores, fmean(score.scores), min(score.scores))]
-        lines.append(_line([label, *settings, *figures, f"{score.seconds:.0f}"]))
+        lines.append(_line([f"{mark}{label}{mark}", *settings, *figures, f"{score.seconds:.0f}"]))
     return "\n".join([*lines, ""])
 
 
@@ -197,10 +198,14 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "trials.jsonl"
     scores = list(read_lines(path, Score)) if path.exists() else []
-    done = {(score.method, score.number): score.settings for score in scores}
-    todo = [trial for method in args.methods for trial in trials_of(method, args.trials)]
+    done = [(score.method, score.settings) for score in scores]
+    # One trial of each method after the other, so that a search that was cut short has been fair so far.
+    todo = sorted(
+        (trial for method in args.methods for trial in trials_of(method, args.trials)),
+        key=lambda trial: trial.number,
+    )
     for trial in () if args.table else todo:
-        if done.get((trial.method, trial.number)) == trial.settings:
+        if (trial.method, trial.settings) in done:
             continue
         score = run(trial, args.out)
         scores.append(score)

@@ -426,11 +426,13 @@ class ValueAlgoConfig(AlgoConfig):
     eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
     """Guidance strength: the tilt is exp(value / eta). Smaller is stronger; inf is the reference policy."""
     head: HeadType = HeadType.q
+    learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
+    """Of the backbone, which is pretrained: a high rate wipes out what it knows before the head can use it."""
     head_learning_rate: float | None = number(
-        None, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
+        3e-2, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
     )
-    """Of the head alone, which starts from zero and has further to go than a trained backbone; null takes
-    `learning_rate`."""
+    """Of the head alone, which starts from zero and has further to go. A step moves a value by about this times the
+    width of the model, so wider models want less: see docs/tuning.md. Null takes `learning_rate`."""
     top_k: int = number(6, at_least=1, at_most=1_000_000)
     """Candidates that guidance looks at: the most likely tokens of the reference."""
     min_p: float = number(0.02, at_least=0, below=1)
@@ -450,7 +452,6 @@ class ValueAlgoConfig(AlgoConfig):
 class QSharpConfig(ValueAlgoConfig):
     """Q# (arXiv 2502.20548)."""
 
-    learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
     atoms: int = number(1, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     """Values at which the head has a probability each, evenly spaced over the range; 1 is the Bernoulli head, a
     single probability of the highest value."""

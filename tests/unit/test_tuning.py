@@ -55,6 +55,6 @@ def test_the_best_trial_is_the_one_whose_worst_reference_gets_most() -> None:
         "|  | `learning_rate` | `head_learning_rate` | `epochs` | `batch_size` "
         "| ref 0 | ref 1 | ref 2 | mean | worst | CPU s |",
         "|" + " --- |" * 11,
-        "| default | 0.0001 |  | 2 | 64 | 0.900 | 0.900 | 0.100 | 0.633 | 0.100 | 5 |",
+        "| former default | 0.0001 |  | 2 | 64 | 0.900 | 0.900 | 0.100 | 0.633 | 0.100 | 5 |",
         "| **1** | 0.0001 | 0.1 | 2 | 64 | 0.500 | 0.400 | 0.600 | 0.500 | 0.400 | 7 |",
     ]

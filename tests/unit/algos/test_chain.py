@@ -227,6 +227,7 @@ def test_a_sweep_of_eta_gives_points_of_reward_against_kl(tmp_path: Path) -> Non
     sweep = Chains(
         tmp_path,
         "evaluation.etas=[0.05,2,inf]",
+        "training.warmup_steps=0",  # four steps in all: values must differ by more than draws do
         "algos.PITA.enabled=false",
         "rounds_of_training=1",
         "data_collection.prompts_per_round=20",
