@@ -28,6 +28,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _WALL = 0x40000000
 """Of `waitid` on Linux: children of every kind."""
+_MEMORY, _ENVIRONMENT_ENDS = 20, 48
+"""Places of ``vsize`` and ``env_end`` in what follows the name in ``/proc/PID/stat``; see proc(5)."""
 
 
 class Process(NamedTuple):
@@ -91,7 +93,7 @@ def _prctl(option: int, value: int) -> None:
 
 def tagged(tags: Collection[str]) -> set[Process]:
     """The processes that carry one of some tags."""
-    return {process for process in _all() if not process.is_over and not _tags(process.pid).isdisjoint(tags)}
+    return {process for process in _all() if not process.is_over and not tags_of(process.pid).isdisjoint(tags)}
 
 
 def below(*roots: int) -> set[Process]:
@@ -158,14 +160,33 @@ def _look(pid: int) -> Process | None:
         return None
 
 
-def _tags(pid: int) -> set[str]:
+def tags_of(pid: int) -> set[str]:
+    """What a process is tagged with; nothing where that cannot be seen."""
     name = f"{VARIABLE}=".encode()
+    give_up = time.monotonic() + _PATIENCE_S
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
-            found = [entry for entry in file.read().split(b"\0") if entry.startswith(name)]
+        while True:
+            starting = _is_starting(pid)  # asked first, since that may change while the environment is read
+            environment = _read_environment(pid)
+            if environment or not starting or time.monotonic() > give_up:
+                break
+            time.sleep(0.001)
     except OSError:  # gone, or of another user
         return set()
+    found = [entry for entry in environment.split(b"\0") if entry.startswith(name)]
     return {tag for entry in found for tag in entry[len(name) :].decode(errors="replace").split(_SEPARATOR)}
+
+
+def _read_environment(pid: int) -> bytes:
+    with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
+        return file.read()
+
+
+def _is_starting(pid: int) -> bool:
+    """Whether a process is about to run another program: it has memory by then, and no environment in it yet."""
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
+        fields = file.read().rpartition(b")")[2].split()
+    return len(fields) > _ENVIRONMENT_ENDS and fields[_MEMORY] != b"0" and fields[_ENVIRONMENT_ENDS] == b"0"
 
 
 # -- ending ----------------------------------------------------------------------------------------------------

@@ -88,3 +88,12 @@ def test_children_are_found_among_all_processes_or_as_the_kernel_lists_them(
 def test_this_process_is_never_among_them() -> None:
     (me,) = [one for one in descendants.below(os.getppid()) if one.pid == os.getpid()]
     assert descendants.end(lambda: {me}) == set()
+
+
+def test_a_tag_is_seen_on_a_process_that_is_only_starting(tag: str) -> None:
+    """Between two programs a process has no environment for a moment: by 300 tries about half would be overlooked."""
+    for _ in range(30):
+        with sleeper(descendants.with_tag(os.environ, tag)) as child:
+            seen = descendants.tags_of(child.pid)
+            child.kill()
+        assert tag in seen

@@ -89,8 +89,8 @@ def test_files_that_somebody_removed_during_the_run_are_told(
 ) -> None:
     write = experiment.write_compute
 
-    def removed(folder: Path, rows: Any) -> None:
-        write(folder, rows)
+    def removed(folder: Path, *what: Any) -> None:
+        write(folder, *what)
         (folder / name).unlink()
 
     monkeypatch.setattr(experiment, "write_compute", removed)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.config.load import load_config
+from pipeline.plan import versions
 from pipeline.plan.build import build_plan
 from pipeline.plan.changes import causes
 from pipeline.plan.keys import result_key
@@ -39,9 +40,10 @@ S0 = "addition/tiny/s0"
 
 def test_a_raised_version_of_shipped_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     old = planned()
-    monkeypatch.setattr("pipeline.plan.versions.STATISTICS", 2)
+    now = versions.STATISTICS
+    monkeypatch.setattr(versions, "STATISTICS", now + 1)
     assert told(old, planned(), f"{S0}/PITA/r1/metrics") == [
-        (f"{S0}/PITA/r1/metrics", ["the version of the shipped statistics: 1 -> 2"])
+        (f"{S0}/PITA/r1/metrics", [f"the version of the shipped statistics: {now} -> {now + 1}"])
     ]
 
 
