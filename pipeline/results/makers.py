@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from pipeline.plan.job import Job
@@ -43,14 +43,15 @@ _NAMES = tuple(item.name for item in fields(Maker) if item.name != "outputs")
 
 def collect_makers(store: Store, jobs: Iterable[Job]) -> list[Maker]:
     """What the stored outputs of jobs were made with, in order."""
-    found: Counter[tuple[str, ...]] = Counter()
+    found: Counter[Maker] = Counter()
     for key in {job.key for job in jobs}:
         try:
             about = read_manifest(key, store.path(key))["about"]
         except (NotAnOutputError, KeyError):
             continue  # it is not made yet, or is told of elsewhere
-        found[tuple(_said(about, name) for name in _NAMES)] += 1
-    return sorted(Maker(*made, outputs=count) for made, count in found.items())
+        parts = {name: _said(about, name) for name in _NAMES}
+        found[Maker(parts["arithmetic"], parts["pipeline"], parts["torch"], parts["transformers"])] += 1
+    return sorted(replace(maker, outputs=count) for maker, count in found.items())
 
 
 def several_makers(makers: Sequence[Maker]) -> list[str]:
