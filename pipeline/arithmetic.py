@@ -17,7 +17,8 @@ from typing import Any
 
 PINS: dict[str, dict[str, str]] = {
     "numpy": {
-        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+        # As NumPy 2.4 names what its wheels choose at run time.
+        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
         "OPENBLAS_CORETYPE": "Haswell",
     },
     "torch": {

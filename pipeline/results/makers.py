@@ -49,7 +49,8 @@ def collect_makers(store: Store, jobs: Iterable[Job]) -> list[Maker]:
             about = read_manifest(key, store.path(key))["about"]
         except (NotAnOutputError, KeyError):
             continue  # it is not made yet, or is told of elsewhere
-        found[_maker(about)] += 1
+        parts = {name: _said(about, name) for name in _NAMES}
+        found[Maker(parts["arithmetic"], parts["pipeline"], parts["torch"], parts["transformers"])] += 1
     return sorted(replace(maker, outputs=count) for maker, count in found.items())
 
 
@@ -67,15 +68,6 @@ def several_makers(makers: Sequence[Maker]) -> list[str]:
 
 def _words(name: str, value: str) -> str:
     return f"{value} arithmetic" if name == "arithmetic" else f"{name} {value}"
-
-
-def _maker(about: object) -> Maker:
-    return Maker(
-        arithmetic=_said(about, "arithmetic"),
-        pipeline=_said(about, "pipeline"),
-        torch=_said(about, "torch"),
-        transformers=_said(about, "transformers"),
-    )
 
 
 def _said(about: object, name: str) -> str:

@@ -91,7 +91,7 @@ def test_this_process_is_never_among_them() -> None:
 
 
 def test_a_tag_is_seen_on_a_process_that_is_only_starting(tag: str) -> None:
-    """Between two programs a process has no environment for a moment: by 300 tries about half would be overlooked."""
+    """Between two programs a process has no environment for a moment, which every third look or so meets."""
     for _ in range(30):
         with sleeper(descendants.with_tag(os.environ, tag)) as child:
             seen = descendants.tags_of(child.pid)
