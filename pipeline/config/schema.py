@@ -431,8 +431,8 @@ class ValueAlgoConfig(AlgoConfig):
     head_learning_rate: float | None = number(
         3e-2, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
     )
-    """Of the head alone, which starts from zero and has further to go. A step moves a value by about this times
-    the width of the model, so wider models want less: see docs/tuning.md. Null takes `learning_rate`."""
+    """Of the head alone, which starts from zero and has further to go; null takes `learning_rate`. A step moves a
+    value by about this times the width of the model, so wider models want less: see docs/tuning.md."""
     top_k: int = number(6, at_least=1, at_most=1_000_000)
     """Candidates that guidance looks at: the most likely tokens of the reference."""
     min_p: float = number(0.02, at_least=0, below=1)
