@@ -266,8 +266,8 @@ def test_a_place_in_which_no_worker_starts_is_given_up(engine: Engine, monkeypat
 
     environment = process.worker_environment
 
-    def broken(device, threads, base):  # type: ignore[no-untyped-def]
-        env = environment(device, threads, base)
+    def broken(device, *settings, **more):  # type: ignore[no-untyped-def]
+        env = environment(device, *settings, **more)
         return {**env, "PYTHONHOME": "/nowhere"} if device.index == 0 else env
 
     monkeypatch.setattr(process, "worker_environment", broken)

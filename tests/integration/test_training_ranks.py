@@ -37,6 +37,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def effective(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """What a model's outputs depend on: a bias of the keys adds the same to all scores of a softmax, so its gradient
+    is nothing but rounding, which AdamW blows up to whole steps.
+    """
+    if not name.endswith("attn.c_attn.bias"):
+        return tensor
+    queries, _, values = tensor.chunk(3)
+    return torch.cat([queries, values])
+
+
 def check_equal(made: Path, expected: Path) -> None:
     losses = json.loads((made / "losses.json").read_text())
     assert losses == pytest.approx(json.loads((expected / "losses.json").read_text()), abs=TOLERANCE)
@@ -45,7 +55,7 @@ def check_equal(made: Path, expected: Path) -> None:
         name: (one.shape, one.dtype) for name, one in theirs.items()
     }
     for name, tensor in ours.items():
-        assert torch.allclose(tensor, theirs[name], atol=1e-4), name
+        assert torch.allclose(effective(name, tensor), effective(name, theirs[name]), atol=1e-4), name
     assert json.loads((made / "config.json").read_text()) == json.loads((expected / "config.json").read_text())
 
 
