@@ -1,8 +1,8 @@
 """The main job end to end, small: what a user sees, and that the results are the same bytes however it ran."""
 
 import json
-import re
 import os
+import re
 import shutil
 import signal
 import subprocess

@@ -38,8 +38,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def effective(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """What a model's outputs depend on: a bias of the keys adds the same to all scores of a softmax, so its gradient
-    is nothing but rounding, which AdamW blows up to whole steps.
+    """What a model's outputs depend on: a bias of the keys adds the same to all scores of a softmax, so its
+    gradient is nothing but rounding, which AdamW blows up to whole steps.
     """
     if not name.endswith("attn.c_attn.bias"):
         return tensor
