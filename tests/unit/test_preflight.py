@@ -116,6 +116,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "check_imports", lambda _: setup.check_python())
     monkeypatch.setattr(setup, "check_config", setup.check_python)
     monkeypatch.setattr(preflight, "check_generation", lambda: iter([]))
+    monkeypatch.setattr(preflight, "check_arithmetic", lambda: iter([]))
 
 
 @pytest.mark.usefixtures("quick")
