@@ -130,7 +130,7 @@ def test_a_check_that_raises_has_failed_and_the_others_still_run(
     checks = list(preflight.run_checks(tmp_path))
     failed = [check for check in checks if check.verdict is Verdict.FAIL]
     assert [(check.name, check.detail) for check in failed] == [("devices", "RuntimeError: no such thing")]
-    assert {"store", "arithmetic"} <= {check.name for check in checks if check.verdict is not Verdict.FAIL}
+    assert checks[-1].name == "store"
 
 
 @pytest.mark.usefixtures("quick")
