@@ -18,7 +18,7 @@ from pipeline import arithmetic
 
 _WORK = """
 import time
-from pipeline.algos.run import prepare_torch
+from pipeline.algos.torch_setup import prepare_torch
 from pipeline.training.fingerprint import fingerprint
 prepare_torch(1)
 fingerprint()

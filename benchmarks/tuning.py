@@ -30,6 +30,10 @@ from statistics import fmean
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from pipeline import arithmetic
+
+arithmetic.pin("numpy", "torch")  # trials run in this process
+
 import numpy as np
 from rich.console import Console
 
@@ -37,7 +41,7 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import ALGO_SCHEMAS
 from pipeline.errors import PipelineError
 from pipeline.experiment import prepare, run_experiment
-from pipeline.multirun import primary_metric
+from pipeline.multirun import primary_result
 from pipeline.results.outputs import read_lines
 from pipeline.results.paths import json_text
 from pipeline.results.record import collect_rows
@@ -158,7 +162,7 @@ def run(trial: Trial, out: Path) -> Score:
     request = prepare(config)
     rows = collect_rows(request.store, request.plan.jobs.values())
     last = [row for row in rows if row.algo == trial.method and row.round == config.rounds_of_training]
-    scores = [primary_metric([row for row in last if row.reference == one]) for one in REFERENCES]
+    scores = [primary_result([row for row in last if row.reference == one]) for one in REFERENCES]
     return Score(trial.method, trial.number, trial.settings, scores, round(time.process_time() - begun, 1))
 
 

@@ -148,12 +148,12 @@ def run_experiment(config: Config, console: Console, *, label: str = "", given: 
 
 
 def _check_arithmetic(config: Config) -> None:
-    """Pin the arithmetic of this process where jobs run in it.
+    """See that jobs which run in this process find its arithmetic pinned.
 
     Raises:
-        ConfigError: Too late: a library that has to know has been imported.
+        ConfigError: A library that has to know was imported before.
     """
-    if not config.system.portable or config.execution.backend is not Backend.inline or config.dry_run:
+    if not config.system.portable or _execution(config).backend is not Backend.inline or config.dry_run:
         return
     if late := arithmetic.imported_unpinned():
         raise ConfigError(

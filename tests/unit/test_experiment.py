@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import experiment
+from pipeline import arithmetic, experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
+from pipeline.errors import ConfigError
 from pipeline.removal import remove
 from pipeline.results.paths import RunFolder
 from pipeline.results.record import write_results
@@ -81,6 +82,17 @@ def test_only_the_last_run_of_a_command_settles_its_exit_code(
     monkeypatch.setattr(experiment, "settle", codes.append)
     assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO()), label=label) == 0
     assert codes == settled
+
+
+@pytest.mark.parametrize("inline", ["execution=inline", "system.use_parallel_execution=false"])
+def test_jobs_are_not_run_in_a_process_whose_arithmetic_is_pinned_too_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inline: str
+) -> None:
+    config = load_config(["experiment.name=t", f"output_dir={tmp_path}", "device=cpu", inline])
+    monkeypatch.setattr(arithmetic, "imported_unpinned", lambda: ["numpy", "torch"])
+    with pytest.raises(ConfigError, match="this process imported numpy and torch before"):
+        experiment.run_experiment(config, Terminal(file=io.StringIO()))
+    assert not list(tmp_path.glob("t/*"))
 
 
 @pytest.mark.parametrize(("name", "code"), [("plan.json", 0), ("results.json", 1)])

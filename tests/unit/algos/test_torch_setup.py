@@ -11,7 +11,7 @@ from pipeline.algos.torch_setup import when_imported
 
 CODE = """
 import sys
-from pipeline.algos.run import prepare_torch
+from pipeline.algos.torch_setup import prepare_torch
 prepare_torch(3)
 prepare_torch(2)
 assert not {"torch", "transformers"} & set(sys.modules)
