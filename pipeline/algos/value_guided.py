@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ValueGuidedAlgorithms(Algorithm):
     """Methods that leave the reference as it is and steer its decoding by a learned value (PITA, QSharp)."""
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
@@ -139,6 +139,7 @@ class ValueGuidedAlgorithms(Algorithm):
         calibration = calibrate(
             model,
             collected.some(apart),
+            rate=self.rate(algo),
             micro_batch_size=ctx.config.training.micro_batch_size,
             device=ctx.device,
             dtype=ctx.config.system.dtype,

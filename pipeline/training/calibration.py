@@ -17,6 +17,7 @@ from pipeline.generation.sampling import sample_keys, uniforms
 from pipeline.models.value import ValueModel
 from pipeline.results.outputs import Calibration
 from pipeline.training.distributed import ALONE, Ranks
+from pipeline.training.losses import atom_weights
 from pipeline.training.policy import score_sequences
 from pipeline.training.precision import computing_in
 from pipeline.training.sequences import UNKNOWN, Batch, Sequences
@@ -50,6 +51,7 @@ def calibrate(
     *,
     micro_batch_size: int,
     device: str,
+    rate: float = 0.0,
     dtype: DType = DType.float32,
     ranks: Ranks = ALONE,
 ) -> Calibration | None:
@@ -60,6 +62,8 @@ def calibrate(
         data: Sequences of held-out prompts.
         micro_batch_size: Sequences at once.
         device: ``cpu`` or ``cuda``.
+        rate: By which labels were split between atoms in training, see `atom_weights`: predictions are then of the
+            mean of the split, which lies above the label.
         dtype: To compute in; see `computing_in`.
         ranks: Who shares the work; all must call this together.
     """
@@ -78,9 +82,16 @@ def calibrate(
     places = np.arange(width)
     mask = (places >= data.starts[:, None]) & (places < data.lengths[:, None])
     counts = mask.sum(1)
-    return calibration_of(
-        found[mask], np.repeat(data.labels.astype(np.float64), counts), np.repeat(data.prompts, counts)
-    )
+    labels = fitted_labels(data.labels, model.config.atoms, rate)
+    return calibration_of(found[mask], np.repeat(labels, counts), np.repeat(data.prompts, counts))
+
+
+def fitted_labels(labels: NDArray[np.float32], atoms: int, rate: float) -> Floats:
+    """What a head that fits labels without fault predicts on average: their mean over the atoms, shape [N]."""
+    if atoms == 1:
+        return labels.astype(np.float64)
+    split = atom_weights(torch.from_numpy(labels), atoms, rate).double().numpy()
+    return np.asarray(split @ np.linspace(0, 1, atoms))
 
 
 def expected_labels(values: Tensor, atoms: int) -> Tensor:

@@ -15,8 +15,10 @@ from pipeline.training.calibration import (
     calibrate,
     calibration_of,
     expected_labels,
+    fitted_labels,
     held_out,
 )
+from pipeline.training.losses import atom_weights
 from pipeline.training.sequences import FILE, Sequences
 from tests.unit.training.test_training import sequences, value_model
 
@@ -122,3 +124,12 @@ def test_prompts_are_kept_where_they_are_told(prompts: list[int] | None, tmp_pat
     Sequences.of([[1], [2]], [0, 0], [1.0, 0.0], prompts).save(tmp_path)
     assert ("prompts" in load_file(tmp_path / FILE)) == (prompts is not None)
     assert Sequences.load([tmp_path]).prompts.tolist() == (prompts or [-1, -1])
+
+
+@pytest.mark.parametrize(("atoms", "rate"), [(2, 10.0), (11, 50.0), (11, 20.0), (3, 0.0)])
+def test_a_model_that_has_fitted_split_labels_without_fault_is_well_calibrated(atoms: int, rate: float) -> None:
+    """Its mean lies off the labels where a tilt has split these, so it is held against what it was fitted to."""
+    labels = np.array([0.25, 0.5, 0.75, 0.53], np.float32)
+    logits = atom_weights(torch.from_numpy(labels), atoms, rate).clamp(min=1e-30).log()[None]
+    predicted = expected_labels(logits, atoms)[0].double().numpy()
+    assert predicted == pytest.approx(fitted_labels(labels, atoms, rate), abs=1e-6)
