@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,14 +37,14 @@ __all__ = [
 
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 """How a reward may fail at a completion -> how such failures are called in the metrics."""
-_SHARES = ("pass@", "maj@", "truncated")
+_SHARES = re.compile(r"truncated|(pass|maj)@\d+")
 _FEW = 10
 """Prompts' worth of right answers, or of wrong ones, below which percentiles of a bootstrap promise too much."""
 
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of answers, so that it lies between 0 and 1."""
-    return metric.startswith(_SHARES)
+    return _SHARES.fullmatch(metric) is not None
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:

@@ -19,7 +19,7 @@ from pipeline.evaluation.cells import Cell, Grid, Stack, aligned, paired_values,
 from pipeline.evaluation.crossed import LEAST, Floats, Spread, crossed_spread
 from pipeline.evaluation.metrics import is_share, rounded
 from pipeline.evaluation.shares import exact_difference, has_no_variance, share_interval
-from pipeline.evaluation.significance import holm, mcnemar, smallest_detectable
+from pipeline.evaluation.significance import holm, least_detectable_share, mcnemar, smallest_detectable
 from pipeline.evaluation.statistics import swap_tests
 from pipeline.results.primary import primary_metric
 from pipeline.results.prompts import PromptMeasures
@@ -225,7 +225,7 @@ def _compared(
     known = [
         (*pair, values, spread)
         for pair, values, spread in zip(pairs, differences, spreads, strict=True)
-        if spread is not None
+        if spread is not None and np.isfinite([float(spread.value), float(spread.variance)]).all()
     ]
     tests = _tested([(stacks[one], stacks[other], values, spread) for one, other, values, spread in known], metric)
     corrected = holm([p for p, _ in tests])
@@ -285,7 +285,7 @@ def _comparison(
         ci_high=_kept(high),
         p=_kept(tested[0]),
         test=tested[1],
-        detectable=_kept(_detectable(spread, metric, tests, confidence)),
+        detectable=_kept(_detectable(spread, metric, tested[1], tests, confidence)),
         over=scope(stacked.grid),
         references=len(stacked.grid.references),
         seeds=len(stacked.grid.seeds),
@@ -293,11 +293,11 @@ def _comparison(
     )
 
 
-def _detectable(spread: Spread, metric: str, tests: int, confidence: float) -> float:
-    if is_share(metric) and has_no_variance(spread):
-        low, high = exact_difference(0.0, spread.prompts_df + 1, confidence)
-        return (high - low) / 2
-    return float(smallest_detectable(spread, tests, confidence))
+def _detectable(spread: Spread, metric: str, test: Test, tests: int, confidence: float) -> float:
+    by_spread = float(smallest_detectable(spread, tests, confidence))
+    if is_share(metric) and test != "crossed":
+        return max(by_spread, least_detectable_share(spread.prompts_df + 1, tests, confidence))
+    return by_spread
 
 
 def _kept(number: float) -> float:

@@ -47,6 +47,21 @@ def mcnemar(first: Floats, second: Floats) -> float:
     return float(min(1.0, 2 * special.bdtr(min(wins, losses), wins + losses, 0.5))) if wins + losses else 1.0
 
 
+def least_detectable_share(prompts: int, tests: int, confidence: float) -> float:
+    """The difference of two shares that an exact test of prompts finds with a chance of `POWER` at best.
+
+    At best all prompts that differ favour the same policy. Even then the test needs so many of them that tossing a
+    coin for each would hardly give the same; in how many prompts of a run they differ is itself by chance.
+
+    Args:
+        prompts: Of the run, with one answer each.
+        tests: Of the family, as `smallest_detectable` has it.
+        confidence: 1 less the level of the family.
+    """
+    needed = int(np.ceil(np.log2(2 * max(1, tests) / (1 - confidence))))
+    return float(special.betaincinv(needed, prompts - needed + 1, POWER)) if needed <= prompts else 1.0
+
+
 def smallest_detectable(spread: Spread, tests: int, confidence: float) -> Floats:
     """The difference that is found with a chance of `POWER`, where the largest of several tests decides.
 

@@ -101,6 +101,7 @@ def _table(
     valued = ([name for name, row in cell.items() if row.value is not None] for cell in cells.values())
     primary = primary_metric(valued)
     metrics.sort(key=lambda name: name != primary)
+    comparisons = [one for one in comparisons if one.metric in metrics[:1]]
     caption = "\n".join(_notes(cells, metrics, comparisons, confidence))
     table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title, caption=caption)
     p_values = {(one.first, one.round): one.p for one in comparisons if one.second == "reference"}
@@ -235,4 +236,6 @@ def _what_p_says(comparisons: list[Comparison]) -> str:
     tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
     alone = " These policies alone are compared." if comparisons[0].over == "policies" else ""
     smallest = median(one.detectable for one in comparisons)
-    return f"p: with the reference, {tests}; a difference of {smallest:.3f} is found 4 times out of 5.{alone}"
+    return (
+        f"p: with the reference, {tests}; a difference of {smallest:.3f} is about what such a run can find.{alone}"
+    )

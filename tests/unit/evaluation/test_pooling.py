@@ -10,7 +10,7 @@ from scipy import stats
 
 from pipeline.evaluation.cells import whole_grid
 from pipeline.evaluation.pooling import pooled
-from pipeline.evaluation.significance import holm, mcnemar
+from pipeline.evaluation.significance import holm, least_detectable_share, mcnemar
 from pipeline.evaluation.statistics import swap_tests
 from pipeline.results.prompts import PromptMeasures
 from pipeline.results.record import Comparison, Place, PooledRow, ResultRow, place_of
@@ -232,7 +232,9 @@ def test_methods_that_are_right_everywhere_are_not_told_apart() -> None:
     assert {one.p for one in found} == {1.0}
     unseen = stats.binomtest(0, PROMPTS).proportion_ci(0.95, "exact").high
     for one in found:
-        assert (one.ci_low, one.ci_high, one.detectable) == pytest.approx((-unseen, unseen, unseen))
+        assert (one.ci_low, one.ci_high) == pytest.approx((-unseen, unseen))
+        tests = 2 if one.second == "reference" else 1
+        assert one.detectable == pytest.approx(least_detectable_share(PROMPTS, tests, 0.95))
 
 
 def test_reward_is_tested_where_nothing_is_right_or_wrong() -> None:
