@@ -340,7 +340,7 @@ def _explanation(error: Exception) -> str:
         return _wrong_file(*in_file.groups())
     if key.partition(".")[0] not in {"", *_EXAMPLES} and isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
         return _unknown_key(key)
-    said = _one_line(text if cause is error else f"{text}: {cause}")
+    said = _one_line(text if cause is error else ": ".join(filter(None, (text, str(cause)))))
     if not isinstance(error, COMPOSITION_ERRORS):
         said = f"this configuration cannot be composed ({type(error).__name__}: {said})"
     return f"{key}: {said}" if key else said

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from typer.main import get_command
 
 from pipeline.__main__ import app
@@ -265,3 +266,9 @@ def test_a_byte_order_mark_hides_nothing(tmp_path: Path) -> None:
     )
     loaded = load_config([NAME, f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"])
     assert loaded.rounds_of_training == 7
+
+
+def test_an_error_that_says_nothing_itself_is_told_by_its_cause() -> None:
+    error = OmegaConfBaseException("")
+    error.__cause__ = GrammarParseError("no viable alternative at input '${'")
+    assert str(explain(error)) == "no viable alternative at input '${'."
