@@ -132,43 +132,35 @@ class PostTrainingAlgorithms(Algorithm):
 
     def anchor_model(self, ctx: JobContext, anchor: Anchor) -> PreTrainedModel:
         """The frozen policy that training is held close to."""
-        from pipeline.algos.text import reference_source, trusts_code
-        from pipeline.models.load import load_policy
-
-        previous = ctx.optional_input("train@previous") if anchor is Anchor.previous else None
-        source = str(previous) if previous else reference_source(ctx)
+        # As precise as what is trained: the difference of the two is what counts.
+        model = self._load(ctx, previous=anchor is Anchor.previous)
         with ctx.loading():
-            # As precise as what is trained: the difference of the two is what counts.
-            model = load_policy(
-                source,
-                replace(ctx.config.system, dtype=self._dtype(ctx)),
-                ctx.first_device,
-                trust_remote_code=trusts_code(ctx),
-            )
             ctx.ranks.prepare(model)
         return model
 
-    def _dtype(self, ctx: JobContext) -> DType:
-        """Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway."""
-        return ctx.config.system.dtype if policy_settings(ctx).lora.rank else DType.float32
-
-    def _start(self, ctx: JobContext) -> PreTrainedModel:
-        """The policy that training starts from: last round's, or the reference. Never a kept one."""
+    def _load(self, ctx: JobContext, *, previous: bool) -> PreTrainedModel:
+        """A policy of its own, never a kept one: last round's where that is asked for, else the reference."""
         with ctx.loading():
             from pipeline.algos.text import reference_source, trusts_code
             from pipeline.models.load import load_policy
-            from pipeline.training.lora import with_adapters
-            from pipeline.training.policy import without_dropout
-        algo = policy_settings(ctx)
-        previous = ctx.optional_input("train@previous") if algo.warm_start else None
-        source = str(previous) if previous else reference_source(ctx)
-        with ctx.loading():
-            model = load_policy(
-                source,
-                replace(ctx.config.system, dtype=self._dtype(ctx)),
+
+            # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
+            dtype = ctx.config.system.dtype if policy_settings(ctx).lora.rank else DType.float32
+            trained = ctx.optional_input("train@previous") if previous else None
+            return load_policy(
+                str(trained) if trained else reference_source(ctx),
+                replace(ctx.config.system, dtype=dtype),
                 ctx.first_device,
                 trust_remote_code=trusts_code(ctx),
             )
+
+    def _start(self, ctx: JobContext) -> PreTrainedModel:
+        """The policy that training starts from."""
+        with ctx.loading():
+            from pipeline.training.lora import with_adapters
+            from pipeline.training.policy import without_dropout
+        algo = policy_settings(ctx)
+        model = self._load(ctx, previous=algo.warm_start)
         model.requires_grad_(True)
         adapted: Any = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
         without_dropout(adapted)

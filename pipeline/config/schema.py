@@ -835,7 +835,7 @@ class TinyModelConfig(ModelConfig):
     n_head: int = number(4, at_least=1, at_most=128)
     n_inner: int = number(128, at_least=1, at_most=8192)
     n_positions: int = number(128, at_least=1, at_most=16_384)
-    steps: int = number(1500, at_least=0, at_most=1_000_000_000)
+    steps: int = number(1000, at_least=0, at_most=1_000_000_000)
     batch_size: int = number(128, at_least=1, at_most=1_000_000)
     learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
     warmup_steps: int = number(100, at_least=0, at_most=1_000_000_000)

@@ -138,19 +138,11 @@ def test_a_killed_engine_leaves_nothing_behind_and_the_same_command_goes_on(
 ) -> None:
     """Where it is in the middle of a training, `test_chaos` sees to it that the bytes are the same."""
     output_dir, gate = tmp_path / "outputs", tmp_path / "gate"
-    gate.mkdir()
-    monkeypatch.setenv("GATE", str(gate))
-    engine = subprocess.Popen(
-        command(output_dir, *light, "execution.workers=2"),
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(lambda: both_at_work(output_dir))
+    engine = start_and_hold(output_dir, gate, monkeypatch, *light)
     family = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
     assert len(family) >= 3
     os.kill(engine.pid, signal.SIGKILL)
-    engine.wait()
+    engine.communicate(timeout=600)
     _, alive = psutil.wait_procs(family[1:], timeout=600)
     assert not alive
     wait_for(lambda: not list(output_dir.glob(".store/.tmp/*")))
@@ -172,6 +164,24 @@ def test_a_killed_engine_leaves_nothing_behind_and_the_same_command_goes_on(
     assert told["count"] == 120
 
 
+def start_and_hold(
+    output_dir: Path, gate: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str
+) -> subprocess.Popen[str]:
+    """A run in a session of its own whose two workers wait until the gate is gone."""
+    gate.mkdir()
+    monkeypatch.setenv("GATE", str(gate))
+    engine = subprocess.Popen(
+        command(output_dir, *overrides, "execution.workers=2"),
+        cwd=output_dir.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
+    wait_for(lambda: both_at_work(output_dir))
+    return engine
+
+
 def both_at_work(output_dir: Path) -> bool:
     """Whether both workers wait at the gate."""
     journal = output_dir / "t" / "latest" / "journal.jsonl"
@@ -181,18 +191,9 @@ def both_at_work(output_dir: Path) -> bool:
 def test_ctrl_c_stops_everything_with_130(
     light: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output_dir, gate = tmp_path / "outputs", tmp_path / "gate"
-    gate.mkdir()
-    monkeypatch.setenv("GATE", str(gate))
-    engine = subprocess.Popen(
-        command(output_dir, *light, "execution.workers=2", "execution.stop_grace_s=0.5"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        text=True,
+    engine = start_and_hold(
+        tmp_path / "outputs", tmp_path / "gate", monkeypatch, *light, "execution.stop_grace_s=0.5"
     )
-    wait_for(lambda: both_at_work(output_dir))
     family = psutil.Process(engine.pid).children(recursive=True)
     os.killpg(engine.pid, signal.SIGINT)
     printed, _ = engine.communicate(timeout=600)

@@ -57,7 +57,7 @@ def test_a_raised_version_of_shipped_code_is_named(monkeypatch: pytest.MonkeyPat
         (
             "models.tiny.steps=9",
             "QSharp/r1/train",
-            [("QSharp/r1/train", ["models.tiny.steps: 1500 -> 9"])],
+            [("QSharp/r1/train", ["models.tiny.steps: 1000 -> 9"])],
         ),
         (
             "evaluation.num_prompts=60",
