@@ -187,9 +187,11 @@ def test_gpus_are_leased_while_the_program_runs(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     command = [sys.executable, "-m", "pipeline", "launch", "--gpus", "2,0", "--"]
+    # One write a line: ranks are not buffered, so the pieces of a `print` may be mixed with another rank's.
     program = (
         "import os, sys\n"
-        "print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        "line = os.environ['RANK'] + ' ' + os.environ['CUDA_VISIBLE_DEVICES'] + '\\n'\n"
+        "os.write(1, line.encode())\n"
         "sys.stdin.read()"
     )
     first = subprocess.Popen(
