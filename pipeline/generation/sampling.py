@@ -37,6 +37,10 @@ def _absorb(key: Keys, value: Keys) -> Keys:
     return _mix((key ^ value) * _GOLDEN + _GOLDEN)
 
 
+def _named(stream: str) -> Keys:
+    return np.array([int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "little")], np.uint64)
+
+
 def stream_key(seed: int, stream: str) -> Keys:
     """The key of a named stream of a chain, from which the keys of samples are made.
 
@@ -47,9 +51,21 @@ def stream_key(seed: int, stream: str) -> Keys:
     Returns:
         Shape [1].
     """
-    name = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "little")
-    start = _absorb(np.array([seed], np.uint64), np.array([name], np.uint64))
-    return _absorb(start, np.array([name], np.uint64))
+    name = _named(stream)
+    return _absorb(_absorb(np.array([seed], np.uint64), name), name)
+
+
+def stream_beside(keys: Keys, stream: str) -> Keys:
+    """A further stream of each sample, for draws that are none of its tokens'.
+
+    Args:
+        keys: Any shape.
+        stream: What the draws are for.
+
+    Returns:
+        The shape of `keys`.
+    """
+    return _absorb(keys, _named(stream))
 
 
 def sample_keys(seed: int, stream: str, rows: NDArray[np.int64], samples: int) -> Keys:
