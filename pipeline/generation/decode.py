@@ -24,6 +24,8 @@ from pipeline.generation.guide import ValueReader
 from pipeline.generation.sampling import (
     Keys,
     draw_tokens,
+    nucleus,
+    nucleus_kl,
     policy_logprobs,
     stream_beside,
     uniforms,
@@ -77,8 +79,9 @@ class Decoded:
 
     Attributes:
         tokens: Token ids of each sample, an end-of-text token included; N lists.
-        kl: KL divergence of the policy from the reference, summed over the steps of each sample, in nats,
-            shape [N]; 0 without guidance.
+        kl: KL divergence of the policy from the model, summed over the steps of each sample, in nats, shape [N]:
+            of what is sampled, a nucleus and guidance included, from the model's whole distribution at the same
+            temperature. 0 where there is neither.
     """
 
     tokens: list[list[int]]
@@ -197,7 +200,10 @@ class _Rows:
 
     def _take(self, step: int, live: Tensor, kl: Tensor) -> Tensor:
         """The next token of every row that is left."""
-        logprobs = policy_logprobs(self.logits, self.settings.temperature, self.settings.top_p)
+        whole = policy_logprobs(self.logits, self.settings.temperature)
+        logprobs = nucleus(whole, self.settings.top_p)
+        if self.settings.top_p < 1.0:
+            kl.index_add_(0, live, nucleus_kl(whole, logprobs))
         draws = None if self.draws is None else self.draws[:, live, step]
         if self.guidance is None:
             return logprobs.argmax(-1) if draws is None else draw_tokens(logprobs, draws[0])

@@ -117,20 +117,33 @@ def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
 def policy_logprobs(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
     """Log-probabilities of the policy that is sampled from: the model's, at a temperature, cut to a nucleus.
 
-    Guidance tilts this distribution and KL is measured against it, so `eta` means the same at every temperature.
+    Guidance tilts this distribution, so `eta` means the same at every temperature. KL is measured against the same
+    one without the nucleus.
 
     Args:
-        logits: Shape [B, V], any floating type.
+        logits: Shape [..., V], any floating type.
         temperature: Above 0.
-        top_p: Smallest set of likeliest tokens with at least this probability is kept; 1 keeps everything.
+        top_p: See `nucleus`.
 
     Returns:
-        Shape [B, V], float32; -inf for tokens outside the nucleus.
+        Shape [..., V], float32; -inf for tokens outside the nucleus.
     """
     logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    logprobs = logits.log_softmax(-1)
+    return nucleus(logits.log_softmax(-1), top_p)
+
+
+def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
+    """Cut distributions to their likeliest tokens, which then share all of the probability.
+
+    Args:
+        logprobs: Shape [..., V].
+        top_p: Smallest set of likeliest tokens with at least this probability is kept; 1 keeps everything.
+
+    Returns:
+        Shape [..., V], -inf for tokens outside the nucleus.
+    """
     if top_p >= 1.0:
         return logprobs
     # Ties go to the lower token id, whatever kernel sorts.
@@ -139,6 +152,22 @@ def policy_logprobs(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0
     outside = (probabilities.cumsum(-1) - probabilities) >= top_p
     ordered = ordered.masked_fill(outside, -math.inf)
     return logprobs.scatter(-1, order, ordered).log_softmax(-1)
+
+
+def nucleus_kl(logprobs: Tensor, cut: Tensor) -> Tensor:
+    """KL divergence in nats of distributions that are cut to a nucleus from what they were before, exact.
+
+    Every token of a nucleus has gained the same factor, and this is its logarithm. What tilts the nucleus is by as
+    much farther from the whole than from the nucleus.
+
+    Args:
+        logprobs: Whole distributions, shape [..., V].
+        cut: What `nucleus` made of them.
+
+    Returns:
+        Shape [...], float64.
+    """
+    return -logprobs.masked_fill(cut.isinf(), -math.inf).double().logsumexp(-1)
 
 
 def draw_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
