@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from pipeline.config.schema import AdditionConfig, HeadType, SystemConfig, TinyModelConfig
+from pipeline.config.schema import AdditionConfig, HeadType, Others, SystemConfig, TinyModelConfig
 from pipeline.datasets.registry import load_dataset
 from pipeline.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.generation.guide import value_reader
@@ -162,7 +162,8 @@ def _setup(args: argparse.Namespace) -> Setup:
     if args.value:
         given = load_value(args.value, SystemConfig(), args.device)
         values[given.config.head] = given
-    tilt = Tilt(preference_offset(1.0), top_k=args.top_k, min_p=args.min_p, truncate=not args.keep_others)
+    others = Others.kept if args.keep_others else Others.dropped
+    tilt = Tilt(preference_offset(1.0), top_k=args.top_k, min_p=args.min_p, others=others)
     where = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {args.threads} thread(s)"
     heading = f"tokens per second, {args.new_tokens} new tokens, {title}, {where}"
     return Setup(model, values, prompts, tilt, args.new_tokens, args.device, heading)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from pipeline import arithmetic
 from pipeline.algos.prepare import PREPARE
+from pipeline.config.candidates import candidates_note
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
 from pipeline.config.load import to_plain
@@ -643,9 +644,9 @@ def _complain(console: Console, text: str) -> None:
 
 
 def _notes(config: Config) -> list[str]:
-    """What a reader must know about a dataset before reading its numbers."""
-    notes = (load_dataset(section).note for section in config.datasets.values())
-    return [note for note in notes if note]
+    """What a reader must know about a dataset, and about how policies are sampled, before reading the numbers."""
+    notes = [load_dataset(section).note for section in config.datasets.values()]
+    return [note for note in (*notes, candidates_note(config)) if note]
 
 
 def _execution(config: Config) -> ExecutionConfig:

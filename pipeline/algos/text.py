@@ -99,7 +99,7 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) ->
         ctx.device,
         guidance,
         sizes=sizes,
-        guide_context=readable(guide, min(tilt.top_k, model.config.get_text_config().vocab_size)),
+        guide_context=readable(guide, tilt.widest(model.config.get_text_config().vocab_size)),
     )
 
 

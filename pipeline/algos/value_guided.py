@@ -195,7 +195,7 @@ class ValueGuidedAlgorithms(Algorithm):
         """The settings of guidance."""
         from pipeline.generation.tilt import Tilt
 
-        return Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, truncate=algo.truncate)
+        return Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, others=algo.others)
 
     def _start(self, ctx: JobContext) -> ValueModel:
         """The value model that training starts from: last round's, or a fresh one. Never a kept one."""

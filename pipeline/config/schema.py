@@ -16,6 +16,7 @@ from omegaconf import MISSING
 
 from pipeline.config.atoms import LARGEST_ATOMS
 from pipeline.config.fields import file_or_folder, hint, number
+from pipeline.errors import ConfigError
 
 LARGEST_SEED = 2**63 - 1
 """What every generator of random numbers takes."""
@@ -51,6 +52,14 @@ class Barrier(Enum):
 
     none = "none"  # only its own inputs
     round = "round"  # every job of every earlier round as well
+
+
+class Others(Enum):
+    """What guidance does to tokens that are no candidates."""
+
+    kept = "kept"  # each keeps exactly the probability that the reference gives it
+    offset_zero = "offset_zero"  # an offset of 0 where candidates have theirs, and all share what there is
+    dropped = "dropped"  # none is ever drawn
 
 
 class DeviceChoice(Enum):
@@ -437,8 +446,11 @@ class ValueAlgoConfig(AlgoConfig):
     """Candidates that guidance looks at: the most likely tokens of the reference."""
     min_p: float = number(0.02, at_least=0, below=1)
     """Tokens that the reference gives less than this probability are no candidates."""
-    truncate: bool = True
-    """Drop every token that is no candidate instead of leaving it its reference probability."""
+    others: Others = Others.dropped
+    """What becomes of tokens that are no candidates: `kept` leaves each the reference's probability, `offset_zero`
+    is the rule of the papers' code, `dropped` never draws one. See docs/algorithms.md."""
+    truncate: bool | None = hint(None)
+    """Former name: true is `others=dropped`, false is `others=kept`. Null leaves it to `others`."""
     aggregate: bool = True
     """Train on the data of all rounds so far rather than of this round alone."""
     warm_start: bool = True
@@ -446,6 +458,17 @@ class ValueAlgoConfig(AlgoConfig):
     held_out: float = number(0.1, at_least=0, below=1, hint=" (0 trains on all)")
     """Share of the prompts that the value model is not trained on, in any round: how good it is on them is in
     `training.json`, and a note is printed where it is no better than the base rate. 0 trains on all."""
+
+    def __post_init__(self) -> None:
+        """Take the former name."""
+        if self.truncate is None:
+            return
+        if self.others is Others.offset_zero:
+            given = str(self.truncate).lower()
+            raise ConfigError(
+                f"others=offset_zero and truncate={given}: `truncate` is the former name of `others`; leave it out"
+            )
+        self.others, self.truncate = Others.dropped if self.truncate else Others.kept, None
 
 
 @dataclass(kw_only=True)

@@ -235,7 +235,7 @@ def _fault_rows(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 def _comparison(one: Measured, other: Measured, name: str, settings: EvaluationConfig) -> list[dict[str, Any]]:
     """Paired differences on the prompts that both have, of the measures that both have."""
     _, ours, theirs = np.intersect1d(one.rows, other.rows, return_indices=True)
-    # The reference's divergence from itself is 0, so there is nothing to compare in it.
+    # Divergence is from the reference already: there is nothing to compare in it.
     shared = [metric for metric in one.names if metric in other.names and not metric.startswith("kl_")]
     first, second = one.part(ours, shared), other.part(theirs, shared)
     both = np.flatnonzero(((first.denominators > 0) & (second.denominators > 0)).any(0)).tolist()

@@ -149,7 +149,7 @@ def _interval(group: Group, metric: str, own: list[ResultRow], confidence: float
 def _difference(
     group: Group, metric: str, pair: tuple[Stack, Stack] | None, known: Rows, confidence: float
 ) -> tuple[float | None, float | None, float | None]:
-    if metric.startswith("kl_"):  # the reference's divergence from itself is 0
+    if metric.startswith("kl_"):  # it is from the reference already
         return None, None, None
     own = group.rows[group.grid.cells[0]].get(f"{metric}{_AGAINST}{REFERENCE}")
     if len(group.grid) == 1 and own is not None:

@@ -44,8 +44,11 @@ class BestOfN(TextPolicy):
     ) -> Decoded:
         """Complete prompts; see `TextPolicy.complete`.
 
-        What it gives as divergence from the reference is a bound, ``log n - (n - 1) / n`` for a whole completion
-        (Beirami et al., arXiv 2401.01879): the divergence itself has no closed form.
+        What it gives as divergence from the reference is a bound: the divergence itself has no closed form. From
+        what completions are drawn from, it is at most ``log n - (n - 1) / n`` for a whole completion (Beirami et
+        al., arXiv 2401.01879), whatever picks: no set of completions is given more often than one of n lies in
+        it. Where that is a nucleus, its tokens have gained a known factor at every step of the completion that is
+        given, and the mean logarithm of these factors is how much farther the whole reference is.
         """
         if keys is None:
             raise ValueError("the likeliest completion is the same however often it is drawn")
@@ -61,7 +64,7 @@ class BestOfN(TextPolicy):
         picked = self.pick(repeated, drawn.tokens, self.count)
         places = np.arange(len(picked)) * self.count + picked
         bound = math.log(self.count) - (self.count - 1) / self.count
-        return Decoded([drawn.tokens[place] for place in places], np.full(len(places), bound))
+        return Decoded([drawn.tokens[place] for place in places], drawn.kl[places] + bound)
 
 
 def by_score(score: Callable[..., NDArray[np.float64]]) -> Picker:

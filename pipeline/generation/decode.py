@@ -18,11 +18,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pipeline.config.schema import Others
 from pipeline.generation.batching import PromptBatch, batches_by_length, pad_left
 from pipeline.generation.guide import ValueReader
-from pipeline.generation.sampling import Keys, draw_tokens, policy_logprobs, uniforms
+from pipeline.generation.sampling import (
+    Keys,
+    draw_tokens,
+    nucleus,
+    nucleus_kl,
+    policy_logprobs,
+    stream_beside,
+    uniforms,
+)
 from pipeline.generation.slots import SlotCache
-from pipeline.generation.tilt import Tilt, draw_columns, find_candidates, guided_logprobs, split_draw, step_kl
+from pipeline.generation.tilt import (
+    Tilt,
+    draw_columns,
+    find_candidates,
+    guided_logprobs,
+    likeliest_columns,
+    split_draw,
+    step_kl,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +79,9 @@ class Decoded:
 
     Attributes:
         tokens: Token ids of each sample, an end-of-text token included; N lists.
-        kl: KL divergence of the policy from the reference, summed over the steps of each sample, in nats,
-            shape [N]; 0 without guidance.
+        kl: KL divergence of the policy from the model, summed over the steps of each sample, in nats, shape [N]:
+            of what is sampled, a nucleus and guidance included, from the model's whole distribution at the same
+            temperature. 0 where there is neither.
     """
 
     tokens: list[list[int]]
@@ -105,7 +123,7 @@ def decode(
     for chosen in batches_by_length(lengths, max(1, settings.batch_size // samples)):
         batch = pad_left([prompts[index] for index in chosen], settings.pad_id, settings.device)
         steps = int(limits[chosen].max(initial=0))
-        draws = None if keys is None else uniforms(keys[chosen], steps).reshape(-1, steps)
+        draws = None if keys is None else _draws(keys[chosen], steps, guidance)
         rows = _Rows(model, settings, batch, samples, limits[chosen].repeat(samples), draws, guidance)
         written, divergence = rows.run(steps)
         places = (chosen[:, None] * samples + np.arange(samples)).reshape(-1)
@@ -117,6 +135,18 @@ def decode(
         if on_batch is not None:
             on_batch(done, generated)
     return Decoded(tokens, kl)
+
+
+def _draws(keys: Keys, steps: int, guidance: Guidance | None) -> NDArray[np.float64]:
+    """Draws of every step, shape [1 or 2, samples of the keys, steps].
+
+    With an offset of 0 for tokens that are no candidates, which of them would be taken is drawn by itself: whether
+    one is depends on the values, and the value model reads that token together with the candidates.
+    """
+    streams = [keys]
+    if guidance is not None and guidance.tilt.others is Others.offset_zero:
+        streams.append(stream_beside(keys, "others"))
+    return np.stack([uniforms(stream, steps).reshape(-1, steps) for stream in streams])
 
 
 class _Rows:
@@ -170,11 +200,14 @@ class _Rows:
 
     def _take(self, step: int, live: Tensor, kl: Tensor) -> Tensor:
         """The next token of every row that is left."""
-        logprobs = policy_logprobs(self.logits, self.settings.temperature, self.settings.top_p)
-        uniform = None if self.draws is None else self.draws[live, step]
+        whole = policy_logprobs(self.logits, self.settings.temperature)
+        logprobs = nucleus(whole, self.settings.top_p)
+        if self.settings.top_p < 1.0:
+            kl.index_add_(0, live, nucleus_kl(whole, logprobs))
+        draws = None if self.draws is None else self.draws[:, live, step]
         if self.guidance is None:
-            return logprobs.argmax(-1) if uniform is None else draw_tokens(logprobs, uniform)
-        tokens, divergence = guided_step(self.guidance, logprobs, uniform)
+            return logprobs.argmax(-1) if draws is None else draw_tokens(logprobs, draws[0])
+        tokens, divergence = guided_step(self.guidance, logprobs, draws)
         kl.index_add_(0, live, divergence)
         return tokens
 
@@ -222,29 +255,30 @@ class _Rows:
         return logits
 
 
-def guided_step(guidance: Guidance, logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+def guided_step(guidance: Guidance, logprobs: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
     """Take one guided step.
 
     Args:
         guidance: The value model's reader and the tilt.
         logprobs: The reference's, shape [B, V].
-        uniform: Draws, shape [B], float64; None takes the likeliest candidate.
+        draws: Shape [1 or 2, B], float64, see `_draws`; None takes the likeliest token.
 
     Returns:
-        Tokens, shape [B], and the KL divergence of the step in nats, shape [B].
+        Tokens, shape [B], and the KL divergence of the step from `logprobs` in nats, shape [B].
     """
-    candidates = find_candidates(logprobs, guidance.tilt)
+    tilt = guidance.tilt
+    candidates = find_candidates(logprobs, tilt, None if draws is None else draws[-1])
     asked, valid = candidates.ids, candidates.logprobs > -math.inf
-    draw = None if uniform is None else split_draw(logprobs, candidates, uniform, guidance.tilt)
-    outside = draw is not None and not guidance.tilt.truncate and bool(draw.outside.any())
+    draw = None if draws is None else split_draw(logprobs, candidates, draws[0], tilt)
+    outside = draw is not None and tilt.others is Others.kept and bool(draw.outside.any())
     if draw is not None and outside:
         # A row whose draw falls outside still has to feed that token to the value model: in a column of its own.
         asked = torch.cat([asked, draw.tokens[:, None]], -1)
         valid = torch.cat([valid, draw.outside[:, None]], -1)
     values = guidance.reader.values(asked, valid)
     width = candidates.ids.shape[1]
-    guided = guided_logprobs(candidates, values[:, :width], guidance.tilt)
-    columns = guided.argmax(-1) if draw is None else draw_columns(guided, draw)
+    guided = guided_logprobs(candidates, values[:, :width], tilt)
+    columns = likeliest_columns(logprobs, candidates, guided) if draw is None else draw_columns(guided, draw)
     if draw is not None and outside:
         columns = torch.where(draw.outside, width, columns)
     tokens = asked.gather(-1, columns[:, None]).squeeze(-1)

@@ -20,9 +20,9 @@ from pipeline.training.policy import score_sequences, sequence_divergence
 class TrainedPolicy(TextPolicy):
     """A policy with weights of its own.
 
-    What it draws comes with its KL divergence from the reference, as guided policies have it: exact at every step,
-    over the whole vocabulary, at the temperature of sampling. A nucleus is left out of it, since two nuclei may
-    share no token and the divergence would be infinite.
+    What it draws comes with its KL divergence from the reference, as that of every policy: exact at every step, of
+    what is sampled, a nucleus included, from the reference's whole distribution at the same temperature. (From the
+    reference's nucleus it would be infinite: two nuclei may share no token.)
     """
 
     reference: PreTrainedModel | None = None
@@ -51,7 +51,9 @@ class TrainedPolicy(TextPolicy):
         with torch.inference_mode():
             return score_sequences(
                 data,
-                lambda batch: sequence_divergence(self._model, reference, batch, self._settings.temperature),
+                lambda batch: sequence_divergence(
+                    self._model, reference, batch, self._settings.temperature, self._settings.top_p
+                ),
                 micro_batch_size=rows_at_once(reference, data, self._settings),
                 device=self._settings.device,
             )

@@ -37,6 +37,10 @@ def _absorb(key: Keys, value: Keys) -> Keys:
     return _mix((key ^ value) * _GOLDEN + _GOLDEN)
 
 
+def _named(stream: str) -> Keys:
+    return np.array([int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "little")], np.uint64)
+
+
 def stream_key(seed: int, stream: str) -> Keys:
     """The key of a named stream of a chain, from which the keys of samples are made.
 
@@ -47,9 +51,21 @@ def stream_key(seed: int, stream: str) -> Keys:
     Returns:
         Shape [1].
     """
-    name = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "little")
-    start = _absorb(np.array([seed], np.uint64), np.array([name], np.uint64))
-    return _absorb(start, np.array([name], np.uint64))
+    name = _named(stream)
+    return _absorb(_absorb(np.array([seed], np.uint64), name), name)
+
+
+def stream_beside(keys: Keys, stream: str) -> Keys:
+    """A further stream of each sample, for draws that are none of its tokens'.
+
+    Args:
+        keys: Any shape.
+        stream: What the draws are for.
+
+    Returns:
+        The shape of `keys`.
+    """
+    return _absorb(keys, _named(stream))
 
 
 def sample_keys(seed: int, stream: str, rows: NDArray[np.int64], samples: int) -> Keys:
@@ -101,20 +117,33 @@ def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
 def policy_logprobs(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
     """Log-probabilities of the policy that is sampled from: the model's, at a temperature, cut to a nucleus.
 
-    Guidance tilts this distribution and KL is measured against it, so `eta` means the same at every temperature.
+    Guidance tilts this distribution, so `eta` means the same at every temperature. KL is measured against the same
+    one without the nucleus.
 
     Args:
-        logits: Shape [B, V], any floating type.
+        logits: Shape [..., V], any floating type.
         temperature: Above 0.
-        top_p: Smallest set of likeliest tokens with at least this probability is kept; 1 keeps everything.
+        top_p: See `nucleus`.
 
     Returns:
-        Shape [B, V], float32; -inf for tokens outside the nucleus.
+        Shape [..., V], float32; -inf for tokens outside the nucleus.
     """
     logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    logprobs = logits.log_softmax(-1)
+    return nucleus(logits.log_softmax(-1), top_p)
+
+
+def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
+    """Cut distributions to their likeliest tokens, which then share all of the probability.
+
+    Args:
+        logprobs: Shape [..., V].
+        top_p: Smallest set of likeliest tokens with at least this probability is kept; 1 keeps everything.
+
+    Returns:
+        Shape [..., V], -inf for tokens outside the nucleus.
+    """
     if top_p >= 1.0:
         return logprobs
     # Ties go to the lower token id, whatever kernel sorts.
@@ -123,6 +152,22 @@ def policy_logprobs(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0
     outside = (probabilities.cumsum(-1) - probabilities) >= top_p
     ordered = ordered.masked_fill(outside, -math.inf)
     return logprobs.scatter(-1, order, ordered).log_softmax(-1)
+
+
+def nucleus_kl(logprobs: Tensor, cut: Tensor) -> Tensor:
+    """KL divergence in nats of distributions that are cut to a nucleus from what they were before, exact.
+
+    Every token of a nucleus has gained the same factor, and this is its logarithm. What tilts the nucleus is by as
+    much farther from the whole than from the nucleus.
+
+    Args:
+        logprobs: Whole distributions, shape [..., V].
+        cut: What `nucleus` made of them.
+
+    Returns:
+        Shape [...], float64.
+    """
+    return -logprobs.masked_fill(cut.isinf(), -math.inf).double().logsumexp(-1)
 
 
 def draw_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:

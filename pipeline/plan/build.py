@@ -329,7 +329,7 @@ class _Builder:
             if "model" in known:
                 known["model"] |= self._identity(chain)
             shown = self.config.datasets[chain.dataset], self.config.models[chain.model]
-            if versions := shipped_versions(chain.kind, stage, *shown):
+            if versions := shipped_versions(chain.kind, stage, *shown, self.config.generation):
                 known["version"] = versions
             self._configs[address] = (
                 known,

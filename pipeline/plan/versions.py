@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from pipeline.algos.base import Algorithm, Stage
 from pipeline.config.own_code import import_object
-from pipeline.config.schema import DatasetConfig, ModelConfig, TinyModelConfig
+from pipeline.config.schema import DatasetConfig, GenerationConfig, ModelConfig, TinyModelConfig
 from pipeline.datasets.registry import DATASETS
 from pipeline.rewards.registry import MODEL, package_versions, shipped_traits
 from pipeline.rewards.traits import GRADING
@@ -31,6 +31,8 @@ TRAINING = 2
 """`pipeline.training`: losses, optimizer, schedule, order of batches."""
 PREPARATION = 1
 """`pipeline.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
+DIVERGENCES = 1
+"""What the divergence of completions is measured against; without a nucleus nothing depends on it."""
 STATISTICS = 2
 """`pipeline.evaluation`: metrics, intervals, tests."""
 
@@ -39,7 +41,11 @@ _SHIPPED = "pipeline."
 
 
 def shipped_versions(
-    kind: type[Algorithm], stage: Stage, dataset: DatasetConfig, model: ModelConfig
+    kind: type[Algorithm],
+    stage: Stage,
+    dataset: DatasetConfig,
+    model: ModelConfig,
+    generation: GenerationConfig,
 ) -> dict[str, int | str | None]:
     """The versions that cover a stage, besides that of its algorithm's own class, by what they are of.
 
@@ -48,6 +54,7 @@ def shipped_versions(
         stage: A stage of it.
         dataset: The dataset of its chain.
         model: The model of its chain.
+        generation: How the run draws texts.
     """
     sections = set(stage.config)
     found = _of_bases(kind)
@@ -57,6 +64,8 @@ def shipped_versions(
             found["tiny references"] = TINY
     if "generation" in sections:
         found["decoding"] = DECODING
+        if "evaluation" in sections and generation.top_p < 1:
+            found["divergences"] = DIVERGENCES
     if "training" in sections or stage.scales:
         found["training"] = TRAINING
     if "dataset" in sections:

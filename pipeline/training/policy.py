@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.config.schema import DType, TrainingConfig
-from pipeline.generation.sampling import policy_logprobs
+from pipeline.generation.sampling import nucleus, policy_logprobs
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.models.load import checkpoint_activations
 from pipeline.training.checkpoint import Checkpoints
@@ -160,7 +160,9 @@ def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0
     return torch.where(batch.mask, taken, torch.zeros_like(taken))
 
 
-def sequence_divergence(model: nn.Module, reference: nn.Module, batch: Batch, temperature: float) -> Tensor:
+def sequence_divergence(
+    model: nn.Module, reference: nn.Module, batch: Batch, temperature: float, top_p: float = 1.0
+) -> Tensor:
     """KL divergence of a policy from the reference at every supervised position, summed over each sequence.
 
     Exact: over the whole vocabulary at each step of the sequences that are given.
@@ -170,13 +172,16 @@ def sequence_divergence(model: nn.Module, reference: nn.Module, batch: Batch, te
         reference: What it is compared with.
         batch: Sequences that the policy has drawn.
         temperature: Of both.
+        top_p: Nucleus that the policy is sampled from; the reference is whole.
 
     Returns:
         In nats, shape [B], float64.
     """
     logprobs, first = _next_token_logprobs(model, batch, temperature)
+    logprobs = nucleus(logprobs, top_p)
     others, _ = _next_token_logprobs(reference, batch, temperature)
-    steps = (logprobs.double().exp() * (logprobs.double() - others.double())).sum(-1)
+    terms = logprobs.double().exp() * (logprobs.double() - others.double())
+    steps = terms.masked_fill_(logprobs.isinf(), 0.0).sum(-1)
     return torch.where(batch.mask[:, first + 1 :], steps, torch.zeros_like(steps)).sum(-1)
 
 

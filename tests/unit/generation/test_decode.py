@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.config.schema import HeadType
+from pipeline.config.schema import HeadType, Others
 from pipeline.generation.batching import PromptBatch
 from pipeline.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.generation.guide import value_reader
@@ -21,9 +22,11 @@ MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
 STEPS = 7
 TILTS = {
     "others kept": Tilt(preference_offset(0.7), top_k=4),
-    "others dropped": Tilt(bernoulli_offset(0.2), top_k=6, min_p=0.05, truncate=True),
+    "others dropped": Tilt(bernoulli_offset(0.2), top_k=6, min_p=0.05, others=Others.dropped),
     "few candidates": Tilt(preference_offset(0.5), top_k=2, min_p=0.02),
     "uneven, others kept": Tilt(preference_offset(0.7), top_k=8, min_p=0.04),
+    "others at offset 0": Tilt(preference_offset(1.5), top_k=3, others=Others.offset_zero),
+    "uneven, others at offset 0": Tilt(bernoulli_offset(0.5), top_k=8, min_p=0.04, others=Others.offset_zero),
 }
 
 
@@ -153,11 +156,12 @@ def test_guided_decoding_equals_decoding_without_a_cache(
 
 
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+@pytest.mark.parametrize("name", ["others dropped", "others at offset 0"])
 def test_guided_decoding_equals_generate_with_the_slow_processor(
-    model: PreTrainedModel, make_value: MakeValue, head: HeadType
+    model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
 ) -> None:
     """Greedy, so that nothing but distributions is compared; prompts are padded on the left in both."""
-    value, tilt, prompts = make_value(model, head), TILTS["others dropped"], some_prompts()
+    value, tilt, prompts = make_value(model, head), TILTS[name], some_prompts()
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     expected = model.generate(
@@ -245,6 +249,44 @@ def test_an_untrained_guide_is_the_reference(model: PreTrainedModel, head: HeadT
     decoded = run(model, prompts, greedy=True, guidance=Guidance(reader, Tilt(bernoulli_offset(0.1), top_k=5)))
     assert decoded.tokens == run(model, prompts, greedy=True).tokens
     assert decoded.kl == pytest.approx(np.zeros(len(prompts)), abs=1e-5)
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+@pytest.mark.parametrize("rule", Others)
+def test_draws_have_the_probabilities_of_the_plain_processor(
+    model: PreTrainedModel, make_value: MakeValue, head: HeadType, rule: Others
+) -> None:
+    """The first two tokens of many samples: the second one goes by what the caches hold of the first."""
+    value, prompt, samples = make_value(model, head), [3, 1, 4], 4000
+    tilt = Tilt(preference_offset(3.0), top_k=2, others=rule)
+    guidance = Guidance(value_reader(value), tilt)
+    drawn = np.array(run(model, [prompt], samples=samples, budgets=[2], batch_size=1000, guidance=guidance).tokens)
+    processor = GuidedLogitsProcessor(value, tilt)
+
+    def row(*ids: int) -> np.ndarray:
+        text = torch.tensor([[*prompt, *ids]])
+        with torch.inference_mode():
+            return processor(text, model(text).logits[:, -1])[0].double().exp().numpy()
+
+    first = row()
+    pairs = np.stack([chance * row(token) for token, chance in enumerate(first)])
+    pairs /= pairs.sum()
+    counts = np.zeros_like(pairs)
+    np.add.at(counts, (drawn[:, 0], drawn[:, 1]), 1)
+    often = pairs * samples >= 5
+    observed = np.append(counts[often], counts[~often].sum())
+    expected = np.append(pairs[often], pairs[~often].sum()) * samples
+    used = expected > 0
+    assert counts[pairs == 0].sum() == 0
+    assert chisquare(observed[used], expected[used]).pvalue > 1e-3
+    outside = ~np.isin(np.arange(len(first)), policy_top(model, prompt))
+    assert (counts[outside].sum() > 20) == (rule is not Others.dropped)
+
+
+def policy_top(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    with torch.inference_mode():
+        found: list[int] = model(torch.tensor([prompt])).logits[0, -1].topk(2).indices.tolist()
+    return found
 
 
 def test_decoding_leaves_global_generators_alone(model: PreTrainedModel) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.algos import text
-from pipeline.config.schema import AdditionConfig, GenerationConfig, HeadType
+from pipeline.config.schema import AdditionConfig, GenerationConfig, HeadType, Others
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import DataError, OutOfMemory
 from pipeline.generation.decode import Decoded, Guidance
@@ -46,7 +46,9 @@ def complete(
     guidance, models = None, [model]
     if guided:
         value = opinionated(model, HeadType.v)
-        guidance = Guidance(value_reader(value), Tilt(preference_offset(0.5), top_k=4, min_p=0.0, truncate=True))
+        guidance = Guidance(
+            value_reader(value), Tilt(preference_offset(0.5), top_k=4, min_p=0.0, others=Others.dropped)
+        )
         models.append(value)
     policy = TextPolicy(
         model,
@@ -145,7 +147,7 @@ def test_no_prompts_are_no_work() -> None:
     assert policy.complete([], None).tokens == []
 
 
-def guided(kind: str, head: HeadType) -> TextPolicy:
+def guided(kind: str, head: HeadType, others: Others = Others.dropped) -> TextPolicy:
     """A llama guided by a model of a kind, as jobs make it; the guide has a context of 64 tokens."""
     reference, guide = language_model("llama"), opinionated(language_model(kind), head)
     kept = {"policy": reference, "value": guide, "tokenizer": make_tokenizer(DATASET)}
@@ -156,7 +158,7 @@ def guided(kind: str, head: HeadType) -> TextPolicy:
         hints=None,
         device="cpu",
     )
-    tilt = Tilt(preference_offset(0.5), top_k=9, min_p=0.0, truncate=True)
+    tilt = Tilt(preference_offset(0.5), top_k=9, min_p=0.0, others=others)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "reference_source", lambda _: "")
         return text.guided_policy(ctx, DATASET, Path("value"), tilt)
@@ -188,3 +190,12 @@ def test_candidates_beside_each_other_are_what_a_mask_must_be_wide_enough_for() 
     assert readable(opinionated(language_model("gpt_neo"), HeadType.v), 9) == 56
     with pytest.raises(RuntimeError):
         guided("gpt_neo", HeadType.v).complete([[1] * 53], sample_keys(0, "test", np.arange(1), 1))
+
+
+@pytest.mark.parametrize("others", [Others.kept, Others.offset_zero])
+def test_so_is_a_token_that_is_taken_from_outside_of_them(others: Others) -> None:
+    policy = guided("gpt_neo", HeadType.v, others)
+    keys = sample_keys(0, "test", np.arange(1), 40)
+    assert len(policy.complete(policy.fitted([[1] * 51]), keys, samples=40).tokens) == 40
+    with pytest.raises(DataError, match="has room for 51 beside"):
+        policy.fitted([[1] * 52])

@@ -18,25 +18,15 @@ SMALL = [
 ]
 
 
-def plan() -> Plan:
-    return build_plan(
-        load_config(
-            [
-                "experiment.name=x",
-                "algos=[PITA,DPO]",
-                "rounds_of_training=1",
-                "evaluation.num_prompts=10",
-                "data_collection.prompts_per_round=10",
-            ]
-        )
-    )
+def plan(*overrides: str) -> Plan:
+    return build_plan(load_config([*SMALL, *overrides]))
 
 
-def changed(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> set[str]:
-    before = plan()
+def changed(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, *overrides: str) -> set[str]:
+    before = plan(*overrides)
     monkeypatch.setattr(owner, name, 1000)
     keys = {job.key for job in before.jobs.values()}
-    after = plan()
+    after = plan(*overrides)
     new = {f"{job.algo}/{job.stage}" for job in after.jobs.values() if job.key not in keys}
     return {name for name in new if not _reads_one_of(after, name, new)}
 
@@ -68,6 +58,13 @@ def test_a_raised_version_gives_other_keys_to_the_stages_that_use_the_part(
     part: str, first_to_change: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert changed(monkeypatch, versions, part) == first_to_change
+
+
+def test_divergences_are_measured_anew_where_a_nucleus_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations alone, and none where every token may be drawn."""
+    evaluations = {"reference/evaluate", "PITA/evaluate", "DPO/evaluate"}
+    assert changed(monkeypatch, versions, "DIVERGENCES", "generation.top_p=0.9") == evaluations
+    assert changed(monkeypatch, versions, "DIVERGENCES") == set()
 
 
 def test_what_pretrained_models_gave_stays_where_tiny_references_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +118,10 @@ def test_so_is_a_dataset_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config([*SMALL, "algos=[PITA]"])
     (stage,) = (stage for stage in PITA.stages if stage.name == "generate")
     own = replace(config.datasets["addition"], class_path=f"{__name__}.Counting")
-    before = versions.shipped_versions(PITA, stage, own, config.models["tiny"])
+    shown = own, config.models["tiny"], config.generation
+    before = versions.shipped_versions(PITA, stage, *shown)
     monkeypatch.setattr(Addition, "version", 2)
-    assert versions.shipped_versions(PITA, stage, own, config.models["tiny"]) == {**before, "class Addition": 2}
+    assert versions.shipped_versions(PITA, stage, *shown) == {**before, "class Addition": 2}
 
 
 def test_the_packages_of_a_shipped_reward_count(monkeypatch: pytest.MonkeyPatch) -> None:
