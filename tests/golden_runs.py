@@ -18,7 +18,7 @@ COMMON = (
 _TRAINED = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "SFT")
 _VARIANTS = {
     "Adapters": ("grpo.GRPO", "{lora: {rank: 2}}"),
-    "Candidates": ("pita.PITA", "{head: v, others: kept}"),
+    "Candidates": ("pita.PITA", "{head: v, others: dropped}"),
     "Papers": ("qsharp.QSharp", "{head: v, top_k: 3, min_p: 0, others: offset_zero}"),
     "Atoms": ("cd.CD", "{atoms: 3}"),
     "Bernoulli": ("qsharp.QSharp", "{atoms: 5, eta: 0.3}"),

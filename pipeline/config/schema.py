@@ -446,7 +446,7 @@ class ValueAlgoConfig(AlgoConfig):
     """Candidates that guidance looks at: the most likely tokens of the reference."""
     min_p: float = number(0.02, at_least=0, below=1)
     """Tokens that the reference gives less than this probability are no candidates."""
-    others: Others = Others.dropped
+    others: Others = Others.kept
     """What becomes of tokens that are no candidates: `kept` leaves each the reference's probability, `offset_zero`
     is the rule of the papers' code, `dropped` never draws one. See docs/algorithms.md."""
     truncate: bool | None = hint(None)

@@ -14,10 +14,11 @@ def note(*overrides: str) -> str:
 
 
 def test_methods_that_drop_tokens_are_named_with_what_they_drop() -> None:
-    said = note("algos=[PITA,QSharp,DPO]")
+    dropped = [f"algos.{name}.others=dropped" for name in ("PITA", "QSharp", "CD")]
+    said = note("algos=[PITA,QSharp,DPO]", *dropped)
     assert "PITA, QSharp: tokens beyond the 6 likeliest of the reference or below 0.02 are never drawn." in said
     assert "DPO" not in said
-    several = note("algos=[PITA,CD]", "algos.CD.top_k=3", "algos.CD.min_p=0")
+    several = note("algos=[PITA,CD]", *dropped, "algos.CD.top_k=3", "algos.CD.min_p=0")
     assert "CD: tokens beyond the 3 likeliest of the reference are never drawn; PITA: tokens" in several
 
 
@@ -25,9 +26,9 @@ def test_methods_that_drop_tokens_are_named_with_what_they_drop() -> None:
     "overrides",
     [
         ["algos=[DPO,BestOfN]"],
-        ["algos=[PITA]", "algos.PITA.others=kept"],
+        ["algos=[PITA,QSharp,CD,QSharp-HF]"],
         ["algos=[QSharp]", "algos.QSharp.others=offset_zero"],
-        ["algos=[QSharp]", "algos.QSharp.eta=inf"],
+        ["algos=[QSharp]", "algos.QSharp.others=dropped", "algos.QSharp.eta=inf"],
         ["algos=[PITA]", "profile=h200"],
     ],
     ids=lambda overrides: overrides[-1],
