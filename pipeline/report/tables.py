@@ -9,7 +9,7 @@ from statistics import median
 from pipeline.report.words import count
 from pipeline.results.compute import EVALUATION, ComputeRow
 from pipeline.results.primary import primary_metric
-from pipeline.results.record import Comparison, PooledRow, Results
+from pipeline.results.record import ENOUGH, Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 HEADINGS: Mapping[str, str] = {
@@ -39,8 +39,6 @@ _LEAST_NAME = 12
 _SMALLEST_P = 0.001
 _MOST_FEW = 6
 """Rows that are named below a table."""
-_ENOUGH = 3
-"""Seeds from which on an interval holds for others."""
 
 At = tuple[str, int]
 """Algorithm and round."""
@@ -222,9 +220,7 @@ def _what_intervals_hold_for(rows: list[PooledRow]) -> str:
     scopes = {row.over for row in rows}
     if "policies" in scopes:
         which = "this one policy" if max(row.seeds * row.references for row in rows) == 1 else "these policies"
-        return (
-            f"Intervals: noise of evaluating {which}; {_ENOUGH} seeds or more tell what another seed would give."
-        )
+        return f"Intervals: noise of evaluating {which}; {ENOUGH} seeds or more tell what another seed would give."
     if scopes == {"references"}:
         return "Intervals hold for other seeds and other references."
     references = max(row.references for row in rows)

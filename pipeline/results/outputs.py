@@ -22,7 +22,7 @@ from msgspec import Meta
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError, open_plain, read_json, read_json_file, read_plain
 from pipeline.results.manifest import job_of, walk
-from pipeline.results.prompts import PROMPTS, read_prompts
+from pipeline.results.prompts import LARGEST, PROMPTS, read_prompts
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
@@ -37,8 +37,7 @@ _LINE = 16 << 20
 _SHOWN = 64 << 20
 """Bytes of the samples beside metrics: they are for people, and those of all chains come together in one file."""
 
-Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
-"""Far beyond every figure, and sums of such numbers stay numbers."""
+Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Note = Annotated[str, Meta(max_length=2000)]

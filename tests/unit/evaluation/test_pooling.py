@@ -220,7 +220,7 @@ def test_one_sample_a_prompt_of_one_seed_is_tested_exactly() -> None:
     _, (found,) = pool(ours, theirs)
     (first,), (second,) = ([one.sums["pass@1"][0] for one in part.values()] for part in (ours, theirs))
     assert found.test == "mcnemar"
-    assert found.p == pytest.approx(mcnemar(first, second))
+    assert found.p == pytest.approx(mcnemar(first - second))
     assert found.over == "policies"
     assert {one.test for one in pool(method("A", 0.6, [0, 1], k=1), method("reference", 0.4, [0, 1], k=1))[1]} == {
         "swaps"
@@ -230,7 +230,7 @@ def test_one_sample_a_prompt_of_one_seed_is_tested_exactly() -> None:
 def test_methods_that_are_right_everywhere_are_not_told_apart() -> None:
     _, found = pool(*(method(algo, 1.0, range(3)) for algo in ("A", "B", "reference")))
     assert {one.p for one in found} == {1.0}
-    unseen = stats.binomtest(0, PROMPTS).proportion_ci(0.95, "exact").high
+    unseen = stats.binomtest(0, PROMPTS).proportion_ci(0.95, "wilson").high
     for one in found:
         assert (one.ci_low, one.ci_high) == pytest.approx((-unseen, unseen))
         tests = 2 if one.second == "reference" else 1
