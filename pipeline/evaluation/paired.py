@@ -7,8 +7,8 @@ that mean: the observed differences, reweighted, and an end of their range, wher
 each prompt has one answer, right or wrong, the interval is that of Tango (1998).
 
 That there is no difference is a special hypothesis: the answers of the two to a prompt could then be swapped,
-which gives an exact test. The interval has 0 in it wherever that test does not reject: the two do not contradict each
-other.
+which gives an exact test. The interval has 0 in it wherever that test does not reject, so that the two never
+contradict each other.
 
 Legend: P prompts, M differences.
 """
