@@ -181,7 +181,7 @@ class Calibration:
         base_rate: Mean of their labels: what a model that knows nothing says everywhere.
         auc: Chance that a token labelled 1 is predicted higher than one labelled 0, ties counting half; None where
             labels are not 0 and 1, or only one of the two.
-        auc_se: Its standard error, prompts being what is drawn.
+        auc_se: Its standard error, prompts being what is drawn; None where fewer than five have one of the labels.
         brier: Mean squared error of the predictions; None of all figures where one is no number, as those of a
             model whose training has diverged.
         brier_skill: 1 - brier / that of the base rate; None where all labels are equal.
@@ -192,7 +192,7 @@ class Calibration:
     tokens: Count
     base_rate: Share
     auc: Share | None = None
-    auc_se: Annotated[float, Meta(ge=0, le=1e100)] | None = None
+    auc_se: Annotated[float, Meta(ge=0, le=LARGEST)] | None = None
     brier: Share | None = None
     brier_skill: Number | None = None
     ece: Share | None = None
