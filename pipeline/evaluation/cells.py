@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.evaluation.crossed import Floats, per_prompt
-from pipeline.evaluation.paired import paired_by_prompt
 from pipeline.evaluation.statistics import Ratios
 from pipeline.results.prompts import PromptMeasures
 from pipeline.results.record import ENOUGH, Scope
@@ -109,17 +108,6 @@ def aligned(stacks: Sequence[Stack]) -> list[Stack]:
     grid = whole_grid(set.intersection(*(set(one.grid.cells) for one in stacks)))
     rows = common_rows(one.rows for one in stacks)
     return [one.part(grid, rows) for one in stacks]
-
-
-def paired_values(first: Stack, second: Stack, metric: str) -> Floats:
-    """What each prompt says of a difference, shape [R, S, P], of the prompts of which both have something to say.
-
-    Args:
-        first: A method.
-        second: Another, of the same cells and prompts.
-        metric: That both have.
-    """
-    return first.grid.shaped(paired_by_prompt(first.sums[metric], second.sums[metric]))
 
 
 def _chosen(ratios: Ratios, at: Any) -> Ratios:

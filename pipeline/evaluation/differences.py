@@ -13,10 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.evaluation.cells import Grid, Stack, paired_values
+from pipeline.evaluation.cells import Grid, Stack
 from pipeline.evaluation.crossed import Floats, Spread, known_spread
-from pipeline.evaluation.metrics import is_share, reach
-from pipeline.evaluation.paired import Bounds, paired_intervals, paired_tests
+from pipeline.evaluation.metrics import is_share, reach_of
+from pipeline.evaluation.paired import Bounds, paired_by_prompt, paired_intervals, paired_tests
 from pipeline.evaluation.significance import least_detectable_share, smallest_detectable
 from pipeline.results.record import Scope
 
@@ -31,12 +31,14 @@ class Difference:
         grid: The chains.
         metric: What they differ by.
         values: By chain and prompt, shape [R, S, P].
+        reach: The largest that a prompt could show.
         spread: Of their mean.
     """
 
     grid: Grid
     metric: str
     values: Floats
+    reach: float
     spread: Spread
 
     @property
@@ -66,17 +68,17 @@ class Difference:
 
 def difference_of(first: Stack, second: Stack, metric: str) -> Difference | None:
     """The difference of two, of the same chains and prompts; None where nothing can be said of it."""
-    values = paired_values(first, second, metric)
+    paired = paired_by_prompt(first.sums[metric], second.sums[metric])
+    values = first.grid.shaped(paired.differences)
     spread = known_spread(values)
-    return None if spread is None else Difference(first.grid, metric, values, spread)
+    return None if spread is None else Difference(first.grid, metric, values, reach_of(metric, paired), spread)
 
 
 def intervals(differences: Sequence[Difference], confidence: float) -> list[Bounds]:
     """The ends of the interval of each; that of shares stays between -1 and 1."""
     alone = [one for one in differences if one.is_of_policies]
-    paired = iter(
-        paired_intervals([one.by_prompt() for one in alone], [reach(one.metric) for one in alone], confidence)
-    )
+    ends = paired_intervals([one.by_prompt() for one in alone], [one.reach for one in alone], confidence)
+    paired = iter(ends)
     return [next(paired) if one.is_of_policies else _crossed_interval(one, confidence) for one in differences]
 
 

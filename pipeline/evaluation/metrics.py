@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.evaluation.crossed import crossed_spread, per_prompt
-from pipeline.evaluation.paired import paired_by_prompt, paired_intervals
+from pipeline.evaluation.paired import Paired, paired_by_prompt, paired_intervals
 from pipeline.evaluation.sampling import majority_at_k, pass_at_k
 from pipeline.evaluation.shares import effective_size, exact_interval
 from pipeline.evaluation.statistics import Ratios, ratio_estimates
@@ -48,9 +48,9 @@ def is_share(metric: str) -> bool:
     return _SHARES.fullmatch(metric) is not None
 
 
-def reach(metric: str) -> float:
-    """The largest difference that two policies can have at a prompt; 0 where nothing says so."""
-    return 1.0 if is_share(metric) else 0.0
+def reach_of(metric: str, paired: Paired) -> float:
+    """The largest difference that a prompt could show: that of shares is known, whatever is seen."""
+    return max(1.0, paired.reach) if is_share(metric) else paired.reach
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
@@ -244,15 +244,16 @@ def _comparison(one: Measured, other: Measured, name: str, settings: EvaluationC
     # The reference's divergence from itself is 0, so there is nothing to compare in it.
     shared = [metric for metric in one.names if metric in other.names and not metric.startswith("kl_")]
     first, second = one.part(ours, shared), other.part(theirs, shared)
-    apart = {
-        metric: paired_by_prompt(first.column(place), second.column(place))[0]
-        for place, metric in enumerate(shared)
+    pairs = {
+        metric: paired_by_prompt(first.column(place), second.column(place)) for place, metric in enumerate(shared)
     }
-    known = {metric: values for metric, values in apart.items() if len(values) and np.isfinite(values).all()}
-    ends = paired_intervals(list(known.values()), [reach(metric) for metric in known], settings.confidence)
+    known = {metric: one for metric, one in pairs.items() if one.differences.size and np.isfinite(one.reach)}
+    differences = [one.differences[0] for one in known.values()]
+    reaches = [reach_of(metric, one) for metric, one in known.items()]
+    ends = paired_intervals(differences, reaches, settings.confidence)
     return [
         _row(f"{metric}/vs_{name}", float(values.mean()), low, high, len(values))
-        for (metric, values), (low, high) in zip(known.items(), ends, strict=True)
+        for metric, values, (low, high) in zip(known, differences, ends, strict=True)
     ]
 
 

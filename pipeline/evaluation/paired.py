@@ -16,6 +16,7 @@ Legend: P prompts, M differences.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -36,15 +37,25 @@ _CERTAIN = 10
 """So many times below the level, no random draw of swaps puts a p-value above it."""
 
 
-def paired_by_prompt(first: Ratios, second: Ratios) -> Floats:
-    """What each prompt says of a difference, of the prompts of which both have something to say.
+@dataclass(frozen=True)
+class Paired:
+    """What prompts say of a difference, of those of which both policies have something to say.
+
+    Attributes:
+        differences: By policy and prompt, shape [C, P]; not finite where what `per_prompt` gives is not.
+        reach: The largest difference that such a prompt could show: how far apart all that is seen of both lies.
+    """
+
+    differences: Floats
+    reach: float
+
+
+def paired_by_prompt(first: Ratios, second: Ratios) -> Paired:
+    """Hold policies against others prompt by prompt.
 
     Args:
         first: Measures of C policies, shape [C, P].
         second: The same of C others, in the same order.
-
-    Returns:
-        Shape [C, P']; not finite where what `per_prompt` gives is not.
     """
     both = (first.denominators > 0) & (second.denominators > 0)
     told = both.any(0)
@@ -52,9 +63,13 @@ def paired_by_prompt(first: Ratios, second: Ratios) -> Floats:
         per_prompt(Ratios((one.numerators * both)[:, told], (one.denominators * both)[:, told]))
         for one in (first, second)
     )
+    if not told.any():
+        return Paired(ours, 0.0)
     with np.errstate(invalid="ignore"):
         found = ours - theirs
-    return np.where(np.abs(found) <= _EQUAL * (np.abs(ours) + np.abs(theirs)), 0.0, found)
+        reach = np.maximum(ours, theirs).max() - np.minimum(ours, theirs).min()
+    alike = np.abs(found) <= _EQUAL * (np.abs(ours) + np.abs(theirs))
+    return Paired(np.where(alike, 0.0, found), float(reach))
 
 
 def paired_tests(differences: Sequence[Floats]) -> list[tuple[float, Test]]:
@@ -85,8 +100,7 @@ def paired_intervals(differences: Sequence[Floats], reaches: Sequence[float], co
 
     Args:
         differences: By prompt, each of shape [P]; the numbers of prompts may differ.
-        reaches: The largest difference that a prompt could show; 0 where none is known, and no prompt is then
-            taken to differ by more than those that are seen.
+        reaches: The largest difference that a prompt could show, or 0 where no more is known than is seen.
         confidence: Level of the intervals.
 
     Returns:

@@ -129,13 +129,15 @@ def test_pairing_is_what_makes_a_small_difference_visible() -> None:
 def test_only_prompts_of_which_both_have_something_to_say_are_compared() -> None:
     first = Ratios(np.array([[1.0, 1.0, 9.0]]), np.ones((1, 3)))
     second = Ratios(np.array([[0.0, 1.0, 0.0]]), np.array([[1.0, 1.0, 0.0]]))
-    assert paired_by_prompt(first, second).tolist() == [[1.0, 0.0]]
-    assert paired_by_prompt(first, Ratios(second.numerators, np.zeros((1, 3)))).shape == (1, 0)
+    found = paired_by_prompt(first, second)
+    assert (found.differences.tolist(), found.reach) == ([[1.0, 0.0]], 1.0)
+    nothing = paired_by_prompt(first, Ratios(second.numerators, np.zeros((1, 3))))
+    assert (nothing.differences.shape, nothing.reach) == ((1, 0), 0.0)
 
 
 def test_what_differs_by_rounding_alone_does_not_differ() -> None:
     first = Ratios(np.full((1, 9), 0.1 + 0.2), np.ones((1, 9)))
-    assert not paired_by_prompt(first, Ratios(np.full((1, 9), 0.3), np.ones((1, 9)))).any()
+    assert not paired_by_prompt(first, Ratios(np.full((1, 9), 0.3), np.ones((1, 9)))).differences.any()
 
 
 def test_numbers_of_prompts_may_differ_and_nothing_is_tested_twice() -> None:
