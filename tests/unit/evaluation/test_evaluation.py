@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.checks import check_config
+from pipeline.config.load import load_config
 from pipeline.config.schema import EvaluationConfig
+from pipeline.errors import ConfigError
 from pipeline.evaluation.metrics import FILE, Sample, evaluation_rows, read_samples, shown_samples, write_samples
 
 
@@ -47,6 +50,11 @@ def test_metrics_by_hand() -> None:
 def test_a_reward_that_never_applies_has_no_value() -> None:
     row = metrics([sample(1, reward=None, correct=False)])["reward"]
     assert (row["value"], row["ci_low"], row["ci_high"], row["n"]) == (None, None, None, 0)
+
+
+def test_too_few_draws_to_have_some_outside_of_an_interval_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.bootstrap_samples=19: must be at least 20"):
+        check_config(load_config(["experiment.name=x", "evaluation.bootstrap_samples=19"]))
 
 
 def test_samples_are_the_same_after_writing_and_reading(tmp_path: Path) -> None:

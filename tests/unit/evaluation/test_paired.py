@@ -135,6 +135,17 @@ def test_only_prompts_of_which_both_have_something_to_say_are_compared() -> None
     assert (nothing.differences.shape, nothing.reach) == ((1, 0), 0.0)
 
 
+def test_rewards_that_differ_a_little_once_may_differ_by_all_that_is_seen() -> None:
+    """Shares are not the only metric of which few prompts tell: one prompt of 500 differs, by a tenth."""
+    easy = (np.arange(500) < 400).astype(float)[None]
+    ours = easy + 0.1 * (np.arange(500) == 499)
+    found = paired_by_prompt(Ratios(ours, np.ones((1, 500))), Ratios(easy, np.ones((1, 500))))
+    assert found.reach == 1
+    ((low, high),) = paired_intervals(list(found.differences), [found.reach], 0.95)
+    assert low < -0.005
+    assert high > 0.005
+
+
 def test_what_differs_by_rounding_alone_does_not_differ() -> None:
     first = Ratios(np.full((1, 9), 0.1 + 0.2), np.ones((1, 9)))
     assert not paired_by_prompt(first, Ratios(np.full((1, 9), 0.3), np.ones((1, 9)))).differences.any()
