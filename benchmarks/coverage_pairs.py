@@ -2,8 +2,8 @@
 
 At most prompts both policies answer alike, always. At the others, which are drawn, one of the two is right, and
 the other is wrong at a share of its samples: at the one where there is one, else at a share that is drawn from 0
-to 1 for every prompt and seed. Which of the two is the better one at such a prompt is drawn too: the first with the
-chance that a case says.
+to 1 for every prompt and seed. Which of the two is the better one at such a prompt is drawn too: the first with
+the chance that a case says.
 """
 
 from __future__ import annotations

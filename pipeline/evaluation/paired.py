@@ -24,7 +24,7 @@ from scipy import special
 
 from pipeline.evaluation.crossed import Floats, per_prompt
 from pipeline.evaluation.significance import mcnemar
-from pipeline.evaluation.statistics import Ratios, swap_tests
+from pipeline.evaluation.statistics import SWAPS, Ratios, swap_tests
 
 Test = Literal["mcnemar", "swaps"]
 Bounds = tuple[float, float]
@@ -33,8 +33,6 @@ _EQUAL = 1e-12
 """Of their size, what two numbers may differ by for rounding alone."""
 _ROUNDING = 1e-20
 """A square of a difference, of a range of 1, that is none but for rounding."""
-_CERTAIN = 10
-"""So many times below the level, no random draw of swaps puts a p-value above it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def paired_intervals(differences: Sequence[Floats], reaches: Sequence[float], co
     doubtful = [
         place
         for place, (low, high) in enumerate(found)
-        if (low > 0 or high < 0) and _most_p(differences[place]) >= level / _CERTAIN
+        if (low > 0 or high < 0) and _most_p(differences[place]) >= level
     ]
     for place, (p, _) in zip(doubtful, paired_tests([differences[place] for place in doubtful]), strict=True):
         if p >= level:
@@ -120,9 +118,12 @@ def paired_intervals(differences: Sequence[Floats], reaches: Sequence[float], co
 
 
 def _most_p(differences: Floats) -> float:
-    """What the p-value of swaps is at most, by Hoeffding's inequality (1963): most tests need not be made."""
+    """What a p-value of swaps is at most, by Hoeffding's inequality (1963), so that most need not be drawn.
+
+    Draws that are few beside those that are made, or twice as many as are expected, are as good as impossible.
+    """
     scaled = differences / np.abs(differences).max()
-    return float(2 * np.exp(-(scaled.sum() ** 2) / (2 * (scaled**2).sum())))
+    return 4 * float(np.exp(-(scaled.sum() ** 2) / (2 * (scaled**2).sum()))) + 20 / SWAPS
 
 
 def score_intervals(differences: Sequence[Floats], reaches: Sequence[float], confidence: float) -> list[Bounds]:

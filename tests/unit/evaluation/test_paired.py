@@ -86,6 +86,13 @@ def test_several_samples_a_prompt_do_not_contradict_the_test_of_swaps(values: li
         assert p < 0.05
 
 
+def test_0_stays_where_swaps_are_too_few_to_reject_it() -> None:
+    """No p-value of 10,000 swaps is below one in 10,001, however clear the difference."""
+    clear = np.full(60, 0.5)
+    assert paired_intervals([clear], [1.0], 0.99)[0][0] > 0.3
+    assert paired_intervals([clear], [1.0], 0.99999)[0][0] == 0
+
+
 def test_prompts_that_differ_a_little_do_not_rule_out_others_that_differ_wholly() -> None:
     """One prompt of 500 that differs by a quarter says next to nothing of those that were not drawn."""
     none, one = score_intervals([np.zeros(500), np.array([0.25] + [0.0] * 499)], [1.0, 1.0], 0.95)
