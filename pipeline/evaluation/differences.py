@@ -96,9 +96,9 @@ def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
     ]
 
 
-def detectable(one: Difference, tests: int, confidence: float) -> float:
+def detectable(one: Difference, comparisons: int, confidence: float) -> float:
     """About the smallest difference that a run of these sizes finds; see `smallest_detectable`."""
-    by_spread = float(smallest_detectable(one.spread, tests, confidence))
+    by_spread = float(smallest_detectable(one.spread, comparisons, confidence))
     if is_share(one.metric) and one.is_of_policies:
-        return max(by_spread, least_detectable_share(one.prompts, tests, confidence))
+        return max(by_spread, least_detectable_share(one.prompts, comparisons, confidence))
     return by_spread
