@@ -1,7 +1,8 @@
-"""How often intervals of several seeds and references hold the truth, by simulation.
+"""How often intervals hold the truth, by simulation: those of several seeds and references, and those of pairs.
 
     python benchmarks/coverage.py                         10,000 runs of every case; goes on where it was stopped
     python benchmarks/coverage.py --repetitions 500 --into /tmp/few.jsonl
+    python benchmarks/coverage.py --pairs                 differences of one or two seeds; see coverage_pairs.py
 
 A run has S seeds, R references and P prompts, all crossed, and k samples a prompt. Whether a sample is right is a
 coin whose log-odds are the sum of the prompt's difficulty (sd 1.5), of what a policy finds easy by itself (sd 0.7
@@ -34,6 +35,7 @@ from scipy import special
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.coverage_pairs import WAYS, pair_cases, pair_table, simulate_pairs
 from pipeline.evaluation.crossed import Spread, crossed_spread
 from pipeline.evaluation.shares import share_interval
 
@@ -45,6 +47,7 @@ DIFFICULTY, OWN = 1.5, 0.7
 SHARED = 0.5
 AT_ONCE = 250
 BAND = (0.925, 0.98)
+KINDS = ("level", "level by Satterthwaite", "difference", "difference by Satterthwaite")
 
 Values = NDArray[Any]
 """Numbers of 32 bits, which are quicker and do for shares."""
@@ -168,29 +171,46 @@ def simulate(case: Case, repetitions: int, seed: int) -> dict[str, float]:
     return {name: count / repetitions for name, count in counts.items()}
 
 
-def measure(path: Path, repetitions: int, processes: int) -> list[tuple[Case, dict[str, float]]]:
-    """Simulate the cases that a file lacks, and add each to it."""
+Measured = list[tuple[Any, dict[str, float]]]
+"""Cases, and by name of a count the share of runs."""
+
+
+def measure(path: Path, repetitions: int, processes: int, simulated: Any, wanted: list[Any]) -> Measured:
+    """Simulate the cases that a file lacks, and add each to it.
+
+    Args:
+        path: The file.
+        repetitions: Runs of every case.
+        processes: At once.
+        simulated: Gives what is counted of a case, number of repetitions and seed.
+        wanted: The cases.
+    """
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    known = {Case(**line["case"]): line["coverage"] for line in lines if line["repetitions"] == repetitions}
-    missing = [(case, repetitions, seed) for seed, case in enumerate(cases()) if case not in known]
+    known = {
+        type(wanted[0])(**line["case"]): line["coverage"]
+        for line in lines
+        if line["repetitions"] == repetitions and line["case"].keys() == asdict(wanted[0]).keys()
+    }
+    missing = [(simulated, case, repetitions, seed) for seed, case in enumerate(wanted) if case not in known]
     with get_context("spawn").Pool(processes) as pool, path.open("a") as file:
         for case, coverage in pool.imap_unordered(_simulated, missing):
             known[case] = coverage
             line = {"case": asdict(case), "repetitions": repetitions, "coverage": coverage}
             file.write(json.dumps(line) + "\n")
             file.flush()
-            print(f"{len(known)}/{len(cases())}: {case}", file=sys.stderr, flush=True)
-    return [(case, known[case]) for case in cases()]
+            print(f"{len(known)}/{len(wanted)}: {case}", file=sys.stderr, flush=True)
+    return [(case, known[case]) for case in wanted]
 
 
-def _simulated(given: tuple[Case, int, int]) -> tuple[Case, dict[str, float]]:
-    return given[0], simulate(*given)
+def _simulated(given: tuple[Any, Any, int, int]) -> tuple[Any, dict[str, float]]:
+    simulated, case, repetitions, seed = given
+    return case, simulated(case, repetitions, seed)
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------
 
 
-def table(found: list[tuple[Case, dict[str, float]]]) -> Iterator[str]:
+def table(found: Measured) -> Iterator[str]:
     """Lines of Markdown: the least and the most of the four cases with 200 or 500 prompts, 1 or 4 samples."""
     columns = list(product(SEEDS, SPREADS))
     yield "| | R | " + " | ".join(f"S={seeds}, sd {spread:g}" for seeds, spread in columns) + " |"
@@ -214,15 +234,20 @@ def table(found: list[tuple[Case, dict[str, float]]]) -> Iterator[str]:
             )
 
 
-def summary(found: list[tuple[Case, dict[str, float]]]) -> Table:
-    """How far each kind of interval strays from the band."""
-    shown = Table(title=f"coverage of intervals of 0.95 over {len(found)} cases and {len(SEEDS)} numbers of seeds")
-    for heading in ("interval", "least", "mean", "most", f"outside {BAND[0]} to {BAND[1]}"):
+def summary(found: Measured, kinds: dict[str, list[str]]) -> Table:
+    """How far each kind of interval strays from the band.
+
+    Args:
+        found: What was measured.
+        kinds: Kind of interval -> names of its counts.
+    """
+    shown = Table(title=f"coverage of intervals of 0.95 over {len(found)} cases")
+    for heading in ("interval", "least", "mean", "most", f"below {BAND[0]}", f"above {BAND[1]}"):
         shown.add_column(heading, justify="left" if heading == "interval" else "right")
-    for kind in ("level", "level by Satterthwaite", "difference", "difference by Satterthwaite"):
-        shares = [shares[f"{kind}, S={seeds}"] for _, shares in found for seeds in SEEDS]
-        outside = sum(not BAND[0] <= share <= BAND[1] for share in shares)
-        shown.add_row(kind, f"{min(shares):.3f}", f"{np.mean(shares):.3f}", f"{max(shares):.3f}", str(outside))
+    for kind, names in kinds.items():
+        shares = np.array([shares[name] for _, shares in found for name in names])
+        ends = [f"{number:.3f}" for number in (shares.min(), shares.mean(), shares.max())]
+        shown.add_row(kind, *ends, str((shares < BAND[0]).sum()), str((shares > BAND[1]).sum()))
     return shown
 
 
@@ -231,11 +256,18 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10_000)
     parser.add_argument("--into", type=Path, default=Path("outputs/coverage.jsonl"), help="what is done so far")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--pairs", action="store_true", help="differences of one or two seeds")
     arguments = parser.parse_args()
     arguments.into.parent.mkdir(parents=True, exist_ok=True)
-    found = measure(arguments.into, arguments.repetitions, arguments.processes)
-    print("\n".join(table(found)))
-    Console().print(summary(found))
+    how = arguments.into, arguments.repetitions, arguments.processes
+    if arguments.pairs:
+        found = measure(*how, simulate_pairs, pair_cases())
+        lines, kinds = pair_table(found), {way: [f"holds, {way}"] for way in WAYS}
+    else:
+        found = measure(*how, simulate, cases())
+        lines, kinds = table(found), {kind: [f"{kind}, S={seeds}" for seeds in SEEDS] for kind in KINDS}
+    print("\n".join(lines))
+    Console().print(summary(found, kinds))
 
 
 if __name__ == "__main__":

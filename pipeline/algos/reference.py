@@ -41,7 +41,7 @@ class Reference(Algorithm):
             return
         with ctx.loading():
             from pipeline.algos.text import open_dataset
-            from pipeline.models.held_out import held_out
+            from pipeline.models.imitation import measure_imitation
             from pipeline.models.load import load_policy
             from pipeline.models.tiny import make_tokenizer, train_reference
             from pipeline.training.distributed import save_model
@@ -59,9 +59,9 @@ class Reference(Algorithm):
         if not ctx.ranks.is_first:
             return
         make_tokenizer(dataset).save_pretrained(ctx.out)
-        found = held_out(load_policy(ctx.out, ctx.config.system, ctx.device), dataset)
-        about: dict[str, Any] = {"held_out_nats_per_token": asdict(found), "loss": losses}
-        if note := found.problem(model.references[0]):
+        found = measure_imitation(load_policy(ctx.out, ctx.config.system, ctx.device), dataset)
+        about: dict[str, Any] = {"held_out_nats_per_token": found and asdict(found), "loss": losses}
+        if found and (note := found.problem(model.references[0])):
             log.warning("%s", note)
             about["note"] = note
         (ctx.out / TRAINING).write_text(json_text(about) + "\n")

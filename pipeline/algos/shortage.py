@@ -48,7 +48,7 @@ def uninformed(calibration: Calibration | None) -> str | None:
     """Say that a value model is no better than the base rate on held-out prompts, or None where it is better.
 
     That is so where its Brier skill is 0 or less, or where its area under the ROC curve is not above 0.5 by more
-    than its standard error.
+    than its standard error, which is known where enough prompts have each of the labels.
 
     Args:
         calibration: Of the value model; None where nothing was held out.
@@ -62,7 +62,8 @@ def uninformed(calibration: Calibration | None) -> str | None:
     unranked = area is not None and error is not None and area - error <= 0.5
     if skill is None or (skill > 0 and not unranked):
         return None
-    shown = "" if area is None else f"AUC {area:.3f} +- {error or 0:.3f}, "
+    about = "" if error is None else f" +- {error:.3f}"
+    shown = "" if area is None else f"AUC {area:.3f}{about}, "
     return f"the value model is no better than the base rate {where} ({shown}Brier skill {skill:.3f})"
 
 

@@ -303,8 +303,8 @@ class EvaluationConfig:
     num_prompts: int = number(500, at_least=1, at_most=1_000_000_000)
     num_samples: int = number(2, at_least=1, at_most=100_000)
     """Completions per prompt."""
-    bootstrap_samples: int = number(1000, at_least=1, at_most=1_000_000)
-    """Draws of prompts for the intervals of one policy."""
+    bootstrap_samples: int = number(1000, at_least=20, at_most=1_000_000)
+    """Draws of prompts for the intervals of one policy; of fewer than 20 none would lie outside of an interval."""
     confidence: float = number(0.95, above=0, below=1, hint=", for example 0.95")
     etas: list[float] = number(
         [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint="; inf is the reference policy"

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from pipeline.evaluation.crossed import Floats, per_prompt
 from pipeline.evaluation.statistics import Ratios
 from pipeline.results.prompts import PromptMeasures
+from pipeline.results.record import ENOUGH, Scope
 
-Cell = tuple[int, int]
+GridCell = tuple[int, int]
 """Reference, -1 where a model is not made from one, and seed."""
 
 
@@ -29,16 +30,23 @@ class Grid:
         return len(self.references) * len(self.seeds)
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[GridCell]:
         """All of them, in the order in which measures are stacked."""
         return [(reference, seed) for reference in self.references for seed in self.seeds]
+
+    @property
+    def scope(self) -> Scope:
+        """What an interval over these chains holds for."""
+        if len(self.seeds) < ENOUGH:
+            return "policies"
+        return "references" if len(self.references) >= ENOUGH else "seeds"
 
     def shaped(self, values: Floats) -> Floats:
         """Values of shape [C, P] as [R, S, P]."""
         return values.reshape(len(self.references), len(self.seeds), -1)
 
 
-def whole_grid(cells: Collection[Cell]) -> Grid:
+def whole_grid(cells: Collection[GridCell]) -> Grid:
     """The seeds that all references have; where they have none in common, the reference that has most."""
     by_reference: dict[int, set[int]] = {}
     for reference, seed in cells:
@@ -77,7 +85,7 @@ class Stack:
         return self.grid.shaped(per_prompt(_chosen(ratios, np.s_[:, told])))
 
 
-def stack(grid: Grid, measures: Mapping[Cell, PromptMeasures]) -> Stack:
+def stack(grid: Grid, measures: Mapping[GridCell, PromptMeasures]) -> Stack:
     """Put the measures of all cells of a grid side by side."""
     every = [measures[cell] for cell in grid.cells]
     rows = common_rows(one.rows for one in every)
@@ -100,24 +108,6 @@ def aligned(stacks: Sequence[Stack]) -> list[Stack]:
     grid = whole_grid(set.intersection(*(set(one.grid.cells) for one in stacks)))
     rows = common_rows(one.rows for one in stacks)
     return [one.part(grid, rows) for one in stacks]
-
-
-def paired_values(first: Stack, second: Stack, metric: str) -> Floats:
-    """What each prompt says of a difference, shape [R, S, P], of the prompts of which both have something to say.
-
-    Args:
-        first: A method.
-        second: Another, of the same cells and prompts.
-        metric: That both have.
-    """
-    one, other = first.sums[metric], second.sums[metric]
-    both = (one.denominators > 0) & (other.denominators > 0)
-    told = both.any(0)
-    ours, theirs = (
-        per_prompt(_chosen(Ratios(r.numerators * both, r.denominators * both), np.s_[:, told]))
-        for r in (one, other)
-    )
-    return first.grid.shaped(ours - theirs)
 
 
 def _chosen(ratios: Ratios, at: Any) -> Ratios:

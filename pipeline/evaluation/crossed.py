@@ -23,9 +23,14 @@ from numpy.typing import NDArray
 from scipy import special
 
 from pipeline.evaluation.statistics import Ratios
+from pipeline.results.record import ENOUGH
 
-LEAST = 3
-"""Seeds, or references, from which on they count as a sample of all there could be; fewer stand for themselves."""
+_LARGEST = 1e60
+"""Of larger numbers the squares of variances are none."""
+_ROUNDING = 1e-24
+"""Share of the largest square of the values that rounding may leave of a variance where there is none.
+
+Results have ten digits, in which so small a standard error could not be told."""
 _HALVINGS = 60
 _SMALLEST = -30.0
 """Power of 10 of the smallest p-value that is told from 0."""
@@ -84,8 +89,8 @@ class Spread:
 def crossed_spread(values: Floats) -> Spread:
     """The mean of all cells and its variance.
 
-    Fewer than `LEAST` references stand for themselves: the variance is conditional on these models. Fewer than
-    `LEAST` seeds do as well, and references with them: the variance is then the noise of evaluating these
+    Fewer than `ENOUGH` references stand for themselves: the variance is conditional on these models. Fewer than
+    `ENOUGH` seeds do as well, and references with them: the variance is then the noise of evaluating these
     policies.
 
     Args:
@@ -96,12 +101,13 @@ def crossed_spread(values: Floats) -> Spread:
     """
     if values.shape[-1] < 2:
         raise ValueError("a variance needs at least two prompts")
-    if values.shape[-2] < LEAST:
+    if values.shape[-2] < ENOUGH:
         values = values.mean((-3, -2), keepdims=True)
-    elif values.shape[-3] < LEAST:
+    elif values.shape[-3] < ENOUGH:
         values = values.mean(-3, keepdims=True)
     references, seeds, prompts = values.shape[-3:]
     parts = _mean_squares(values)
+    rounding = _ROUNDING * np.abs(values).max((-3, -2, -1)) ** 2
     shared = parts["p"] - parts["rp"] - parts["sp"] + parts["rsp"]
     if seeds == 1:
         policies, freedom = np.zeros_like(shared), np.ones_like(shared)
@@ -113,7 +119,20 @@ def crossed_spread(values: Floats) -> Spread:
         policies = parts["r"] + added
         known = parts["r"] ** 2 / (references - 1) + added**2 / (seeds - 1)
         freedom = np.divide(policies**2, known, out=np.full_like(shared, references - 1.0), where=known > 0)
-    return Spread(values.mean((-3, -2, -1)), policies, freedom, np.maximum(0, shared), prompts - 1)
+    policies, shared = (np.where(part > rounding, part, 0.0) for part in (policies, shared))
+    return Spread(values.mean((-3, -2, -1)), policies, freedom, shared, prompts - 1)
+
+
+def known_spread(values: Floats) -> Spread | None:
+    """The same of one problem, or None where nothing is known of a variance.
+
+    That is so of fewer than two prompts, and where values are no numbers or too large to reckon with.
+
+    Args:
+        values: Shape [R, S, P]; as `per_prompt` gives them.
+    """
+    known = values.shape[-1] > 1 and bool((np.abs(values) <= _LARGEST).all())
+    return crossed_spread(values) if known else None
 
 
 def _mean_squares(values: Floats) -> dict[str, Floats]:
@@ -146,10 +165,11 @@ def per_prompt(ratios: Ratios) -> Floats:
         ratios: Numerators and denominators, shape [..., P].
 
     Returns:
-        Shape [..., P]; NaN where all denominators are 0.
+        Shape [..., P]; not finite where all denominators are 0, or a quotient is no number.
     """
-    with np.errstate(invalid="ignore", divide="ignore"):
-        total = ratios.numerators.sum(-1, keepdims=True) / ratios.denominators.sum(-1, keepdims=True)
-        residuals = ratios.numerators - total * ratios.denominators
-        mean = ratios.denominators.sum(-1, keepdims=True) / np.float64(ratios.denominators.shape[-1])
-        return np.asarray(total + residuals / mean)
+    above, below = ratios.numerators, ratios.denominators
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        total = above.sum(-1, keepdims=True) / below.sum(-1, keepdims=True)
+        mean = below.sum(-1, keepdims=True) / np.float64(below.shape[-1])
+        alike = (below == below[..., :1]).all(-1, keepdims=True)
+        return np.where(alike, above / below, total + (above - total * below) / mean)

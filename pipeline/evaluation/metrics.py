@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.evaluation.crossed import crossed_spread, per_prompt
+from pipeline.evaluation.paired import Paired, paired_by_prompt, paired_intervals
 from pipeline.evaluation.sampling import majority_at_k, pass_at_k
-from pipeline.evaluation.shares import effective_size, exact_difference, exact_interval
-from pipeline.evaluation.statistics import Ratios, paired_differences, ratio_estimates
+from pipeline.evaluation.shares import effective_size, exact_interval
+from pipeline.evaluation.statistics import Ratios, ratio_estimates
 from pipeline.results.outputs import SAMPLES as FILE
 from pipeline.results.outputs import Sample, read_input, read_lines
 from pipeline.results.paths import json_text
-from pipeline.results.prompts import PromptMeasures
+from pipeline.results.prompts import LARGEST, PromptMeasures
 
 __all__ = [
     "FILE",
@@ -45,6 +46,11 @@ _FEW = 10
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of answers, so that it lies between 0 and 1."""
     return _SHARES.fullmatch(metric) is not None
+
+
+def reach_of(metric: str, paired: Paired) -> float:
+    """The largest difference that a prompt could show: that of shares is known, whatever is seen."""
+    return max(1.0, paired.reach) if is_share(metric) else paired.reach
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
@@ -238,21 +244,17 @@ def _comparison(one: Measured, other: Measured, name: str, settings: EvaluationC
     # Divergence is from the reference already: there is nothing to compare in it.
     shared = [metric for metric in one.names if metric in other.names and not metric.startswith("kl_")]
     first, second = one.part(ours, shared), other.part(theirs, shared)
-    both = np.flatnonzero(((first.denominators > 0) & (second.denominators > 0)).any(0)).tolist()
-    shared = [shared[place] for place in both]
-    if not shared:
-        return []
-    first, second = one.part(ours, shared), other.part(theirs, shared)
-    differences = paired_differences(
-        first, second, samples=settings.bootstrap_samples, confidence=settings.confidence
-    )
-    rows = []
-    for metric, found in zip(shared, differences, strict=True):
-        bounds = found.low, found.high
-        if is_share(metric) and found.low == found.high:  # no draw of prompts differs from another
-            bounds = exact_difference(found.value, found.prompts, settings.confidence)
-        rows.append(_row(f"{metric}/vs_{name}", found.value, *bounds, found.prompts))
-    return rows
+    pairs = {
+        metric: paired_by_prompt(first.column(place), second.column(place)) for place, metric in enumerate(shared)
+    }
+    known = {metric: one for metric, one in pairs.items() if one.differences.size and np.isfinite(one.reach)}
+    differences = [one.differences[0] for one in known.values()]
+    reaches = [reach_of(metric, one) for metric, one in known.items()]
+    ends = paired_intervals(differences, reaches, settings.confidence)
+    return [
+        _row(f"{metric}/vs_{name}", float(values.mean()), low, high, len(values))
+        for metric, values, (low, high) in zip(known, differences, ends, strict=True)
+    ]
 
 
 def _row(name: str, value: float | None, low: float | None, high: float | None, prompts: int) -> dict[str, Any]:
@@ -261,8 +263,11 @@ def _row(name: str, value: float | None, low: float | None, high: float | None, 
 
 
 def rounded(number: float | None) -> float | None:
-    """Ten significant digits: more than any interval resolves, fewer than rounding errors reach."""
-    return float(f"{number:.10g}") if number is not None and math.isfinite(number) else None
+    """Ten significant digits: more than any interval resolves, fewer than rounding errors reach.
+
+    None of what no file may hold: no number, or one that is larger than any figure.
+    """
+    return float(f"{number:.10g}") if number is not None and abs(number) <= LARGEST else None
 
 
 def shown_samples(samples: Sequence[Sample], prompts: int) -> list[dict[str, Any]]:

@@ -7,9 +7,6 @@ from scipy import special
 
 from pipeline.evaluation.crossed import Floats, Spread
 
-_NOTHING = 1e-20
-"""Rounding leaves a variance of 1e-34 or so where there is none."""
-
 
 def share_interval(spread: Spread, confidence: float) -> tuple[Floats, Floats]:
     """An interval of a mean of shares, symmetric in the log-odds, so that it stays between 0 and 1.
@@ -26,7 +23,7 @@ def share_interval(spread: Spread, confidence: float) -> tuple[Floats, Floats]:
         Lower and upper ends, each of shape [...].
     """
     value = np.clip(spread.value, 0, 1)
-    inside = (value > 0) & (value < 1) & (spread.variance > _NOTHING)
+    inside = (value > 0) & (value < 1) & (spread.variance > 0)
     odds = special.logit(np.where(inside, value, 0.5))
     half = spread.half_width(confidence) / np.where(inside, value * (1 - value), 1)
     exact = exact_interval(value, np.full_like(value, spread.prompts_df + 1), confidence)
@@ -34,11 +31,6 @@ def share_interval(spread: Spread, confidence: float) -> tuple[Floats, Floats]:
         np.where(inside, special.expit(odds + sign * half), bound)
         for sign, bound in zip((-1, 1), exact, strict=True)
     )
-
-
-def has_no_variance(spread: Spread) -> bool:
-    """Whether a mean is the same for all prompts and policies."""
-    return bool(spread.variance <= _NOTHING)
 
 
 def exact_interval(value: Floats, size: Floats, confidence: float) -> tuple[Floats, Floats]:
@@ -58,20 +50,6 @@ def exact_interval(value: Floats, size: Floats, confidence: float) -> tuple[Floa
     return np.asarray(low), np.asarray(high)
 
 
-def exact_difference(value: float, prompts: int, confidence: float) -> tuple[float, float]:
-    """The interval of a difference of shares that is the same at every prompt, so that no variance is seen.
-
-    A prompt that is not like these may have a share of all prompts as large as none of so many allows.
-
-    Args:
-        value: The difference.
-        prompts: That it rests on.
-        confidence: Level of the interval.
-    """
-    _, unseen = exact_interval(np.zeros(1), np.full(1, float(prompts)), confidence)
-    return max(-1.0, value - float(unseen[0])), min(1.0, value + float(unseen[0]))
-
-
 def effective_size(spread: Spread, confidence: float) -> Floats:
     """As many independent answers would leave this variance, and know it as well (Korn and Graubard 1998).
 
@@ -81,7 +59,7 @@ def effective_size(spread: Spread, confidence: float) -> Floats:
     """
     certain = -special.ndtri((1 - confidence) / 2)
     spoken = spread.value * (1 - spread.value) * (certain / spread.critical(1 - confidence)) ** 2
-    known = spread.variance > _NOTHING
+    known = spread.variance > 0
     return np.asarray(
         np.divide(spoken, spread.variance, out=np.full_like(spoken, spread.prompts_df + 1), where=known)
     )

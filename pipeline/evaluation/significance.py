@@ -30,20 +30,19 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def mcnemar(first: Floats, second: Floats) -> float:
+def mcnemar(differences: Floats) -> float:
     """The exact test of two policies that are right or wrong at each prompt (McNemar 1947).
 
     Only prompts at which one of them is right and the other wrong say anything; were there no difference, either
     would be as likely to be the right one.
 
     Args:
-        first: 1 where it is right, else 0; shape [P].
-        second: The same of the other policy.
+        differences: 1 where the first alone is right, -1 where the second is, else 0; shape [P].
 
     Returns:
         The two-sided p-value.
     """
-    wins, losses = int(np.sum(first > second)), int(np.sum(first < second))
+    wins, losses = int(np.sum(differences > 0)), int(np.sum(differences < 0))
     return float(min(1.0, 2 * special.bdtr(min(wins, losses), wins + losses, 0.5))) if wins + losses else 1.0
 
 

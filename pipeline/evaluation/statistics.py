@@ -33,23 +33,6 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A paired difference with its interval.
-
-    Attributes:
-        value: Of the first minus of the second.
-        low: Lower end of the interval.
-        high: Upper end.
-        prompts: That both have.
-    """
-
-    value: float
-    low: float
-    high: float
-    prompts: int
-
-
-@dataclass(frozen=True)
 class Ratios:
     """M measures of P prompts, each the sum of numerators over the sum of denominators.
 
@@ -60,6 +43,10 @@ class Ratios:
 
     numerators: NDArray[np.float64]
     denominators: NDArray[np.float64]
+
+    def column(self, place: int) -> Ratios:
+        """One of the measures, shape [1, P]."""
+        return Ratios(self.numerators[None, :, place], self.denominators[None, :, place])
 
 
 def ratio_estimates(ratios: Ratios, *, samples: int, confidence: float, seed: int = 0) -> list[Estimate]:
@@ -77,70 +64,14 @@ def ratio_estimates(ratios: Ratios, *, samples: int, confidence: float, seed: in
     Raises:
         ValueError: There is no prompt, or the denominators of a measure sum to 0.
     """
-    _refuse_nothing(ratios)
+    if len(ratios.numerators) == 0 or not (ratios.denominators.sum(0) > 0).all():
+        raise ValueError("an estimate needs at least one sample")
     values = ratios.numerators.sum(0) / ratios.denominators.sum(0)
     replicates = np.concatenate(
         [_divided(weights, ratios) for weights in _bootstrap_weights(len(ratios.numerators), samples, seed)]
     )
     low, high = _interval(replicates, confidence)
     return [Estimate(*map(float, row)) for row in zip(values, low, high, strict=True)]
-
-
-def ratio_estimate(
-    numerators: NDArray[np.float64],
-    denominators: NDArray[np.float64],
-    *,
-    samples: int,
-    confidence: float,
-    seed: int = 0,
-) -> Estimate:
-    """Estimate one measure; see `ratio_estimates`.
-
-    Args:
-        numerators: One sum per prompt, shape [P].
-        denominators: For example samples or tokens per prompt, shape [P].
-        samples: Bootstrap samples.
-        confidence: Level of the interval.
-        seed: Of the bootstrap.
-
-    Raises:
-        ValueError: There is no prompt, or the denominators sum to 0.
-    """
-    ratios = Ratios(np.reshape(numerators, (-1, 1)), np.reshape(denominators, (-1, 1)))
-    return ratio_estimates(ratios, samples=samples, confidence=confidence, seed=seed)[0]
-
-
-def paired_differences(
-    first: Ratios, second: Ratios, *, samples: int, confidence: float, seed: int = 0
-) -> list[Difference]:
-    """Compare two policies on the same prompts, drawn each with its samples of both.
-
-    Args:
-        first: Measures of one policy.
-        second: The same measures of the other one; prompts in the same order.
-        samples: Bootstrap samples.
-        confidence: Level of the interval.
-        seed: Of the bootstrap.
-
-    Returns:
-        M differences.
-
-    Raises:
-        ValueError: A measure has no prompt of which both have something to say.
-    """
-    both = (first.denominators > 0) & (second.denominators > 0)
-    first, second = (Ratios(r.numerators * both, r.denominators * both) for r in (first, second))
-    _refuse_nothing(first)
-    prompts = len(first.numerators)
-    everyone = np.ones((1, prompts))
-    values = (_divided(everyone, first) - _divided(everyone, second))[0]
-    replicates = np.concatenate(
-        [_divided(w, first) - _divided(w, second) for w in _bootstrap_weights(prompts, samples, seed)]
-    )
-    low, high = _interval(replicates, confidence)
-    columns = zip(values.tolist(), low.tolist(), high.tolist(), strict=True)
-    shared = both.sum(0).tolist()
-    return [Difference(*row, prompts=count) for row, count in zip(columns, shared, strict=True)]
 
 
 def swap_tests(differences: NDArray[np.float64], *, samples: int = SWAPS, seed: int = 0) -> NDArray[np.float64]:
@@ -206,8 +137,3 @@ def _interval(replicates: NDArray[np.float64], confidence: float) -> tuple[NDArr
         if len(kept):
             bounds[:, column] = np.quantile(kept, [tail, 1 - tail])
     return bounds[0], bounds[1]
-
-
-def _refuse_nothing(ratios: Ratios) -> None:
-    if len(ratios.numerators) == 0 or not (ratios.denominators.sum(0) > 0).all():
-        raise ValueError("an estimate needs at least one sample")

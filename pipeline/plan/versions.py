@@ -23,17 +23,17 @@ from pipeline.rewards.traits import GRADING
 
 MODELS = 1
 """`pipeline.models`: how models are made, read, written, and what their heads compute."""
-TINY = 1
-"""`pipeline.models.tiny` and `held_out`: how a tiny reference begins, is trained and judged."""
+TINY = 2
+"""`pipeline.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""
 DECODING = 1
 """`pipeline.generation`: draws, caches, guidance, divergences."""
-TRAINING = 2
+TRAINING = 3
 """`pipeline.training`: losses, optimizer, schedule, order of batches."""
 PREPARATION = 1
 """`pipeline.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
 DIVERGENCES = 1
 """What the divergence of completions is measured against; without a nucleus nothing depends on it."""
-STATISTICS = 2
+STATISTICS = 3
 """`pipeline.evaluation`: metrics, intervals, tests."""
 
 

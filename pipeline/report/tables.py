@@ -9,7 +9,7 @@ from statistics import median
 from pipeline.report.words import count
 from pipeline.results.compute import EVALUATION, ComputeRow
 from pipeline.results.primary import primary_metric
-from pipeline.results.record import Comparison, PooledRow, Results
+from pipeline.results.record import ENOUGH, Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 HEADINGS: Mapping[str, str] = {
@@ -39,8 +39,6 @@ _LEAST_NAME = 12
 _SMALLEST_P = 0.001
 _MOST_FEW = 6
 """Rows that are named below a table."""
-_ENOUGH = 3
-"""Seeds from which on an interval holds for others."""
 
 At = tuple[str, int]
 """Algorithm and round."""
@@ -210,21 +208,25 @@ def _on_fewer_chains(shown: Mapping[At, PooledRow]) -> str:
     for what in ("references", "seeds"):
         every = max((getattr(row, what) for row in shown.values()), default=0)
         few += [
-            f"{algo} round {number}: {getattr(row, what)} of {every} {what}"
+            f"{algo} round {number}: {least} of {every} {what}"
             for (algo, number), row in sorted(shown.items())
-            if getattr(row, what) < every
+            if (least := _least(row, what)) < every
         ]
     more = [f"and {len(few) - _MOST_FEW} more rows"] if len(few) > _MOST_FEW else []
     return "; ".join([*few[:_MOST_FEW], *more])
 
 
+def _least(row: PooledRow, what: str) -> int:
+    """Of what a row's mean rests on and its difference, the fewer."""
+    numbers = getattr(row, what), getattr(row, f"difference_{what}")
+    return min(int(number) for number in numbers if number is not None)
+
+
 def _what_intervals_hold_for(rows: list[PooledRow]) -> str:
-    scopes = {row.over for row in rows}
+    scopes = {scope for row in rows for scope in (row.over, row.difference_over) if scope}
     if "policies" in scopes:
         which = "this one policy" if max(row.seeds * row.references for row in rows) == 1 else "these policies"
-        return (
-            f"Intervals: noise of evaluating {which}; {_ENOUGH} seeds or more tell what another seed would give."
-        )
+        return f"Intervals: noise of evaluating {which}; {ENOUGH} seeds or more tell what another seed would give."
     if scopes == {"references"}:
         return "Intervals hold for other seeds and other references."
     references = max(row.references for row in rows)

@@ -22,7 +22,7 @@ from msgspec import Meta
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError, open_plain, read_json, read_json_file, read_plain
 from pipeline.results.manifest import job_of, walk
-from pipeline.results.prompts import PROMPTS, read_prompts
+from pipeline.results.prompts import LARGEST, PROMPTS, read_prompts
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
@@ -37,8 +37,7 @@ _LINE = 16 << 20
 _SHOWN = 64 << 20
 """Bytes of the samples beside metrics: they are for people, and those of all chains come together in one file."""
 
-Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
-"""Far beyond every figure, and sums of such numbers stay numbers."""
+Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Note = Annotated[str, Meta(max_length=2000)]
@@ -182,7 +181,7 @@ class Calibration:
         base_rate: Mean of their labels: what a model that knows nothing says everywhere.
         auc: Chance that a token labelled 1 is predicted higher than one labelled 0, ties counting half; None where
             labels are not 0 and 1, or only one of the two.
-        auc_se: Its standard error, prompts being what is drawn.
+        auc_se: Its standard error, prompts being what is drawn; None where fewer than five have one of the labels.
         brier: Mean squared error of the predictions; None of all figures where one is no number, as those of a
             model whose training has diverged.
         brier_skill: 1 - brier / that of the base rate; None where all labels are equal.
@@ -193,7 +192,7 @@ class Calibration:
     tokens: Count
     base_rate: Share
     auc: Share | None = None
-    auc_se: Annotated[float, Meta(ge=0, le=1e100)] | None = None
+    auc_se: Annotated[float, Meta(ge=0, le=LARGEST)] | None = None
     brier: Share | None = None
     brier_skill: Number | None = None
     ece: Share | None = None

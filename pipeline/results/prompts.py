@@ -22,7 +22,9 @@ from pipeline.foreign import ForeignDataError, read_plain
 PROMPTS = "prompts.safetensors"
 _ROWS, _ABOVE, _BELOW = "rows", "numerators/", "denominators/"
 _LIMIT = 1 << 30
-_LARGEST = 1e100
+LARGEST = 1e100
+"""Far beyond every figure, and sums of such numbers stay numbers."""
+_SHOWN = 60
 
 Floats = NDArray[np.float64]
 Sums = tuple[Floats, Floats]
@@ -44,10 +46,10 @@ class PromptMeasures:
 
 
 def write_prompts(folder: Path, measures: PromptMeasures) -> None:
-    """Write the measures to the output of a stage; those with a number that is not finite are left out."""
+    """Write the measures to the output of a stage; those with numbers that may not be read are left out."""
     tensors: dict[str, NDArray[Any]] = {_ROWS: np.ascontiguousarray(measures.rows, np.int64)}
     for name, (above, below) in measures.sums.items():
-        if np.isfinite(above).all() and np.isfinite(below).all():
+        if _in_range(above) and _in_range(below):
             tensors[_ABOVE + name] = np.ascontiguousarray(above, np.float64)
             if not (below == 1).all():
                 tensors[_BELOW + name] = np.ascontiguousarray(below, np.float64)
@@ -66,9 +68,9 @@ def read_prompts(output: Path) -> PromptMeasures:
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, ForeignDataError):
             raise
-        raise ForeignDataError(f"these are no safetensors of numbers ({str(error)[:60]!a})") from error
+        raise ForeignDataError(f"these are no safetensors of numbers ({str(error)[:_SHOWN]!a})") from error
     rows = _tensor(tensors, _ROWS, np.int64, None)
-    if not (np.diff(rows) > 0).all():
+    if not (rows[1:] > rows[:-1]).all():
         raise ForeignDataError(f"expected the ids in {_ROWS} to ascend")
     names = [name.removeprefix(_ABOVE) for name in tensors if name.startswith(_ABOVE)]
     return PromptMeasures(rows, {name: _sums(tensors, name, len(rows)) for name in sorted(names)})
@@ -78,23 +80,31 @@ def _sums(tensors: Mapping[str, NDArray[Any]], name: str, prompts: int) -> Sums:
     above = _tensor(tensors, _ABOVE + name, np.float64, prompts)
     below = _tensor(tensors, _BELOW + name, np.float64, prompts) if _BELOW + name in tensors else np.ones(prompts)
     if (below < 0).any():
-        raise ForeignDataError(f"expected no number below 0 in {_BELOW + name!a}")
+        raise ForeignDataError(f"expected no number below 0 in {_shown(_BELOW + name)}")
     return above, below
 
 
 def _tensor(tensors: Mapping[str, NDArray[Any]], name: str, kind: type, length: int | None) -> NDArray[Any]:
     if name not in tensors:
-        raise ForeignDataError(f"expected a tensor {name!a}, got {_listed(tensors)}")
+        raise ForeignDataError(f"expected a tensor {_shown(name)}, got {_listed(tensors)}")
     found = tensors[name]
     if found.dtype != kind or found.ndim != 1 or (length is not None and len(found) != length):
         wanted = f"{np.dtype(kind)} of shape [{'P' if length is None else length}]"
         raise ForeignDataError(
-            f"expected {wanted} in {name[:60]!a}, got {found.dtype} of shape {list(found.shape)}"
+            f"expected {wanted} in {_shown(name)}, got {found.dtype} of shape {list(found.shape)}"
         )
-    if kind is np.float64 and not (np.abs(found) <= _LARGEST).all():
-        raise ForeignDataError(f"expected numbers between -1e100 and 1e100 in {name[:60]!a}")
+    if kind is np.float64 and not _in_range(found):
+        raise ForeignDataError(f"expected numbers between {-LARGEST:g} and {LARGEST:g} in {_shown(name)}")
     return found
 
 
+def _in_range(numbers: Floats) -> bool:
+    return bool((np.abs(numbers) <= LARGEST).all())
+
+
+def _shown(name: str) -> str:
+    return ascii(name[:_SHOWN])
+
+
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(name[:60] for name in sorted(names)[:3]) or "none"
+    return ", ".join(name[:_SHOWN] for name in sorted(names)[:3]) or "none"

@@ -73,6 +73,8 @@ class ResultRow:
 Scope = Literal["policies", "seeds", "references"]
 """What an interval holds for besides other prompts: for these policies alone, for policies of other seeds on the
 same references, or for those on other references too."""
+ENOUGH = 3
+"""Seeds, or references, from which on they count as a sample of all there could be; fewer stand for themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +93,14 @@ class PooledRow:
         difference: To the reference, paired by reference, seed and prompt; None where nothing is compared.
         difference_low: Lower end of its interval.
         difference_high: Upper end.
-        over: What the intervals hold for.
-        references: Number of references.
+        over: What the interval of the mean holds for.
+        references: Number of references that the mean is over.
         seeds: Number of seeds, which every one of the references has.
-        n: Prompts that it rests on.
+        n: Prompts that the mean rests on.
+        difference_over: What the interval of the difference holds for; None where there is no difference.
+        difference_references: Number of references of which the method and the reference both have chains.
+        difference_seeds: Number of seeds of which both do.
+        difference_n: Prompts of which both have something to say.
     """
 
     algo: str
@@ -112,6 +118,10 @@ class PooledRow:
     references: Count
     seeds: Count
     n: Count
+    difference_over: Scope | None = None
+    difference_references: Count | None = None
+    difference_seeds: Count | None = None
+    difference_n: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,8 @@ from pipeline.training.value import token_values
 
 BINS = 10
 """Of the expected calibration error, each of the same width."""
+LEAST_OF_LABEL = 5
+"""Prompts that must have a label for an error to be told: that of four is itself uncertain by 40 %."""
 Floats = NDArray[np.float64]
 
 
@@ -129,7 +131,8 @@ def area_under_curve(
     """Area under the ROC curve, and its standard error where prompts are what is drawn (Obuchowski, 1997).
 
     Tokens of a prompt depend on each other, so the error goes by prompts: each adds what its tokens have placed
-    before or behind those of the other label.
+    before or behind those of the other label. What is said of a label rests on the prompts that have it, and these
+    may be far fewer than all.
 
     Args:
         predicted: Shape [M].
@@ -137,16 +140,19 @@ def area_under_curve(
         prompts: Of each, shape [M].
 
     Returns:
-        The area, and the error; None of a single prompt.
+        The area, and the error; None where fewer than `LEAST_OF_LABEL` prompts have one of the labels.
     """
     ones, zeros = np.sort(predicted[positive]), np.sort(predicted[~positive])
     place = np.where(positive, _share_below(zeros, predicted), 1 - _share_below(ones, predicted))
     area = float(place[positive].mean())
-    weight = np.where(positive, 1 / len(ones), 1 / len(zeros))
     _, groups = np.unique(prompts, return_inverse=True)
-    shares = np.bincount(groups, (place - area) * weight)
-    count = len(shares)
-    return area, float(np.sqrt(count / (count - 1) * (shares**2).sum())) if count > 1 else None
+    sides = [(np.unique(groups[which]), which) for which in (positive, ~positive)]
+    if min(len(having) for having, _ in sides) < LEAST_OF_LABEL:
+        return area, None
+    count = groups.max() + 1
+    ours, theirs = (np.bincount(groups[w], (place - area)[w] / w.sum(), count) for _, w in sides)
+    parts = [(len(sides[0][0]), ours**2), (len(sides[1][0]), theirs**2), (count, 2 * ours * theirs)]
+    return area, float(np.sqrt(max(0.0, sum(number / (number - 1) * part.sum() for number, part in parts))))
 
 
 def expected_calibration_error(predicted: Floats, labels: Floats) -> float:

@@ -200,7 +200,7 @@ class Run:
             *(sys.executable, "tests/doubles/fake_gpus.py", str(self.gate)),
             *(f"experiment.name={name}", f"output_dir={folder / 'outputs'}", "distributed.num_gpus=4"),
             *("algos=[SFT]", "rounds_of_training=1", "models.tiny.steps=1", "data_collection.prompts_per_round=8"),
-            *("evaluation.num_prompts=8", "evaluation.bootstrap_samples=10", "execution.start_timeout_s=300"),
+            *("evaluation.num_prompts=8", "evaluation.bootstrap_samples=20", "execution.start_timeout_s=300"),
             *(f"execution.store={folder / name}", *overrides),
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -1,14 +1,14 @@
 """Metrics and their intervals, against analytic results."""
 
-import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from pipeline.config.checks import check_config
+from pipeline.config.load import load_config
 from pipeline.config.schema import EvaluationConfig
+from pipeline.errors import ConfigError
 from pipeline.evaluation.metrics import FILE, Sample, evaluation_rows, read_samples, shown_samples, write_samples
-from pipeline.evaluation.statistics import ratio_estimate
 
 
 def sample(row: int, index: int = 0, **fields: object) -> Sample:
@@ -52,42 +52,9 @@ def test_a_reward_that_never_applies_has_no_value() -> None:
     assert (row["value"], row["ci_low"], row["ci_high"], row["n"]) == (None, None, None, 0)
 
 
-def test_intervals_match_the_normal_approximation() -> None:
-    generator = np.random.default_rng(0)
-    scores = generator.random(2000)
-    found = ratio_estimate(scores, np.ones(2000), samples=4000, confidence=0.95)
-    half = 1.96 * scores.std() / math.sqrt(2000)
-    assert found.value == pytest.approx(scores.mean())
-    assert [found.low, found.high] == pytest.approx([scores.mean() - half, scores.mean() + half], abs=0.06 * half)
-
-
-def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
-    generator = np.random.default_rng(1)
-    inside = 0
-    for seed in range(400):
-        scores = generator.binomial(2, 0.3, 100).astype(float)
-        found = ratio_estimate(scores, np.full(100, 2.0), samples=400, confidence=0.9, seed=seed)
-        inside += found.low <= 0.3 <= found.high
-    assert 0.85 <= inside / 400 <= 0.95
-
-
-def test_samples_of_one_prompt_are_no_independent_evidence() -> None:
-    """Four equal samples of a prompt say no more than one: the interval must not shrink."""
-    scores = (np.random.default_rng(2).random(300) < 0.4).astype(float)
-    once = ratio_estimate(scores, np.ones(300), samples=500, confidence=0.95)
-    four = ratio_estimate(4 * scores, np.full(300, 4.0), samples=500, confidence=0.95)
-    assert (four.low, four.high) == pytest.approx((once.low, once.high))
-
-
-def test_intervals_are_the_same_every_time() -> None:
-    scores = np.random.default_rng(3).random(50)
-    one, other = (ratio_estimate(scores, np.ones(50), samples=100, confidence=0.95) for _ in range(2))
-    assert one == other
-
-
-def test_an_estimate_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one sample"):
-        ratio_estimate(np.array([]), np.array([]), samples=10, confidence=0.95)
+def test_too_few_draws_to_have_some_outside_of_an_interval_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.bootstrap_samples=19: must be at least 20"):
+        check_config(load_config(["experiment.name=x", "evaluation.bootstrap_samples=19"]))
 
 
 def test_samples_are_the_same_after_writing_and_reading(tmp_path: Path) -> None:

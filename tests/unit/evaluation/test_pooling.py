@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pipeline.config.schema import EvaluationConfig
 from pipeline.evaluation.cells import whole_grid
+from pipeline.evaluation.metrics import Sample, evaluation_rows, measure
 from pipeline.evaluation.pooling import pooled
 from pipeline.evaluation.significance import holm, least_detectable_share, mcnemar
 from pipeline.evaluation.statistics import swap_tests
@@ -130,6 +132,154 @@ def test_a_difference_is_that_of_the_chains_that_both_have() -> None:
     assert 0.1 < row.difference < 0.5
 
 
+def test_a_difference_says_which_chains_and_prompts_it_rests_on() -> None:
+    """The reference may lack a seed, a reference and prompts that the method has."""
+    method_of = method("PITA", 0.6, range(4), [0, 1, 2])
+    reference = method("reference", 0.4, range(1, 3), [0, 1, 2])
+    fewer = {
+        place: PromptMeasures(one.rows[9:], {name: (a[9:], b[9:]) for name, (a, b) in one.sums.items()})
+        for place, one in reference.items()
+    }
+    row = pool(method_of, fewer)[0]["PITA", 2, "pass@1"]
+    assert (row.over, row.references, row.seeds, row.n) == ("references", 3, 4, PROMPTS)
+    told = (row.difference_over, row.difference_references, row.difference_seeds, row.difference_n)
+    assert told == ("policies", 3, 2, PROMPTS - 9)
+    gaps = [
+        method_of["d", "m", r, "PITA", s, 2].sums["pass@1"][0][9:].mean()
+        - fewer["d", "m", r, "reference", s, 0].sums["pass@1"][0].mean()
+        for r, s in product(range(3), (1, 2))
+    ]
+    assert row.difference == pytest.approx(np.mean(gaps))
+    alone = pool(method_of)[0]["PITA", 2, "pass@1"]
+    assert (alone.difference_over, alone.difference_references, alone.difference_n) == (None, None, None)
+
+
+def test_without_prompts_a_difference_is_that_of_a_whole_grid_too() -> None:
+    chains = {
+        **method("Mine", 0.9, [0], [0, 1]),
+        **method("Mine", 0.1, [1], [0]),
+        **method("reference", 0.5, [0, 1], [0, 1]),
+    }
+    rows = rows_of(chains)
+    found, _ = pooled(rows, lambda _: None, 2, 0.95)
+    (row,) = [row for row in found if (row.algo, row.metric) == ("Mine", "pass@1")]
+    values = {(one.algo, one.reference, one.seed): one.value for one in rows if one.metric == "pass@1"}
+    gaps = [(values["Mine", r, 0] or 0) - (values["reference", r, 0] or 0) for r in (0, 1)]
+    assert row.difference == pytest.approx(np.mean(gaps))
+    assert (row.difference_references, row.difference_seeds, row.difference_n) == (2, 1, PROMPTS)
+
+
+def test_a_level_is_that_of_the_prompts_that_its_interval_rests_on() -> None:
+    chains = method("PITA", 0.5, range(3))
+    for start, (place, one) in zip((0, 3, 6), tuple(chains.items()), strict=True):
+        kept = np.setdiff1d(np.arange(PROMPTS), np.arange(start, start + 3))
+        sums = {name: (above[kept], below[kept]) for name, (above, below) in one.sums.items()}
+        chains[place] = PromptMeasures(one.rows[kept], sums)
+    row = pool(chains)[0]["PITA", 2, "pass@1"]
+    common = [one.sums["pass@1"][0][one.rows >= 19].mean() for one in chains.values()]
+    assert (row.value, row.n) == (pytest.approx(np.mean(common)), PROMPTS - 9)
+
+
+def test_one_chain_has_one_interval_of_its_difference() -> None:
+    """The row of the policy, the pooled one and the comparison are about the same number."""
+    draw = np.random.default_rng(3)
+
+    def policy(level: float) -> list[Sample]:
+        right = (draw.random((PROMPTS, 2)) < level).tolist()
+        given = {"prompt": "p", "completion": "c", "tokens": 4, "kl": 0.5, "truncated": False}
+        return [
+            Sample(row=row, sample=k, reward=0.5 * one, correct=one, **given)
+            for row, pair in enumerate(right)
+            for k, one in enumerate(pair)
+        ]
+
+    policies, settings = {"A": policy(0.6), "reference": policy(0.45)}, EvaluationConfig(bootstrap_samples=50)
+    rows: list[ResultRow] = []
+    chains: Chains = {}
+    for algo, number in (("A", 2), ("reference", 0)):
+        others = {"reference": policies["reference"]} if algo == "A" else {}
+        for one in evaluation_rows(policies[algo], settings, others):
+            rows.append(ResultRow(algo, "d", "m", 0, number, **one))
+        chains["d", "m", -1, algo, 0, number] = measure(policies[algo]).by_metric()
+    found, (comparison,) = pooled(rows, chains.get, 2, settings.confidence)
+    for metric in ("pass@1", "reward", "pass@2", "length"):
+        (own,) = [row for row in rows if row.metric == f"{metric}/vs_reference"]
+        (all_,) = [row for row in found if (row.algo, row.metric) == ("A", metric)]
+        assert (all_.difference, all_.difference_low, all_.difference_high, all_.difference_n) == (
+            own.value,
+            own.ci_low,
+            own.ci_high,
+            own.n,
+        )
+        if metric == comparison.metric:
+            assert (comparison.difference, comparison.ci_low, comparison.ci_high) == (
+                own.value,
+                own.ci_low,
+                own.ci_high,
+            )
+
+
+@pytest.mark.parametrize("seeds", [1, 2], ids=["one seed", "two seeds"])
+def test_an_interval_of_policies_leaves_0_out_only_where_the_test_rejects(seeds: int) -> None:
+    for wins in range(1, 9):
+        right = np.arange(PROMPTS) < wins
+        parts = []
+        for seed in range(seeds):
+            for algo, values in (("A", right), ("reference", np.zeros(PROMPTS))):
+                ((place, one),) = chain(algo, 0.5, seed=seed).items()
+                parts.append({place: replace(one, sums={"pass@1": (values.astype(float), np.ones(PROMPTS))})})
+        found, (comparison,) = pool(*parts)
+        assert (comparison.ci_low > 0) == (comparison.p < 0.05) == (wins > 5)
+        row = found["A", 2, "pass@1"]
+        assert (row.difference_low, row.difference_high) == (comparison.ci_low, comparison.ci_high)
+
+
+def test_a_difference_of_shares_stays_between_minus_1_and_1() -> None:
+    parts = [chain("A", level, seed=seed) for seed, level in enumerate((1.0, 0.99, 0.8))]
+    found, (comparison,) = pool(*parts, method("reference", 0.0, range(3)))
+    assert comparison.test == "crossed"
+    row = found["A", 2, "pass@1"]
+    assert (row.difference_high, comparison.ci_high) == (1, 1)
+
+
+def rewarded(chains: Chains, above: float, below: float = 1.0) -> Chains:
+    """The same of a reward of that size in place of what is right."""
+
+    def changed(one: PromptMeasures) -> PromptMeasures:
+        right, ones = one.sums["pass@1"]
+        return replace(one, sums={"reward": (right * above, ones * below)})
+
+    return {place: changed(one) for place, one in chains.items()}
+
+
+@pytest.mark.parametrize(("above", "below"), [(1e80, 1.0), (1e100, 1e-100), (1e100, 1e-320)])
+@pytest.mark.parametrize("references", [1, 3], ids=["one reference", "three references"])
+def test_numbers_too_large_to_reckon_with_cost_their_interval_alone(
+    above: float, below: float, references: int
+) -> None:
+    chains = {
+        **rewarded(method("A", 0.9, range(3), range(references)), above, below),
+        **rewarded(method("reference", 0.2, range(3), range(references)), above, below),
+    }
+    rows = [replace(row, value=min(row.value or 0, 1e100)) for row in rows_of(chains)]
+    found, comparisons = pooled(rows, chains.get, 2, 0.95)
+    (row,) = [row for row in found if (row.algo, row.metric) == ("A", "reward")]
+    assert row.value is not None
+    assert row.difference is not None
+    assert (row.ci_low, row.ci_high, row.difference_low, row.difference_high, comparisons) == (*[None] * 4, [])
+
+
+def test_the_unit_of_a_reward_does_not_matter() -> None:
+    def compared(unit: float) -> Comparison:
+        chains = [method("A", 0.6, range(4)), method("reference", 0.4, range(4))]
+        (found,) = pool(*(rewarded(one, unit) for one in chains))[1]
+        return found
+
+    small, usual = compared(1e-13), compared(1.0)
+    assert (small.test, small.p) == ("crossed", usual.p)
+    assert small.ci_low == pytest.approx(usual.ci_low * 1e-13)
+
+
 def test_a_seed_that_a_reference_lacks_is_left_out_and_counted() -> None:
     chains = method("PITA", 0.5, range(4), [0, 1, 2])
     del chains["d", "m", 1, "PITA", 3, 2]
@@ -220,7 +370,7 @@ def test_one_sample_a_prompt_of_one_seed_is_tested_exactly() -> None:
     _, (found,) = pool(ours, theirs)
     (first,), (second,) = ([one.sums["pass@1"][0] for one in part.values()] for part in (ours, theirs))
     assert found.test == "mcnemar"
-    assert found.p == pytest.approx(mcnemar(first, second))
+    assert found.p == pytest.approx(mcnemar(first - second))
     assert found.over == "policies"
     assert {one.test for one in pool(method("A", 0.6, [0, 1], k=1), method("reference", 0.4, [0, 1], k=1))[1]} == {
         "swaps"
@@ -230,7 +380,7 @@ def test_one_sample_a_prompt_of_one_seed_is_tested_exactly() -> None:
 def test_methods_that_are_right_everywhere_are_not_told_apart() -> None:
     _, found = pool(*(method(algo, 1.0, range(3)) for algo in ("A", "B", "reference")))
     assert {one.p for one in found} == {1.0}
-    unseen = stats.binomtest(0, PROMPTS).proportion_ci(0.95, "exact").high
+    unseen = stats.binomtest(0, PROMPTS).proportion_ci(0.95, "wilson").high
     for one in found:
         assert (one.ci_low, one.ci_high) == pytest.approx((-unseen, unseen))
         tests = 2 if one.second == "reference" else 1

@@ -30,10 +30,9 @@ def test_holm_rejects_what_stepping_down_rejects(p_values: list[float], level: f
 
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (1, 0), (6, 1), (5, 5), (40, 20)])
 def test_mcnemar_is_the_sign_test_of_prompts_that_differ(wins: int, losses: int) -> None:
-    first = np.array([1.0] * wins + [0.0] * losses + [1.0, 0.0])
-    second = np.array([0.0] * wins + [1.0] * losses + [1.0, 0.0])
+    differences = np.array([1.0] * wins + [-1.0] * losses + [0.0, 0.0])
     expected = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    assert mcnemar(first, second) == pytest.approx(expected)
+    assert mcnemar(differences) == pytest.approx(expected)
 
 
 def test_the_smallest_difference_is_found_with_its_power() -> None:
@@ -50,7 +49,7 @@ def test_the_least_share_is_found_as_often_as_is_said(prompts: int, tests: int) 
     """At best, where every prompt that differs favours the same policy."""
     share = least_detectable_share(prompts, tests, 0.95)
     differing = np.arange(prompts + 1)
-    p_values = np.array([mcnemar(np.ones(count), np.zeros(count)) for count in differing])
+    p_values = np.array([mcnemar(np.ones(count)) for count in differing])
     chance = binom.pmf(differing, prompts, share)[p_values <= 0.05 / tests].sum()
     assert chance == pytest.approx(0.8, abs=1e-6)
     assert least_detectable_share(3, 1, 0.95) == 1.0

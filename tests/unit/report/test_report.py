@@ -78,6 +78,10 @@ def test_rows_on_fewer_chains_than_others_are_named() -> None:
     text = shown(pooled_row("reference", 0), pooled_row("PITA", 1, seeds=1), pooled_row("DPO", 1))
     assert "PITA round 1: 1 of 3 seeds" in text
     assert "DPO round" not in text
+    less = pooled_row("PITA", 1, difference_over="policies", difference_seeds=2, difference_references=1)
+    text = shown(pooled_row("reference", 0), less)
+    assert "PITA round 1: 2 of 3 seeds" in text  # of which the reference has results too
+    assert "noise of evaluating these policies" in text
     crossed = shown(pooled_row("reference", 0, references=3), pooled_row("PITA", 1, references=2))
     assert "PITA round 1: 2 of 3 references" in crossed
     assert "3 references · 3 seeds" in crossed

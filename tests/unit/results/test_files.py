@@ -124,7 +124,7 @@ def test_rows_of_methods_and_comparisons_are_written_and_read_again(tmp_path: Pa
     where = {"dataset": "d", "model": "m", "round": 2, "metric": "pass@1", "over": "seeds"}
     sizes = {"references": 1, "seeds": 3, "n": 10}
     bounds = {"ci_low": 0.1, "ci_high": 0.9, "difference": 0.2}
-    apart = {"difference_low": None, "difference_high": None}
+    apart = {"difference_low": None, "difference_high": None, "difference_over": "policies", "difference_seeds": 2}
     row = PooledRow(algo="PITA", value=0.5, **where, **sizes, **bounds, **apart)  # type: ignore[arg-type]
     tested = {"first": "PITA", "second": "reference", "p": 0.01, "test": "crossed", "detectable": 0.1}
     one = Comparison(**where, **sizes, **bounds, **tested)  # type: ignore[arg-type]
@@ -132,7 +132,10 @@ def test_rows_of_methods_and_comparisons_are_written_and_read_again(tmp_path: Pa
     run = create_run_folder(tmp_path, "x", NOON)
     write_results(run, results)
     assert read_results(run.results_json) == results
-    assert run.pooled_csv.read_text().splitlines()[1] == "PITA,d,m,2,pass@1,0.5,0.1,0.9,0.2,,,seeds,1,3,10"
+    assert (
+        run.pooled_csv.read_text().splitlines()[1]
+        == "PITA,d,m,2,pass@1,0.5,0.1,0.9,0.2,,,seeds,1,3,10,policies,,2,"
+    )
 
 
 def test_a_chain_that_is_not_done_has_no_rows(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         "pass@1": (np.array([0.25, 1, 0]), ONES),
         "kl_per_token": (np.array([0.1, 3, 0]), np.array([4.0, 9, 0])),
         "diverged": (np.array([np.nan, 1, 1]), ONES),
+        "out of reach": (np.array([4e100, 1, 1]), ONES),
         "mine/eta=0.1": (np.array([-1e50, 0, 1]), ONES),
     }
     write_prompts(tmp_path, PromptMeasures(ROWS, sums))
@@ -34,7 +35,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     check_output(tmp_path)
     found = read_prompts(tmp_path)
     assert found.rows.tolist() == [3, 5, 9]
-    assert set(found.sums) == set(sums) - {"diverged"}
+    assert set(found.sums) == set(sums) - {"diverged", "out of reach"}
     for name, both in found.sums.items():
         assert [one.tolist() for one in both] == [one.tolist() for one in sums[name]]
     assert len(once) < 3 * 8 * 5 + 600
@@ -67,6 +68,22 @@ def test_anything_else_fails_the_job_that_wrote_it(
     assert said in str(caught.value)
     with pytest.raises(JobError, match=r"prompts\.safetensors is not as it must be"):
         check_output(tmp_path)
+
+
+def test_ids_may_lie_as_far_apart_as_they_can(tmp_path: Path) -> None:
+    ends = np.iinfo(np.int64)
+    write_prompts(tmp_path, PromptMeasures(np.array([ends.min, 0, ends.max]), {"a": (ONES, ONES)}))
+    assert read_prompts(tmp_path).rows.tolist() == [ends.min, 0, ends.max]
+
+
+@pytest.mark.parametrize("broken", [{"numerators/": np.ones(2)}, {"denominators/": -ONES, "numerators/": ONES}])
+def test_a_long_name_is_told_by_its_beginning(tmp_path: Path, broken: dict[str, np.ndarray[Any, Any]]) -> None:
+    name = "x" * 200_000
+    (tmp_path / PROMPTS).write_bytes(save({"rows": ROWS, **{kind + name: one for kind, one in broken.items()}}))
+    with pytest.raises(ForeignDataError) as caught:
+        read_prompts(tmp_path)
+    assert "xxxxx" in str(caught.value)
+    assert len(str(caught.value)) < 200
 
 
 def test_what_cannot_be_read_of_a_stored_one_is_told_and_what_is_not_there_is_not(tmp_path: Path) -> None:

@@ -49,7 +49,27 @@ def test_the_error_of_the_area_is_what_drawing_prompts_anew_gives(tokens: int) -
     assert np.mean(errors) == pytest.approx(np.std(areas), rel=0.1)
 
 
-def test_a_single_prompt_has_no_error() -> None:
+def test_the_error_goes_by_the_prompts_that_have_the_seldom_label() -> None:
+    """Of 60 prompts five have a label 1: what they say is known from five, however many the others are."""
+    draw, seldom = np.random.default_rng(5), 5
+    areas, variances = [], []
+    positive = np.repeat(np.arange(60) < seldom, 3)
+    for _ in range(1500):
+        predicted = (draw.standard_normal((60, 1)) + 0.5 * draw.standard_normal((60, 3))).ravel()
+        area, error = area_under_curve(predicted, positive, np.repeat(np.arange(60), 3))
+        assert error is not None
+        areas.append(area)
+        variances.append(error**2)
+    assert np.mean(variances) == pytest.approx(np.var(areas), rel=0.1)
+
+
+@pytest.mark.parametrize("seldom", [1, 4])
+def test_of_fewer_than_five_prompts_of_a_label_no_error_is_told(seldom: int) -> None:
+    positive = np.arange(40) < seldom
+    for which in (positive, ~positive):
+        area, error = area_under_curve(np.arange(40.0), which, np.arange(40))
+        assert area == float(which[-1])
+        assert error is None
     assert area_under_curve(np.array([0.2, 0.8]), np.array([False, True]), np.zeros(2, np.int64)) == (1.0, None)
 
 

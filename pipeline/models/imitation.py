@@ -1,4 +1,8 @@
-"""Whether a tiny reference has learnt its corpus: its loss on held-out rows between two that need no training."""
+"""Whether a tiny reference has learnt to imitate its corpus, by its loss on rows that it was not shown.
+
+Two losses that need no training say what is much and what is little: that of a guess, and that of a perfect
+imitator.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,21 @@ from pipeline.datasets.base import Dataset
 from pipeline.models.tiny import Encoder
 
 PROMPTS = 500
-DRAWS = 10
-"""Demonstrations of a prompt, one from each part of equal size of what `Dataset.demonstration` draws from."""
+DRAWS = (10, 20, 40)
+"""Demonstrations of a prompt, one from each part of equal size of what `Dataset.demonstration` draws from.
+
+There are more of them where too many of the first are different."""
+_ALONE = 0.2
+"""Share of demonstrations drawn but once up to which they tell how open a prompt is (Good 1953)."""
+_CLOSE = 0.05
+"""Nats a token above a perfect imitator that are none to speak of, even where guessing is as good."""
 _BATCH = 128
 _DIGITS = 6
 """Digits of a loss after the point: processors differ in later ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOut:
+class Imitation:
     """Losses on demonstrations of held-out rows, in nats per token of the completion.
 
     Attributes:
@@ -39,8 +49,8 @@ class HeldOut:
 
     @property
     def has_learnt(self) -> bool:
-        """Whether the loss is nearer to that of a perfect imitator than to that of guessing."""
-        return self.loss - self.corpus < self.guessing - self.loss
+        """Whether the loss is that of a perfect imitator, or nearer to it than to that of guessing."""
+        return self.loss - self.corpus < max(_CLOSE, self.guessing - self.loss)
 
     def problem(self, seed: int) -> str | None:
         """What a reader of results that rest on this reference must know, if it has not learnt.
@@ -56,25 +66,41 @@ class HeldOut:
         )
 
 
-def held_out(model: PreTrainedModel, dataset: Dataset) -> HeldOut:
+def measure_imitation(model: PreTrainedModel, dataset: Dataset) -> Imitation | None:
     """Measure a reference on rows of the validation split.
+
+    Rows that can be completed in more ways than draws can tell are left out: what they leave open, and thus what a
+    perfect imitator loses, is not known.
 
     Args:
         model: The reference.
         dataset: What it was trained on; has demonstrations and a vocabulary.
+
+    Returns:
+        The losses; None where all rows are left out.
     """
     rows = dataset.ids("validation")[:PROMPTS].tolist()
-    draws = [(part + 0.5) / DRAWS for part in range(DRAWS)]
-    shown = [Counter(dataset.demonstration(row, draw) for draw in draws) for row in rows]
-    shares = np.array([times / DRAWS for each in shown for times in each.values()])
+    shown = [each for row in rows if (each := _demonstrations(dataset, row))]
+    if not shown:
+        return None
+    shares = np.array([times / each.total() for each in shown for times in each.values()])
     ids, start = Encoder(dataset)([pair for each in shown for pair in each])
     length = ids.shape[1] - start
     surprise = _surprise(model, ids, start).numpy()
-    return HeldOut(
-        loss=round(float(shares @ surprise) / len(rows) / length, _DIGITS),
+    return Imitation(
+        loss=round(float(shares @ surprise) / len(shown) / length, _DIGITS),
         guessing=round(_guessing(ids[:, start:].numpy(), shares), _DIGITS),
-        corpus=round(_entropy(shares) / len(rows) / length, _DIGITS),
+        corpus=round(_entropy(shares) / len(shown) / length, _DIGITS),
     )
+
+
+def _demonstrations(dataset: Dataset, row: int) -> Counter[tuple[str, str]] | None:
+    """Demonstrations of a row, as often as they were drawn; None where these do not tell how likely each is."""
+    for draws in DRAWS:
+        shown = Counter(dataset.demonstration(row, (part + 0.5) / draws) for part in range(draws))
+        if sum(times == 1 for times in shown.values()) <= _ALONE * draws:
+            return shown
+    return None
 
 
 @torch.no_grad()
