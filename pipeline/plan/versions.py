@@ -31,7 +31,7 @@ TRAINING = 2
 """`pipeline.training`: losses, optimizer, schedule, order of batches."""
 PREPARATION = 1
 """`pipeline.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
-STATISTICS = 2
+STATISTICS = 3
 """`pipeline.evaluation`: metrics, intervals, tests."""
 
 
