@@ -17,7 +17,6 @@ log = logging.getLogger("pipeline")
 class Reference(Algorithm):
     """What every chain starts from and is compared with."""
 
-    version: ClassVar[int] = 2
     name: ClassVar[str] = "reference"
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
