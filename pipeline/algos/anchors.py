@@ -48,13 +48,12 @@ def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> Non
     rows = text.held_out_rows(ctx, dataset)
     found = _log_right(ctx, dataset, policy, rows)
     if isinstance(found, str):
-        if ctx.rows[0] == 0:  # the other shards would say the same
-            print(f"no row for the optimum: {found}", flush=True)  # noqa: T201 - the job's log
+        print(f"no row for the optimum: {found}", flush=True)  # noqa: T201 - the job's log
         return
     write_log_right(ctx.out, found)
 
 
-def anchors(ctx: JobContext) -> dict[str, PromptMeasures]:
+def measures(ctx: JobContext) -> dict[str, PromptMeasures]:
     """Measures of the greedy reference, and of the optimum where it is known, for the reference's metrics."""
     settings, known = ctx.config.evaluation, text.log_right(ctx)
     greedy = read_samples([folder / GREEDY for folder in ctx.inputs["evaluate"]])
@@ -74,12 +73,12 @@ def _log_right(
     if ctx.config.generation.top_p < 1:
         return "it is known where the whole vocabulary may be drawn (generation.top_p=1)"
     model, tokenizer = text.reference_model(ctx)
-    if not _is_made_for(model, tokenizer, dataset):
+    pieces = dict(enumerate(policy.text([[token] for token in range(len(tokenizer))])))
+    if not _is_made_for(model, tokenizer, dataset) or policy.text([list(pieces)]) != ["".join(pieces.values())]:
         return "it is known where a text can be written in few ways, by a tokenizer made for the dataset"
     answers = {row.id: {answer.strip() for answer in traits.right(row.columns)} for row in rows}
     if problem := _contradiction(ctx, answers):
         return problem
-    pieces = dict(enumerate(policy.text([[token] for token in range(len(tokenizer))])))
     written = {row: _written(texts, pieces, policy) for row, texts in answers.items() if texts}
     if any(len(ways) > _MOST_SPELLINGS for ways in written.values()):
         return f"a right completion can be written in more than {_MOST_SPELLINGS} ways"

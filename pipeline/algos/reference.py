@@ -80,4 +80,4 @@ class Reference(Algorithm):
         """Metrics of all evaluated samples, and of the anchors."""
         with ctx.loading():
             from pipeline.algos import anchors, text
-        text.write_metrics(ctx, anchors.anchors(ctx))
+        text.write_metrics(ctx, anchors.measures(ctx))

@@ -18,6 +18,7 @@ from pipeline.evaluation.optimum import optimum, read_log_right
 from pipeline.models.load import load_policy, load_tokenizer
 from pipeline.plan.build import build_plan
 from pipeline.results.prompts import read_prompts
+from pipeline.results.sources import read_models
 from pipeline.rewards.exact_match import exact_match
 from pipeline.rewards.traits import RewardTraits, reward
 from tests.unit.algos.test_chain import Chains
@@ -54,7 +55,9 @@ class Reference(Chains):
 
     def __init__(self, root: Path, *overrides: str) -> None:
         self.root, self.memory = root, {}
-        self.plan = build_plan(load_config([*SMALL, *overrides]))
+        small = [each for each in SMALL if "model=[hf]" not in overrides or "models.tiny" not in each]
+        config = load_config([*small, *overrides])
+        self.plan = build_plan(config, models=read_models(config))
         for stage in ("train", "evaluate", "metrics"):
             for job in self.plan.jobs.values():
                 if (job.algo, job.stage) == ("reference", stage) and not (root / job.key).exists():
@@ -177,12 +180,29 @@ def test_an_answer_that_does_not_fit_is_out_of_reach(root: Path) -> None:
     ],
     ids=["nucleus", "weighted", "does not say", "says something else"],
 )
-def test_where_it_is_not_exact_there_is_none_and_the_log_says_why_once(
+def test_where_it_is_not_exact_there_is_none_and_the_log_says_why(
     root: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], why: str
 ) -> None:
     found = Reference(root, "models.tiny.steps=1", *overrides).metrics("reference", 0)
-    (told,) = [line for line in capsys.readouterr().out.splitlines() if "optimum" in line]
-    assert told.startswith("no row for the optimum: ")
-    assert why in told
+    told = [line for line in capsys.readouterr().out.splitlines() if "optimum" in line]
+    assert len(told) == 2  # in the log of each of the two shards
+    assert all(line.startswith("no row for the optimum: ") and why in line for line in told)
     assert {"greedy/reward", "regularized_reward"} <= set(found)
     assert not [name for name in found if "regret" in name or name.startswith("optimum/")]
+
+
+def test_a_model_of_ones_own_has_an_optimum_where_its_tokenizer_is_made_for_the_dataset(
+    root: Path, chains: Chains, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder,) = chains.folders("reference", 0, "train")
+    own = ["model=[hf]", "datasets.addition.reward=exact_match"]
+    found = Reference(root, *own, f"models.hf.path={folder}").metrics("reference", 0)
+    assert found["optimum/pass@1"] == chains.metrics("reference", 0)["optimum/pass@1"]
+    model, tokenizer = load_policy(folder, chains.config.system, "cpu"), load_tokenizer(folder)
+    tokenizer.add_tokens(["10"])  # two ways to write a ten
+    model.resize_token_embeddings(14, mean_resizing=False)
+    model.save_pretrained(tmp_path / "more")
+    tokenizer.save_pretrained(tmp_path / "more")
+    more = Reference(root, *own, f"models.hf.path={tmp_path / 'more'}").metrics("reference", 0)
+    assert "by a tokenizer made for the dataset" in capsys.readouterr().out
+    assert not [name for name in more if name.startswith("optimum/")]
