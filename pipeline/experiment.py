@@ -356,6 +356,7 @@ def _carry_out(
             config.rounds_of_training,
             config.evaluation.confidence,
         )
+        results = replace(results, common_eta=config.evaluation.common_eta)
         write_results(run, results)
         write_samples(run, store, plan.jobs.values(), tell)
         makers = collect_makers(store, plan.jobs.values())

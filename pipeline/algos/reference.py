@@ -67,14 +67,17 @@ class Reference(Algorithm):
         (ctx.out / TRAINING).write_text(json_text(about) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
-        """Sample from the reference as it is."""
+        """Sample from the reference as it is; decode greedily, and see what the best of all policies could do."""
         with ctx.loading():
-            from pipeline.algos import text
+            from pipeline.algos import anchors, text
         dataset = text.open_dataset(ctx)
-        text.evaluate(ctx, text.reference_policy(ctx, dataset), dataset, ctx.out)
+        policy = text.reference_policy(ctx, dataset)
+        text.evaluate(ctx, policy, dataset, ctx.out)
+        anchors.evaluate_greedy(ctx, dataset)
+        anchors.evaluate_right(ctx, dataset, policy)
 
     def metrics(self, ctx: JobContext) -> None:
-        """Metrics of all evaluated samples."""
+        """Metrics of all evaluated samples, and of the anchors."""
         with ctx.loading():
-            from pipeline.algos import text
-        text.write_metrics(ctx)
+            from pipeline.algos import anchors, text
+        text.write_metrics(ctx, anchors.measures(ctx))

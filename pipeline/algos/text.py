@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from pipeline.evaluation.metrics import (
     shown_samples,
     write_samples,
 )
+from pipeline.evaluation.optimum import REGRET, J, read_log_right
 from pipeline.generation.decode import Guidance
 from pipeline.generation.guide import readable, value_reader
 from pipeline.generation.policy import TextPolicy
@@ -41,7 +42,7 @@ from pipeline.results.paths import json_text
 from pipeline.results.prompts import PromptMeasures, Sums, write_prompts
 from pipeline.rewards.scoring import Scored, Scorer
 
-FRONT_METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token")
+FRONT_METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token", J, REGRET)
 
 
 def reference_source(ctx: JobContext) -> str:
@@ -69,11 +70,16 @@ def trusts_code(ctx: JobContext) -> bool:
     return isinstance(model, HFModelConfig) and model.trust_remote_code
 
 
-def reference_policy(ctx: JobContext, dataset: Dataset, guide_context: int | None = None) -> TextPolicy:
-    """The reference as it is; see `TextPolicy` for the guide's context."""
+def reference_policy(
+    ctx: JobContext,
+    dataset: Dataset,
+    guide_context: int | None = None,
+    kind: type[TextPolicy] = TextPolicy,
+) -> TextPolicy:
+    """The reference, as it is or decoded in another way; see `TextPolicy` for the guide's context."""
     model, tokenizer = reference_model(ctx)
     sizes = BatchSizes(ctx.hints, ctx.device, model)
-    return TextPolicy(
+    return kind(
         model,
         tokenizer,
         ctx.config.generation,
@@ -123,6 +129,12 @@ def round_rows(ctx: JobContext, dataset: Dataset) -> list[Row]:
     return [dataset.row(int(row)) for row in ids[ctx.rows[0] : ctx.rows[1]]]
 
 
+def held_out_rows(ctx: JobContext, dataset: Dataset) -> list[Row]:
+    """The evaluation rows of this shard."""
+    ids = dataset.ids(ctx.config.evaluation.split)[ctx.rows[0] : ctx.rows[1]]
+    return [dataset.row(int(row)) for row in ids]
+
+
 def row_ids(rows: Sequence[Row]) -> NDArray[np.int64]:
     """Ids of rows, shape [R]."""
     return np.array([row.id for row in rows], np.int64)
@@ -154,20 +166,29 @@ def eta_folder(eta: float) -> str:
     return f"eta={eta:g}"
 
 
-def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path) -> None:
-    """Sample completions of held-out prompts, score them and write them to a folder."""
-    settings = ctx.config.evaluation
-    ids = dataset.ids(settings.split)[ctx.rows[0] : ctx.rows[1]]
-    rows = [dataset.row(int(row)) for row in ids]
+def evaluate(
+    ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path, samples: int | None = None
+) -> None:
+    """Sample completions of held-out prompts, score them and write them to a folder.
+
+    Args:
+        ctx: Of the stage.
+        policy: That completes.
+        dataset: Of the chain.
+        folder: Where to write.
+        samples: Completions of each prompt; None takes `evaluation.num_samples`.
+    """
+    samples = samples or ctx.config.evaluation.num_samples
+    rows = held_out_rows(ctx, dataset)
     # The stream has no name of an algorithm or round in it: all are compared on the same draws.
-    keys = sample_keys(ctx.seed, "evaluate", row_ids(rows), settings.num_samples)
+    keys = sample_keys(ctx.seed, "evaluate", row_ids(rows), samples)
     decoded = policy.complete(
         encode(ctx, policy, rows),
         keys,
-        samples=settings.num_samples,
+        samples=samples,
         on_batch=lambda done, tokens: ctx.progress(done, tokens=tokens),
     )
-    repeated = [row for row in rows for _ in range(settings.num_samples)]
+    repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens)
     scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
     several = scored.parts if len(scored.parts) > 1 else {}
@@ -176,7 +197,7 @@ def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path
         (
             Sample(
                 row=row.id,
-                sample=index % settings.num_samples,
+                sample=index % samples,
                 prompt=plain_text(row.prompt),
                 completion=texts[index],
                 tokens=len(decoded.tokens[index]),
@@ -193,12 +214,19 @@ def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path
     )
 
 
-def write_metrics(ctx: JobContext) -> None:
-    """Turn the evaluated samples of all shards into metrics, and pick some samples to show."""
+def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None = None) -> None:
+    """Turn the evaluated samples of all shards into metrics, and pick some samples to show.
+
+    Args:
+        ctx: Of the stage.
+        anchors: Name -> what another policy does on the same prompts, for metrics called ``NAME/METRIC``.
+    """
     samples, settings = read_samples(ctx.inputs["evaluate"]), ctx.config.evaluation
     others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
     compared = {name: read_samples(ctx.inputs[place]) for name, place in others.items() if ctx.inputs.get(place)}
-    measured = measure(samples)
+    measured = measure(samples, settings.common_eta, log_right(ctx))
+    for name, measures in (anchors or {}).items():
+        measured = measured.beside(name, measures)
     front, at_etas = _front(ctx)
     rows = evaluation_rows(samples, settings, compared, measured) + front
     (ctx.out / METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
@@ -209,17 +237,23 @@ def write_metrics(ctx: JobContext) -> None:
     (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")
 
 
+def log_right(ctx: JobContext) -> dict[int, float]:
+    """What the evaluation of the reference says of the optimum; see `evaluation.optimum`."""
+    return read_log_right(ctx.inputs.get("reference.evaluate") or ctx.inputs["evaluate"])
+
+
 def _front(ctx: JobContext) -> tuple[list[dict[str, Any]], dict[str, Sums]]:
     """Reward and KL at further guidance strengths, and which of them no other beats in both; and by prompt."""
     rows: list[dict[str, Any]] = []
     points = []
     by_prompt: dict[str, Sums] = {}
+    known = log_right(ctx)
     for eta in ctx.config.evaluation.etas:
         folders = [folder / eta_folder(eta) for folder in ctx.inputs["evaluate"]]
         if not folders[0].is_dir():
             continue  # a method without guidance
         samples = read_samples(folders)
-        measured = measure(samples)
+        measured = measure(samples, eta, known)
         found = {row["metric"]: row for row in evaluation_rows(samples, ctx.config.evaluation, measured=measured)}
         chosen = [name for name in FRONT_METRICS if name in found]
         rows += [{**found[name], "metric": f"{name}/{eta_folder(eta)}"} for name in chosen]

@@ -310,6 +310,8 @@ class EvaluationConfig:
         [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint="; inf is the reference policy"
     )
     """Further guidance strengths at which value-guided methods are evaluated: points of reward against KL."""
+    common_eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6)
+    """Weight of the divergence, in nats, in J = reward - common_eta * KL, by which all policies are compared."""
     objective: str | None = hint("*")
     """Whose result a sweeper of Hydra maximises: an algorithm, a chain as `dataset/model/s0/ALGO`, or a pattern
     with `*`; of several chains the mean. Null gives it none."""

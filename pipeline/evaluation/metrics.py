@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.evaluation.crossed import crossed_spread, per_prompt
+from pipeline.evaluation.optimum import regularized
 from pipeline.evaluation.paired import Paired, paired_by_prompt, paired_intervals
 from pipeline.evaluation.sampling import majority_at_k, pass_at_k
 from pipeline.evaluation.shares import effective_size, exact_interval
@@ -38,7 +39,7 @@ __all__ = [
 
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 """How a reward may fail at a completion -> how such failures are called in the metrics."""
-_SHARES = re.compile(r"truncated|(pass|maj)@\d+")
+_SHARES = re.compile(r"((greedy|optimum)/)?(truncated|(pass|maj)@\d+)")
 _FEW = 10
 """Prompts' worth of right answers, or of wrong ones, below which percentiles of a bootstrap promise too much."""
 
@@ -91,6 +92,16 @@ class Measured:
         columns = zip(self.names, self.ratios.numerators.T, self.ratios.denominators.T, strict=True)
         return PromptMeasures(self.rows, {name: (above, below) for name, above, below in columns})
 
+    def beside(self, name: str, other: PromptMeasures) -> Measured:
+        """These measures, and as ``NAME/METRIC`` those that another policy has of the same prompts."""
+        _, ours, theirs = np.intersect1d(self.rows, other.rows, assume_unique=True, return_indices=True)
+        columns = dict(self.by_metric().sums)
+        for metric, (above, below) in other.sums.items():
+            sides = np.zeros((2, len(self.rows)))
+            sides[:, ours] = above[theirs], below[theirs]
+            columns[f"{name}/{metric}"] = (sides[0], sides[1])
+        return _measured(self.rows, columns)
+
     def part(self, places: NDArray[np.intp], names: Sequence[str]) -> Ratios:
         """Some measures of some prompts."""
         chosen = np.ix_(places, np.array([self.names.index(name) for name in names], np.intp))
@@ -108,8 +119,8 @@ def evaluation_rows(
     ``pass@k`` and ``maj@k`` are unbiased (see `sampling`), ``reward`` is the mean reward and ``rewards/NAME``
     that of each of several, ``kl_per_sequence`` and ``kl_per_token`` the exact per-step divergence summed over a
     completion and divided by its tokens, ``length`` the mean number of tokens, ``truncated`` the share cut off at
-    the limit. ``reward_errors``, ``reward_timeouts`` and ``reward_crashes`` count completions at which a reward
-    failed.
+    the limit, ``regularized_reward`` is J, see `optimum`. ``reward_errors``, ``reward_timeouts`` and
+    ``reward_crashes`` count completions at which a reward failed.
 
     Args:
         samples: Evaluated completions.
@@ -118,10 +129,10 @@ def evaluation_rows(
             difference.
         measured: What `measure` says of the samples, where that is known.
     """
-    table = measured or measure(samples)
+    table = measured or measure(samples, settings.common_eta)
     rows = _estimates(table, settings) + _fault_rows(samples)
     for name, others in (compared_with or {}).items():
-        rows += _comparison(table, measure(others), name, settings)
+        rows += _comparison(table, measure(others, settings.common_eta), name, settings)
     return rows
 
 
@@ -131,17 +142,33 @@ def reported_ks(samples: int) -> list[int]:
     return sorted({*range(1, min(samples, 8) + 1), *doubling, samples} - {0})
 
 
-def measure(samples: Sequence[Sample]) -> Measured:
-    """Measure samples prompt by prompt."""
+def measure(
+    samples: Sequence[Sample], eta: float = math.inf, log_right: Mapping[int, float] | None = None
+) -> Measured:
+    """Measure samples prompt by prompt.
+
+    Args:
+        samples: Completions.
+        eta: Weight of the divergence in J; inf leaves J out.
+        log_right: What is known of the optimum, see `optimum.regularized`; gives the regret.
+    """
     rows, prompts = np.unique(np.array([sample.row for sample in samples], np.int64), return_inverse=True)
-    columns = {**_outcomes(samples, prompts, len(rows)), **_means(samples, prompts, len(rows))}
-    shape = (len(rows), len(columns))
-    stacked = [np.array([column[side] for column in columns.values()]).T.reshape(shape) for side in (0, 1)]
-    return Measured(rows, list(columns), Ratios(stacked[0], stacked[1]))
+    columns = {
+        **_outcomes(samples, prompts, len(rows)),
+        **_means(samples, prompts, len(rows)),
+        **regularized(samples, prompts, rows, eta, log_right or {}),
+    }
+    return _measured(rows, columns)
 
 
 Columns = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
 """Name -> numerators and denominators, each of shape [prompts]."""
+
+
+def _measured(rows: NDArray[np.int64], columns: Columns) -> Measured:
+    shape = (len(rows), len(columns))
+    stacked = [np.array([column[side] for column in columns.values()]).T.reshape(shape) for side in (0, 1)]
+    return Measured(rows, list(columns), Ratios(stacked[0], stacked[1]))
 
 
 def _outcomes(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> Columns:

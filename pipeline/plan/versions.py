@@ -33,6 +33,8 @@ PREPARATION = 1
 """`pipeline.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
 DIVERGENCES = 1
 """What the divergence of completions is measured against; without a nucleus nothing depends on it."""
+EVALUATION = 1
+"""`pipeline.algos.text` and `anchors`: what an evaluation draws and leaves for the metrics."""
 STATISTICS = 3
 """`pipeline.evaluation`: metrics, intervals, tests."""
 
@@ -70,8 +72,8 @@ def shipped_versions(
         found["training"] = TRAINING
     if "dataset" in sections:
         found |= {"datasets": PREPARATION, "rewards": GRADING, **_of_dataset(dataset)}
-    if "evaluation" in sections and "generation" not in sections:
-        found["statistics"] = STATISTICS
+    if "evaluation" in sections:
+        found |= {"evaluation": EVALUATION} if "generation" in sections else {"statistics": STATISTICS}
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -16,6 +17,8 @@ HEADINGS: Mapping[str, str] = {
     "pass@1": "pass@1",
     "reward": "reward",
     "kl_per_sequence": "KL/seq",
+    "regularized_reward": "J",
+    "regret": "regret",
     "kl_per_token": "KL/token",
     "length": "tokens",
 }
@@ -26,16 +29,21 @@ _RANKS: Mapping[str, int] = {
     "vs ref": 4,
     "kl_per_sequence": 5,
     "p": 6,
-    "its interval": 8,
+    "regret": 7,
+    "regularized_reward": 8,
+    "its interval": 9,
     "length": EXTRA,
     "Mtokens": EXTRA + 1,
     "device s": EXTRA + 2,
     "kl_per_token": EXTRA + 3,
 }
 """What is left out first, where there is no room, has the highest rank."""
+ANCHORS = ("greedy", "optimum")
+"""Policies beside the reference whose metrics stand among its own, as ``NAME/METRIC``."""
 _PRIMARY_RANK = 2
 _SECOND_RANK = 7
 _LEAST_NAME = 12
+_PASS = re.compile(r"pass@\d+")
 _SMALLEST_P = 0.001
 _MOST_FEW = 6
 """Rows that are named below a table."""
@@ -55,7 +63,7 @@ class Cost:
 
 
 def result_tables(results: Results, compute: Iterable[ComputeRow] = (), label: str = "") -> list[FittedTable]:
-    """One table for each dataset and model: the reference, then every algorithm round by round.
+    """One table for each dataset and model: the reference with its anchors, then every algorithm round by round.
 
     A number is the mean over all seeds and references. What its interval holds for, what the p-values of the last
     round are corrected for, and what differences such a run finds at all, stand below the table.
@@ -75,7 +83,8 @@ def result_tables(results: Results, compute: Iterable[ComputeRow] = (), label: s
         own = [row for row in spent if (row.dataset, row.model) == place]
         costs = {at: cost for at in cells if (cost := _cost(own, *at))}
         tested = [one for one in results.comparisons if (one.dataset, one.model) == place]
-        tables.append(_table(_title(*place, cells, label), cells, tested, results.confidence, costs))
+        title = _title(*place, cells, label)
+        tables.append(_table(title, cells, tested, results.confidence, costs, results.common_eta))
     align(tables)
     return tables
 
@@ -94,13 +103,16 @@ def _table(
     comparisons: list[Comparison],
     confidence: float,
     costs: Mapping[At, Cost],
+    common_eta: float | None,
 ) -> FittedTable:
     metrics = _worth_showing(cells)
     valued = ([name for name, row in cell.items() if row.value is not None] for cell in cells.values())
     primary = primary_metric(valued)
     metrics.sort(key=lambda name: name != primary)
     comparisons = [one for one in comparisons if one.metric in metrics[:1]]
-    caption = "\n".join(_notes(cells, metrics, comparisons, confidence))
+    anchors = _anchors(cells)
+    about = [*_notes(cells, metrics, comparisons, confidence), *_about_anchors(anchors, metrics, common_eta)]
+    caption = "\n".join(about)
     table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title, caption=caption)
     p_values = {(one.first, one.round): one.p for one in comparisons if one.second == "reference"}
     last = ""
@@ -110,7 +122,25 @@ def _table(
         last = algo
         numbers = _numbers(cells[algo, number], metrics, p_values.get((algo, number)))
         table.add_row(algo, str(number), *numbers, *_spent(costs.get((algo, number))))
+        if algo == "reference":
+            for name, cell in anchors.items():
+                table.add_row(name, "-", *_numbers(cell, metrics, None))
     return table
+
+
+def _anchors(cells: Mapping[At, Cell]) -> dict[str, Cell]:
+    """What results are held against besides the reference: rows of their own, of metrics that it has."""
+    own = cells.get(("reference", 0), {})
+    found: dict[str, Cell] = {
+        anchor: {
+            name.removeprefix(f"{anchor}/"): row for name, row in own.items() if name.startswith(f"{anchor}/")
+        }
+        for anchor in ANCHORS
+    }
+    most = max((int(name.removeprefix("pass@")) for name in own if _PASS.fullmatch(name)), default=1)
+    if most > 1:
+        found = {"greedy": found["greedy"], f"pass@{most}": {"pass@1": own[f"pass@{most}"]}, **found}
+    return {name: cell for name, cell in found.items() if cell}
 
 
 def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> Iterator[Column]:
@@ -200,6 +230,18 @@ def _notes(
             f"{told} of {count(len(pairs), 'pair')} of methods {differ} at the level of {1 - confidence:.2g}: "
             "comparisons in results.json"
         )
+
+
+def _about_anchors(anchors: Mapping[str, Cell], metrics: list[str], common_eta: float | None) -> Iterator[str]:
+    """What the rows of anchors are, and the columns of J and regret."""
+    samples = [name for name in anchors if name not in ANCHORS]
+    of_reference = ["greedy: the reference's likeliest tokens"] if "greedy" in anchors else []
+    of_reference += [f"{name}: one of its {name.removeprefix('pass@')} samples is right" for name in samples]
+    if of_reference:
+        yield "; ".join(of_reference) + "."
+    if "regularized_reward" in metrics and common_eta is not None:
+        j = f"J = reward - {common_eta:g} KL"
+        yield f"optimum: the highest {j}; regret: how far J is below it." if "optimum" in anchors else f"{j}."
 
 
 def _on_fewer_chains(shown: Mapping[At, PooledRow]) -> str:

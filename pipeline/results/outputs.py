@@ -26,6 +26,8 @@ from pipeline.results.prompts import LARGEST, PROMPTS, read_prompts
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
+GREEDY = "greedy"
+"""Folder of the samples of the greedy reference, in the output of its evaluation."""
 PAGE = "docs/extending.md#results"
 
 MAX_LEVELS = 64
@@ -254,7 +256,8 @@ def check_output(folder: Path) -> None:
     """
     _check_extent(folder)
     for name, read in _READERS.items():
-        for path in (folder / name, *(sorted(folder.glob(f"eta=*/{name}")) if name == SAMPLES else ())):
+        further = (*sorted(folder.glob(f"eta=*/{name}")), folder / GREEDY / name) if name == SAMPLES else ()
+        for path in (folder / name, *further):
             with suppress(FileNotFoundError):
                 _hold(path, path.relative_to(folder).as_posix(), read)
 

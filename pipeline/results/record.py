@@ -175,12 +175,14 @@ class Results:
         pooled: Of every method; none in results of earlier versions.
         comparisons: Of methods after the last round.
         confidence: Level of the intervals.
+        common_eta: Weight of the divergence in J; None in results of earlier versions, which had no J.
     """
 
     rows: list[ResultRow]
     pooled: list[PooledRow] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     confidence: Annotated[float, Meta(gt=0, lt=1)] = 0.95
+    common_eta: Annotated[float, Meta(gt=0, le=1e100)] | None = None
 
 
 Place = tuple[str, str, int, str, int, int]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.rewards.traits import RewardTraits, Text, judged, reward, stripped, text_of
 
 
-@reward(RewardTraits(verifies=True, judges="correctness", isolated=False, answer=stripped))
+def _right(columns: Mapping[str, Any]) -> Sequence[str]:
+    return [] if columns["solution"] is None else [columns["solution"]]
+
+
+@reward(RewardTraits(verifies=True, judges="correctness", isolated=False, answer=stripped, right=_right))
 def exact_match(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
     """Compare each completion with its solution, both without surrounding white space.
 

@@ -51,6 +51,9 @@ class RewardTraits:
         judges: What its values speak of, in a word or two for messages: "correctness", "format", "length".
         answer: Takes a completion and gives what it votes for in maj@k, or None for no vote. None where answers
             cannot be told, and so are never counted.
+        right: Takes the columns of a row and gives the texts at which its value is 1, white space around them
+            aside, where it is 0 at every other text; none where the row has no value. None where they cannot be
+            listed.
         messages: Which of "prompts" and "completions" it takes as conversations alone; None goes by its
             annotations.
         isolated: Whether to call it in a process of its own with a deadline, one completion at a time.
@@ -64,6 +67,7 @@ class RewardTraits:
     graded: bool = False
     judges: str = ""
     answer: Callable[[Text], str | None] | None = None
+    right: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
     messages: frozenset[str] | None = None
     isolated: bool = True
     packages: tuple[str, ...] = ()

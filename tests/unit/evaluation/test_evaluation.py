@@ -39,6 +39,7 @@ def test_metrics_by_hand() -> None:
             "reward": 2 / 3,
             "kl_per_sequence": 1.5,
             "kl_per_token": 6 / 20,
+            "regularized_reward": (0.9 + 0.0 + 0.7) / 3,
             "length": 5,
             "truncated": 0.25,
         }

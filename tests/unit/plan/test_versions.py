@@ -49,6 +49,7 @@ def _reads_one_of(found: Plan, name: str, others: set[str]) -> bool:
         ("MODELS", {"reference/train"}),
         ("TINY", {"reference/train"}),
         ("DECODING", {"reference/evaluate", "PITA/generate", "DPO/generate"}),
+        ("EVALUATION", {"reference/evaluate", "PITA/evaluate", "DPO/evaluate"}),
         ("STATISTICS", {"reference/metrics", "PITA/metrics", "DPO/metrics"}),
         ("GRADING", {"reference/train"}),
         ("PREPARATION", {"reference/train"}),

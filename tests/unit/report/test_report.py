@@ -74,6 +74,65 @@ def test_what_an_interval_holds_for_is_said(fields: dict[str, Any], said: str) -
     assert said in shown(pooled_row("reference", 0, **fields), pooled_row("PITA", **fields))
 
 
+def anchored(*, optimum: bool = True) -> Results:
+    values = {
+        "pass@1": 0.481, "pass@4": 0.9, "pass@16": 0.95, "kl_per_sequence": 0.0, "regularized_reward": 0.481,
+        "greedy/pass@1": 0.62, "greedy/kl_per_sequence": 0.5, "greedy/regularized_reward": 0.57,
+    }  # fmt: skip
+    if optimum:
+        best = {"pass@1": 0.999, "kl_per_sequence": 0.9, "regularized_reward": 0.909, "regret": 0.0}
+        values |= {f"optimum/{name}": value for name, value in best.items()}
+        values |= {f"optimum/{name}/eta=1": 0.7 for name in best}
+        values |= {"regret": 0.428, "greedy/regret": 0.339}
+    own = {"pass@1": 0.983, "kl_per_sequence": 0.939, "regularized_reward": 0.889, "regret": 0.02}
+    rows = [pooled_row("reference", 0, value, metric=name) for name, value in values.items()]
+    rows += [pooled_row("PITA", 1, own[name], metric=name) for name in own if name in values]
+    return Results(rows=[], pooled=rows, comparisons=[comparison("PITA", number=1)], common_eta=0.1)
+
+
+def test_anchors_stand_with_the_reference_and_are_no_methods() -> None:
+    lines = text_of(result_tables(anchored())[0]).splitlines()
+    body = [line.split() for line in lines if re.match(r"  \S+ +([01]|-) +0\.", line)]
+    assert [row[0] for row in body] == ["reference", "greedy", "pass@16", "optimum", "PITA"]
+    assert [row[1:5] for row in body[1:4]] == [
+        ["-", "0.620", "[0.600,", "0.640]"],
+        ["-", "0.950", "[0.930,", "0.970]"],
+        ["-", "0.999", "[0.979,", "1.019]"],
+    ]
+    assert [row[-3:] for row in body] == [
+        ["0.000", "0.481", "0.428"],
+        ["0.500", "0.570", "0.339"],
+        ["-", "-", "-"],
+        ["0.900", "0.909", "0.000"],
+        ["0.939", "0.889", "0.020"],
+    ]
+    text = "\n".join(lines)
+    assert "greedy: the reference's likeliest tokens; pass@16: one of its 16 samples is right." in text
+    assert "optimum: the highest J = reward - 0.1 KL; regret: how far J is below it." in text
+    assert "corrected for 1 comparison" in text
+
+
+def test_a_narrow_table_keeps_the_rows_of_anchors_and_leaves_out_j_and_then_regret() -> None:
+    (table,) = result_tables(anchored())
+    narrow, wide = text_of(table, 80), text_of(table, 100)
+    assert all(f"  {name} " in narrow for name in ("greedy", "pass@16", "optimum"))
+    assert not re.search(r" J |regret ", narrow.splitlines()[2])
+    assert re.search(r" KL/seq +J +regret ", wide.splitlines()[2])
+
+
+def test_without_a_known_optimum_there_is_j_alone() -> None:
+    text = text_of(result_tables(anchored(optimum=False))[0])
+    assert "\nJ = reward - 0.1 KL.\n" in text
+    assert "optimum" not in text
+    assert "regret" not in text
+
+
+def test_one_sample_a_prompt_makes_no_row_of_its_own() -> None:
+    few = [row for row in anchored().pooled if row.metric not in ("pass@4", "pass@16")]
+    (table,) = result_tables(replace(anchored(), pooled=few))
+    assert not re.search(r"pass@\d+ +-", text_of(table))
+
+
 def test_rows_on_fewer_chains_than_others_are_named() -> None:
     text = shown(pooled_row("reference", 0), pooled_row("PITA", 1, seeds=1), pooled_row("DPO", 1))
     assert "PITA round 1: 1 of 3 seeds" in text

@@ -128,7 +128,7 @@ def test_rows_of_methods_and_comparisons_are_written_and_read_again(tmp_path: Pa
     row = PooledRow(algo="PITA", value=0.5, **where, **sizes, **bounds, **apart)  # type: ignore[arg-type]
     tested = {"first": "PITA", "second": "reference", "p": 0.01, "test": "crossed", "detectable": 0.1}
     one = Comparison(**where, **sizes, **bounds, **tested)  # type: ignore[arg-type]
-    results = Results(rows=[], pooled=[row], comparisons=[one], confidence=0.9)
+    results = Results(rows=[], pooled=[row], comparisons=[one], confidence=0.9, common_eta=0.3)
     run = create_run_folder(tmp_path, "x", NOON)
     write_results(run, results)
     assert read_results(run.results_json) == results
