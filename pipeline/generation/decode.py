@@ -23,6 +23,7 @@ from pipeline.generation.guide import ValueReader
 from pipeline.generation.sampling import Keys, draw_tokens, policy_logprobs, uniforms
 from pipeline.generation.slots import SlotCache
 from pipeline.generation.tilt import Tilt, draw_columns, find_candidates, guided_logprobs, split_draw, step_kl
+from pipeline.models.flops import continued, model_cost, spend, whole_texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +115,25 @@ def decode(
         kl[places] = divergence
         done += len(places)
         generated += sum(map(len, written))
+        _count(model, guidance, lengths[chosen], samples, written)
         if on_batch is not None:
             on_batch(done, generated)
     return Decoded(tokens, kl)
+
+
+def _count(
+    model: PreTrainedModel,
+    guidance: Guidance | None,
+    prompts: NDArray[np.int64],
+    samples: int,
+    written: Sequence[Sequence[int]],
+) -> None:
+    """Count a batch's FLOPs. Samples of a prompt share its prefill; the last token of each is never read."""
+    further = np.array([max(0, len(tokens) - 1) for tokens in written], np.int64)
+    read = whole_texts(prompts, outputs=len(prompts)) + continued(prompts.repeat(samples), further)
+    spend("decoding", model_cost(model).forward(read))
+    if guidance is not None:
+        spend("guidance", guidance.reader.flops())
 
 
 class _Rows:

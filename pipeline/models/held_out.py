@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.datasets.base import Dataset
+from pipeline.models.flops import model_cost, spend, whole_texts
 from pipeline.models.tiny import Encoder
 
 PROMPTS = 500
@@ -80,6 +81,7 @@ def held_out(model: PreTrainedModel, dataset: Dataset) -> HeldOut:
 @torch.no_grad()
 def _surprise(model: PreTrainedModel, ids: Tensor, start: int) -> Tensor:
     """Negative log-probability of each completion in nats, shape [B], float64."""
+    spend("scoring", model_cost(model).forward(whole_texts(np.full(len(ids), ids.shape[1]))))
     found = []
     for part in ids.to(model.device).split(_BATCH):
         logits = model(part, use_cache=False).logits[:, start - 1 : -1]

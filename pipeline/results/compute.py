@@ -1,12 +1,13 @@
-"""What results took to make, as the store remembers it: tokens and device time by chain and round.
+"""What results took to make, as the store remembers it: tokens, FLOPs and device time by chain and round.
 
-Device time depends on the machine, so none of this is in ``results.json``; it goes to ``compute.json``.
+Device time depends on the machine, and what a store remembers may be lost where its outputs are not, so none of
+this is in ``results.json``; it goes to ``compute.json``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +18,14 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.plan.job import Job
 from pipeline.results.makers import Maker
 from pipeline.results.paths import json_text, write_whole
-from pipeline.results.store import Store
+from pipeline.results.store import FLOPS, Store
 
 FILE = "compute.json"
 EVALUATION = ("evaluate", "metrics")
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]
+_Flops = Annotated[float, Meta(ge=0, le=1e36)]
+
+_Where = tuple[str, str, str, int | None, int, str]
 
 log = logging.getLogger("pipeline")
 
@@ -42,6 +46,10 @@ class ComputeRow:
         device_s: Seconds that a device was held, loading included, without attempts that failed; a job on several
             devices holds all of them, and one that shares a device counts as if it did not.
         load_s: Seconds of them spent loading.
+        samples: Completions that a stage was asked for, where it is split by prompts.
+        flops: What was computed, see `models.flops`; None where a version that did not count made some of it.
+        flops_by_purpose: The same by what they went into, ``decoding``, ``guidance``, ``scoring``, ``rewards``,
+            ``training`` and ``sweep``.
     """
 
     dataset: str
@@ -54,6 +62,9 @@ class ComputeRow:
     tokens: Annotated[int, Meta(ge=0, le=10**18)]
     device_s: _Amount
     load_s: _Amount
+    samples: Annotated[int, Meta(ge=0, le=10**18)] = 0
+    flops: _Flops | None = None
+    flops_by_purpose: Mapping[str, _Flops] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +74,32 @@ class _Table:
 
 def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
     """Add up the shards of every stage whose outputs are stored."""
-    sums: dict[tuple[int | None, tuple[str, str, str, int | None, int, str]], list[float]] = {}
+    found: dict[tuple[int | None, _Where], list[tuple[Job, Mapping[str, float]]]] = {}
     for job in jobs:
         cost = store.cost(job.key)
         if not cost or not store.has(job.key, checksums=False):
             continue  # an interrupted run
         where = (job.dataset, job.model, job.algo, job.seed, job.round, job.stage)
-        total = sums.setdefault((job.reference, where), [0, 0.0, 0.0])
-        for place, name in enumerate(("tokens", "run_s", "load_s")):
-            total[place] += cost.get(name, 0) * (1 if name == "tokens" else job.devices)
-    rows = [
-        ComputeRow(*where, int(tokens), round(run_s, 3), round(load_s, 3), reference=reference)
-        for (reference, where), (tokens, run_s, load_s) in sums.items()
-    ]
+        found.setdefault((job.reference, where), []).append((job, cost))
+    rows = [_row(where, reference, shards) for (reference, where), shards in found.items()]
     return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
+
+
+def _row(where: _Where, reference: int | None, shards: Sequence[tuple[Job, Mapping[str, float]]]) -> ComputeRow:
+    def seconds(name: str) -> float:
+        return round(sum(cost.get(name, 0) * job.devices for job, cost in shards), 3)
+
+    purposes = sorted({name for _, cost in shards for name in cost if name.startswith(f"{FLOPS}/")})
+    return ComputeRow(
+        *where,
+        int(sum(cost.get("tokens", 0) for _, cost in shards)),
+        seconds("run_s"),
+        seconds("load_s"),
+        sum(job.samples for job, _ in shards),
+        None if any(FLOPS not in cost for _, cost in shards) else sum(cost[FLOPS] for _, cost in shards),
+        {name.partition("/")[2]: sum(cost.get(name, 0) for _, cost in shards) for name in purposes},
+        reference=reference,
+    )
 
 
 def write_compute(folder: Path, rows: Iterable[ComputeRow], makers: Iterable[Maker] = ()) -> None:
