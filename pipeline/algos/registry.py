@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pipeline.algos.base import Algorithm
+from operator import attrgetter
+
+from pipeline.algos.base import Algorithm, Stage
 from pipeline.algos.contract import check_algorithm
 from pipeline.algos.prepare import Preparation
 from pipeline.algos.reference import Reference
 from pipeline.config.own_code import import_object
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, unknown_name
 
 ALGORITHMS = {
@@ -30,6 +33,11 @@ SHARED = {
 
 SHARED_STAGES = {kind.name: tuple(stage.name for stage in kind.stages) for kind in (Reference, Preparation)}
 """Whose stages an algorithm may read besides its own."""
+
+
+def planned_stages(kind: type[Algorithm], config: Config) -> list[Stage]:
+    """The stages that a request has of an algorithm; see `Stage.only_with`."""
+    return [stage for stage in kind.stages if not stage.only_with or attrgetter(stage.only_with)(config)]
 
 
 def known_algorithms() -> list[str]:

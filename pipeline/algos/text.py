@@ -6,19 +6,18 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.algos import sweep
 from pipeline.algos.base import DATASET, PROMPTS, JobContext
 from pipeline.config.load import to_plain
 from pipeline.config.schema import HFModelConfig
 from pipeline.datasets.base import Dataset, Row, plain_text
 from pipeline.datasets.registry import load_dataset
 from pipeline.datasets.tokenized import TokenizedPrompts
-from pipeline.evaluation.front import FrontPoint, reward_kl_front
 from pipeline.evaluation.metrics import (
     FILE,
     Sample,
@@ -38,10 +37,8 @@ from pipeline.models.load import load_policy, load_tokenizer, load_value
 from pipeline.models.source import reference_folder
 from pipeline.results.outputs import METRICS
 from pipeline.results.paths import json_text
-from pipeline.results.prompts import PromptMeasures, Sums, write_prompts
+from pipeline.results.prompts import write_prompts
 from pipeline.rewards.scoring import Scored, Scorer
-
-FRONT_METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token")
 
 
 def reference_source(ctx: JobContext) -> str:
@@ -149,15 +146,20 @@ def score(
     return scorer.score(rows, texts, completions, batch_size)
 
 
-def eta_folder(eta: float) -> str:
-    """Folder of the samples at a further guidance strength, in the output of an evaluation."""
-    return f"eta={eta:g}"
+def evaluate(
+    ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path, split: str | None = None
+) -> None:
+    """Sample completions of held-out prompts, score them and write them to a folder.
 
-
-def evaluate(ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path) -> None:
-    """Sample completions of held-out prompts, score them and write them to a folder."""
+    Args:
+        ctx: Of the stage.
+        policy: What is evaluated.
+        dataset: Has the prompts.
+        folder: Where to.
+        split: Of the dataset; None for the one that the settings name.
+    """
     settings = ctx.config.evaluation
-    ids = dataset.ids(settings.split)[ctx.rows[0] : ctx.rows[1]]
+    ids = dataset.ids(split or settings.split)[ctx.rows[0] : ctx.rows[1]]
     rows = [dataset.row(int(row)) for row in ids]
     # The stream has no name of an algorithm or round in it: all are compared on the same draws.
     keys = sample_keys(ctx.seed, "evaluate", row_ids(rows), settings.num_samples)
@@ -199,39 +201,13 @@ def write_metrics(ctx: JobContext) -> None:
     others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
     compared = {name: read_samples(ctx.inputs[place]) for name, place in others.items() if ctx.inputs.get(place)}
     measured = measure(samples)
-    front, at_etas = _front(ctx)
-    rows = evaluation_rows(samples, settings, compared, measured) + front
+    tried = sweep.measured(ctx)
+    rows = evaluation_rows(samples, settings, compared, measured) + sweep.rows(tried, settings)
     (ctx.out / METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
-    own = measured.by_metric()
-    write_prompts(ctx.out, PromptMeasures(own.rows, {**own.sums, **at_etas}))
+    write_prompts(ctx.out, sweep.by_prompt(measured.by_metric(), tried))
     shown = shown_samples(samples, settings.sample_prompts)
     lines = (json_text(entry, ensure_ascii=False) + "\n" for entry in shown)
     (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")
-
-
-def _front(ctx: JobContext) -> tuple[list[dict[str, Any]], dict[str, Sums]]:
-    """Reward and KL at further guidance strengths, and which of them no other beats in both; and by prompt."""
-    rows: list[dict[str, Any]] = []
-    points = []
-    by_prompt: dict[str, Sums] = {}
-    for eta in ctx.config.evaluation.etas:
-        folders = [folder / eta_folder(eta) for folder in ctx.inputs["evaluate"]]
-        if not folders[0].is_dir():
-            continue  # a method without guidance
-        samples = read_samples(folders)
-        measured = measure(samples)
-        found = {row["metric"]: row for row in evaluation_rows(samples, ctx.config.evaluation, measured=measured)}
-        chosen = [name for name in FRONT_METRICS if name in found]
-        rows += [{**found[name], "metric": f"{name}/{eta_folder(eta)}"} for name in chosen]
-        sums = measured.by_metric().sums
-        by_prompt |= {f"{name}/{eta_folder(eta)}": sums[name] for name in chosen}
-        kl, reward = found["kl_per_sequence"]["value"], found["reward"]["value"]
-        if kl is not None and reward is not None:
-            points.append(FrontPoint(kl, reward, eta_folder(eta)))
-    front = {point.label for point in reward_kl_front(points)}
-    bare = {"ci_low": None, "ci_high": None, "n": 0}
-    marks = [{"metric": f"front/{point.label}", "value": float(point.label in front), **bare} for point in points]
-    return rows + marks, by_prompt
 
 
 def _number(value: float) -> float | None:

@@ -160,6 +160,11 @@ RULES = (
         "it is for value-guided algorithms, and this run has none",
     ),
     Rule(
+        "evaluation.kl_limit",
+        lambda run: not run.config.evaluation.etas,
+        "it is for the choice among evaluation.etas, and there are none",
+    ),
+    Rule(
         "training.*",
         lambda run: not _trains(run) and not _own(run),
         "nothing is trained in this run",

@@ -300,7 +300,11 @@ class EvaluationConfig:
     etas: list[float] = number(
         [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint="; inf is the reference policy"
     )
-    """Further guidance strengths at which value-guided methods are evaluated: points of reward against KL."""
+    """Further guidance strengths that value-guided methods are tried at on the validation split: points of reward
+    against KL. The best of these and of the method's own is then evaluated on `split`."""
+    kl_limit: float | None = number(None, at_least=0, at_most=1e6, hint=", or null for no limit")
+    """The best of `etas` has the highest mean reward of those whose KL per sequence is no more than this, in nats;
+    null sets no limit."""
     objective: str | None = hint("*")
     """Whose result a sweeper of Hydra maximises: an algorithm, a chain as `dataset/model/s0/ALGO`, or a pattern
     with `*`; of several chains the mean. Null gives it none."""

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import nn
 
-Purpose = Literal["decoding", "guidance", "scoring", "rewards", "training", "sweep"]
+Purpose = Literal["decoding", "guidance", "scoring", "rewards", "training"]
 """What FLOPs go into.
 
     decoding    the policy that writes
@@ -35,7 +35,6 @@ Purpose = Literal["decoding", "guidance", "scoring", "rewards", "training", "swe
     scoring     log-probabilities, divergences, calibration
     rewards     scores of reward models
     training    forward and backward passes of trainings
-    sweep       trying a policy at other settings
 """
 
 

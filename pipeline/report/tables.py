@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from pipeline.report.words import count
-from pipeline.results.compute import EVALUATION, ComputeRow
+from pipeline.report.words import count, si
+from pipeline.results.compute import EVALUATION, ComputeRow, to_answer, to_train
 from pipeline.results.primary import primary_metric
 from pipeline.results.record import Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
@@ -27,10 +27,11 @@ _RANKS: Mapping[str, int] = {
     "kl_per_sequence": 5,
     "p": 6,
     "its interval": 8,
-    "length": EXTRA,
-    "Mtokens": EXTRA + 1,
-    "device s": EXTRA + 2,
-    "kl_per_token": EXTRA + 3,
+    "FLOPs": EXTRA,
+    "per answer": EXTRA + 1,
+    "length": EXTRA + 2,
+    "device s": EXTRA + 3,
+    "kl_per_token": EXTRA + 4,
 }
 """What is left out first, where there is no room, has the highest rank."""
 _PRIMARY_RANK = 2
@@ -50,9 +51,16 @@ Cell = Mapping[str, PooledRow]
 
 @dataclass(frozen=True)
 class Cost:
-    """What an algorithm took up to the end of a round, evaluation left out; the mean over its chains."""
+    """What an algorithm took up to the end of a round; the mean over its chains.
 
-    tokens: float
+    Attributes:
+        flops: Without evaluation; None where they were not counted.
+        answer: FLOPs of an answer after that round, likewise.
+        device_s: Seconds that a device was held, without evaluation.
+    """
+
+    flops: float | None
+    answer: float | None
     device_s: float
 
 
@@ -128,7 +136,8 @@ def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> 
         else:
             yield _number(name, HEADINGS[name])
     if with_costs:
-        yield _number("Mtokens", "Mtokens")
+        yield _number("FLOPs", "FLOPs")
+        yield _number("per answer", "per answer")
         yield _number("device s", "device s")
 
 
@@ -137,15 +146,20 @@ def _number(name: str, heading: str) -> Column:
 
 
 def _cost(rows: Iterable[ComputeRow], algo: str, number: int) -> Cost | None:
-    spent = [row for row in rows if row.algo == algo and row.round <= number and row.stage not in EVALUATION]
+    own = [row for row in rows if row.algo == algo and row.round <= number]
+    spent = [row for row in own if row.stage not in EVALUATION]
     if not spent:
         return None
     chains = len({(row.reference, row.seed) for row in spent})
-    return Cost(sum(row.tokens for row in spent) / chains, sum(row.device_s for row in spent) / chains)
+    flops, answer = to_train(spent), to_answer(row for row in own if row.round == number)
+    return Cost(None if flops is None else flops / chains, answer, sum(row.device_s for row in spent) / chains)
 
 
 def _spent(cost: Cost | None) -> list[str]:
-    return [f"{cost.tokens / 1e6:.2f}", f"{cost.device_s:.1f}"] if cost else []
+    if cost is None:
+        return []
+    flops = ["" if number is None else si(number) for number in (cost.flops, cost.answer)]
+    return [*flops, f"{cost.device_s:.1f}"]
 
 
 def _worth_showing(cells: Mapping[At, Cell]) -> list[str]:

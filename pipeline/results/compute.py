@@ -21,7 +21,10 @@ from pipeline.results.paths import json_text, write_whole
 from pipeline.results.store import FLOPS, Store
 
 FILE = "compute.json"
-EVALUATION = ("evaluate", "metrics")
+EVALUATION = ("evaluate", "metrics", "sweep")
+"""Stages that measure and do not train."""
+ANSWERING = ("decoding", "guidance")
+"""What FLOPs of an evaluation go into answers, and not into measuring them."""
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Flops = Annotated[float, Meta(ge=0, le=1e36)]
 
@@ -48,8 +51,8 @@ class ComputeRow:
         load_s: Seconds of them spent loading.
         samples: Completions that a stage was asked for, where it is split by prompts.
         flops: What was computed, see `models.flops`; None where a version that did not count made some of it.
-        flops_by_purpose: The same by what they went into, ``decoding``, ``guidance``, ``scoring``, ``rewards``,
-            ``training`` and ``sweep``.
+        flops_by_purpose: The same by what they went into: ``decoding``, ``guidance``, ``scoring``, ``rewards``,
+            ``training``.
     """
 
     dataset: str
@@ -83,6 +86,26 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
         found.setdefault((job.reference, where), []).append((job, cost))
     rows = [_row(where, reference, shards) for (reference, where), shards in found.items()]
     return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
+
+
+def to_train(rows: Iterable[ComputeRow]) -> float | None:
+    """FLOPs of stages that do not evaluate; None where some were not counted."""
+    found = [row.flops for row in rows if row.stage not in EVALUATION]
+    counted = [flops for flops in found if flops is not None]
+    return sum(counted) if len(counted) == len(found) else None
+
+
+def to_answer(rows: Iterable[ComputeRow]) -> float | None:
+    """FLOPs of an answer, the mean over what was evaluated; None where they were not counted.
+
+    What guides it or picks it counts, as do further completions that it is picked from; a prompt counts once for
+    all of its samples.
+    """
+    evaluated = [row for row in rows if row.stage == "evaluate"]
+    samples = sum(row.samples for row in evaluated)
+    if not samples or any(row.flops is None for row in evaluated):
+        return None
+    return sum(row.flops_by_purpose.get(name, 0) for row in evaluated for name in ANSWERING) / samples
 
 
 def _row(where: _Where, reference: int | None, shards: Sequence[tuple[Job, Mapping[str, float]]]) -> ComputeRow:
