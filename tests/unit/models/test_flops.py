@@ -218,31 +218,16 @@ def test_encoders() -> None:
 
 
 def test_padding_and_the_number_of_texts_at_once_change_nothing() -> None:
-    model, prompts = _tiny().eval(), [[1], [2, 3, 4, 5, 6], [7, 8, 9]]
+    model, prompts, budgets = _tiny().eval(), [[1], [2, 3, 4, 5, 6], [7, 8, 9]], [9, 4, 1]
     keys = sample_keys(0, "test", np.arange(3), 2)
-    found = [
-        counts(
-            lambda size=size: decode(
-                model, prompts, [9, 4, 1], DecodeSettings(batch_size=size), keys=keys, samples=2
-            )
-        )[0]
-        for size in (2, 6)
-    ]
-    assert found[0] == found[1]
-    apart = [
-        counts(
-            lambda place=place: decode(
-                model,
-                prompts[place : place + 1],
-                [9, 4, 1][place : place + 1],
-                DecodeSettings(batch_size=2),
-                keys=keys[place : place + 1],
-                samples=2,
-            )
-        )[0]["decoding"]
-        for place in range(3)
-    ]
-    assert found[0]["decoding"] == sum(apart)
+
+    def spent(size: int, part: slice = slice(None)) -> int:
+        settings = DecodeSettings(batch_size=size)
+        with metered() as meter:
+            decode(model, prompts[part], budgets[part], settings, keys=keys[part], samples=2)
+        return meter.total
+
+    assert spent(6) == spent(2) == sum(spent(2, slice(at, at + 1)) for at in range(3))
 
 
 def test_what_is_attended_to() -> None:
