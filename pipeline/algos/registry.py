@@ -8,6 +8,7 @@ from pipeline.algos.base import Algorithm, Stage
 from pipeline.algos.contract import check_algorithm
 from pipeline.algos.prepare import Preparation
 from pipeline.algos.reference import Reference
+from pipeline.config.fronts import point_of
 from pipeline.config.own_code import import_object
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, unknown_name
@@ -54,7 +55,7 @@ def load_algorithm(name: str, class_path: str | None = None) -> type[Algorithm]:
     Raises:
         ConfigError: The name is unknown, the path names no `Algorithm`, or one that cannot run.
     """
-    known = {**ALGORITHMS, **SHARED}
+    known, (name, _) = {**ALGORITHMS, **SHARED}, point_of(name)
     if class_path is None and name not in known:
         raise ConfigError(unknown_name("algorithm", name, ALGORITHMS))
     path = class_path or known[name]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from pipeline.config.fronts import point_of
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
     AlgoConfig,
@@ -45,7 +46,8 @@ class Run:
     @property
     def algo(self) -> AlgoConfig | None:
         """The algorithm that the key belongs to."""
-        return self.config.algos.get(self.key[1])
+        points = (algo for name, algo in self.config.algos.items() if point_of(name)[0] == self.key[1])
+        return self.config.algos.get(self.key[1]) or next(points, None)
 
     @property
     def enabled(self) -> list[AlgoConfig]:

@@ -308,6 +308,10 @@ class EvaluationConfig:
     objective: str | None = hint("*")
     """Whose result a sweeper of Hydra maximises: an algorithm, a chain as `dataset/model/s0/ALGO`, or a pattern
     with `*`; of several chains the mean. Null gives it none."""
+    matched_kl: list[float] = number([], above=0, at_most=1e6, affects_result=False)
+    """KL per sequence, in nats, at which fronts are compared; empty takes parts of what all of them span."""
+    budgets: list[float] = number([], above=0, at_most=1e36, affects_result=False)
+    """FLOPs of training at which methods are compared, each after its last round within them; empty for none."""
     reward_batch_size: int = number(256, at_least=1, at_most=1_000_000, affects_result=False)
     """Completions handed to a reward at once."""
     sample_prompts: int = number(8, at_least=0, at_most=1_000_000)
@@ -421,6 +425,9 @@ class AlgoConfig:
     epochs: int = number(4, at_least=1, at_most=1_000_000)
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of an algorithm of your own."""
+    front: dict[str, Any] = field(default_factory=dict, metadata={"affects_result": False})
+    """Settings of this algorithm with lists of values, as `{learning_rate: [1e-4, 3e-4]}`: it is run at each of
+    them, as points of a front of reward against KL."""
 
 
 @dataclass(kw_only=True)
