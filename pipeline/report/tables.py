@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pipeline.report.words import count, si
-from pipeline.results.compute import EVALUATION, ComputeRow, to_answer, to_train
+from pipeline.results.compute import ComputeRow, of_training, to_answer, to_train
 from pipeline.results.primary import primary_metric
 from pipeline.results.record import Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
@@ -146,13 +146,12 @@ def _number(name: str, heading: str) -> Column:
 
 
 def _cost(rows: Iterable[ComputeRow], algo: str, number: int) -> Cost | None:
-    own = [row for row in rows if row.algo == algo and row.round <= number]
-    spent = [row for row in own if row.stage not in EVALUATION]
+    every = list(rows)
+    spent, chains = of_training(every, algo, number)
     if not spent:
         return None
-    chains = len({(row.reference, row.seed) for row in spent})
-    flops, answer = to_train(spent), to_answer(row for row in own if row.round == number)
-    return Cost(None if flops is None else flops / chains, answer, sum(row.device_s for row in spent) / chains)
+    answer = to_answer(row for row in every if (row.algo, row.round) == (algo, number))
+    return Cost(to_train(every, algo, number), answer, sum(row.device_s for row in spent) / chains)
 
 
 def _spent(cost: Cost | None) -> list[str]:

@@ -71,8 +71,47 @@ class ComputeRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Table:
-    rows: list[ComputeRow]
+class BudgetRow:
+    """A method at a training budget: after its last round whose training, all rounds before included, is within.
+
+    Attributes:
+        dataset: Name of the dataset.
+        model: Name of the model.
+        algo: The method.
+        budget: FLOPs that a chain may take.
+        round: The round; None where the first one takes more.
+        flops: What it has taken, the mean over the chains.
+        metric: What methods are judged by.
+        value: The result after that round.
+        ci_low: Lower end of its interval.
+        ci_high: Upper end.
+        kl: Divergence from the reference in nats per sequence.
+    """
+
+    dataset: str
+    model: str
+    algo: str
+    budget: _Flops
+    round: int | None = None
+    flops: _Flops | None = None
+    metric: str = ""
+    value: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    kl: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """What ``compute.json`` says.
+
+    Attributes:
+        rows: Of stages.
+        budgets: Of methods at training budgets.
+    """
+
+    rows: list[ComputeRow] = field(default_factory=list)
+    budgets: list[BudgetRow] = field(default_factory=list)
 
 
 def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
@@ -88,11 +127,21 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
     return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
 
 
-def to_train(rows: Iterable[ComputeRow]) -> float | None:
-    """FLOPs of stages that do not evaluate; None where some were not counted."""
-    found = [row.flops for row in rows if row.stage not in EVALUATION]
-    counted = [flops for flops in found if flops is not None]
-    return sum(counted) if len(counted) == len(found) else None
+def of_training(rows: Iterable[ComputeRow], algo: str, number: int) -> tuple[list[ComputeRow], int]:
+    """Rows of an algorithm up to a round, without those of evaluation, and how many chains they are of."""
+    found = [row for row in rows if row.algo == algo and row.round <= number and row.stage not in EVALUATION]
+    return found, len({(row.reference, row.seed) for row in found})
+
+
+def to_train(rows: Iterable[ComputeRow], algo: str, number: int) -> float | None:
+    """FLOPs of an algorithm up to a round without evaluation, the mean over its chains.
+
+    Returns:
+        None where some were not counted.
+    """
+    found, chains = of_training(rows, algo, number)
+    counted = [row.flops for row in found if row.flops is not None]
+    return sum(counted) / chains if chains and len(counted) == len(found) else None
 
 
 def to_answer(rows: Iterable[ComputeRow]) -> float | None:
@@ -125,19 +174,19 @@ def _row(where: _Where, reference: int | None, shards: Sequence[tuple[Job, Mappi
     )
 
 
-def write_compute(folder: Path, rows: Iterable[ComputeRow], makers: Iterable[Maker] = ()) -> None:
-    """Write ``compute.json`` to the folder of a run: the rows, and what their outputs were made with."""
-    found = {"rows": [asdict(row) for row in rows], "made_with": [asdict(maker) for maker in makers]}
+def write_compute(folder: Path, compute: Compute, makers: Iterable[Maker] = ()) -> None:
+    """Write ``compute.json`` to the folder of a run: what was spent, and what the outputs were made with."""
+    found = {**asdict(compute), "made_with": [asdict(maker) for maker in makers]}
     write_whole(folder / FILE, json_text(found, indent=1) + "\n")
 
 
-def read_compute(folder: Path) -> list[ComputeRow]:
+def read_compute(folder: Path) -> Compute:
     """Read ``compute.json`` of a run; empty where it has none that can be used, as it is for people only."""
     path = folder / FILE
     try:
-        return read_json_file(path, _Table, follow=True).rows
+        return read_json_file(path, Compute, follow=True)
     except FileNotFoundError:
-        return []
+        return Compute()
     except (ForeignDataError, OSError) as error:
         log.warning("%s is passed over: %s", path, error)
-        return []
+        return Compute()
