@@ -51,7 +51,8 @@ def measured(ctx: JobContext) -> dict[str, Tried]:
     """What the sweep of this round has seen, by the names of folders; nothing where there was none."""
     outputs = ctx.inputs.get(STAGE, ())
     names = sorted(path.name for path in outputs[0].glob(f"{_PREFIX}*")) if outputs else []
-    return {name: _tried([output / name for output in outputs]) for name in names}
+    tried = {name: _tried([output / name for output in outputs]) for name in names}
+    return {name: seen for name, seen in tried.items() if seen.samples}  # a dataset may have no such split
 
 
 def _tried(folders: Sequence[Path]) -> Tried:

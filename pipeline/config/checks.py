@@ -272,11 +272,9 @@ def _attention(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:
 
 
 def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
-    sizes = {"test": dataset.test_size, "validation": dataset.validation_size}
-    for split in dict.fromkeys([config.evaluation.split, *(["validation"] if config.evaluation.etas else [])]):
-        size = sizes.get(split)
-        if size is None or size >= config.evaluation.num_prompts:
-            continue
+    split = config.evaluation.split
+    size = {"test": dataset.test_size, "validation": dataset.validation_size}.get(split)
+    if size is not None and size < config.evaluation.num_prompts:
         yield (
             f"evaluation.num_prompts={config.evaluation.num_prompts}: the {split} split of "
             f"{key} has {size} prompts; ask for fewer or raise {key}.{split}_size"
