@@ -20,7 +20,15 @@ from pipeline.config.candidates import candidates_note
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
 from pipeline.config.load import to_plain
-from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, HFModelConfig, StageChoice
+from pipeline.config.schema import (
+    AUTO,
+    Backend,
+    Config,
+    EvaluationConfig,
+    ExecutionConfig,
+    HFModelConfig,
+    StageChoice,
+)
 from pipeline.datasets.registry import load_dataset
 from pipeline.devices.inventory import Device
 from pipeline.devices.layout import Layout, make_layout
@@ -41,12 +49,13 @@ from pipeline.plan.size import check_size, extent_of
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, summarize
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
+from pipeline.report.fronts import budget_tables, front_tables
 from pipeline.report.gpus import GpuLog
 from pipeline.report.live import make_reporter
 from pipeline.report.plan import plan_table
 from pipeline.report.tables import result_tables
 from pipeline.report.words import duration, jobs, logs_command
-from pipeline.results.compute import collect_compute, read_compute, write_compute
+from pipeline.results.compute import Compute, collect_compute, read_compute, write_compute
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
 from pipeline.results.links import link_all, link_stored
@@ -354,13 +363,13 @@ def _carry_out(
             rows,
             prompt_reader(store, plan.jobs.values(), tell),
             config.rounds_of_training,
-            config.evaluation.confidence,
+            config.evaluation,
         )
         results = replace(results, common_eta=config.evaluation.common_eta)
         write_results(run, results)
         write_samples(run, store, plan.jobs.values(), tell)
         makers = collect_makers(store, plan.jobs.values())
-        write_compute(run.path, collect_compute(store, plan.jobs.values()), makers)
+        write_compute(run.path, _compute(store, plan, results, config.evaluation.budgets), makers)
         if config.stage is StageChoice.prepare:
             _tell_prepared(request, outcome, console)
         else:
@@ -549,21 +558,43 @@ def run_jobs(
 
 
 def summed_up(
-    rows: list[ResultRow], read: Callable[[Place], PromptMeasures | None], last_round: int, confidence: float
+    rows: list[ResultRow],
+    read: Callable[[Place], PromptMeasures | None],
+    last_round: int,
+    settings: EvaluationConfig,
 ) -> Results:
-    """The results of a run: the rows of its chains, and what they say of methods; see `pooling.pooled`."""
+    """The results of a run: the rows of its chains, and what they say of methods; see `pooling` and `fronts`."""
     # Not with the other imports: scipy takes time to load, which commands that pool nothing need not wait for.
+    from pipeline.evaluation.fronts import fronts
     from pipeline.evaluation.pooling import pooled
 
-    found, comparisons = pooled(rows, read, last_round, confidence)
-    return Results(rows=rows, pooled=found, comparisons=comparisons, confidence=confidence)
+    found, comparisons = pooled(rows, read, last_round, settings.confidence)
+    points, matched = fronts(found, settings.matched_kl, settings.split)
+    return Results(
+        rows=rows,
+        pooled=found,
+        comparisons=comparisons,
+        confidence=settings.confidence,
+        fronts=points,
+        matched=matched,
+    )
+
+
+def _compute(store: Store, plan: Plan, results: Results, budgets: Sequence[float]) -> Compute:
+    from pipeline.evaluation.budgets import at_budgets
+
+    rows = collect_compute(store, plan.jobs.values())
+    return Compute(rows=rows, budgets=at_budgets(results.pooled, rows, budgets))
 
 
 def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:
     """Print the table of results and where the rest of them is; a label goes to the titles."""
     if results.rows and not results.pooled:  # of an earlier version, which knew chains alone
-        results = summed_up(results.rows, lambda _: None, 0, results.confidence)
-    for table in result_tables(results, read_compute(run.path), label):
+        settings = EvaluationConfig(confidence=results.confidence)
+        results = summed_up(results.rows, lambda _: None, 0, settings)
+    compute = read_compute(run.path)
+    tables = result_tables(results, compute.rows, label)
+    for table in (*tables, *front_tables(results, label), *budget_tables(compute.budgets, label)):
         console.print()
         console.print(table)
     if not results.rows:

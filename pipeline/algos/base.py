@@ -58,6 +58,8 @@ class Stage:
         config: Sections of the configuration that it may read. They are what its key covers.
         seeded: Whether the result depends on the seed of the chain.
         devices: Devices it needs at once.
+        only_with: A list among the settings, as ``evaluation.etas``: without an entry in it the stage is left out,
+            and what reads it has no such input. "" for a stage that is always there.
         scales: Whether it trains one model with `train`, so that `training.gpus_per_job` devices can share that.
         loads_models: False for work on files alone, which has no preference for a worker.
         seconds: Rough time per job (per 1,000 samples where it is split) on one CPU core with the default
@@ -70,6 +72,7 @@ class Stage:
     config: tuple[Section, ...] = ()
     seeded: bool = True
     devices: int = 1
+    only_with: str = ""
     scales: bool = False
     loads_models: bool = True
     seconds: float = 1.0

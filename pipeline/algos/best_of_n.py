@@ -119,7 +119,9 @@ def _reward_model(ctx: JobContext) -> Picker:
     key = ("value", str(folder))
     model = ctx.models.get(key, lambda: load_value(folder, system, ctx.device), ctx.loading)
     size = ctx.config.generation.batch_size
-    return by_score(lambda data: reward_scores(model, data, micro_batch_size=size, device=ctx.device))
+    return by_score(
+        lambda data: reward_scores(model, data, micro_batch_size=size, device=ctx.device, purpose="guidance")
+    )
 
 
 def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from keyword import iskeyword
+from operator import attrgetter
 from typing import get_args, get_type_hints
 
 from pipeline.algos.base import Algorithm, Read, Section, Stage
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, unknown_name
 
 _SECTIONS = get_args(Section)
@@ -105,11 +107,20 @@ def _stages(kind: type[Algorithm], shared: dict[str, tuple[str, ...]]) -> Iterat
             yield f"the stage '{stage.name}' has shards={stage.shards!r}; it must be 'train', 'eval' or None"
         if stage.devices < 1:
             yield f"the stage '{stage.name}' has devices={stage.devices}; it must be at least 1"
+        if stage.only_with and not isinstance(_default(stage.only_with), list):
+            yield f"the stage '{stage.name}' has only_with={stage.only_with!r}; no setting of that name is a list"
         for section in stage.config:
             if section not in _SECTIONS:
                 yield f"the stage '{stage.name}': " + unknown_name("section", str(section), _SECTIONS)
         for read in stage.reads:
             yield from (f"the stage '{stage.name}' {problem}" for problem in _read(read, place, names, shared))
+
+
+def _default(setting: object) -> object:
+    try:
+        return attrgetter(str(setting))(Config())
+    except AttributeError:
+        return None
 
 
 def _read(read: object, place: int, names: list[str], shared: dict[str, tuple[str, ...]]) -> Iterator[str]:

@@ -79,10 +79,11 @@ class DPO(PostTrainingAlgorithms):
 
     def _anchor_scores(self, ctx: JobContext, pairs: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
-        from pipeline.training.policy import completion_logprobs, score_sequences
+        from pipeline.training.policy import completion_logprobs, note_scored, score_sequences
         from pipeline.training.precision import computing_in
 
         anchor = self.anchor_model(ctx, _settings(ctx).reference)
+        note_scored(pairs, anchor)
         with computing_in(ctx.config.system.dtype, ctx.device):
             return score_sequences(
                 pairs,

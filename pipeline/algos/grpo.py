@@ -74,12 +74,13 @@ class GRPO(PostTrainingAlgorithms):
 
     def _anchor(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
-        from pipeline.training.policy import completion_logprobs, score_sequences
+        from pipeline.training.policy import completion_logprobs, note_scored, score_sequences
         from pipeline.training.precision import computing_in
         from pipeline.training.samples import padded, supervised_columns
 
         model = self.anchor_model(ctx, _settings(ctx).reference)
         temperature = ctx.config.generation.temperature
+        note_scored(samples.sequences, model)
         with computing_in(ctx.config.system.dtype, ctx.device):
             found = score_sequences(
                 samples.sequences,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
 from pipeline.algos.qsharp import QSharp, settings
 from pipeline.algos.reward_stage import REWARD
 from pipeline.config.schema import AlgoConfig, QSharpHFConfig
@@ -36,8 +36,7 @@ class QSharpHF(QSharp):
             scales=True,
             seconds=15.0,
         ),
-        QSharp.stages[2],
-        METRICS,
+        *QSharp.stages[2:],
     )
 
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from pipeline.algos.base import Algorithm
+from operator import attrgetter
+
+from pipeline.algos.base import Algorithm, Stage
 from pipeline.algos.contract import check_algorithm
 from pipeline.algos.prepare import Preparation
 from pipeline.algos.reference import Reference
+from pipeline.config.fronts import point_of
 from pipeline.config.own_code import import_object
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, unknown_name
 
 ALGORITHMS = {
@@ -32,6 +36,11 @@ SHARED_STAGES = {kind.name: tuple(stage.name for stage in kind.stages) for kind 
 """Whose stages an algorithm may read besides its own."""
 
 
+def planned_stages(kind: type[Algorithm], config: Config) -> list[Stage]:
+    """The stages that a request has of an algorithm; see `Stage.only_with`."""
+    return [stage for stage in kind.stages if not stage.only_with or attrgetter(stage.only_with)(config)]
+
+
 def known_algorithms() -> list[str]:
     """Names of the algorithms that ship, sorted."""
     return sorted(ALGORITHMS)
@@ -46,7 +55,7 @@ def load_algorithm(name: str, class_path: str | None = None) -> type[Algorithm]:
     Raises:
         ConfigError: The name is unknown, the path names no `Algorithm`, or one that cannot run.
     """
-    known = {**ALGORITHMS, **SHARED}
+    known, (name, _) = {**ALGORITHMS, **SHARED}, point_of(name)
     if class_path is None and name not in known:
         raise ConfigError(unknown_name("algorithm", name, ALGORITHMS))
     path = class_path or known[name]

@@ -11,6 +11,7 @@ from pipeline.algos.torch_setup import prepare_torch
 from pipeline.config.load import stage_config_from_plain
 from pipeline.config.own_code import check_unchanged
 from pipeline.config.schema import PolicyAlgoConfig, Sharding, StageConfig, Strategy
+from pipeline.models.flops import metered
 
 if TYPE_CHECKING:
     from pipeline.training.distributed import Ranks
@@ -31,11 +32,12 @@ def run_stage(work: Work) -> None:
     config = stage_config_from_plain(payload["config"])
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
     prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
-    with _on_device(work), _joined(work) as ranks:
+    with _on_device(work), _joined(work) as ranks, metered() as meter:
         context = _context(work, config, ranks)
         if ranks:
             _settle(context)
         getattr(algorithm, payload["stage"])(context)
+    work.flops = {purpose: float(count) for purpose, count in meter.flops.items()}
 
 
 def _context(work: Work, config: StageConfig, ranks: Ranks | None) -> JobContext:

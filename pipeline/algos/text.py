@@ -6,19 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.algos import sweep
 from pipeline.algos.base import DATASET, PROMPTS, JobContext
 from pipeline.config.load import to_plain
 from pipeline.config.schema import HFModelConfig
 from pipeline.datasets.base import Dataset, Row, plain_text
 from pipeline.datasets.registry import load_dataset
 from pipeline.datasets.tokenized import TokenizedPrompts
-from pipeline.evaluation.front import FrontPoint, reward_kl_front
 from pipeline.evaluation.metrics import (
     FILE,
     Sample,
@@ -28,7 +27,7 @@ from pipeline.evaluation.metrics import (
     shown_samples,
     write_samples,
 )
-from pipeline.evaluation.optimum import REGRET, J, read_log_right
+from pipeline.evaluation.optimum import read_log_right
 from pipeline.generation.decode import Guidance
 from pipeline.generation.guide import readable, value_reader
 from pipeline.generation.policy import TextPolicy
@@ -39,10 +38,8 @@ from pipeline.models.load import load_policy, load_tokenizer, load_value
 from pipeline.models.source import reference_folder
 from pipeline.results.outputs import METRICS
 from pipeline.results.paths import json_text
-from pipeline.results.prompts import PromptMeasures, Sums, write_prompts
+from pipeline.results.prompts import PromptMeasures, write_prompts
 from pipeline.rewards.scoring import Scored, Scorer
-
-FRONT_METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token", J, REGRET)
 
 
 def reference_source(ctx: JobContext) -> str:
@@ -129,9 +126,9 @@ def round_rows(ctx: JobContext, dataset: Dataset) -> list[Row]:
     return [dataset.row(int(row)) for row in ids[ctx.rows[0] : ctx.rows[1]]]
 
 
-def held_out_rows(ctx: JobContext, dataset: Dataset) -> list[Row]:
-    """The evaluation rows of this shard."""
-    ids = dataset.ids(ctx.config.evaluation.split)[ctx.rows[0] : ctx.rows[1]]
+def held_out_rows(ctx: JobContext, dataset: Dataset, split: str | None = None) -> list[Row]:
+    """The evaluation rows of this shard; of another split than `evaluation.split` where one is named."""
+    ids = dataset.ids(split or ctx.config.evaluation.split)[ctx.rows[0] : ctx.rows[1]]
     return [dataset.row(int(row)) for row in ids]
 
 
@@ -161,13 +158,14 @@ def score(
     return scorer.score(rows, texts, completions, batch_size)
 
 
-def eta_folder(eta: float) -> str:
-    """Folder of the samples at a further guidance strength, in the output of an evaluation."""
-    return f"eta={eta:g}"
-
-
 def evaluate(
-    ctx: JobContext, policy: TextPolicy, dataset: Dataset, folder: Path, samples: int | None = None
+    ctx: JobContext,
+    policy: TextPolicy,
+    dataset: Dataset,
+    folder: Path,
+    *,
+    split: str | None = None,
+    samples: int | None = None,
 ) -> None:
     """Sample completions of held-out prompts, score them and write them to a folder.
 
@@ -176,10 +174,11 @@ def evaluate(
         policy: That completes.
         dataset: Of the chain.
         folder: Where to write.
+        split: Of the dataset; None takes `evaluation.split`.
         samples: Completions of each prompt; None takes `evaluation.num_samples`.
     """
     samples = samples or ctx.config.evaluation.num_samples
-    rows = held_out_rows(ctx, dataset)
+    rows = held_out_rows(ctx, dataset, split)
     # The stream has no name of an algorithm or round in it: all are compared on the same draws.
     keys = sample_keys(ctx.seed, "evaluate", row_ids(rows), samples)
     decoded = policy.complete(
@@ -227,11 +226,10 @@ def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None 
     measured = measure(samples, settings.common_eta, log_right(ctx))
     for name, measures in (anchors or {}).items():
         measured = measured.beside(name, measures)
-    front, at_etas = _front(ctx)
-    rows = evaluation_rows(samples, settings, compared, measured) + front
+    tried = sweep.measured(ctx)
+    rows = evaluation_rows(samples, settings, compared, measured) + sweep.rows(tried, settings)
     (ctx.out / METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
-    own = measured.by_metric()
-    write_prompts(ctx.out, PromptMeasures(own.rows, {**own.sums, **at_etas}))
+    write_prompts(ctx.out, sweep.by_prompt(measured.by_metric(), tried))
     shown = shown_samples(samples, settings.sample_prompts)
     lines = (json_text(entry, ensure_ascii=False) + "\n" for entry in shown)
     (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")
@@ -240,32 +238,6 @@ def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None 
 def log_right(ctx: JobContext) -> dict[int, float]:
     """What the evaluation of the reference says of the optimum; see `evaluation.optimum`."""
     return read_log_right(ctx.inputs.get("reference.evaluate") or ctx.inputs["evaluate"])
-
-
-def _front(ctx: JobContext) -> tuple[list[dict[str, Any]], dict[str, Sums]]:
-    """Reward and KL at further guidance strengths, and which of them no other beats in both; and by prompt."""
-    rows: list[dict[str, Any]] = []
-    points = []
-    by_prompt: dict[str, Sums] = {}
-    known = log_right(ctx)
-    for eta in ctx.config.evaluation.etas:
-        folders = [folder / eta_folder(eta) for folder in ctx.inputs["evaluate"]]
-        if not folders[0].is_dir():
-            continue  # a method without guidance
-        samples = read_samples(folders)
-        measured = measure(samples, eta, known)
-        found = {row["metric"]: row for row in evaluation_rows(samples, ctx.config.evaluation, measured=measured)}
-        chosen = [name for name in FRONT_METRICS if name in found]
-        rows += [{**found[name], "metric": f"{name}/{eta_folder(eta)}"} for name in chosen]
-        sums = measured.by_metric().sums
-        by_prompt |= {f"{name}/{eta_folder(eta)}": sums[name] for name in chosen}
-        kl, reward = found["kl_per_sequence"]["value"], found["reward"]["value"]
-        if kl is not None and reward is not None:
-            points.append(FrontPoint(kl, reward, eta_folder(eta)))
-    front = {point.label for point in reward_kl_front(points)}
-    bare = {"ci_low": None, "ci_high": None, "n": 0}
-    marks = [{"metric": f"front/{point.label}", "value": float(point.label in front), **bare} for point in points]
-    return rows + marks, by_prompt
 
 
 def _number(value: float) -> float | None:

@@ -2,6 +2,7 @@
 
 generate    roll in by the current guided policy, cut, roll out by the reference, label     (per shard)
 train       fit the value model to the labelled tokens
+sweep       try further strengths of guidance on the validation split, where asked for         (per shard)
 evaluate    sample from the guided policy                                                  (per shard)
 metrics     numbers with intervals
 """
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class ValueGuidedAlgorithms(Algorithm):
     """Methods that leave the reference as it is and steer its decoding by a learned value (PITA, QSharp)."""
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
@@ -50,13 +51,21 @@ class ValueGuidedAlgorithms(Algorithm):
             seconds=15.0,
         ),
         Stage(
-            "evaluate",
+            "sweep",
             shards="eval",
             reads=(REFERENCE_TRAIN, Read("train")),
             config=(*TEXT, "evaluation", "algo"),
+            only_with="evaluation.etas",
+            seconds=4.0,
+        ),
+        Stage(
+            "evaluate",
+            shards="eval",
+            reads=(REFERENCE_TRAIN, Read("train"), Read("sweep")),
+            config=(*TEXT, "evaluation", "algo"),
             seconds=1.0,
         ),
-        METRICS,
+        replace(METRICS, reads=(*METRICS.reads, Read("sweep"))),
     )
 
     @abstractmethod
@@ -166,17 +175,29 @@ class ValueGuidedAlgorithms(Algorithm):
         }
         (ctx.out / TRAINING).write_text(json_text({**about, "loss": losses}) + "\n")
 
-    def evaluate(self, ctx: JobContext) -> None:
-        """Sample from the guided policy; with eta=inf that is the reference, and no guide is loaded."""
+    def sweep(self, ctx: JobContext) -> None:
+        """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
         with ctx.loading():
-            from pipeline.algos import text
-        dataset = text.open_dataset(ctx)
-        algo = _settings(ctx)
-        text.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
-        for eta in ctx.config.evaluation.etas:
-            folder = ctx.out / text.eta_folder(eta)
+            from pipeline.algos import sweep, text
+        dataset, algo = text.open_dataset(ctx), _settings(ctx)
+        for name, eta in sweep.strengths(algo.eta, ctx.config.evaluation.etas).items():
+            folder = ctx.out / name
             folder.mkdir()
-            text.evaluate(ctx, self._policy(ctx, dataset, replace(algo, eta=eta)), dataset, folder)
+            policy = self._policy(ctx, dataset, replace(algo, eta=eta))
+            text.evaluate(ctx, policy, dataset, folder, split=sweep.SPLIT)
+
+    def evaluate(self, ctx: JobContext) -> None:
+        """Sample from the guided policy, at the best strength of a sweep where there was one.
+
+        With eta=inf that is the reference, and no guide is loaded.
+        """
+        with ctx.loading():
+            from pipeline.algos import sweep, text
+        dataset, algo = text.open_dataset(ctx), _settings(ctx)
+        best = sweep.chosen(sweep.measured(ctx), ctx.config.evaluation)
+        if best is not None:
+            algo = replace(algo, eta=sweep.strengths(algo.eta, ctx.config.evaluation.etas)[best])
+        text.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
 
     def _policy(self, ctx: JobContext, dataset: Dataset, algo: ValueAlgoConfig) -> TextPolicy:
         from pipeline.algos import text

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.config.atoms import LARGEST_ATOMS, MOST_GRID_ERROR, grid_error, least_atoms
+from pipeline.config.fronts import SUFFIX
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
     NOTHING,
@@ -154,7 +155,8 @@ def _tables(config: Config) -> Iterator[str]:
     for table, names in (("datasets", config.datasets), ("models", config.models), ("algos", config.algos)):
         if not names:
             yield f"{table} is empty: name at least one"
-        yield from (f"{table}.{brief(name)}: not a plain name" for name in names if not _NAME.fullmatch(name))
+        plain = re.compile(_NAME.pattern + (SUFFIX if table == "algos" else ""))
+        yield from (f"{table}.{brief(name)}: not a plain name" for name in names if not plain.fullmatch(name))
     for name, taken_by in (("reference", "the reference policy"), ("dataset", "the preparation of datasets")):
         if name in config.algos:
             yield f"algos.{name}: this name is taken by {taken_by}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from pipeline.config.fronts import point_of
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
     AlgoConfig,
@@ -45,7 +46,8 @@ class Run:
     @property
     def algo(self) -> AlgoConfig | None:
         """The algorithm that the key belongs to."""
-        return self.config.algos.get(self.key[1])
+        points = (algo for name, algo in self.config.algos.items() if point_of(name)[0] == self.key[1])
+        return self.config.algos.get(self.key[1]) or next(points, None)
 
     @property
     def enabled(self) -> list[AlgoConfig]:
@@ -158,6 +160,11 @@ RULES = (
         "evaluation.etas",
         lambda run: not _guides(run) and not _own(run),
         "it is for value-guided algorithms, and this run has none",
+    ),
+    Rule(
+        "evaluation.kl_limit",
+        lambda run: not run.config.evaluation.etas,
+        "it is for the choice among evaluation.etas, and there are none",
     ),
     Rule(
         "training.*",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,6 +25,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.config.declared import declared, filled
+from pipeline.config.fronts import point_of, with_points
 from pipeline.config.known import GROUPS, NAMED_GROUPS, known_keys, meant_by_word, nearest_setting, own_keys
 from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.own_code import check_settings_class, import_object
@@ -75,7 +77,7 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     store = ConfigStore.instance()
     _register_shipped(store)
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    shipped = {name: declared(schema) for name, schema in ALGO_SCHEMAS.items()}
+    shipped = {name: _with_open_front(schema) for name, schema in ALGO_SCHEMAS.items()}
     own = {
         name: _with_open_tables(algo_schema(name, path), enabled=True)
         for name, path in _class_paths("algos", overrides)
@@ -116,6 +118,12 @@ def _with_open_tables(schema: type[AlgoConfig] | type[DatasetConfig], **values: 
         tables.append(node.grading.options)
     for table in tables:
         OmegaConf.set_struct(table, False)
+    return node
+
+
+def _with_open_front(schema: type[AlgoConfig]) -> DictConfig:
+    node = deepcopy(declared(schema))
+    OmegaConf.set_struct(node.front, False)
     return node
 
 
@@ -196,6 +204,7 @@ def algo_schema(name: str, class_path: str | None) -> type[AlgoConfig]:
         ConfigError: The name is unknown and no class is given, or the class has no settings dataclass.
     """
     if class_path is None:
+        name, _ = point_of(name)
         if name not in ALGO_SCHEMAS:
             own = f" For one of your own set algos.{name}.class_path=my_module.MyAlgorithm."
             raise ConfigError(unknown_name("algorithm", name, ALGO_SCHEMAS) + own)
@@ -261,6 +270,8 @@ def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
         "datasets": _dataset_schema,
         "models": lambda name, node: _kind(MODEL_SCHEMAS, "model", name, node),
     }
+    if isinstance(plain.get("algos"), dict):
+        plain["algos"] = with_points(plain["algos"])
     tables: dict[str, dict[str, type[Any]]] = {table: {} for table in schemas}
     for table, schema_of in schemas.items():
         for name, node in _nodes(table, plain.get(table)):

@@ -309,12 +309,20 @@ class EvaluationConfig:
     etas: list[float] = number(
         [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint="; inf is the reference policy"
     )
-    """Further guidance strengths at which value-guided methods are evaluated: points of reward against KL."""
+    """Further guidance strengths that value-guided methods are tried at on the validation split: points of reward
+    against KL. The best of these and of the method's own is then evaluated on `split`."""
     common_eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6)
     """Weight of the divergence, in nats, in J = reward - common_eta * KL, by which all policies are compared."""
+    kl_limit: float | None = number(None, at_least=0, at_most=1e6, hint=", or null for no limit")
+    """The best of `etas` has the highest mean reward of those whose KL per sequence is no more than this, in nats;
+    null sets no limit."""
     objective: str | None = hint("*")
     """Whose result a sweeper of Hydra maximises: an algorithm, a chain as `dataset/model/s0/ALGO`, or a pattern
     with `*`; of several chains the mean. Null gives it none."""
+    matched_kl: list[float] = number([], above=0, at_most=1e6, affects_result=False)
+    """KL per sequence, in nats, at which fronts are compared; empty takes parts of what all of them span."""
+    budgets: list[float] = number([], above=0, at_most=1e36, affects_result=False)
+    """FLOPs of training at which methods are compared, each after its last round within them; empty for none."""
     reward_batch_size: int = number(256, at_least=1, at_most=1_000_000, affects_result=False)
     """Completions handed to a reward at once."""
     sample_prompts: int = number(8, at_least=0, at_most=1_000_000)
@@ -428,6 +436,9 @@ class AlgoConfig:
     epochs: int = number(4, at_least=1, at_most=1_000_000)
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of an algorithm of your own."""
+    front: dict[str, Any] = field(default_factory=dict, metadata={"affects_result": False})
+    """Settings of this algorithm with lists of values, as `{learning_rate: [1e-4, 3e-4]}`: it is run at each of
+    them, as points of a front of reward against KL."""
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Reward against divergence: which points of a sweep no other point beats."""
+"""Reward against divergence: which points of a sweep no other point beats, and which one is taken."""
 
 from __future__ import annotations
 
@@ -19,6 +19,23 @@ class FrontPoint:
     kl: float
     reward: float
     label: str = ""
+
+
+def chosen_point(points: Iterable[FrontPoint], kl_limit: float | None) -> FrontPoint | None:
+    """The point to take: the highest reward within a limit of divergence, of equals the least divergent.
+
+    Args:
+        points: Of a sweep. NaN is no measurement and is left out.
+        kl_limit: Largest divergence in nats; None for none. Where all are beyond it the least divergence is taken.
+
+    Returns:
+        None where nothing was measured.
+    """
+    known = [point for point in points if point.kl == point.kl and point.reward == point.reward]
+    within = [point for point in known if kl_limit is None or point.kl <= kl_limit]
+    if not within:
+        return min(known, key=lambda point: (point.kl, -point.reward, point.label), default=None)
+    return min(within, key=lambda point: (-point.reward, point.kl, point.label))
 
 
 def reward_kl_front(points: Iterable[FrontPoint]) -> list[FrontPoint]:

@@ -40,6 +40,7 @@ from pipeline.generation.tilt import (
     split_draw,
     step_kl,
 )
+from pipeline.models.flops import continued, model_cost, spend, whole_texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,7 @@ def decode(
         kl[places] = divergence
         done += len(places)
         generated += sum(map(len, written))
+        _count(model, guidance, lengths[chosen], samples, written)
         if on_batch is not None:
             on_batch(done, generated)
     return Decoded(tokens, kl)
@@ -147,6 +149,21 @@ def _draws(keys: Keys, steps: int, guidance: Guidance | None) -> NDArray[np.floa
     if guidance is not None and guidance.tilt.others is Others.offset_zero:
         streams.append(stream_beside(keys, "others"))
     return np.stack([uniforms(stream, steps).reshape(-1, steps) for stream in streams])
+
+
+def _count(
+    model: PreTrainedModel,
+    guidance: Guidance | None,
+    prompts: NDArray[np.int64],
+    samples: int,
+    written: Sequence[Sequence[int]],
+) -> None:
+    """Count a batch's FLOPs. Samples of a prompt share its prefill; the last token of each is never read."""
+    further = np.array([max(0, len(tokens) - 1) for tokens in written], np.int64)
+    read = whole_texts(prompts, outputs=len(prompts)) + continued(prompts.repeat(samples), further)
+    spend("decoding", model_cost(model).forward(read))
+    if guidance is not None:
+        spend("guidance", guidance.reader.flops())
 
 
 class _Rows:

@@ -14,7 +14,7 @@ from pipeline.generation.decode import Decoded
 from pipeline.generation.likelihood import rows_at_once, whole_texts
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import Keys
-from pipeline.training.policy import score_sequences, sequence_divergence
+from pipeline.training.policy import note_scored, score_sequences, sequence_divergence
 
 
 class TrainedPolicy(TextPolicy):
@@ -48,6 +48,7 @@ class TrainedPolicy(TextPolicy):
         self, reference: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
         data = whole_texts(prompts, tokens)
+        note_scored(data, self._model, reference)
         with torch.inference_mode():
             return score_sequences(
                 data,

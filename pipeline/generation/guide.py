@@ -20,6 +20,7 @@ from pipeline.config.schema import HeadType
 from pipeline.generation.batching import PromptBatch
 from pipeline.generation.packed import CannotPack, PackedStep, Packing, can_pack, packed
 from pipeline.generation.slots import SlotCache
+from pipeline.models.flops import Pass, model_cost, whole_texts
 from pipeline.models.load import context_length
 from pipeline.models.value import ValueModel
 
@@ -46,6 +47,9 @@ class ValueReader(Protocol):
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows only; shape [rows that are kept]."""
+
+    def flops(self) -> int:
+        """What has been computed since `begin`; see `models.flops`."""
 
 
 def value_reader(model: ValueModel) -> ValueReader:
@@ -78,6 +82,9 @@ class _Prefix:
         self.mask = batch.mask
         self.lengths = batch.lengths
         self._batch = batch
+        # Added up where they are computed, as asking a device for a number at each step would make it wait.
+        self._tokens = torch.zeros((), dtype=torch.int64, device=batch.ids.device)
+        self._positions = torch.zeros_like(self._tokens)
 
     def read(self, samples: int) -> Tensor:
         batch = self._batch
@@ -91,6 +98,15 @@ class _Prefix:
         if samples > 1:
             self.keep(torch.arange(len(batch.ids), device=batch.ids.device).repeat_interleave(samples))
         return values[:, -1].repeat_interleave(samples, 0)
+
+    def note_read(self, tokens: Tensor) -> None:
+        """Count tokens that each row has read beside each other, next after it; shape [B]."""
+        self._tokens += tokens.sum()
+        self._positions += (tokens * (self.lengths + 1)).sum()
+
+    def flops(self) -> int:
+        prompts, read = whole_texts(self._batch.lengths.cpu().numpy()), int(self._tokens)
+        return model_cost(self.model).forward(prompts + Pass(read, int(self._positions), read))
 
     def grow(self) -> None:
         self.lengths = self.lengths + 1
@@ -126,6 +142,7 @@ class CandidateReader:
 
     def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
         """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
+        self._prefix.note_read(valid.sum(-1))
         if self._packs:
             try:
                 return self._packed(candidates, valid)
@@ -173,6 +190,10 @@ class CandidateReader:
         self._prefix.keep(rows)
         self._hidden = None if self._hidden is None else self._hidden[rows]
 
+    def flops(self) -> int:
+        """Of prompts and of all candidates that were asked for."""
+        return self._prefix.flops()
+
 
 class VocabularyReader:
     """For head "q"."""
@@ -202,6 +223,7 @@ class VocabularyReader:
     def _read(self, tokens: Tensor) -> Tensor:
         prefix = self._prefix
         position = prefix.lengths[:, None]
+        prefix.note_read(torch.ones_like(prefix.lengths))
         prefix.grow()
         values: Tensor = self._model(
             tokens[:, None],
@@ -217,6 +239,10 @@ class VocabularyReader:
         self._prefix.keep(rows)
         self._next = self._next[rows]
         self._unread = None if self._unread is None else self._unread[rows]
+
+    def flops(self) -> int:
+        """Of prompts and of the tokens that were taken."""
+        return self._prefix.flops()
 
 
 def candidate_values(values: Tensor, candidates: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from pipeline.generation.decode import DecodeSettings
-from pipeline.training.policy import completion_logprobs, score_sequences
+from pipeline.training.policy import completion_logprobs, note_scored, score_sequences
 from pipeline.training.samples import supervised_columns
 from pipeline.training.sequences import Sequences
 
@@ -42,6 +42,7 @@ def completion_scores(
         device=settings.device,
         width=data.ids.shape[1],
     )
+    note_scored(data, model)
     return supervised_columns(found, data)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.datasets.base import Dataset
+from pipeline.models.flops import model_cost, spend, whole_texts
 from pipeline.models.tiny import Encoder
 
 PROMPTS = 500
@@ -106,6 +107,7 @@ def _demonstrations(dataset: Dataset, row: int) -> Counter[tuple[str, str]] | No
 @torch.no_grad()
 def _surprise(model: PreTrainedModel, ids: Tensor, start: int) -> Tensor:
     """Negative log-probability of each completion in nats, shape [B], float64."""
+    spend("scoring", model_cost(model).forward(whole_texts(np.full(len(ids), ids.shape[1]))))
     found = []
     for part in ids.to(model.device).split(_BATCH):
         logits = model(part, use_cache=False).logits[:, start - 1 : -1]

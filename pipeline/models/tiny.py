@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from pipeline.config.schema import TinyModelConfig, Warmup
 from pipeline.datasets.base import Dataset
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.models.flops import model_cost, spend, whole_texts
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.loop import TrainSettings, train
@@ -167,5 +168,8 @@ def train_reference(
         warmup_steps=config.warmup_steps,
         schedule=Warmup.cosine,
     )
+    ids, _ = encode([dataset.demonstration(int(rows[0]), 0.0)])
+    seen = np.full(config.batch_size * config.steps, ids.shape[1])
+    spend("training", model_cost(model).training(whole_texts(seen)))
     ranks.say_batch(config.batch_size, micro_batch.size)
     return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)

@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.algos.base import DATASET, PROMPTS, Algorithm, Read, Stage
 from pipeline.algos.prepare import PREPARE, TOKENIZE, Preparation
 from pipeline.algos.reference import Reference
-from pipeline.algos.registry import load_algorithm
+from pipeline.algos.registry import load_algorithm, planned_stages
 from pipeline.config.load import schema_path, to_plain
 from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import AlgoConfig, Config, StageChoice, TinyModelConfig
@@ -120,7 +120,7 @@ def build_plan(
             builder.add_reference(chain)
             continue
         for number in range(chain.rounds_from, config.rounds_of_training + 1):
-            for stage in chain.kind.stages:
+            for stage in planned_stages(chain.kind, config):
                 builder.add_stage(chain, number, stage)
     plan = Plan(builder.jobs.values(), builder.edges)
     if config.stage is StageChoice.prepare:
@@ -215,6 +215,9 @@ class _Builder:
 
     def _read(self, chain: Chain, number: int, stage: Stage, spec: Read) -> list[str]:
         algo, rounds = chain.algo, range(number, number + 1)
+        own = {each.name for each in chain.kind.stages}
+        if spec.algo == "self" and spec.stage in own - {s.name for s in planned_stages(chain.kind, self.config)}:
+            return []
         if spec.algo != "self":
             algo, rounds = spec.algo, range(1)
         elif spec.rounds == "previous":

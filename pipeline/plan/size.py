@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.algos.base import Stage
 from pipeline.algos.prepare import Preparation
 from pipeline.algos.reference import Reference
-from pipeline.algos.registry import load_algorithm
+from pipeline.algos.registry import load_algorithm, planned_stages
 from pipeline.config.schema import Config
 from pipeline.errors import PlanError
 
@@ -87,7 +87,9 @@ def extent_of(config: Config) -> Extent:
         train_prompts=config.data_collection.prompts_per_round,
         eval_prompts=config.evaluation.num_prompts,
         shard_size=config.execution.shard_size,
-        algos=tuple(tuple(load_algorithm(name, algo.class_path).stages) for name, algo in enabled.items()),
+        algos=tuple(
+            tuple(planned_stages(load_algorithm(name, algo.class_path), config)) for name, algo in enabled.items()
+        ),
     )
 
 

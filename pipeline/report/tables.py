@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from pipeline.report.words import count
-from pipeline.results.compute import EVALUATION, ComputeRow
+from pipeline.report.words import count, si
+from pipeline.results.compute import ComputeRow, of_training, to_answer, to_train
 from pipeline.results.primary import primary_metric
 from pipeline.results.record import ENOUGH, Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
@@ -32,10 +32,11 @@ _RANKS: Mapping[str, int] = {
     "regret": 7,
     "regularized_reward": 8,
     "its interval": 9,
-    "length": EXTRA,
-    "Mtokens": EXTRA + 1,
-    "device s": EXTRA + 2,
-    "kl_per_token": EXTRA + 3,
+    "FLOPs": EXTRA,
+    "per answer": EXTRA + 1,
+    "length": EXTRA + 2,
+    "device s": EXTRA + 3,
+    "kl_per_token": EXTRA + 4,
 }
 """What is left out first, where there is no room, has the highest rank."""
 ANCHORS = ("greedy", "optimum")
@@ -56,9 +57,16 @@ Cell = Mapping[str, PooledRow]
 
 @dataclass(frozen=True)
 class Cost:
-    """What an algorithm took up to the end of a round, evaluation left out; the mean over its chains."""
+    """What an algorithm took up to the end of a round; the mean over its chains.
 
-    tokens: float
+    Attributes:
+        flops: Without evaluation; None where they were not counted.
+        answer: FLOPs of an answer after that round, likewise.
+        device_s: Seconds that a device was held, without evaluation.
+    """
+
+    flops: float | None
+    answer: float | None
     device_s: float
 
 
@@ -156,7 +164,8 @@ def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> 
         else:
             yield _number(name, HEADINGS[name])
     if with_costs:
-        yield _number("Mtokens", "Mtokens")
+        yield _number("FLOPs", "FLOPs")
+        yield _number("per answer", "per answer")
         yield _number("device s", "device s")
 
 
@@ -165,15 +174,19 @@ def _number(name: str, heading: str) -> Column:
 
 
 def _cost(rows: Iterable[ComputeRow], algo: str, number: int) -> Cost | None:
-    spent = [row for row in rows if row.algo == algo and row.round <= number and row.stage not in EVALUATION]
+    every = list(rows)
+    spent, chains = of_training(every, algo, number)
     if not spent:
         return None
-    chains = len({(row.reference, row.seed) for row in spent})
-    return Cost(sum(row.tokens for row in spent) / chains, sum(row.device_s for row in spent) / chains)
+    answer = to_answer(row for row in every if (row.algo, row.round) == (algo, number))
+    return Cost(to_train(every, algo, number), answer, sum(row.device_s for row in spent) / chains)
 
 
 def _spent(cost: Cost | None) -> list[str]:
-    return [f"{cost.tokens / 1e6:.2f}", f"{cost.device_s:.1f}"] if cost else []
+    if cost is None:
+        return []
+    flops = ["" if number is None else si(number) for number in (cost.flops, cost.answer)]
+    return [*flops, f"{cost.device_s:.1f}"]
 
 
 def _worth_showing(cells: Mapping[At, Cell]) -> list[str]:

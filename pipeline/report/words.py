@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
+
+_PREFIXES = ["", *"kMGTPEZYRQ"]
 
 
 def duration(seconds: float) -> str:
@@ -23,6 +26,15 @@ def rate(per_second: float) -> str:
         if per_second >= limit:
             return f"{per_second / limit:.1f}{unit}"
     return f"{per_second:.0f}"
+
+
+def si(number: float) -> str:
+    """A number with three digits and an SI prefix: ``942``, ``18.5 k``, ``1.20 T``."""
+    value, place = float(f"{number:.3g}"), 0
+    while value >= 1000 and place + 1 < len(_PREFIXES):
+        value, place = float(f"{value / 1000:.3g}"), place + 1
+    digits = max(0, 2 - int(math.log10(value))) if value >= 1 else 0
+    return f"{value:.{digits if place else 0}f} {_PREFIXES[place]}".rstrip()
 
 
 def gibibytes(number: int) -> str:

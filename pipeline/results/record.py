@@ -167,6 +167,80 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrontRow:
+    """A point of a front after the last round: one setting of a method.
+
+    Attributes:
+        dataset: Name of the dataset.
+        model: Name of the model.
+        round: Of the chains; 0 for the reference.
+        front: The method.
+        point: Its setting, as ``beta=0.1``, or ``reference``.
+        split: Prompts that it was measured on.
+        metric: What methods are judged by.
+        kl: Divergence from the reference in nats per sequence.
+        kl_low: Lower end of its interval, or None where there is none.
+        kl_high: Upper end.
+        value: Of the metric.
+        ci_low: Lower end of its interval.
+        ci_high: Upper end.
+        is_best: Whether no other point of the front has at least its value at no more divergence.
+        over: What the intervals hold for.
+        references: Number of references.
+        seeds: Number of seeds.
+        n: Prompts.
+    """
+
+    dataset: str
+    model: str
+    round: int
+    front: str
+    point: str
+    split: str
+    metric: str
+    kl: Number
+    kl_low: Number | None
+    kl_high: Number | None
+    value: Number
+    ci_low: Number | None
+    ci_high: Number | None
+    is_best: bool
+    over: Scope
+    references: Count
+    seeds: Count
+    n: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchedRow:
+    """What a front reaches at some divergence: on the line between the best points beside it.
+
+    Attributes:
+        dataset: Name of the dataset.
+        model: Name of the model.
+        round: Of the chains.
+        front: The method.
+        split: Prompts that its points were measured on.
+        metric: What methods are judged by.
+        kl: The divergence, in nats per sequence.
+        value: Of the metric; None where the front does not reach so far.
+        ci_low: Lower end of its interval, on the line between those of the two points; None where there is none.
+        ci_high: Upper end.
+    """
+
+    dataset: str
+    model: str
+    round: int
+    front: str
+    split: str
+    metric: str
+    kl: Number
+    value: Number | None
+    ci_low: Number | None
+    ci_high: Number | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Results:
     """What ``results.json`` holds.
 
@@ -176,6 +250,8 @@ class Results:
         comparisons: Of methods after the last round.
         confidence: Level of the intervals.
         common_eta: Weight of the divergence in J; None in results of earlier versions, which had no J.
+        fronts: Points of methods that were run at several values of their settings.
+        matched: What fronts reach at divergences that they have in common.
     """
 
     rows: list[ResultRow]
@@ -183,6 +259,8 @@ class Results:
     comparisons: list[Comparison] = field(default_factory=list)
     confidence: Annotated[float, Meta(gt=0, lt=1)] = 0.95
     common_eta: Annotated[float, Meta(gt=0, le=1e100)] | None = None
+    fronts: list[FrontRow] = field(default_factory=list)
+    matched: list[MatchedRow] = field(default_factory=list)
 
 
 Place = tuple[str, str, int, str, int, int]

@@ -46,7 +46,9 @@ NOT_STORED = "not stored"
 KEY = re.compile(r"[0-9a-f]{40,64}")
 _TRIES = 10
 COSTS = ".costs"
-_Cost = Annotated[float, Meta(ge=0, le=1e18)]
+FLOPS = "flops"
+"""Of an output, in what it took to make; each purpose of theirs has a part, as in ``flops/training``."""
+_Cost = Annotated[float, Meta(ge=0, le=1e30)]
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", COSTS, "durations.json"}
 """Names in the root of a store, apart from the folders of keys."""

@@ -22,6 +22,7 @@ from transformers import (
 
 from pipeline.datasets.hub import is_hub_id
 from pipeline.errors import ConfigError, unknown_name
+from pipeline.models.flops import model_cost, spend, whole_texts
 from pipeline.models.source import snapshot
 from pipeline.rewards.traits import Text, text_of
 
@@ -133,6 +134,7 @@ class RewardModel:
         """Scores, shape [B], float64."""
         if self._pads_freely:
             encoded = self._padded_apart(encoded)
+        spend("rewards", model_cost(self._model).forward(whole_texts(encoded["attention_mask"].sum(1).numpy())))
         on_device = {name: ids.to(self._device) for name, ids in encoded.items()}
         logits: Tensor = self._model(**on_device).logits.double().cpu()
         if self._label is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pipeline.config.schema import DType
 from pipeline.generation.sampling import sample_keys, uniforms
+from pipeline.models.flops import model_cost, spend, whole_texts
 from pipeline.models.value import ValueModel
 from pipeline.results.outputs import Calibration
 from pipeline.training.distributed import ALONE, Ranks
@@ -77,6 +78,7 @@ def calibrate(
             return expected_labels(token_values(model, batch.ids), model.config.atoms)
 
     model.eval()
+    spend("scoring", model_cost(model).forward(whole_texts(data.lengths)))
     width = data.ids.shape[1]
     found = score_sequences(
         data, predictions, micro_batch_size=micro_batch_size, device=device, width=width, ranks=ranks

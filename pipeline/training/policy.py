@@ -20,7 +20,9 @@ from transformers import PreTrainedModel
 from pipeline.config.schema import DType, TrainingConfig
 from pipeline.generation.sampling import nucleus, policy_logprobs
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.models.flops import Pass, model_cost, spend, whole_texts
 from pipeline.models.load import checkpoint_activations
+from pipeline.models.value import ValueModel
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.loop import TrainSettings, train
@@ -128,6 +130,7 @@ def fit(
         schedule=fitting.training.schedule,
         clear_cache_interval=fitting.clear_cache_interval,
     )
+    spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
     if checkpointing:
         deep: Any = model if backbone is None else backbone
@@ -230,6 +233,17 @@ def score_sequences(
         else:
             found[rows, : values.shape[1]] = values
     return ranks.sum_array(found)
+
+
+def note_scored(data: Sequences, *models: nn.Module) -> None:
+    """Count that these models have read sequences for their log-probabilities."""
+    spend("scoring", sum(model_cost(model).forward(_read(model, data)) for model in models))
+
+
+def _read(model: nn.Module, data: Sequences) -> Pass:
+    """What a model reads of sequences: a policy's outputs matter from one before the first supervised token on."""
+    whole = isinstance(model, ValueModel)
+    return whole_texts(data.lengths, None if whole else data.supervised + len(data))
 
 
 def without_dropout(model: nn.Module) -> None:

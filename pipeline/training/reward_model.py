@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.models.flops import Purpose, model_cost, spend, whole_texts
 from pipeline.models.value import ValueModel
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.policy import Fitting, fit, score_sequences
@@ -72,10 +73,17 @@ def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: Fitting) -> l
 
 
 def reward_scores(
-    model: ValueModel, data: Sequences, *, micro_batch_size: int, device: str, ranks: Ranks = ALONE
+    model: ValueModel,
+    data: Sequences,
+    *,
+    micro_batch_size: int,
+    device: str,
+    ranks: Ranks = ALONE,
+    purpose: Purpose = "rewards",
 ) -> NDArray[np.float64]:
-    """Raw scores of sequences, shape [N]."""
+    """Raw scores of sequences, shape [N]; their FLOPs count as spent on `purpose`."""
     model.eval()
+    spend(purpose, model_cost(model).forward(whole_texts(data.lengths)))
     return score_sequences(
         data,
         lambda batch: sequence_scores(model, batch),

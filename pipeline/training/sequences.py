@@ -70,6 +70,11 @@ class Sequences:
         rows = np.full(len(ids), UNKNOWN, np.int64) if prompts is None else np.array(prompts, np.int64)
         return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32), rows)
 
+    @property
+    def supervised(self) -> int:
+        """Positions that are supervised, of all sequences."""
+        return int((self.lengths - self.starts).sum(dtype=np.int64))
+
     def some(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Sequences:
         """Some of them, as wide as before.
 

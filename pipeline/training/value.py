@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeline.config.schema import DType, HeadType, TrainingConfig, ValueAlgoConfig
 from pipeline.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.models.flops import model_cost, spend, whole_texts
 from pipeline.models.load import checkpoint_activations
 from pipeline.models.value import ValueModel
 from pipeline.training.checkpoint import Checkpoints
@@ -95,6 +96,7 @@ def fit_value(
         schedule=training.schedule,
         clear_cache_interval=clear_cache_interval,
     )
+    spend("training", model_cost(model).training(whole_texts(data.lengths) * algo.epochs))
     ranks.say_batch(algo.batch_size, micro_batch.size)
     if training.gradient_checkpointing:
         checkpoint_activations(model.backbone)

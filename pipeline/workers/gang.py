@@ -187,7 +187,8 @@ class _Gang:
         first = self.ranks[0].said
         assert isinstance(first, JobFinished)
         self.work.load_s += first.load_s
-        self.work.samples, self.work.tokens = first.samples, first.tokens
+        # Each rank counts what all of them do together.
+        self.work.samples, self.work.tokens, self.work.flops = first.samples, first.tokens, first.flops
         peaks = [rank.said.peak_mb for rank in self.ranks if isinstance(rank.said, JobFinished)]
         self.work.peak_mb = max((peak for peak in peaks if peak is not None), default=None)
 

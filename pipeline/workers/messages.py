@@ -26,6 +26,7 @@ from pipeline.workers.failure import FailureKind
 MAX_COUNT = 2**53
 """No count is larger: up to here a float is exact, so nothing that is computed from counts can overflow."""
 MAX_SECONDS = 1e12
+MAX_FLOPS = 1e30
 MAX_TEXT = 100_000
 MAX_LINE = 2_000
 _SHOWN_BYTES = 200
@@ -39,6 +40,7 @@ _T = TypeVar("_T")
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Number = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+Flops = Annotated[float, Meta(ge=0, le=MAX_FLOPS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^[^{_CONTROLS}]*\Z")]
 Line = Annotated[str, Meta(max_length=MAX_LINE, pattern=rf"^[^{_CONTROLS}\t\n\u2028\u2029]*\Z")]
 
@@ -150,6 +152,8 @@ class JobFinished:
     """Seconds from start to commit, loading included."""
     samples: Count
     tokens: Count
+    flops: Annotated[Mapping[Line, Flops], Meta(max_length=100)] = field(default_factory=dict)
+    """What was computed, by purpose."""
     peak_mb: Count | None = None
     """Most memory of its device that the process held during the job, in MiB; None on a CPU."""
     held_mb: Count = 0

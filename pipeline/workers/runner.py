@@ -20,7 +20,7 @@ from pipeline.config.place import own_place
 from pipeline.errors import DamagedOutput, GangError, JobError, PipelineError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.outputs import check_output
-from pipeline.results.store import Store
+from pipeline.results.store import FLOPS, Store
 from pipeline.results.verified import Verified
 from pipeline.workers.changed import ProcessState
 from pipeline.workers.copies import contained
@@ -252,7 +252,9 @@ def _about(order: RunJob, device: str) -> dict[str, str]:
 
 def _cost(work: Work, start: float) -> dict[str, float]:
     run_s = round(time.monotonic() - start, 3)
-    return {"run_s": run_s, "load_s": round(work.load_s, 3), "samples": work.samples, "tokens": work.tokens}
+    flops = {f"{FLOPS}/{purpose}": count for purpose, count in work.flops.items()}
+    counts = {"samples": work.samples, "tokens": work.tokens, FLOPS: sum(flops.values()), **flops}
+    return {"run_s": run_s, "load_s": round(work.load_s, 3), **counts}
 
 
 @cache
@@ -282,6 +284,7 @@ def finished(order: RunJob, work: Work, start: float) -> JobFinished:
         run_s=round(time.monotonic() - start, 6),
         samples=work.samples,
         tokens=work.tokens,
+        flops=work.flops,
         peak_mb=peak_mb(work.device) if work.peak_mb is None else work.peak_mb,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.workers.messages import MAX_COUNT, MAX_SECONDS
+from pipeline.workers.messages import MAX_COUNT, MAX_FLOPS, MAX_SECONDS
 
 
 @dataclass(kw_only=True)
@@ -38,6 +38,7 @@ class Work:
         load_s: Seconds spent in `loading`, for the accounting of device time.
         samples: Samples reported last.
         tokens: Tokens reported last.
+        flops: FLOPs of the whole job, by what they went into; empty where the job does not count them.
         shared: Whether other jobs may run on the device meanwhile. If memory runs out then, the job is to fail
             rather than to do with less: it is tried again with the device to itself, and comes out the same.
         peak_mb: Most memory of its device that the process held during the job, in MiB. Measured through torch
@@ -61,6 +62,7 @@ class Work:
     load_s: float = 0.0
     samples: int = 0
     tokens: int = 0
+    flops: Mapping[str, float] = field(default_factory=dict)
     shared: bool = False
     peak_mb: int | None = None
     held_mb: int | None = None
@@ -85,6 +87,9 @@ class Work:
         self.samples, self.tokens = _count("samples", self.samples), _count("tokens", self.tokens)
         self.peak_mb = None if self.peak_mb is None else _count("peak_mb", self.peak_mb)
         self.held_mb = None if self.held_mb is None else _count("held_mb", self.held_mb)
+        self.flops = {str(purpose): float(count) for purpose, count in self.flops.items()}
+        if not all(0 <= count <= MAX_FLOPS for count in self.flops.values()):
+            raise ValueError(f"flops={self.flops!r}: must be numbers from 0 to {MAX_FLOPS:g}")
         self.load_s = float(self.load_s)
         if not 0 <= self.load_s <= MAX_SECONDS:
             raise ValueError(f"load_s={self.load_s!r}: must be seconds of at least 0")

@@ -4,7 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from pipeline.algos.run import run_stage
 from pipeline.config.load import load_config
 from pipeline.datasets.registry import load_dataset
 from pipeline.errors import JobError
+from pipeline.evaluation.metrics import read_samples
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.results.prompts import read_prompts
 from pipeline.training.calibration import held_out
 from pipeline.training.sequences import Sequences
 from pipeline.workers.work import Work
@@ -55,6 +57,7 @@ class Chains:
         self.config = load_config([*SMALL, *overrides])
         self.plan = build_plan(self.config)
         self.memory: dict[str, Any] = {}
+        self.flops: dict[str, Mapping[str, float]] = {}
         done: set[str] = set()
         while len(done) < len(self.plan.jobs):
             ready = [job for job in self.plan.jobs.values() if job.id not in done and self.sources(job) <= done]
@@ -83,6 +86,7 @@ class Chains:
             report=lambda done, total, tokens: None,
         )
         run_stage(work)
+        self.flops[job.id] = work.flops
 
     def folders(self, algo: str, number: int, stage: str) -> list[Path]:
         return [
@@ -223,10 +227,11 @@ def test_infinite_eta_is_the_reference_to_the_byte(tmp_path: Path, algo: str) ->
     assert not [key for key in kept._kept if key[0] == "value"]
 
 
-def test_a_sweep_of_eta_gives_points_of_reward_against_kl(tmp_path: Path) -> None:
+def test_strengths_are_tried_on_validation_prompts_and_the_best_is_tested(tmp_path: Path) -> None:
     sweep = Chains(
         tmp_path,
         "evaluation.etas=[0.05,2,inf]",
+        "evaluation.kl_limit=0",
         "training.warmup_steps=0",  # four steps in all: values must differ by more than draws do
         "algos.PITA.enabled=false",
         "rounds_of_training=1",
@@ -236,7 +241,29 @@ def test_a_sweep_of_eta_gives_points_of_reward_against_kl(tmp_path: Path) -> Non
     kl = [found[f"kl_per_sequence/eta={eta}"] for eta in ("0.05", "2", "inf")]
     assert kl[0] > kl[1] > kl[2] == 0
     assert found["front/eta=inf"] == 1  # nothing has less divergence
-    assert found["reward/eta=inf"] == sweep.metrics("reference", 0)["reward"]
+    taken = {name: value for name, value in found.items() if name.startswith("chosen/")}
+    assert len(taken) == 4  # the method's own strength is tried too
+    assert [name for name, value in taken.items() if value] == ["chosen/eta=inf"]  # within the limit of KL
+    (test,), (tried,) = (sweep.folders("QSharp", 1, stage)[:1] for stage in ("evaluate", "sweep"))
+    (reference,) = sweep.folders("reference", 0, "evaluate")[:1]
+    assert (test / "samples.jsonl").read_bytes() == (reference / "samples.jsonl").read_bytes()
+    tested, validated = ({sample.row for sample in read_samples([at])} for at in (test, tried / "eta=2"))
+    assert not tested & validated
+    (metrics,) = sweep.folders("QSharp", 1, "metrics")
+    measures = read_prompts(metrics)
+    sides = {name: measures.rows[measures.sums[name][1] > 0] for name in ("reward", "reward/eta=2")}
+    assert tested <= set(sides["reward"].tolist())
+    assert validated <= set(sides["reward/eta=2"].tolist())
+    assert not set(sides["reward"]) & set(sides["reward/eta=2"])
+
+
+def test_every_stage_says_what_it_has_computed(chains: Chains) -> None:
+    spent = {name.split("/", 3)[-1]: set(flops) for name, flops in chains.flops.items()}
+    assert spent["QSharp/r1/generate/000"] == {"decoding"}  # by the reference alone
+    assert spent["QSharp/r2/generate/000"] == {"decoding", "guidance"}
+    assert spent["QSharp/r2/train"] == {"training", "scoring"}
+    assert spent["PITA/r1/evaluate/000"] == {"decoding", "guidance"}
+    assert spent["PITA/r1/metrics"] == set()
 
 
 @pytest.mark.parametrize("head", ["v", "q"])

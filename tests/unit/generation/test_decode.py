@@ -84,6 +84,9 @@ class SlowReader:
     def keep(self, rows: Tensor) -> None:
         self.texts = [self.texts[row] for row in rows.tolist()]
 
+    def flops(self) -> int:
+        return 0
+
     def _value(self, text: list[int], token: int) -> float:
         if self.model.config.head == "v":
             return float(self.model(torch.tensor([[*text, token]]))[0, -1])

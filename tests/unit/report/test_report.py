@@ -12,7 +12,7 @@ from rich.console import Console
 from pipeline.report.live import PlainLines, make_reporter
 from pipeline.report.screen import headline, screen
 from pipeline.report.tables import result_tables
-from pipeline.report.words import duration, rate
+from pipeline.report.words import duration, rate, si
 from pipeline.results.compute import ComputeRow
 from pipeline.results.record import Comparison, PooledRow, Results
 from pipeline.results.status import CellStatus, RunStatus, WorkerStatus
@@ -166,12 +166,48 @@ def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
 
 def test_costs_are_the_mean_over_chains() -> None:
     spent = [
-        replace(ComputeRow("addition", "tiny", "PITA", seed, 1, "train", 3_000_000, 9.0, 0.0), reference=reference)
+        ComputeRow("addition", "tiny", "PITA", seed, 1, *row, reference=reference)
         for reference in (0, 1)
         for seed in range(3)
+        for row in (
+            ("generate", 3, 4.0, 0.0, 10, 5e8, {"decoding": 5e8}),
+            ("train", 3, 5.0, 0.0, 0, (1 + seed) * 1e9, {"training": (1 + seed) * 1e9}),
+            ("evaluate", 3, 5.0, 0.0, 10, 9e9, {"decoding": 1e9, "guidance": 2e9, "scoring": 6e9}),
+            ("sweep", 3, 5.0, 0.0, 10, 9e9, {"decoding": 9e9}),
+        )
     ]
     (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), spent)
-    assert "3.00        9.0" in text_of(table)
+    assert re.search(r" 2.50 G +300 M .* 9.0 ", text_of(table))
+
+
+def test_flops_that_were_not_counted_are_left_out() -> None:
+    """An output of an earlier version does not say; the sum of the others would be too small."""
+    spent = [
+        ComputeRow("addition", "tiny", "PITA", 0, 1, "train", 3, 4.0, 0.0, 0, 1e9),
+        ComputeRow("addition", "tiny", "PITA", 1, 1, "train", 3, 4.0, 0.0),
+    ]
+    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), spent)
+    assert "1.00 G" not in text_of(table)
+    assert " 4.0 " in text_of(table)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (942, "942"),
+        (999.6, "1.00 k"),
+        (18_540, "18.5 k"),
+        (999_600, "1.00 M"),
+        (1.2e12, "1.20 T"),
+        (3.4e24, "3.40 Y"),
+        (5e32, "500 Q"),
+        (5e35, "500000 Q"),
+    ],
+)
+def test_numbers_with_prefixes(number: float, text: str) -> None:
+    assert si(number) == text
 
 
 def test_a_metric_without_a_value_is_a_dash() -> None:

@@ -33,7 +33,7 @@ MODEL = "qwen2.5-0.5b-instruct"
 LONG = [f"MyOwnMethod_with_a_long_name_beta_{beta}_{'x' * 50}_version_two" for beta in ("0.05", "0.10")]
 ALGOS = ["PITA", "QSharp", "QSharp-HF", "DPO", "GRPO", "GRPO-HF", "一个算法的名字"]
 DIFFERENCE = ("difference", "difference_low", "difference_high")
-EXTRAS = ["tokens", "Mtokens", "device s", "KL/token"]
+EXTRAS = ["FLOPs", "per answer", "tokens", "device s", "KL/token"]
 
 
 def printed(thing: RenderableType, width: int, *, color: bool = False) -> str:
@@ -58,7 +58,9 @@ def results(algos: list[str], scale: float = 1.0, primary: str = "pass@1") -> tu
                 pooled_row(algo, turn, 0.015, metric="kl_per_token", **bare),
                 pooled_row(algo, turn, 212.3, metric="length", **bare),
             ]
-            compute.append(ComputeRow("gsm8k", MODEL, algo, 0, turn, "train", 1_234_567, 3456.78, 1.0))
+            at = ("gsm8k", MODEL, algo, 0, turn)
+            compute.append(ComputeRow(*at, "train", 1_234_567, 3456.78, 1.0, 0, 1.23e18))
+            compute.append(ComputeRow(*at, "evaluate", 1, 1.0, 1.0, 10, 4.5e14, {"decoding": 4.5e14}))
         if algo != "reference":
             tested.append(comparison(algo, dataset="gsm8k", model=MODEL))
     return Results(rows=[], pooled=rows, comparisons=tested), compute

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.plan.job import Job
-from pipeline.results.compute import collect_compute, read_compute, write_compute
+from pipeline.results.compute import Compute, collect_compute, read_compute, write_compute
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal, read_journal
 from pipeline.results.paths import create_run_folder, find_run
@@ -106,8 +106,20 @@ def test_rows_of_two_references_are_told_apart(tmp_path: Path) -> None:
     assert [json.loads(line)["reference"] for line in run.samples.read_text().splitlines()] == [9, 10]
     spent = [(row.reference, row.tokens) for row in collect_compute(store, jobs)]
     assert sorted(spent) == [(9, 7), (10, 7)]
-    write_compute(tmp_path, collect_compute(store, jobs))
-    assert [(row.reference, row.tokens) for row in read_compute(tmp_path)] == spent
+    write_compute(tmp_path, Compute(rows=collect_compute(store, jobs)))
+    assert [(row.reference, row.tokens) for row in read_compute(tmp_path).rows] == spent
+
+
+def test_flops_of_shards_are_added_up_by_what_they_went_into(tmp_path: Path) -> None:
+    store, jobs = Store(tmp_path / "store"), []
+    for shard, cost in enumerate(({"flops": 5.0, "flops/training": 5.0}, {"flops": 0.0}, {"run_s": 1.0})):
+        jobs.append(replace(metrics_job("PITA", 1), key=f"{shard}".ljust(40, "0"), samples=10))
+        store_metrics(store, jobs[-1], 0.5)
+        store.note_cost(jobs[-1].key, cost)
+    (row,) = collect_compute(store, jobs[:2])
+    assert (row.flops, row.flops_by_purpose, row.samples) == (5.0, {"training": 5.0}, 20)
+    (row,) = collect_compute(store, jobs)
+    assert row.flops is None  # an earlier version has made one of them
 
 
 def test_results_of_versions_that_had_one_reference_can_be_read(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pipeline.devices.turns import Ticket
 from pipeline.errors import DeviceError, PlanError, StoreError
 from pipeline.models.batch_size import _read_hint
 from pipeline.results.compute import FILE as COMPUTE
-from pipeline.results.compute import read_compute
+from pipeline.results.compute import Compute, read_compute
 from pipeline.results.contents import job_of
 from pipeline.results.durations import read_durations, update_durations
 from pipeline.results.journal import Journal
@@ -70,7 +70,7 @@ ODD: dict[str, Callable[[Path], object]] = {
     "infinite": _text('{"a": 1e999, "size": 1e999}'),
     "largest": _text('{"a": 1e308, "size": 1e308}'),
     "negative": _text('{"a": -1, "size": -1}'),
-    "huge": _text('{"a": 99999999999999999999999, "size": 99999999999999999999999}'),
+    "huge": _text(f'{{"a": {"9" * 40}, "size": {"9" * 40}}}'),
     "text": _text('{"a": "much", "size": "much", "rows": [{"a": 1}]}'),
     "null": _text('{"a": null, "size": null, "rows": null}'),
     "deep": _text("[" * 200_000),
@@ -99,7 +99,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "users": (".users/0123456789abcdef", users, []),
     "note": (f"notes/{KEY}.note", _note, False),
     "job of an output": (f"ab/{KEY}/{MANIFEST}", lambda root: job_of(Store(root), KEY), "(unknown job)"),
-    "compute": (COMPUTE, read_compute, []),
+    "compute": (COMPUTE, read_compute, Compute()),
 }
 
 

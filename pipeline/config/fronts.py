@@ -1,0 +1,67 @@
+"""One algorithm at several values of its settings: points of a front of reward against divergence.
+
+``algos.DPO.front={beta: [0.03, 0.1]}`` stands for two algorithms, ``DPO@beta=0.03`` and ``DPO@beta=0.1``, which
+have everything else in common. They are made before anything else looks at the request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from pipeline.config.values import brief
+from pipeline.errors import ConfigError
+
+_MARK = "@"
+_TEXT = re.compile(r"[A-Za-z0-9._+-]{1,40}")
+SUFFIX = rf"({_MARK}[A-Za-z0-9._+=,-]{{1,100}})?"
+"""What may follow the name of an algorithm."""
+
+
+def point_of(name: str) -> tuple[str, str]:
+    """The algorithm that a point is of, and what tells it from others, "" for none: ``("DPO", "beta=0.1")``."""
+    algo, _, point = name.partition(_MARK)
+    return algo, point
+
+
+def with_points(algos: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of algorithms with points in the place of those that are asked for a front.
+
+    Args:
+        algos: Name -> plain settings.
+
+    Raises:
+        ConfigError: What makes the points is no table of lists of plain values.
+    """
+    found: dict[str, Any] = {}
+    for name, settings in algos.items():
+        asked = isinstance(settings, Mapping) and settings.get("enabled") and settings.get("front")
+        found |= dict(_points(name, settings, asked)) if asked else {name: settings}
+    return found
+
+
+def _points(name: str, settings: Mapping[str, Any], asked: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    key = f"algos.{name}.front"
+    if not isinstance(asked, Mapping) or not all(isinstance(values, list) and values for values in asked.values()):
+        raise ConfigError(
+            f"{key}={brief(asked)}: must be a table of settings, each with a list of values, for example "
+            "{learning_rate: [1e-4, 3e-4]}"
+        )
+    for setting in asked:
+        if setting not in settings or setting in ("front", "enabled", "class_path"):
+            raise ConfigError(
+                f"{key}.{setting}: algos.{name} has no such setting that could make points of a front"
+            )
+    for values in product(*asked.values()):
+        chosen = dict(zip(asked, values, strict=True))
+        suffix = ",".join(f"{setting}={_text(key, setting, value)}" for setting, value in chosen.items())
+        yield f"{name}{_MARK}{suffix}", {**settings, **chosen, "front": {}}
+
+
+def _text(key: str, setting: str, value: object) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, (dict, list)) or not _TEXT.fullmatch(text):
+        raise ConfigError(f"{key}.{setting}: {brief(value)} is no number or plain word")
+    return text

@@ -1,0 +1,67 @@
+"""Fronts: one algorithm at several values of its settings."""
+
+import pytest
+
+from pipeline.config.checks import check_config
+from pipeline.config.fronts import point_of
+from pipeline.config.load import config_from_plain, load_config, to_plain
+from pipeline.config.schema import Config, DPOConfig
+from pipeline.errors import ConfigError
+from pipeline.plan.build import build_plan
+
+
+def request_of(*overrides: str) -> Config:
+    config = load_config(["experiment.name=t", "algos=[DPO,PITA]", "rounds_of_training=1", *overrides])
+    check_config(config)
+    return config
+
+
+def enabled(config: Config) -> list[str]:
+    return [name for name, algo in config.algos.items() if algo.enabled]
+
+
+def test_an_algorithm_is_run_at_each_value() -> None:
+    config = request_of("algos.DPO.front={beta: [0.03, 0.1]}", "algos.DPO.epochs=3")
+    assert sorted(enabled(config)) == ["DPO@beta=0.03", "DPO@beta=0.1", "PITA"]
+    points = [algo for name, algo in config.algos.items() if name.startswith("DPO@")]
+    assert [(point.beta, point.epochs) for point in points if isinstance(point, DPOConfig)] == [
+        (0.03, 3),
+        (0.1, 3),
+    ]
+    trained = {job.algo for job in build_plan(config).jobs.values() if job.stage == "train"}
+    assert trained == {"reference", "DPO@beta=0.03", "DPO@beta=0.1", "PITA"}
+    assert config_from_plain(to_plain(config)) == config
+
+
+def test_several_settings_make_points_of_all_combinations() -> None:
+    config = request_of("algos.PITA.front={eta: [0.3, inf], head: [q, v]}")
+    names = ["PITA@eta=0.3,head=q", "PITA@eta=0.3,head=v", "PITA@eta=inf,head=q", "PITA@eta=inf,head=v"]
+    assert sorted(enabled(config)) == ["DPO", *names]
+    assert point_of(names[0]) == ("PITA", "eta=0.3,head=q")
+
+
+def test_a_front_changes_no_other_key() -> None:
+    plain, swept = (
+        {job.id: job.key for job in build_plan(request_of(*more)).jobs.values()}
+        for more in ((), ("algos.DPO.front={beta: [0.03]}",))
+    )
+    assert {name for name in plain.keys() & swept.keys() if plain[name] != swept[name]} == set()
+
+
+@pytest.mark.parametrize(
+    ("front", "said"),
+    [
+        ("{beta: 0.1}", "algos.DPO.front={'beta': 0.1}: must be a table of settings, each with a list of values"),
+        ("{beta: []}", "must be a table of settings, each with a list of values"),
+        ("{bet: [1]}", "algos.DPO.front.bet: algos.DPO has no such setting"),
+        ("{class_path: [a]}", "algos.DPO.front.class_path: algos.DPO has no such setting"),
+        ("{beta: [[1]]}", "algos.DPO.front.beta: [1] is no number or plain word"),
+        ("{beta: [a/b]}", "algos.DPO.front.beta: 'a/b' is no number or plain word"),
+        ("{beta: [x]}", "algos.DPO@beta=x.beta"),
+        ("{beta: [-1]}", "algos.DPO@beta=-1.beta=-1"),
+    ],
+)
+def test_what_makes_no_points_is_told(front: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        request_of(f"algos.DPO.front={front}")
+    assert said in str(caught.value)

@@ -1,0 +1,50 @@
+"""Stages that a request does not ask for are left out of its plan."""
+
+import pytest
+
+from pipeline.algos.base import METRICS, Algorithm, JobContext, Stage
+from pipeline.algos.contract import check_algorithm
+from pipeline.config.load import load_config
+from pipeline.errors import ConfigError
+from pipeline.plan.build import build_plan
+from pipeline.plan.graph import Plan
+from pipeline.plan.size import extent_of
+
+SMALL = ("experiment.name=t", "algos=[QSharp,DPO]", "rounds_of_training=1")
+
+
+def plan_of(*overrides: str) -> Plan:
+    return build_plan(load_config([*SMALL, *overrides]))
+
+
+def test_strengths_are_tried_where_there_are_some() -> None:
+    bare, swept = plan_of(), plan_of("evaluation.etas=[0.1,1]")
+    assert not [job for job in bare.jobs.values() if job.stage == "sweep"]
+    new = [job for job in swept.jobs.values() if job.stage == "sweep"]
+    assert {job.algo for job in new} == {"QSharp"}
+    keys = {job.key for job in new}
+    readers = {job.stage for job in swept.jobs.values() if keys & set(job.inputs.get("sweep", ()))}
+    assert readers == {"evaluate", "metrics"}
+
+
+def test_the_size_of_a_plan_counts_what_is_planned() -> None:
+    bare, swept = (extent_of(load_config([*SMALL, *more])) for more in ((), ("evaluation.etas=[0.1,1]",)))
+    assert swept.jobs > bare.jobs >= len(plan_of().jobs)
+
+
+class _Odd(Algorithm):
+    name = "Odd"
+    stages = (Stage("evaluate", shards="eval", only_with="evaluation.num_prompts"), METRICS)
+
+    def evaluate(self, ctx: JobContext) -> None:
+        """Nothing."""
+
+    def metrics(self, ctx: JobContext) -> None:
+        """Nothing."""
+
+
+def test_what_a_stage_depends_on_must_be_a_list() -> None:
+    with pytest.raises(
+        ConfigError, match=r"only_with='evaluation.num_prompts'; no setting of that name is a list"
+    ):
+        check_algorithm("a.path", _Odd, {"reference": ("evaluate",)})
