@@ -168,7 +168,8 @@ def train_reference(
         warmup_steps=config.warmup_steps,
         schedule=Warmup.cosine,
     )
-    ids, _ = encode([dataset.demonstration(int(rows[0]), 0.0)])
+    picked, draws = demonstrations.at(0)  # all demonstrations are of one length
+    ids, _ = encode([dataset.demonstration(int(rows[picked[0]]), float(draws[0]))])
     seen = np.full(config.batch_size * config.steps, ids.shape[1])
     spend("training", model_cost(model).training(whole_texts(seen)))
     ranks.say_batch(config.batch_size, micro_batch.size)

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pipeline.config.schema import DPOLoss, GRPOLoss, HeadType, LoraSettings, QSharpConfig, TrainingConfig
+from pipeline.config.schema import DPOLoss, GRPOLoss, HeadType, LoraSettings, Others, QSharpConfig, TrainingConfig
 from pipeline.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.generation.guide import value_reader
 from pipeline.generation.likelihood import completion_scores
@@ -126,10 +126,11 @@ def test_generation(model: PreTrainedModel) -> None:
     check(lambda: drawn(model), "decoding")
 
 
+@pytest.mark.parametrize("others", list(Others), ids=lambda others: others.name)
 @pytest.mark.parametrize("head", list(HeadType), ids=lambda head: head.name)
-def test_guided_generation(model: PreTrainedModel, head: HeadType) -> None:
+def test_guided_generation(model: PreTrainedModel, head: HeadType, others: Others) -> None:
     guide = value_model(model, head).eval()
-    tilt = Tilt(bernoulli_offset(0.1), top_k=5, min_p=0.0, truncate=True)
+    tilt = Tilt(bernoulli_offset(0.1), top_k=5, min_p=0.0, others=others)
     check(lambda: drawn(model, Guidance(value_reader(guide), tilt)), "decoding", "guidance")
 
 
@@ -139,7 +140,7 @@ def test_candidates_that_are_not_asked_for_cost_nothing() -> None:
     guide = value_model(model, HeadType.v).eval()
     spent = []
     for min_p in (0.0, 0.9):
-        tilt = Tilt(bernoulli_offset(0.1), top_k=10, min_p=min_p, truncate=True)
+        tilt = Tilt(bernoulli_offset(0.1), top_k=10, min_p=min_p, others=Others.dropped)
         spent.append(counts(lambda tilt=tilt: drawn(model, Guidance(value_reader(guide), tilt)))[0])
     assert spent[0]["decoding"] == spent[1]["decoding"]
     assert spent[1]["guidance"] < spent[0]["guidance"] / 2
