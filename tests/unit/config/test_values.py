@@ -81,7 +81,7 @@ def outside(allowed: Range) -> Iterator[float]:
     if allowed.at_least is not None:
         yield allowed.at_least - 1
     if allowed.at_most is not None:
-        yield allowed.at_most + 1
+        yield max(allowed.at_most + 1, math.nextafter(allowed.at_most, math.inf))
     yield from (bound for bound in (allowed.above, allowed.below) if bound is not None)
 
 
