@@ -15,6 +15,7 @@ from typing import Any
 RANGE = "range"
 PATH = "path"
 _GROUPED_FROM = 10_000
+_EXACT_BELOW = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,6 @@ def _field(default: Any, affects_result: bool, declared: dict[str, Any]) -> Any:
 
 
 def _readable(bound: float) -> str:
-    if bound != int(bound):
+    if bound != int(bound) or abs(bound) >= _EXACT_BELOW:
         return f"{bound:g}"
     return f"{int(bound):,}" if abs(bound) >= _GROUPED_FROM else str(int(bound))
