@@ -1,0 +1,242 @@
+"""Makes the tables of docs/results.md, and that of README.md, from runs of the main command.
+
+    python -m benchmarks.results                       # all parts, in their order; hours
+    python -m benchmarks.results first_run addition    # some of them
+    python -m benchmarks.results --list                # parts, what each runs, and how long that takes
+    python -m benchmarks.results --write addition      # run nothing: tables of what was run before
+
+A part is one run, and its place on a page is between two comments, `<!-- results: NAME -->` and `<!-- end -->`;
+what stands around them is written by hand. Parts share one folder of outputs, so they go on where they were
+stopped, and what two of them have in common is computed once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, stdev
+
+from rich.console import Console
+
+from pipeline.config.schema import ALGO_SCHEMAS
+from pipeline.report.tables import result_tables
+from pipeline.results.compute import ComputeRow, read_compute
+from pipeline.results.primary import primary_metric
+from pipeline.results.record import PooledRow, ResultRow, Results, read_results
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+MAIN = ("PITA", "QSharp", "CD", "DPO", "SFT")
+"""Methods that are run with all seeds. The others take several times as long and get three."""
+_WIDE = 112
+"""Columns of a terminal whose table fits a page."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run and the table made of it.
+
+    Attributes:
+        name: Of the part, and of the run.
+        request: The command line, without the name.
+        tables: From results, and what they took to make, to what stands on the page.
+        minutes: How long it takes on two cores of an AMD EPYC after the parts above it.
+        page: Where it stands.
+    """
+
+    name: str
+    request: tuple[str, ...]
+    tables: Callable[[Results, Sequence[ComputeRow]], str]
+    minutes: int
+    page: Path = PAGE
+
+    @property
+    def words(self) -> list[str]:
+        """What a reader types after `python`."""
+        return ["run_parallel.py", f"experiment.name={self.name}", *self.request]
+
+
+# -- tables ----------------------------------------------------------------------------------------------------
+
+
+def as_printed(results: Results, compute: Sequence[ComputeRow], width: int = 80) -> str:
+    """What a terminal of some columns shows, indented as code."""
+    shown = io.StringIO()
+    console = Console(file=shown, width=width, color_system=None)
+    for table in result_tables(results, compute):
+        console.print(table)
+    return "\n".join(f"    {line}".rstrip() for line in shown.getvalue().strip("\n").splitlines())
+
+
+def methods(results: Results, compute: Sequence[ComputeRow]) -> str:
+    """The table as it is printed, how far policies lie apart, and pairs of methods."""
+    parts = [as_printed(results, compute, _WIDE), _spread(results), _by_reference(results), _pairs(results)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _spread(results: Results) -> str:
+    """The policies of every method after the last round: their mean, the worst one, and how far they lie apart."""
+    values = {name: [row.value or 0.0 for row in rows] for name, rows in _last(results).items()}
+    lines = [["method", "policies", f"mean {_judged_by(results.pooled)}", "worst", "standard deviation"]]
+    for name, found in values.items():
+        apart = f"{stdev(found):.3f}" if len(found) > 1 else ""
+        lines.append([name, str(len(found)), f"{fmean(found):.3f}", f"{min(found):.3f}", apart])
+    return _table(lines)
+
+
+def _last(results: Results) -> dict[str, list[ResultRow]]:
+    """Method -> what its policies reach after the last round, the reference first."""
+    metric, number = _judged_by(results.pooled), max(row.round for row in results.rows)
+    found: dict[str, list[ResultRow]] = {}
+    for row in sorted(results.rows, key=lambda row: (row.algo != "reference", row)):
+        is_last = row.round == (0 if row.algo == "reference" else number)
+        if row.metric == metric and is_last and row.value is not None:
+            found.setdefault(row.algo, []).append(row)
+    return found
+
+
+def _by_reference(results: Results) -> str:
+    """The mean and the worst policy of every reference after the last round; "" where there is but one."""
+    found = _last(results)
+    references = sorted({row.reference or 0 for rows in found.values() for row in rows})
+    if len(references) < 2:
+        return ""
+    lines = [["reference seed", *(name if name == "reference" else f"{name}: mean, worst" for name in found)]]
+    for seed in references:
+        own = [[row.value or 0.0 for row in rows if (row.reference or 0) == seed] for rows in found.values()]
+        lines.append([str(seed), *map(_mean_and_worst, own)])
+    return _table(lines)
+
+
+def _mean_and_worst(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in dict.fromkeys([fmean(values), min(values)])) if values else ""
+
+
+def _pairs(results: Results) -> str:
+    """Methods against each other after the last round, the largest differences first; "" for one method."""
+    pairs = [one for one in results.comparisons if one.second != "reference"]
+    lines = [["pair", "difference", "95 % interval", "p"]]
+    for one in sorted(pairs, key=lambda one: -abs(one.difference)):
+        interval = f"{one.ci_low:+.3f} to {one.ci_high:+.3f}"
+        p = "<0.001" if one.p < 0.001 else f"{one.p:.3f}"
+        lines.append([f"{one.first} - {one.second}", f"{one.difference:+.3f}", interval, p])
+    return _table(lines) if pairs else ""
+
+
+def _judged_by(rows: Iterable[PooledRow]) -> str:
+    ordered = sorted(rows, key=lambda row: (row.algo, row.round))
+    cells = [[row.metric for row in cell] for _, cell in groupby(ordered, lambda row: (row.algo, row.round))]
+    return primary_metric(cells) or "reward"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *rows = lines
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+# -- parts -----------------------------------------------------------------------------------------------------
+
+_THREE = "models.tiny.seeds=[0,1,2]"
+PARTS = (
+    Part("first_run", (), as_printed, 2, README),
+    Part(
+        "addition",
+        (f"algos=[{','.join(MAIN)}]", "experiment.seeds=[0,1,2,3,4]", _THREE),
+        methods,
+        45,
+    ),
+    Part(
+        "all_methods",
+        (f"algos=[{','.join(sorted(ALGO_SCHEMAS))}]", "experiment.seeds=[0,1,2]", _THREE),
+        methods,
+        45,
+    ),
+    Part(
+        "noisy_preferences",
+        ("algos=[PITA]", "algos.PITA.preference=bradley_terry", "experiment.seeds=[0,1,2]", _THREE),
+        methods,
+        10,
+    ),
+    Part(
+        "other_references",
+        (f"algos=[{','.join(MAIN)}]", "models.tiny.seeds=[3,4,5,6,7,8,9]"),
+        methods,
+        25,
+    ),
+)
+
+
+# -- the command -----------------------------------------------------------------------------------------------
+
+
+def carry_out(part: Part, out: Path) -> None:
+    """Run a part, or what is left of it.
+
+    Raises:
+        subprocess.CalledProcessError: The run did not end well.
+    """
+    begun = time.monotonic()
+    subprocess.run([sys.executable, *part.words, f"output_dir={out}", "device=cpu"], cwd=ROOT, check=True)
+    print(f"{part.name}: {(time.monotonic() - begun) / 60:.0f} min", file=sys.stderr)
+
+
+def written(page: str, name: str, text: str) -> str:
+    """A page with other text at the place of a part.
+
+    Raises:
+        SystemExit: The page has no such place.
+    """
+    place = re.compile(rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    if not place.search(page):
+        raise SystemExit(f"there is no place for {name}: <!-- results: {name} --> ... <!-- end -->")
+    return place.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
+
+
+def block(part: Part, folder: Path) -> str:
+    """What stands at the place of a part: its command, unless the page has it already, and its tables."""
+    tables = part.tables(read_results(folder / "results.json"), read_compute(folder).rows)
+    return tables if part.page == README else f"    {shlex.join(['python', *part.words])}\n\n{tables}"
+
+
+def main() -> None:
+    args = _arguments()
+    for part in PARTS:
+        if part.name not in args.parts:
+            continue
+        if args.list:
+            print(f"{part.name:18} {part.minutes:4} min   {shlex.join(['python', *part.words])}")
+            continue
+        if not args.write:
+            carry_out(part, args.out)
+        text = block(part, args.out / part.name / "latest")
+        part.page.write_text(written(part.page.read_text("utf-8"), part.name, text), "utf-8")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=100)
+    )
+    names = [part.name for part in PARTS]
+    parser.add_argument("parts", nargs="*", default=names, metavar="PART", help=f"of {', '.join(names)}; all")
+    parser.add_argument("--out", type=Path, default=Path("outputs/results").absolute(), help="folder of the runs")
+    parser.add_argument("--list", action="store_true", help="run nothing, show the parts")
+    parser.add_argument("--write", action="store_true", help="run nothing, write tables of what was run before")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(names):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    return args
+
+
+if __name__ == "__main__":
+    main()
