@@ -10,12 +10,14 @@ its default. Test prompts are never looked at, and references from 3 on are left
 the chosen settings carry over.
 
 Jobs run in this process, one after the other. What is stored is not computed again, and a finished trial is one
-line of `trials.jsonl`, so an interrupted search goes on.
+line of `trials.jsonl`, so an interrupted search goes on. A line counts as long as its trial would compute the same
+today: trials of former defaults or of former code are run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import os
 import sys
@@ -107,7 +109,8 @@ class Score:
     """What came of a trial.
 
     Attributes:
-        settings: Of the trial, to know it by.
+        settings: Of the trial.
+        plan: Digest of what its jobs would compute, to know it by.
         scores: The primary metric after the last round, by reference.
         seconds: Processor time of what was not stored.
     """
@@ -115,6 +118,7 @@ class Score:
     method: str
     number: int
     settings: Settings
+    plan: str
     scores: list[float]
     seconds: float
 
@@ -149,6 +153,12 @@ def overrides_of(trial: Trial, out: Path) -> list[str]:
     ]
 
 
+def plan_of(trial: Trial, out: Path) -> str:
+    """What tells a trial from one with other settings, or with the same under other defaults or other code."""
+    keys = sorted(job.key for job in prepare(load_config(overrides_of(trial, out))).plan.jobs.values())
+    return hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
+
+
 def run(trial: Trial, out: Path) -> Score:
     """Carry a trial out.
 
@@ -163,7 +173,8 @@ def run(trial: Trial, out: Path) -> Score:
     rows = collect_rows(request.store, request.plan.jobs.values())
     last = [row for row in rows if row.algo == trial.method and row.round == config.rounds_of_training]
     scores = [primary_result([row for row in last if row.reference == one]) for one in REFERENCES]
-    return Score(trial.method, trial.number, trial.settings, scores, round(time.process_time() - begun, 1))
+    spent = round(time.process_time() - begun, 1)
+    return Score(trial.method, trial.number, trial.settings, plan_of(trial, out), scores, spent)
 
 
 # -- the table -------------------------------------------------------------------------------------------------
@@ -201,7 +212,8 @@ def main() -> None:
     args = _arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "trials.jsonl"
-    scores = list(read_lines(path, Score)) if path.exists() else []
+    found = list(read_lines(path, Score)) if path.exists() else []
+    scores = [one for one in found if one.plan == plan_of(Trial(one.method, one.number, one.settings), args.out)]
     done = [(score.method, score.settings) for score in scores]
     # One trial of each method after the other, so that a search that was cut short has been fair so far.
     todo = sorted(

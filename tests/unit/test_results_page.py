@@ -36,7 +36,9 @@ def test_a_table_has_the_mean_the_worst_policy_and_the_spread() -> None:
     pooled = PooledRow(algo="PITA", value=0.7, ci_low=0.6, ci_high=0.8, difference=0.3, **bounds, **at)
     at |= {"first": "PITA", "second": "reference", "test": "swaps", "detectable": 0.1}
     comparison = Comparison(difference=0.3, ci_low=0.2, ci_high=0.4, p=0.0001, **at)
-    printed, spread, by_reference = methods(Results(rows=rows, pooled=[pooled], comparisons=[comparison]), []).split("\n\n|")
+    printed, spread, by_reference = methods(
+        Results(rows=rows, pooled=[pooled], comparisons=[comparison]), []
+    ).split("\n\n|")
     assert "+0.300" in printed
     assert spread.splitlines()[2] == "| PITA | 4 | 0.700 | 0.500 | 0.163 |"
     assert by_reference.splitlines()[2:] == ["| 0 | 0.600, 0.500 |", "| 1 | 0.800, 0.700 |"]

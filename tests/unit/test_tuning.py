@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tuning import REFERENCES, SPACES, TRIALS, Score, Settings, overrides_of, tables, trials_of
+from benchmarks.tuning import REFERENCES, SPACES, TRIALS, Score, Settings, overrides_of, plan_of, tables, trials_of
 from pipeline.config.load import load_config
 from pipeline.config.schema import ALGO_SCHEMAS
+from pipeline.plan import versions
 
 
 def test_every_method_has_the_same_number_of_trials_and_begins_with_its_default() -> None:
@@ -43,11 +44,20 @@ def test_a_trial_is_a_run_on_validation_prompts_and_the_references_for_tuning(me
     assert algo.learning_rate == trial.settings["learning_rate"]
 
 
+def test_a_trial_is_known_by_what_it_would_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = trials_of("SFT", 2)
+    assert plan_of(first, tmp_path / "a") == plan_of(replace(first, number=5), tmp_path / "b")
+    before = plan_of(first, tmp_path)
+    assert plan_of(second, tmp_path) != before
+    monkeypatch.setattr(versions, "TRAINING", versions.TRAINING + 1)
+    assert plan_of(first, tmp_path) != before
+
+
 def test_the_best_trial_is_the_one_whose_worst_reference_gets_most() -> None:
     first: Settings = {"learning_rate": 1e-4, "head_learning_rate": 0.1, "epochs": 2, "batch_size": 64}
     scores = [
-        Score("CD", 0, {**first, "head_learning_rate": None}, [0.9, 0.9, 0.1], 5.0),
-        Score("CD", 1, first, [0.5, 0.4, 0.6], 7.0),
+        Score("CD", 0, {**first, "head_learning_rate": None}, "a", [0.9, 0.9, 0.1], 5.0),
+        Score("CD", 1, first, "b", [0.5, 0.4, 0.6], 7.0),
     ]
     assert tables(scores, ["DPO", "CD"]).splitlines() == [
         "### CD",
