@@ -21,6 +21,7 @@ from pipeline.evaluation.optimum import optimum_columns, write_log_right
 from pipeline.generation.greedy import GreedyPolicy
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.spellings import spellings
+from pipeline.models.flops import metered, spend
 from pipeline.results.outputs import GREEDY
 from pipeline.results.prompts import PromptMeasures
 from pipeline.rewards.registry import known_rewards
@@ -30,11 +31,20 @@ _MOST_SPELLINGS = 100
 """Ways to write a right completion beyond which they are not looked through."""
 
 
-def evaluate_greedy(ctx: JobContext, dataset: Dataset) -> None:
-    """Complete the held-out prompts with the likeliest tokens, one completion each."""
+def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: int) -> None:
+    """Complete the held-out prompts with the likeliest tokens, one completion each.
+
+    Args:
+        ctx: Of the reference's evaluation.
+        dataset: Of the chain.
+        drawn: Tokens that the stage has drawn already.
+    """
     folder = ctx.out / GREEDY
     folder.mkdir()
-    text.evaluate(ctx, text.reference_policy(ctx, dataset, kind=GreedyPolicy), dataset, folder, samples=1)
+    policy = text.reference_policy(ctx, dataset, kind=GreedyPolicy)
+    with metered() as meter:  # an answer of the reference is a sample, and takes nothing of this
+        text.evaluate(ctx, policy, dataset, folder, samples=1, before=drawn)
+    spend("scoring", sum(meter.flops.values()))
 
 
 def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> None:

@@ -72,8 +72,8 @@ class Reference(Algorithm):
             from pipeline.algos import anchors, text
         dataset = text.open_dataset(ctx)
         policy = text.reference_policy(ctx, dataset)
-        text.evaluate(ctx, policy, dataset, ctx.out)
-        anchors.evaluate_greedy(ctx, dataset)
+        drawn = text.evaluate(ctx, policy, dataset, ctx.out)
+        anchors.evaluate_greedy(ctx, dataset, drawn)
         anchors.evaluate_right(ctx, dataset, policy)
 
     def metrics(self, ctx: JobContext) -> None:

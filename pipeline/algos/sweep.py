@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.algos.base import JobContext
 from pipeline.config.schema import EvaluationConfig
+from pipeline.config.values import short
 from pipeline.evaluation.front import FrontPoint, chosen_point, reward_kl_front
 from pipeline.evaluation.metrics import Measured, Sample, evaluation_rows, measure, read_samples
 from pipeline.evaluation.optimum import J
@@ -40,7 +41,7 @@ class Tried:
 
 def eta_folder(eta: float) -> str:
     """Folder of the samples at a strength, in the output of a sweep; it names the strength in results too."""
-    return f"{_PREFIX}{eta:g}"
+    return f"{_PREFIX}{short(eta)}"
 
 
 def strengths(own: float, further: Iterable[float]) -> dict[str, float]:

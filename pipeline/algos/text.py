@@ -166,7 +166,8 @@ def evaluate(
     *,
     split: str | None = None,
     samples: int | None = None,
-) -> None:
+    before: int = 0,
+) -> int:
     """Sample completions of held-out prompts, score them and write them to a folder.
 
     Args:
@@ -176,6 +177,10 @@ def evaluate(
         folder: Where to write.
         split: Of the dataset; None takes `evaluation.split`.
         samples: Completions of each prompt; None takes `evaluation.num_samples`.
+        before: Tokens that the stage has drawn already.
+
+    Returns:
+        Tokens that the stage has drawn by now.
     """
     samples = samples or ctx.config.evaluation.num_samples
     rows = held_out_rows(ctx, dataset, split)
@@ -185,7 +190,7 @@ def evaluate(
         encode(ctx, policy, rows),
         keys,
         samples=samples,
-        on_batch=lambda done, tokens: ctx.progress(done, tokens=tokens),
+        on_batch=lambda done, tokens: ctx.progress(done, tokens=before + tokens),
     )
     repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens)
@@ -211,6 +216,7 @@ def evaluate(
             for index, row in enumerate(repeated)
         ),
     )
+    return before + sum(map(len, decoded.tokens))
 
 
 def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None = None) -> None:

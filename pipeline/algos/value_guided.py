@@ -179,12 +179,12 @@ class ValueGuidedAlgorithms(Algorithm):
         """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
         with ctx.loading():
             from pipeline.algos import sweep, text
-        dataset, algo = text.open_dataset(ctx), _settings(ctx)
+        dataset, algo, drawn = text.open_dataset(ctx), _settings(ctx), 0
         for name, eta in sweep.strengths(algo.eta, ctx.config.evaluation.etas).items():
             folder = ctx.out / name
             folder.mkdir()
             policy = self._policy(ctx, dataset, replace(algo, eta=eta))
-            text.evaluate(ctx, policy, dataset, folder, split=sweep.SPLIT)
+            drawn = text.evaluate(ctx, policy, dataset, folder, split=sweep.SPLIT, before=drawn)
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the guided policy, at the best strength of a sweep where there was one.

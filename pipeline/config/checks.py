@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.config.atoms import LARGEST_ATOMS, MOST_GRID_ERROR, grid_error, least_atoms
-from pipeline.config.fronts import SUFFIX
+from pipeline.config.fronts import SUFFIX, point_of
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
     NOTHING,
@@ -125,6 +125,12 @@ def _repeats(config: Config) -> Iterator[str]:
     for key, values in lists:
         if twice := [value for value, times in Counter(values).items() if times > 1]:
             yield f"{key}={brief(values)} names {twice[0]} twice"
+    points = (point_of(name) for name in config.algos)
+    if config.evaluation.etas and (over := next((algo for algo, point in points if "eta=" in point), None)):
+        yield (
+            f"algos.{over}.front and evaluation.etas: both set the strength of guidance, and what is tested would "
+            "not be what a point of the front is called; leave one of them out"
+        )
     if config.evaluation.split not in ("test", "validation"):
         yield f"evaluation.split={brief(config.evaluation.split)}: must be 'test' or 'validation'"
 

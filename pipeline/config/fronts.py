@@ -6,18 +6,21 @@ have everything else in common. They are made before anything else looks at the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from pipeline.config.values import brief
+from pipeline.config.values import brief, short
 from pipeline.errors import ConfigError
 
 _MARK = "@"
 _TEXT = re.compile(r"[A-Za-z0-9._+-]{1,40}")
 SUFFIX = rf"({_MARK}[A-Za-z0-9._+=,-]{{1,100}})?"
 """What may follow the name of an algorithm."""
+MOST_POINTS = 1000
+"""Of one front. More are a mistake, and each is a chain of jobs of its own."""
 
 
 def point_of(name: str) -> tuple[str, str]:
@@ -46,14 +49,22 @@ def _points(name: str, settings: Mapping[str, Any], asked: object) -> Iterator[t
     key = f"algos.{name}.front"
     if not isinstance(asked, Mapping) or not all(isinstance(values, list) and values for values in asked.values()):
         raise ConfigError(
-            f"{key}={brief(asked)}: must be a table of settings, each with a list of values, for example "
-            "{learning_rate: [1e-4, 3e-4]}"
+            f"{key}={brief(asked)}: must be a table of settings, each with a list of one value or more, for "
+            "example {learning_rate: [1e-4, 3e-4]}"
         )
     for setting in asked:
         if setting not in settings or setting in ("front", "enabled", "class_path"):
             raise ConfigError(
-                f"{key}.{setting}: algos.{name} has no such setting that could make points of a front"
+                f"{key}.{setting}: no setting of algos.{name} that could make points of a front; those of a "
+                "section below it cannot either"
             )
+    points = math.prod(len(values) for values in asked.values())
+    if points > MOST_POINTS:
+        raise ConfigError(f"{key}: {points:,} combinations of values, at most {MOST_POINTS:,} can be compared")
+    for setting, values in asked.items():
+        texts = [_text(key, setting, value) for value in values]
+        if twice := next((text for text in texts if texts.count(text) > 1), None):
+            raise ConfigError(f"{key}.{setting}: names {twice} twice")
     for values in product(*asked.values()):
         chosen = dict(zip(asked, values, strict=True))
         suffix = ",".join(f"{setting}={_text(key, setting, value)}" for setting, value in chosen.items())
@@ -61,7 +72,7 @@ def _points(name: str, settings: Mapping[str, Any], asked: object) -> Iterator[t
 
 
 def _text(key: str, setting: str, value: object) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = short(value) if isinstance(value, float) else str(value)
     if isinstance(value, (dict, list)) or not _TEXT.fullmatch(text):
         raise ConfigError(f"{key}.{setting}: {brief(value)} is no number or plain word")
     return text

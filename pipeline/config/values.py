@@ -44,6 +44,12 @@ def brief(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
+def short(value: float) -> str:
+    """A number in few digits where these are all of it: ``0.1``, ``1e+06``, and ``0.10000001`` whole."""
+    text = f"{value:g}"
+    return text if float(text) == value else repr(value)
+
+
 def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
     allowed: Range | None = declared.get(RANGE)
     if isinstance(value, (list, dict)):

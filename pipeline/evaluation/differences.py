@@ -16,7 +16,13 @@ import numpy as np
 from pipeline.evaluation.cells import Grid, Stack
 from pipeline.evaluation.crossed import Floats, Spread, known_spread
 from pipeline.evaluation.metrics import is_share, reach_of
-from pipeline.evaluation.paired import Bounds, paired_by_prompt, paired_intervals, paired_tests
+from pipeline.evaluation.paired import (
+    Bounds,
+    paired_by_prompt,
+    paired_intervals,
+    paired_tests,
+    says_all_or_nothing,
+)
 from pipeline.evaluation.significance import least_detectable_share, smallest_detectable
 from pipeline.results.record import Scope
 
@@ -99,6 +105,6 @@ def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
 def detectable(one: Difference, comparisons: int, confidence: float) -> float:
     """About the smallest difference that a run of these sizes finds; see `smallest_detectable`."""
     by_spread = float(smallest_detectable(one.spread, comparisons, confidence))
-    if is_share(one.metric) and one.is_of_policies:
+    if is_share(one.metric) and one.is_of_policies and says_all_or_nothing(one.by_prompt()):
         return max(by_spread, least_detectable_share(one.prompts, comparisons, confidence))
     return by_spread

@@ -41,15 +41,20 @@ def chosen_point(points: Iterable[FrontPoint], kl_limit: float | None) -> FrontP
 def reward_kl_front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
     """The points that no other one beats: none has at least their reward at no more divergence.
 
-    Points that are equal in both are all kept. NaN is no measurement and is left out.
+    Points that are equal in both are all kept, and divergences that differ by less than a millionth of a nat are
+    equal, since sums of rounded numbers do. NaN is no measurement and is left out.
 
     Returns:
         By growing divergence, so also by growing reward.
     """
     known = (point for point in points if point.kl == point.kl and point.reward == point.reward)
     front: list[FrontPoint] = []
-    for point in sorted(known, key=lambda point: (point.kl, -point.reward, point.label)):
-        equal = bool(front) and (point.kl, point.reward) == (front[-1].kl, front[-1].reward)
+    for point in sorted(known, key=lambda point: (_nats(point), -point.reward, point.label)):
+        equal = bool(front) and (_nats(point), point.reward) == (_nats(front[-1]), front[-1].reward)
         if not front or point.reward > front[-1].reward or equal:
             front.append(point)
     return front
+
+
+def _nats(point: FrontPoint) -> float:
+    return max(0.0, round(point.kl, 6))

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.config.values import short
 from pipeline.results.outputs import Sample, read_input
 from pipeline.results.prompts import PROMPTS, Floats, PromptMeasures, Sums, read_prompts, write_prompts
 
@@ -102,7 +103,7 @@ def optimum_columns(log_right: Mapping[int, float], eta: float, etas: Sequence[f
     rows = np.array(sorted(log_right), np.int64)
     known = np.array([log_right[int(row)] for row in rows], np.float64)
     columns: dict[str, Floats] = {}
-    for suffix, value in [("", eta), *((f"/eta={each:g}", each) for each in etas)]:
+    for suffix, value in [("", eta), *((f"/eta={short(each)}", each) for each in etas)]:
         best = optimum(known, value)
         columns |= {f"pass@1{suffix}": best.reward, f"reward{suffix}": best.reward}
         columns |= {f"kl_per_sequence{suffix}": best.kl}

@@ -7,8 +7,9 @@ that mean: the observed differences, reweighted, and an end of their range, wher
 each prompt has one answer, right or wrong, the interval is that of Tango (1998).
 
 That there is no difference is a special hypothesis: the answers of the two to a prompt could then be swapped,
-which gives an exact test. The interval has 0 in it wherever that test does not reject, so that the two never
-contradict each other.
+which gives an exact test. The interval has 0 in it wherever that test does not reject, so that it never claims
+more than the test does. It may claim less: where prompts differ by parts of what they could, the ends allow for
+prompts that differ wholly, of which the swaps know nothing.
 
 Legend: P prompts, M differences.
 """
@@ -70,6 +71,11 @@ def paired_by_prompt(first: Ratios, second: Ratios) -> Paired:
     return Paired(np.where(alike, 0.0, found), float(reach))
 
 
+def says_all_or_nothing(differences: Floats) -> bool:
+    """Whether each prompt says nothing, or all that it can: one answer of each policy, right or wrong."""
+    return bool(np.isin(np.abs(differences), (0, 1)).all())
+
+
 def paired_tests(differences: Sequence[Floats]) -> list[tuple[float, Test]]:
     """Test whether differences are 0, by what the swap of the two policies at any prompt would give.
 
@@ -83,7 +89,7 @@ def paired_tests(differences: Sequence[Floats]) -> list[tuple[float, Test]]:
     found: dict[int, tuple[float, Test]] = {}
     drawn: dict[int, list[int]] = {}
     for place, one in enumerate(differences):
-        if np.isin(np.abs(one), (0, 1)).all():
+        if says_all_or_nothing(one):
             found[place] = mcnemar(one), "mcnemar"
         else:
             drawn.setdefault(len(one), []).append(place)

@@ -14,8 +14,9 @@ from pipeline.terminal.columns import Column, FittedTable
 _LEAST_NAME = 12
 _MATCHED = "(matched)"
 _HOW = (
-    "best: no other point of the front has at least its value at no more KL. (matched): on the line between the "
-    "two best points beside that KL, as are the ends of its interval, which leaves the error of KL out."
+    "best: no other point of the front has more at no more KL, or as much at less. (matched): on the line between "
+    "the two best points beside that KL, as are the ends of its interval, which leaves the error of KL out; - is "
+    "beyond what was measured. Compare points of the same split."
 )
 _WITHIN = "Each method after its last round whose training, all rounds before included, is within the budget."
 
@@ -49,10 +50,10 @@ def _front_table(title: str, rows: list[FrontRow], matched: list[MatchedRow]) ->
             Column(heading="point", least=_LEAST_NAME),
             _number("KL/seq", 1),
             _number(heading, 1),
-            _number("interval", 2),
-            _number("KL interval", 4),
-            Column(heading="best", rank=3),
-            Column(heading="split", rank=5),
+            Column(heading="split", rank=2),
+            _number("interval", 3),
+            Column(heading="best", rank=4),
+            _number("KL interval", 5),
         ],
         title=title,
         caption=_HOW,
@@ -61,12 +62,12 @@ def _front_table(title: str, rows: list[FrontRow], matched: list[MatchedRow]) ->
         for row in points:
             bounds = (_interval(row.ci_low, row.ci_high), _interval(row.kl_low, row.kl_high))
             best = "yes" if row.is_best else ""
-            table.add_row(front, row.point, f"{row.kl:.3f}", f"{row.value:.3f}", *bounds, best, row.split)
+            own, of_kl = bounds
+            table.add_row(front, row.point, _shown(row.kl), _shown(row.value), row.split, own, best, of_kl)
         for at in (row for row in matched if row.front == front):
             value = "-" if at.value is None else f"{at.value:.3f}"
-            table.add_row(
-                front, _MATCHED, f"{at.kl:.3f}", value, _interval(at.ci_low, at.ci_high), "", "", at.split
-            )
+            interval = _interval(at.ci_low, at.ci_high)
+            table.add_row(front, _MATCHED, _shown(at.kl), value, at.split, interval, "", "")
         table.end_section()
     return table
 
@@ -106,4 +107,8 @@ def _number(heading: str, rank: int) -> Column:
 
 
 def _interval(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
+    return "" if low is None or high is None else f"[{_shown(low)}, {_shown(high)}]"
+
+
+def _shown(number: float) -> str:
+    return f"{number:z.3f}"

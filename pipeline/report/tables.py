@@ -204,7 +204,7 @@ def _value(cell: Cell, metric: str) -> float | None:
 def _numbers(cell: Cell, metrics: list[str], p: float | None) -> Iterator[str]:
     for name in metrics:
         row = cell.get(name)
-        yield "-" if row is None or row.value is None else f"{row.value:.3f}"
+        yield "-" if row is None or row.value is None else f"{row.value:z.3f}"
         if name == metrics[0]:
             yield _interval(row.ci_low, row.ci_high) if row else ""
             yield f"{row.difference:+.3f}" if row and row.difference is not None else ""
@@ -243,6 +243,19 @@ def _notes(
             f"{told} of {count(len(pairs), 'pair')} of methods {differ} at the level of {1 - confidence:.2g}: "
             "comparisons in results.json"
         )
+    if chosen := _chosen(cells):
+        yield f"evaluation.etas: chosen on validation prompts, {'; '.join(chosen)}."
+
+
+def _chosen(cells: Mapping[At, Cell]) -> list[str]:
+    """Of each method, which strengths of guidance its last round is tested at."""
+    last = dict(sorted(cells))  # of each algorithm the highest round comes last
+    names = {
+        algo: [name.removeprefix("chosen/") for name in cell if name.startswith("chosen/") and _value(cell, name)]
+        for algo, number in last.items()
+        for cell in [cells[algo, number]]
+    }
+    return [f"{algo} at {' or '.join(sorted(found))}" for algo, found in names.items() if found]
 
 
 def _about_anchors(anchors: Mapping[str, Cell], metrics: list[str], common_eta: float | None) -> Iterator[str]:

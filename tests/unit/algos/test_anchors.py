@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers import GPT2LMHeadModel
 
 from pipeline.config.load import load_config
 from pipeline.datasets.registry import load_dataset
 from pipeline.evaluation.metrics import read_samples
 from pipeline.evaluation.optimum import optimum, read_log_right
+from pipeline.models.flops import continued, model_cost, whole_texts
 from pipeline.models.load import load_policy, load_tokenizer
 from pipeline.plan.build import build_plan
 from pipeline.results.prompts import read_prompts
@@ -205,3 +207,15 @@ def test_a_model_of_ones_own_has_an_optimum_where_its_tokenizer_is_made_for_the_
     more = Reference(root, *own, f"models.hf.path={tmp_path / 'more'}").metrics("reference", 0)
     assert "by a tokenizer made for the dataset" in capsys.readouterr().out
     assert not [name for name in more if name.startswith("optimum/")]
+
+
+def test_an_answer_of_the_reference_costs_what_a_sample_costs(chains: Chains) -> None:
+    """Its greedy decoding measures it, and is not what an answer takes."""
+    jobs = [job for job in chains.plan.jobs.values() if (job.algo, job.stage) == ("reference", "evaluate")]
+    samples = read_samples(chains.folders("reference", 0, "evaluate"))
+    cost = model_cost(GPT2LMHeadModel.from_pretrained(chains.folders("reference", 0, "train")[0]))
+    prompts = {sample.row: 1 + len(sample.prompt) for sample in samples}
+    read = whole_texts(np.array(list(prompts.values())), outputs=len(prompts)) + continued(
+        np.array([prompts[sample.row] for sample in samples]), np.array([sample.tokens - 1 for sample in samples])
+    )
+    assert sum(chains.flops[job.id]["decoding"] for job in jobs) == cost.forward(read)

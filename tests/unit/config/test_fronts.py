@@ -1,5 +1,7 @@
 """Fronts: one algorithm at several values of its settings."""
 
+import re
+
 import pytest
 
 from pipeline.config.checks import check_config
@@ -18,6 +20,35 @@ def request_of(*overrides: str) -> Config:
 
 def enabled(config: Config) -> list[str]:
     return [name for name, algo in config.algos.items() if algo.enabled]
+
+
+@pytest.mark.parametrize(
+    ("front", "said"),
+    [
+        ("{beta: [0.1, 1e-1]}", "algos.DPO.front.beta: names 0.1 twice"),
+        (
+            f"{{beta: {list(range(1, 42))}, epochs: {list(range(1, 42))}}}",
+            "1,681 combinations of values, at most 1,000",
+        ),
+        ("{lora.rank: [1, 2]}", "those of a section below it cannot either"),
+        ("{beta: []}", "a list of one value or more"),
+    ],
+    ids=["twice", "many", "nested", "empty"],
+)
+def test_fronts_that_cannot_be_are_refused(front: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(["experiment.name=t", "algos=[DPO]", f"algos.DPO.front={front}"])
+
+
+def test_values_that_are_close_are_points_of_their_own() -> None:
+    config = load_config(["experiment.name=t", "algos=[DPO]", "algos.DPO.front={beta: [0.1, 0.10000001]}"])
+    assert {name for name, algo in config.algos.items() if algo.enabled} == {"DPO@beta=0.1", "DPO@beta=0.10000001"}
+
+
+def test_a_front_of_strengths_is_tested_at_what_its_points_are_called() -> None:
+    asked = ["algos=[QSharp]", "algos.QSharp.front={eta: [0.1, 0.3]}", "evaluation.etas=[1.0]"]
+    with pytest.raises(ConfigError, match="both set the strength of guidance"):
+        check_config(load_config(["experiment.name=t", *asked]))
 
 
 def test_an_algorithm_is_run_at_each_value() -> None:
@@ -51,10 +82,13 @@ def test_a_front_changes_no_other_key() -> None:
 @pytest.mark.parametrize(
     ("front", "said"),
     [
-        ("{beta: 0.1}", "algos.DPO.front={'beta': 0.1}: must be a table of settings, each with a list of values"),
-        ("{beta: []}", "must be a table of settings, each with a list of values"),
-        ("{bet: [1]}", "algos.DPO.front.bet: algos.DPO has no such setting"),
-        ("{class_path: [a]}", "algos.DPO.front.class_path: algos.DPO has no such setting"),
+        (
+            "{beta: 0.1}",
+            "algos.DPO.front={'beta': 0.1}: must be a table of settings, each with a list of one value or more",
+        ),
+        ("{beta: []}", "must be a table of settings, each with a list of one value or more"),
+        ("{bet: [1]}", "algos.DPO.front.bet: no setting of algos.DPO"),
+        ("{class_path: [a]}", "algos.DPO.front.class_path: no setting of algos.DPO"),
         ("{beta: [[1]]}", "algos.DPO.front.beta: [1] is no number or plain word"),
         ("{beta: [a/b]}", "algos.DPO.front.beta: 'a/b' is no number or plain word"),
         ("{beta: [x]}", "algos.DPO@beta=x.beta"),

@@ -6,6 +6,11 @@ import pytest
 from pipeline.evaluation.front import FrontPoint, chosen_point, reward_kl_front
 
 
+def test_rounding_decides_nothing() -> None:
+    points = [FrontPoint(-1.7e-8, 0.4, "a"), FrontPoint(0.0, 0.4, "b"), FrontPoint(4e-9, 0.4, "c")]
+    assert {point.label for point in reward_kl_front(points)} == {"a", "b", "c"}
+
+
 def test_dominated_points_are_left_out() -> None:
     points = [
         FrontPoint(0.0, 0.4, "inf"),

@@ -377,6 +377,18 @@ def test_one_sample_a_prompt_of_one_seed_is_tested_exactly() -> None:
     }
 
 
+def test_less_than_a_whole_answer_can_be_detected_where_prompts_have_several() -> None:
+    chains = method("A", 0.5, [0], k=4) | method("reference", 0.5, [0], k=4)
+    for place, measures in chains.items():
+        right = np.full(PROMPTS, 0.5)
+        right[:12] += 0.25 * (place[3] == "A")
+        measures.sums["pass@1"] = right, np.ones(PROMPTS)
+    (found,) = pool(chains)[1]
+    assert found.test == "swaps"
+    assert found.p < 0.01
+    assert 0 < found.detectable < least_detectable_share(PROMPTS, 1, 0.95)
+
+
 def test_methods_that_are_right_everywhere_are_not_told_apart() -> None:
     _, found = pool(*(method(algo, 1.0, range(3)) for algo in ("A", "B", "reference")))
     assert {one.p for one in found} == {1.0}
