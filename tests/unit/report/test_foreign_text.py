@@ -45,6 +45,7 @@ def standard_streams(kind: str) -> Iterator[Callable[[], str]]:
         path = Path(folder) / "out"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
         if kind == "broken":
+            os.close(descriptor)
             reading, descriptor = os.pipe()
             os.close(reading)
         before = sys.stdout, sys.stderr
