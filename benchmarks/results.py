@@ -151,6 +151,12 @@ _THREE = "models.tiny.seeds=[0,1,2]"
 PARTS = (
     Part("first_run", (), as_printed, 2, README),
     Part(
+        "guidance",
+        ("algos=[PITA,QSharp]", "experiment.seeds=[0,1,2,3,4]", _THREE),
+        methods,
+        25,
+    ),
+    Part(
         "addition",
         (f"algos=[{','.join(MAIN)}]", "experiment.seeds=[0,1,2,3,4]", _THREE),
         methods,
