@@ -88,13 +88,16 @@ class LearntReward:
             load_tokenizer(source, trust_remote_code=trust).save_pretrained(folder)
 
 
-def reward_fitting(ctx: JobContext, settings: RewardModelConfig, fold: int = 0, *, more: bool) -> Fitting:
+def reward_fitting(
+    ctx: JobContext, settings: RewardModelConfig, fold: int = 0, tokens_before: int = 0, *, more: bool
+) -> Fitting:
     """How a reward model is fitted.
 
     Args:
         ctx: Of the stage.
         settings: Batch size, epochs, learning rate, and how many such trainings there are.
         fold: Which of them this is.
+        tokens_before: What the folds before it were trained on.
         more: Whether the stage goes on with other work afterwards.
     """
     from pipeline.algos.post_training import fitting_of
@@ -107,7 +110,7 @@ def reward_fitting(ctx: JobContext, settings: RewardModelConfig, fold: int = 0, 
 
     def on_step(done: int, total: int, tokens: int) -> None:
         # Folds are about as large as each other, and progress is never to fall back.
-        ctx.progress(fold * total + done, total=count * total, tokens=tokens)
+        ctx.progress(fold * total + done, total=count * total, tokens=tokens_before + tokens)
 
     return replace(fitting, on_step=on_step)
 
@@ -138,11 +141,12 @@ def cross_fitted(
         from pipeline.training.sequences import Sequences
     pairs = Sequences.load(folders, PAIRS)
     of_pairs, of_data = prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
-    found, fits = np.zeros(len(data)), []
+    found, fits, tokens = np.zeros(len(data)), [], 0
     for fold in range(settings.folds):
         unseen = np.repeat((of_pairs == fold) & (settings.folds > 1), 2)
         seen = pairs.some(np.flatnonzero(~unseen))
-        learnt = LearntReward(ctx, seen, settings, reward_fitting(ctx, settings, fold, more=True))
+        learnt = LearntReward(ctx, seen, settings, reward_fitting(ctx, settings, fold, tokens, more=True))
+        tokens += learnt.about["tokens_trained"]
         places = np.flatnonzero(of_data == fold)
         raw = learnt.scores(data.some(places))
         scale = Scale.of(raw)
@@ -162,7 +166,6 @@ def cross_fitted(
         del learnt  # so that no two models are held at once
     if ctx.ranks.is_first:
         note = noted(len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to")
-        tokens = sum(fit["tokens_trained"] for fit in fits)
         about = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
         (ctx.out / REWARD_FIT).write_text(json_text(about) + "\n")
     return found

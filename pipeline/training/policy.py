@@ -46,7 +46,7 @@ class Fitting:
         dtype: To compute in; see `computing_in`.
         clear_cache_interval: As `TrainSettings` has it.
         on_step: Called after each step with the sequences seen so far, those of all epochs, and the tokens seen
-            since this process started, by all ranks.
+            so far, by all ranks and before an interruption too.
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
         hints: Folder of batch sizes that fitted; None remembers nothing.
         ranks: Who else does this training; `training.micro_batch_size` is for each of them.
@@ -107,19 +107,19 @@ def fit(
         what=MICRO_BATCH,
         remedy=_REMEDY,
     )
-    tokens = 0
+    # Of the data and not counted on the way: a training that is resumed begins with those of the steps before.
+    tokens = np.cumsum(data.lengths[order])
 
     def losses_of(step: int) -> Iterator[Tensor]:
-        nonlocal tokens
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
         for part, weight in ranks.share(rows, micro_batch.size, group):
             batch = batch_of(data, part, fitting.device)
             with computing_in(fitting.dtype, fitting.device):
                 loss = loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
-        tokens += int(data.lengths[rows].sum())
         if fitting.on_step is not None:
-            fitting.on_step(min(len(order), (step + 1) * fitting.batch_size), len(order), tokens)
+            done = min(len(order), (step + 1) * fitting.batch_size)
+            fitting.on_step(done, len(order), int(tokens[done - 1]))
 
     settings = TrainSettings(
         steps=math.ceil(len(order) / fitting.batch_size),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from pipeline.config.schema import DType, HeadType, TrainingConfig, ValueAlgoConfig
@@ -50,8 +51,8 @@ def fit_value(
         device: ``cpu`` or ``cuda``.
         dtype: To compute in; see `computing_in`.
         clear_cache_interval: As `TrainSettings` has it.
-        on_step: Called after each step with the sequences seen so far, and the tokens seen
-            since this process started, by all ranks.
+        on_step: Called after each step with the sequences and the tokens seen so far, by all ranks and before an
+            interruption too.
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
         hints: Folder of batch sizes that fitted; None remembers nothing.
         ranks: Who else does this training. `training.micro_batch_size` is for each of them.
@@ -70,10 +71,10 @@ def fit_value(
         what=MICRO_BATCH,
         remedy="Try training.gradient_checkpointing=true, shorter texts, or a device with more memory.",
     )
-    tokens = 0
+    # Of the data and not counted on the way: a training that is resumed begins with those of the steps before.
+    tokens = np.cumsum(data.lengths[order])
 
     def losses_of(step: int) -> Iterator[Tensor]:
-        nonlocal tokens
         rows = order[step * algo.batch_size : (step + 1) * algo.batch_size]
         supervised = int((data.lengths[rows] - data.starts[rows]).sum())
         for part, weight in ranks.share(rows, micro_batch.size):
@@ -82,8 +83,8 @@ def fit_value(
                 values = token_values(model, batch.ids)
             loss = token_loss(values, batch.mask, batch.labels) / max(1, supervised)
             yield loss if weight == 1 else loss * weight
-        tokens += int(data.lengths[rows].sum())
-        on_step(min(len(order), (step + 1) * algo.batch_size), tokens)
+        done = min(len(order), (step + 1) * algo.batch_size)
+        on_step(done, int(tokens[done - 1]))
 
     token_loss = partial(token_atoms, rate=rate) if model.config.atoms > 1 else token_bce
     settings = TrainSettings(

@@ -58,6 +58,7 @@ class Chains:
         self.plan = build_plan(self.config)
         self.memory: dict[str, Any] = {}
         self.flops: dict[str, Mapping[str, float]] = {}
+        self.tokens: dict[str, int] = {}
         done: set[str] = set()
         while len(done) < len(self.plan.jobs):
             ready = [job for job in self.plan.jobs.values() if job.id not in done and self.sources(job) <= done]
@@ -86,7 +87,7 @@ class Chains:
             report=lambda done, total, tokens: None,
         )
         run_stage(work)
-        self.flops[job.id] = work.flops
+        self.flops[job.id], self.tokens[job.key] = work.flops, work.tokens
 
     def folders(self, algo: str, number: int, stage: str) -> list[Path]:
         return [

@@ -121,6 +121,9 @@ def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, 
         fit = about["fits"][fold]
         assert fit["held_out_pairs"] == len(held_out) // 2
         assert fit["held_out_accuracy"] == pytest.approx(float((unseen[::2] > unseen[1::2]).mean()))
+    assert (
+        chains.tokens[out.name] == about["tokens_trained"] == sum(fit["tokens_trained"] for fit in about["fits"])
+    )
     told = training(chains, algo, 1)["reward_model"]
     assert told["folds"] == 2
     assert told["held_out_pairs"] == len(pairs) // 2

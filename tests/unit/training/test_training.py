@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig, Warmup
+from pipeline.errors import JobStopped
 from pipeline.models.value import ValueModel, value_model_from
+from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.loop import TrainSettings, rate_at
 from pipeline.training.losses import chosen_values, token_bce
 from pipeline.training.sequences import Sequences, batch_of, epoch_order
@@ -185,3 +188,25 @@ def test_tokens_are_counted_without_padding() -> None:
         value_model(), data, algo, training, seed=0, device="cpu", on_step=lambda done, tokens: seen.append(tokens)
     )
     assert seen[-1] == 2 * data.lengths.sum()
+
+
+def test_tokens_before_an_interruption_are_counted(tmp_path: Path) -> None:
+    """A fit that goes on reports as it would have without."""
+    data, algo, training = sequences(), ValueAlgoConfig(batch_size=8, epochs=2), TrainingConfig(micro_batch_size=8)
+
+    def told(checkpoint: Checkpoints | None) -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+        how = {
+            "seed": 0,
+            "device": "cpu",
+            "on_step": lambda *counts: seen.append(counts),
+            "checkpoint": checkpoint,
+        }
+        with suppress(JobStopped):
+            fit_value(value_model(), data, algo, training, **how)  # type: ignore[arg-type]
+        return seen
+
+    calls = iter(range(100))
+    stopped = told(Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: next(calls) == 2))
+    assert [*stopped, *told(Checkpoints(tmp_path, {}, every_minutes=0))] == told(None)
+    assert len(stopped) == 3
