@@ -29,6 +29,11 @@ def point_of(name: str) -> tuple[str, str]:
     return algo, point
 
 
+def settings_of(point: str) -> list[str]:
+    """Names of the settings that make a point: ``beta`` and ``epochs`` of ``beta=1,epochs=2``."""
+    return [part.partition("=")[0] for part in point.split(",")] if point else []
+
+
 def with_points(algos: Mapping[str, Any]) -> dict[str, Any]:
     """The table of algorithms with points in the place of those that are asked for a front.
 

@@ -25,7 +25,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.config.declared import declared, filled
-from pipeline.config.fronts import point_of, with_points
+from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.known import GROUPS, NAMED_GROUPS, known_keys, meant_by_word, nearest_setting, own_keys
 from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.own_code import check_settings_class, import_object
@@ -39,7 +39,7 @@ from pipeline.config.schema import (
     StageConfig,
 )
 from pipeline.config.sweeps import bound_sweeps
-from pipeline.config.values import brief
+from pipeline.config.values import brief, value_problems
 from pipeline.errors import ConfigError, unknown_name
 
 VERSION_BASE = "1.3"
@@ -275,10 +275,26 @@ def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
     tables: dict[str, dict[str, type[Any]]] = {table: {} for table in schemas}
     for table, schema_of in schemas.items():
         for name, node in _nodes(table, plain.get(table)):
+            if table == "algos":
+                _refuse_wrong_points(name, node)
             if table == "datasets" and node.get("class_path") and node.get("kind", MISSING) == MISSING:
                 node["kind"] = name
             tables[table][name] = schema_of(name, node)
     return filled(schema, tables, plain)
+
+
+def _refuse_wrong_points(name: str, node: Mapping[str, Any]) -> None:
+    """Refuse a value of a front by the key that was typed; a point's own key cannot be."""
+    algo, point = point_of(name)
+    for setting in settings_of(point):
+        key = f"algos.{algo}.front.{setting}"
+        try:
+            section = filled(algo_schema(name, node.get("class_path")), {}, {setting: node[setting]})
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{key}={brief(node[setting])}: {_one_line(error.msg or str(error))}") from None
+        for problem in value_problems(section):
+            if problem.startswith(f"{setting}="):
+                raise ConfigError(f"algos.{algo}.front.{problem}")
 
 
 def _refuse_missing(composed: DictConfig) -> None:
@@ -389,6 +405,8 @@ def _wrong_value(key: str, given: str, said: str) -> str:
     """A value that is of another type than its key."""
     if "is not a ListConfig" in said:
         return f"{key}={given}: must be a list: '{key}=[{given}]'"
+    if "Cannot merge DictConfig with ListConfig" in said:
+        return f"{key}={given}: must be a table: '{key}={{NAME: VALUE}}'"
     if key in GROUPS and "Cannot assign" in said:
         return f"{key}={given}: `{key}` holds the settings of each; choose one with {GROUPS[key]}={given}"
     return f"{key}={given}: {_one_line(said)}"
