@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,15 @@ def test_counts_that_a_job_sets_itself_are_looked_at_before_its_output_is_commit
     setattr(work, name, value)
     with pytest.raises((TypeError, ValueError), match=f"{name}="):
         work.check_counts()
+
+
+def test_nothing_is_collected_while_loading_and_again_afterwards() -> None:
+    work = work_of([])
+    with work.loading():
+        with work.loading():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), work.loading():
+        raise ImportError
+    assert gc.isenabled()
