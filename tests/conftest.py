@@ -1,6 +1,7 @@
 """Fixtures for all tests. Being in a package, this file also makes `tests.doubles` importable."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -45,6 +46,8 @@ def _forget_who_started_this() -> None:
 
 
 _forget_who_started_this()
+# Thousands of collected tests are no garbage; looking through them as often as usual takes a fifth of all time.
+gc.set_threshold(20_000)
 
 
 # The same few examples every time; `pytest --hypothesis-profile=long` tries 20,000 new ones of each property.

@@ -198,7 +198,7 @@ class Run:
         self.printed = (folder / f"{name}.txt").open("w+")
         command = [
             *(sys.executable, "tests/doubles/fake_gpus.py", str(self.gate)),
-            *(f"experiment.name={name}", f"output_dir={folder / 'outputs'}", "distributed.num_gpus=4"),
+            *(f"experiment.name={name}", f"output_dir={folder / 'outputs'}", "distributed.num_gpus=1"),
             *("algos=[SFT]", "rounds_of_training=1", "models.tiny.steps=1", "data_collection.prompts_per_round=8"),
             *("evaluation.num_prompts=8", "evaluation.bootstrap_samples=20", "execution.start_timeout_s=300"),
             *(f"execution.store={folder / name}", *overrides),
@@ -231,24 +231,25 @@ class Run:
         return self.process.wait()
 
 
-def test_whole_runs_never_share_a_gpu(start: Start, tmp_path: Path) -> None:
-    """`start` describes the machine; two runs take all of it, and two more want a half."""
+def test_whole_runs_never_share_a_gpu(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two runs take all of a machine, and two more want a half. `start` sees that nothing stays leased."""
+    fake_nvml.use(monkeypatch, tmp_path, "two")  # every worker takes seconds to start
     runs = [Run(tmp_path, "first"), Run(tmp_path, "second")]
     try:
         first, second = (run.devices() for run in runs)
-        assert (len(first), len(second)) == (4, 4)
+        assert (len(first), len(second)) == (1, 1)
         assert not first & second
 
         runs.append(Run(tmp_path, "refused"))
         assert runs[2].process.wait() == 2
         (line,) = runs[2].text().strip().splitlines()
-        assert "8 of these 8 are leased" in line
+        assert "2 of these 2 are leased" in line
         assert "'first' (pid " in line
         assert "'second' (pid " in line
         assert "wait for them with execution.wait_for_devices=true" in line
 
         runs.append(Run(tmp_path, "waiting", "execution.wait_for_devices=true"))
-        assert "8 of these 8 are leased" in runs[3].until(r"(.*are leased.*)")
+        assert "2 of these 2 are leased" in runs[3].until(r"(.*are leased.*)")
         assert not runs[3].journal.exists()
         runs[0].process.kill()  # its leases die with it, and nobody else's
         assert runs[3].devices() == first
@@ -256,10 +257,10 @@ def test_whole_runs_never_share_a_gpu(start: Start, tmp_path: Path) -> None:
 
         assert runs[3].end() == 0, runs[3].text()
         runs[1].gate.touch()
-        while len(runs[1].used()) < 4:
+        while not runs[1].used():
             assert runs[1].process.poll() is None, runs[1].text()
             threading.Event().wait(0.05)
-        assert len(runs[3].used()) == 4
+        assert len(runs[3].used()) == 1
         assert not runs[1].used() & runs[3].used()
     finally:
         for run in runs:

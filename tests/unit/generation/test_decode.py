@@ -61,10 +61,11 @@ def run(
 
 
 class SlowReader:
-    """Values without any cache, padding or batch: every row read anew and alone, once per candidate."""
+    """Values without any cache of keys, padding or batch: every text read whole and alone, though only once."""
 
     def __init__(self, model: ValueModel) -> None:
         self.model = model
+        self._read: dict[tuple[int, ...], Tensor] = {}
         self.texts: list[list[int]] = []
         self.seen: list[Tensor] = []
 
@@ -88,9 +89,11 @@ class SlowReader:
         return 0
 
     def _value(self, text: list[int], token: int) -> float:
-        if self.model.config.head == "v":
-            return float(self.model(torch.tensor([[*text, token]]))[0, -1])
-        return float(self.model(torch.tensor([text]))[0, -1, token])
+        read_off = self.model.config.head == "q"
+        read = tuple(text if read_off else [*text, token])
+        if read not in self._read:
+            self._read[read] = self.model(torch.tensor([read]))[0, -1]
+        return float(self._read[read][token] if read_off else self._read[read])
 
 
 class Recording:
