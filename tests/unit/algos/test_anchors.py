@@ -56,7 +56,7 @@ class Reference(Chains):
     """The jobs of the reference alone, those that are not there yet."""
 
     def __init__(self, root: Path, *overrides: str) -> None:
-        self.root, self.memory, self.flops = root, {}, {}
+        self.root, self.memory, self.flops, self.tokens = root, {}, {}, {}
         small = [each for each in SMALL if "model=[hf]" not in overrides or "models.tiny" not in each]
         config = load_config([*small, *overrides])
         self.plan = build_plan(config, models=read_models(config))
