@@ -160,6 +160,7 @@ RULES = (
         "evaluation.etas",
         lambda run: not _guides(run) and not _own(run),
         "it is for value-guided algorithms, and this run has none",
+        verdict="changes no algorithm of this run",  # the optimum is told at these strengths all the same
     ),
     Rule(
         "evaluation.kl_limit",
