@@ -39,7 +39,7 @@ __all__ = [
 
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 """How a reward may fail at a completion -> how such failures are called in the metrics."""
-_SHARES = re.compile(r"((greedy|optimum)/)?(truncated|(pass|maj)@\d+)")
+_SHARES = re.compile(r"((greedy|optimum)/)?(truncated|(pass|maj)@\d+(/eta=[^/]+)?)")
 _FEW = 10
 """Prompts' worth of right answers, or of wrong ones, below which percentiles of a bootstrap promise too much."""
 

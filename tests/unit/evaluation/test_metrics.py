@@ -14,6 +14,7 @@ from pipeline.evaluation.metrics import (
     FILE,
     Sample,
     evaluation_rows,
+    is_share,
     measure,
     read_samples,
     reported_ks,
@@ -53,6 +54,14 @@ def test_pass_and_maj_for_every_k() -> None:
     assert found["maj@2"]["value"] == pytest.approx((1 / 3 + 2 / 3) / 3)
     assert found["maj@3"]["value"] == pytest.approx(1 / 3)
     assert all(found[f"{name}@{k}"]["n"] == 3 for name in ("pass", "maj") for k in (1, 2, 3))
+
+
+@pytest.mark.parametrize("suffix", ["", "/eta=0.3", "/eta=inf"])
+def test_shares_are_known_at_every_strength(suffix: str) -> None:
+    assert is_share(f"pass@1{suffix}")
+    assert is_share(f"optimum/pass@1{suffix}")
+    assert not is_share(f"reward{suffix}")
+    assert not is_share(f"pass@1{suffix}/vs_reference")
 
 
 def test_ks_that_are_reported() -> None:
