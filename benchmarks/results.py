@@ -29,10 +29,12 @@ from statistics import fmean, stdev
 from rich.console import Console
 
 from pipeline.config.schema import ALGO_SCHEMAS
+from pipeline.report.fronts import budget_tables, front_tables
 from pipeline.report.tables import result_tables
-from pipeline.results.compute import ComputeRow, read_compute
+from pipeline.results.compute import Compute, read_compute
 from pipeline.results.primary import primary_metric
 from pipeline.results.record import PooledRow, ResultRow, Results, read_results
+from pipeline.terminal.columns import FittedTable
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -57,7 +59,7 @@ class Part:
 
     name: str
     request: tuple[str, ...]
-    tables: Callable[[Results, Sequence[ComputeRow]], str]
+    tables: Callable[[Results, Compute], str]
     minutes: int
     page: Path = PAGE
 
@@ -70,19 +72,35 @@ class Part:
 # -- tables ----------------------------------------------------------------------------------------------------
 
 
-def as_printed(results: Results, compute: Sequence[ComputeRow], width: int = 80) -> str:
+def as_printed(results: Results, compute: Compute) -> str:
+    """What a terminal of 80 columns shows."""
+    return _printed(result_tables(results, compute.rows), 80)
+
+
+def methods(results: Results, compute: Compute) -> str:
+    """The table as it is printed, how far policies lie apart, and pairs of methods."""
+    printed = _printed(result_tables(results, compute.rows))
+    parts = [printed, _spread(results), _by_reference(results), _pairs(results)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def fronts(results: Results, _compute: Compute) -> str:
+    """Reward against divergence, as it is printed."""
+    return _printed(front_tables(results))
+
+
+def budgets(_results: Results, compute: Compute) -> str:
+    """Methods at training budgets, as they are printed."""
+    return _printed(budget_tables(compute.budgets))
+
+
+def _printed(tables: Iterable[FittedTable], width: int = _WIDE) -> str:
     """What a terminal of some columns shows, indented as code."""
     shown = io.StringIO()
     console = Console(file=shown, width=width, color_system=None)
-    for table in result_tables(results, compute):
+    for table in tables:
         console.print(table)
     return "\n".join(f"    {line}".rstrip() for line in shown.getvalue().strip("\n").splitlines())
-
-
-def methods(results: Results, compute: Sequence[ComputeRow]) -> str:
-    """The table as it is printed, how far policies lie apart, and pairs of methods."""
-    parts = [as_printed(results, compute, _WIDE), _spread(results), _by_reference(results), _pairs(results)]
-    return "\n\n".join(part for part in parts if part)
 
 
 def _spread(results: Results) -> str:
@@ -180,6 +198,31 @@ PARTS = (
         methods,
         25,
     ),
+    Part(
+        "fronts",
+        (
+            f"algos=[{','.join(MAIN)}]",
+            _THREE,
+            "evaluation.etas=[0.03,0.3,1,3]",
+            "algos.DPO.front={beta: [0.1,0.3,1,3]}",
+            "algos.SFT.front={learning_rate: [5e-5,2e-4,1e-3]}",
+        ),
+        fronts,
+        20,
+    ),
+    Part(
+        "budgets",
+        (
+            f"algos=[{','.join(MAIN)}]",
+            _THREE,
+            "rounds_of_training=4",
+            "data_collection.prompts_per_round=2500",
+            "evaluation.budgets=[5e10,1e11,2e11,4e11]",
+        ),
+        budgets,
+        10,
+    ),
+    Part("sentiment", ("experiment=sentiment", "experiment.seeds=[0,1,2]"), methods, 150),
 )
 
 
@@ -190,10 +233,12 @@ def carry_out(part: Part, out: Path) -> None:
     """Run a part, or what is left of it.
 
     Raises:
-        subprocess.CalledProcessError: The run did not end well.
+        SystemExit: The run did not end well.
     """
     begun = time.monotonic()
-    subprocess.run([sys.executable, *part.words, f"output_dir={out}", "device=cpu"], cwd=ROOT, check=True)
+    done = subprocess.run([sys.executable, *part.words, f"output_dir={out}", "device=cpu"], cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{part.name}: the run ended with exit code {done.returncode}; the page is as it was")
     print(f"{part.name}: {(time.monotonic() - begun) / 60:.0f} min", file=sys.stderr)
 
 
@@ -211,7 +256,7 @@ def written(page: str, name: str, text: str) -> str:
 
 def block(part: Part, folder: Path) -> str:
     """What stands at the place of a part: its command, unless the page has it already, and its tables."""
-    tables = part.tables(read_results(folder / "results.json"), read_compute(folder).rows)
+    tables = part.tables(read_results(folder / "results.json"), read_compute(folder))
     return tables if part.page == README else f"    {shlex.join(['python', *part.words])}\n\n{tables}"
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.results import PARTS, Part, methods, written
 from pipeline.config.load import load_config
+from pipeline.results.compute import Compute
 from pipeline.results.record import Comparison, PooledRow, ResultRow, Results
 
 
@@ -37,7 +38,7 @@ def test_a_table_has_the_mean_the_worst_policy_and_the_spread() -> None:
     at |= {"first": "PITA", "second": "reference", "test": "swaps", "detectable": 0.1}
     comparison = Comparison(difference=0.3, ci_low=0.2, ci_high=0.4, p=0.0001, **at)
     printed, spread, by_reference = methods(
-        Results(rows=rows, pooled=[pooled], comparisons=[comparison]), []
+        Results(rows=rows, pooled=[pooled], comparisons=[comparison]), Compute()
     ).split("\n\n|")
     assert "+0.300" in printed
     assert spread.splitlines()[2] == "| PITA | 4 | 0.700 | 0.500 | 0.163 |"
