@@ -10,6 +10,7 @@ from pipeline.algos.base import REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Re
 from pipeline.config.schema import TinyModelConfig
 from pipeline.results.outputs import TRAINING
 from pipeline.results.paths import json_text
+from pipeline.results.record import REFERENCE
 
 log = logging.getLogger("pipeline")
 
@@ -17,7 +18,7 @@ log = logging.getLogger("pipeline")
 class Reference(Algorithm):
     """What every chain starts from and is compared with."""
 
-    name: ClassVar[str] = "reference"
+    name: ClassVar[str] = REFERENCE
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
             "train",

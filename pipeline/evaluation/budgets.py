@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from pipeline.results.compute import BudgetRow, ComputeRow, to_train
 from pipeline.results.primary import primary_metric
-from pipeline.results.record import PooledRow
+from pipeline.results.record import REFERENCE, PooledRow
 
-REFERENCE = "reference"
 _KL = "kl_per_sequence"
 
 

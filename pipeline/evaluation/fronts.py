@@ -7,7 +7,7 @@ validation).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -17,16 +17,13 @@ from pipeline.config.fronts import point_of
 from pipeline.evaluation.front import FrontPoint, reward_kl_front
 from pipeline.evaluation.metrics import rounded
 from pipeline.results.primary import PRIMARY_METRICS, primary_metric
-from pipeline.results.record import FrontRow, MatchedRow, PooledRow
+from pipeline.results.record import REFERENCE, ByMetric, FrontRow, MatchedRow, PooledRow
 
-REFERENCE = "reference"
 VALIDATION = "validation"
 _KL = "kl_per_sequence"
 _ETA = "eta="
 _PARTS = (0.25, 0.5, 1.0)
 """Of the range of divergence that all fronts span, where nothing else is asked for."""
-
-Cell = Mapping[str, PooledRow]
 
 
 def fronts(
@@ -74,7 +71,7 @@ def _points(rows: Sequence[PooledRow], split: str) -> list[FrontRow]:
     return [row for name in sorted(found) if len(found[name]) > 1 for row in _marked(found[name])]
 
 
-def _strengths(algo: str, cell: Cell) -> Iterator[FrontRow]:
+def _strengths(algo: str, cell: ByMetric) -> Iterator[FrontRow]:
     labels = [metric.removeprefix(f"{_KL}/") for metric in cell if metric.startswith(f"{_KL}/{_ETA}")]
     metric = primary_metric([[name for name in PRIMARY_METRICS if f"{name}/{label}" in cell] for label in labels])
     for label in labels if metric else []:

@@ -18,9 +18,8 @@ from pipeline.evaluation.groups import Group, Read
 from pipeline.evaluation.metrics import is_share, rounded
 from pipeline.evaluation.paired import Bounds
 from pipeline.evaluation.shares import share_interval
-from pipeline.results.record import Comparison, PooledRow, ResultRow
+from pipeline.results.record import REFERENCE, Comparison, PooledRow, ResultRow
 
-REFERENCE = "reference"
 _AGAINST = "/vs_"
 
 

@@ -36,7 +36,7 @@ from pipeline.plan.source_code import class_source, dataset_source
 from pipeline.plan.versions import shipped_versions
 
 ENTRY = "pipeline.algos.run:run_stage"
-REFERENCE = "reference"
+REFERENCE = Reference.name
 PREPARATION = Preparation.name
 
 

@@ -10,7 +10,7 @@ from statistics import median
 from pipeline.report.words import count, si
 from pipeline.results.compute import ComputeRow, of_training, to_answer, to_train
 from pipeline.results.primary import primary_metric
-from pipeline.results.record import ENOUGH, Comparison, PooledRow, Results
+from pipeline.results.record import ENOUGH, REFERENCE, ByMetric, Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 HEADINGS: Mapping[str, str] = {
@@ -51,8 +51,6 @@ _MOST_FEW = 6
 
 At = tuple[str, int]
 """Algorithm and round."""
-Cell = Mapping[str, PooledRow]
-"""Metric -> its row."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def result_tables(results: Results, compute: Iterable[ComputeRow] = (), label: s
     return tables
 
 
-def _title(dataset: str, model: str, cells: Mapping[At, Cell], label: str) -> str:
+def _title(dataset: str, model: str, cells: Mapping[At, ByMetric], label: str) -> str:
     every = [row for cell in cells.values() for row in cell.values()]
     references, seeds = max(row.references for row in every), max(row.seeds for row in every)
     crossed = [count(references, "reference")] if references > 1 else []
@@ -107,7 +105,7 @@ def _title(dataset: str, model: str, cells: Mapping[At, Cell], label: str) -> st
 
 def _table(
     title: str,
-    cells: Mapping[At, Cell],
+    cells: Mapping[At, ByMetric],
     comparisons: list[Comparison],
     confidence: float,
     costs: Mapping[At, Cost],
@@ -122,24 +120,24 @@ def _table(
     about = [*_notes(cells, metrics, comparisons, confidence), *_about_anchors(anchors, metrics, common_eta)]
     caption = "\n".join(about)
     table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title, caption=caption)
-    p_values = {(one.first, one.round): one.p for one in comparisons if one.second == "reference"}
+    p_values = {(one.first, one.round): one.p for one in comparisons if one.second == REFERENCE}
     last = ""
-    for algo, number in sorted(cells, key=lambda at: (at[0] != "reference", at)):
+    for algo, number in sorted(cells, key=lambda at: (at[0] != REFERENCE, at)):
         if last and algo != last:
             table.end_section()
         last = algo
         numbers = _numbers(cells[algo, number], metrics, p_values.get((algo, number)))
         table.add_row(algo, str(number), *numbers, *_spent(costs.get((algo, number))))
-        if algo == "reference":
+        if algo == REFERENCE:
             for name, cell in anchors.items():
                 table.add_row(name, "-", *_numbers(cell, metrics, None))
     return table
 
 
-def _anchors(cells: Mapping[At, Cell]) -> dict[str, Cell]:
+def _anchors(cells: Mapping[At, ByMetric]) -> dict[str, ByMetric]:
     """What results are held against besides the reference: rows of their own, of metrics that it has."""
-    own = cells.get(("reference", 0), {})
-    found: dict[str, Cell] = {
+    own = cells.get((REFERENCE, 0), {})
+    found: dict[str, ByMetric] = {
         anchor: {
             name.removeprefix(f"{anchor}/"): row for name, row in own.items() if name.startswith(f"{anchor}/")
         }
@@ -189,7 +187,7 @@ def _spent(cost: Cost | None) -> list[str]:
     return [*flops, f"{cost.device_s:.1f}"]
 
 
-def _worth_showing(cells: Mapping[At, Cell]) -> list[str]:
+def _worth_showing(cells: Mapping[At, ByMetric]) -> list[str]:
     """Metrics that occur, without a reward that is nothing but correctness again."""
     found = [name for name in HEADINGS if any(name in cell for cell in cells.values())]
     if all(_value(cell, "reward") == _value(cell, "pass@1") for cell in cells.values()):
@@ -197,11 +195,11 @@ def _worth_showing(cells: Mapping[At, Cell]) -> list[str]:
     return found
 
 
-def _value(cell: Cell, metric: str) -> float | None:
+def _value(cell: ByMetric, metric: str) -> float | None:
     return cell[metric].value if metric in cell else None
 
 
-def _numbers(cell: Cell, metrics: list[str], p: float | None) -> Iterator[str]:
+def _numbers(cell: ByMetric, metrics: list[str], p: float | None) -> Iterator[str]:
     for name in metrics:
         row = cell.get(name)
         yield "-" if row is None or row.value is None else f"{row.value:z.3f}"
@@ -226,17 +224,17 @@ def _p_value(p: float | None) -> str:
 
 
 def _notes(
-    cells: Mapping[At, Cell], metrics: list[str], comparisons: list[Comparison], confidence: float
+    cells: Mapping[At, ByMetric], metrics: list[str], comparisons: list[Comparison], confidence: float
 ) -> Iterator[str]:
     shown = {at: cell[name] for at, cell in cells.items() for name in metrics[:1] if name in cell}
     if few := _on_fewer_chains(shown):
         yield few
     if any(row.ci_low is not None for row in shown.values()):
         yield _what_intervals_hold_for(list(shown.values()))
-    with_reference = [one for one in comparisons if one.second == "reference"]
+    with_reference = [one for one in comparisons if one.second == REFERENCE]
     if with_reference:
         yield _what_p_says(with_reference)
-    if pairs := [one for one in comparisons if one.second != "reference"]:
+    if pairs := [one for one in comparisons if one.second != REFERENCE]:
         told = sum(one.p < 1 - confidence for one in pairs)
         differ = "differs" if told == 1 else "differ"
         yield (
@@ -247,7 +245,7 @@ def _notes(
         yield f"evaluation.etas: chosen on validation prompts, {'; '.join(chosen)}."
 
 
-def _chosen(cells: Mapping[At, Cell]) -> list[str]:
+def _chosen(cells: Mapping[At, ByMetric]) -> list[str]:
     """Of each method, which strengths of guidance its last round is tested at."""
     last = dict(sorted(cells))  # of each algorithm the highest round comes last
     names = {
@@ -258,7 +256,7 @@ def _chosen(cells: Mapping[At, Cell]) -> list[str]:
     return [f"{algo} at {' or '.join(sorted(found))}" for algo, found in names.items() if found]
 
 
-def _about_anchors(anchors: Mapping[str, Cell], metrics: list[str], common_eta: float | None) -> Iterator[str]:
+def _about_anchors(anchors: Mapping[str, ByMetric], metrics: list[str], common_eta: float | None) -> Iterator[str]:
     """What the rows of anchors are, and the columns of J and regret."""
     samples = [name for name in anchors if name not in ANCHORS]
     of_reference = ["greedy: the reference's likeliest tokens"] if "greedy" in anchors else []

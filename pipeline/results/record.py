@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -34,6 +34,8 @@ from pipeline.results.prompts import PROMPTS, PromptMeasures, read_prompts
 from pipeline.results.store import Store
 
 METRICS_STAGE = "metrics"
+REFERENCE = "reference"
+"""What stands in the place of an algorithm for the policy that all of them start from."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LIMIT = 4 << 30
 
@@ -122,6 +124,10 @@ class PooledRow:
     difference_references: Count | None = None
     difference_seeds: Count | None = None
     difference_n: Count | None = None
+
+
+ByMetric = Mapping[str, PooledRow]
+"""Numbers of an algorithm after a round: metric -> its row."""
 
 
 @dataclass(frozen=True, kw_only=True)
