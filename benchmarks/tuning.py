@@ -54,7 +54,7 @@ SEED = 100
 """Of the experiment, so that no chain of a table of results is one that settings were chosen by."""
 
 Draw = Callable[[np.random.Generator], float]
-Settings = dict[str, float | None]
+Settings = dict[str, int | float | None]
 """Name under ``algos.<method>`` -> value."""
 
 

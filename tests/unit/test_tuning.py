@@ -1,14 +1,27 @@
 """The search for settings gives every method as many trials, of which the first is the default."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.tuning import REFERENCES, SPACES, TRIALS, Score, Settings, overrides_of, plan_of, tables, trials_of
+from benchmarks.tuning import (
+    REFERENCES,
+    SPACES,
+    TRIALS,
+    Score,
+    Settings,
+    Trial,
+    overrides_of,
+    plan_of,
+    tables,
+    trials_of,
+)
 from pipeline.config.load import load_config
 from pipeline.config.schema import ALGO_SCHEMAS
 from pipeline.plan import versions
+from pipeline.results.outputs import read_lines
+from pipeline.results.paths import json_text
 
 
 def test_every_method_has_the_same_number_of_trials_and_begins_with_its_default() -> None:
@@ -51,6 +64,18 @@ def test_a_trial_is_known_by_what_it_would_compute(tmp_path: Path, monkeypatch: 
     assert plan_of(second, tmp_path) != before
     monkeypatch.setattr(versions, "TRAINING", versions.TRAINING + 1)
     assert plan_of(first, tmp_path) != before
+
+
+@pytest.mark.parametrize("method", list(SPACES))
+def test_a_trial_that_was_run_is_known_again(method: str, tmp_path: Path) -> None:
+    file = tmp_path / "trials.jsonl"
+    trials = trials_of(method)
+    scores = [Score(method, trial.number, trial.settings, "a", [0.5], 1.0) for trial in trials]
+    file.write_text("".join(json_text(asdict(score)) + "\n" for score in scores))
+    found = [Trial(one.method, one.number, one.settings) for one in read_lines(file, Score)]
+    assert [overrides_of(trial, tmp_path) for trial in found] == [
+        overrides_of(trial, tmp_path) for trial in trials
+    ]
 
 
 def test_the_best_trial_is_the_one_whose_worst_reference_gets_most() -> None:
