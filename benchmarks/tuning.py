@@ -110,17 +110,17 @@ class Score:
 
     Attributes:
         settings: Of the trial.
-        plan: Digest of what its jobs would compute, to know it by.
         scores: The primary metric after the last round, by reference.
         seconds: Processor time of what was not stored.
+        plan: Digest of what its jobs would compute, to know it by; lines of former versions have none.
     """
 
     method: str
     number: int
     settings: Settings
-    plan: str
     scores: list[float]
     seconds: float
+    plan: str = ""
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -174,7 +174,7 @@ def run(trial: Trial, out: Path) -> Score:
     last = [row for row in rows if row.algo == trial.method and row.round == config.rounds_of_training]
     scores = [primary_result([row for row in last if row.reference == one]) for one in REFERENCES]
     spent = round(time.process_time() - begun, 1)
-    return Score(trial.method, trial.number, trial.settings, plan_of(trial, out), scores, spent)
+    return Score(trial.method, trial.number, trial.settings, scores, spent, plan_of(trial, out))
 
 
 # -- the table -------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_a_trial_is_known_by_what_it_would_compute(tmp_path: Path, monkeypatch: 
 def test_a_trial_that_was_run_is_known_again(method: str, tmp_path: Path) -> None:
     file = tmp_path / "trials.jsonl"
     trials = trials_of(method)
-    scores = [Score(method, trial.number, trial.settings, "a", [0.5], 1.0) for trial in trials]
+    scores = [Score(method, trial.number, trial.settings, [0.5], 1.0) for trial in trials]
     file.write_text("".join(json_text(asdict(score)) + "\n" for score in scores))
     found = [Trial(one.method, one.number, one.settings) for one in read_lines(file, Score)]
     assert [overrides_of(trial, tmp_path) for trial in found] == [
@@ -81,8 +81,8 @@ def test_a_trial_that_was_run_is_known_again(method: str, tmp_path: Path) -> Non
 def test_the_best_trial_is_the_one_whose_worst_reference_gets_most() -> None:
     first: Settings = {"learning_rate": 1e-4, "head_learning_rate": 0.1, "epochs": 2, "batch_size": 64}
     scores = [
-        Score("CD", 0, {**first, "head_learning_rate": None}, "a", [0.9, 0.9, 0.1], 5.0),
-        Score("CD", 1, first, "b", [0.5, 0.4, 0.6], 7.0),
+        Score("CD", 0, {**first, "head_learning_rate": None}, [0.9, 0.9, 0.1], 5.0),
+        Score("CD", 1, first, [0.5, 0.4, 0.6], 7.0),
     ]
     assert tables(scores, ["DPO", "CD"]).splitlines() == [
         "### CD",
