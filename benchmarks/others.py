@@ -118,7 +118,7 @@ def main() -> None:
             # The tables of results are of no use here.
             "evaluation.num_prompts=1",
             "evaluation.num_samples=1",
-            "evaluation.bootstrap_samples=1",
+            "evaluation.bootstrap_samples=20",
             "system.use_parallel_execution=false",
             "device=cpu",
         ]
