@@ -46,7 +46,8 @@ class QSharp(ValueGuidedAlgorithms):
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
             return atoms_offset(atom_rewards(algo), algo.eta)
-        # The lowest reward is in every offset alike, and adding a constant changes nothing.
+        # The lowest reward is in every offset alike, and adding a constant changes nothing: where it would, for
+        # tokens of offset 0, requests with another lowest reward than 0 are refused.
         return bernoulli_offset(algo.eta / (algo.value_max - algo.value_min))
 
     def atoms(self, algo: ValueAlgoConfig) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.config.atoms import LARGEST_ATOMS, MOST_GRID_ERROR, grid_error, least_atoms
-from pipeline.config.fronts import SUFFIX, point_of
+from pipeline.config.fronts import SUFFIX, point_of, settings_of
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
     NOTHING,
@@ -23,6 +23,7 @@ from pipeline.config.schema import (
     DPOLoss,
     GRPOConfig,
     HeadType,
+    Others,
     PairSource,
     PolicyAlgoConfig,
     QSharpConfig,
@@ -126,7 +127,8 @@ def _repeats(config: Config) -> Iterator[str]:
         if twice := [value for value, times in Counter(values).items() if times > 1]:
             yield f"{key}={brief(values)} names {twice[0]} twice"
     points = (point_of(name) for name in config.algos)
-    if config.evaluation.etas and (over := next((algo for algo, point in points if "eta=" in point), None)):
+    of_strengths = (algo for algo, point in points if "eta" in settings_of(point))
+    if config.evaluation.etas and (over := next(of_strengths, None)):
         yield (
             f"algos.{over}.front and evaluation.etas: both set the strength of guidance, and what is tested would "
             "not be what a point of the front is called; leave one of them out"
@@ -252,7 +254,15 @@ def _atoms(key: str, algo: AlgoConfig, etas: Sequence[float]) -> Iterator[str]:
         return
     if isinstance(algo, QSharpHFConfig) and algo.atoms == 1:
         yield f"{key}.atoms=1: a learnt reward has any value, which a single probability cannot express; use 11"
-    if algo.atoms == 1 or not algo.value_min < algo.value_max:
+    if not algo.value_min < algo.value_max:
+        return
+    if algo.atoms == 1:
+        if algo.others is Others.offset_zero and algo.value_min:
+            yield (
+                f"{key}.atoms=1 with {key}.value_min={algo.value_min:g} and {key}.others=offset_zero: a single "
+                "probability tells how far an offset is above that of the lowest reward, and not its level; "
+                f"{key}.atoms=2 tells both"
+            )
         return
     width = algo.value_max - algo.value_min
     errors = {eta: grid_error(algo.atoms, width / algo.eta, width / eta) for eta in etas}

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from benchmarks.results import PARTS, Part, methods, written
+from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
+from pipeline.plan.build import build_plan
 from pipeline.results.compute import Compute
 from pipeline.results.record import Comparison, PooledRow, ResultRow, Results
 
@@ -14,6 +16,9 @@ from pipeline.results.record import Comparison, PooledRow, ResultRow, Results
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_a_part_can_be_run_and_has_its_place(part: Part, tmp_path: Path) -> None:
     config = load_config([*part.words[1:], f"output_dir={tmp_path}"])
+    check_config(config)
+    if "tiny" in config.models:  # others are files that may not be here
+        assert build_plan(config).jobs
     assert config.experiment.name == part.name
     assert config.evaluation.split == "test"
     page = part.page.read_text("utf-8")

@@ -37,6 +37,11 @@ NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF
         ("QSharp", ["algos.QSharp.atoms=0"], "atoms=0: must be at least 1"),
         ("QSharp-HF", ["algos.QSharp-HF.atoms=1"], "atoms=1: a learnt reward has any value"),
         ("CD", ["algos.CD.value_min=2"], "algos.CD.value_min=2.0 must be below algos.CD.value_max=1.0"),
+        (
+            "QSharp",
+            ["algos.QSharp.atoms=1", "algos.QSharp.value_min=-1", "algos.QSharp.others=offset_zero"],
+            "algos.QSharp.atoms=2 tells both",
+        ),
         ("SFT", ["algos.SFT.lora.rank=-1"], "lora.rank=-1: must be at least 0"),
     ],
 )

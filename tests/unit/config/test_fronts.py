@@ -55,6 +55,10 @@ def test_a_front_of_strengths_is_tested_at_what_its_points_are_called() -> None:
         check_config(load_config(["experiment.name=t", *asked]))
 
 
+def test_a_front_of_anything_else_goes_with_strengths() -> None:
+    request_of("algos.DPO.front={beta: [0.1, 0.3]}", "evaluation.etas=[1.0]")
+
+
 def test_an_algorithm_is_run_at_each_value() -> None:
     config = request_of("algos.DPO.front={beta: [0.03, 0.1]}", "algos.DPO.epochs=3")
     assert sorted(enabled(config)) == ["DPO@beta=0.03", "DPO@beta=0.1", "PITA"]
