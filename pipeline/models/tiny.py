@@ -170,7 +170,7 @@ def train_reference(
     )
     picked, draws = demonstrations.at(0)  # all demonstrations are of one length
     ids, _ = encode([dataset.demonstration(int(rows[picked[0]]), float(draws[0]))])
-    seen = np.full(config.batch_size * config.steps, ids.shape[1])
-    spend("training", model_cost(model).training(whole_texts(seen)))
+    texts = config.batch_size * config.steps
+    spend("training", model_cost(model).training(whole_texts(np.array([ids.shape[1]])) * texts))
     ranks.say_batch(config.batch_size, micro_batch.size)
     return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)
