@@ -121,6 +121,8 @@ def _repeats(config: Config) -> Iterator[str]:
     lists: list[tuple[str, Sequence[float | None]]] = [
         ("experiment.seeds", config.experiment.seeds),
         ("evaluation.etas", config.evaluation.etas),
+        ("evaluation.budgets", config.evaluation.budgets),
+        ("evaluation.matched_kl", config.evaluation.matched_kl),
         *((f"models.{name}.seeds", model.references) for name, model in config.models.items()),
     ]
     for key, values in lists:
@@ -294,6 +296,11 @@ def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
         yield (
             f"evaluation.num_prompts={config.evaluation.num_prompts}: the {split} split of "
             f"{key} has {size} prompts; ask for fewer or raise {key}.{split}_size"
+        )
+    if config.evaluation.etas and dataset.validation_size == 0:
+        yield (
+            f"evaluation.etas: are tried on validation prompts, and {key}.validation_size=0 leaves none; "
+            "raise it, or leave them out"
         )
 
 

@@ -13,12 +13,13 @@ from itertools import product
 from typing import Any
 
 from pipeline.config.values import brief, short
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, unknown_name
 
 _MARK = "@"
 _TEXT = re.compile(r"[A-Za-z0-9._+-]{1,40}")
 SUFFIX = rf"({_MARK}[A-Za-z0-9._+=,-]{{1,100}})?"
 """What may follow the name of an algorithm."""
+_NO_SETTINGS = {"front", "enabled", "class_path"}
 MOST_POINTS = 1000
 """Of one front. More are a mistake, and each is a chain of jobs of its own."""
 
@@ -57,23 +58,31 @@ def _points(name: str, settings: Mapping[str, Any], asked: object) -> Iterator[t
             f"{key}={brief(asked)}: must be a table of settings, each with a list of one value or more, for "
             "example {learning_rate: [1e-4, 3e-4]}"
         )
+    usable = {one for one, value in settings.items() if not isinstance(value, Mapping)} - _NO_SETTINGS
     for setting in asked:
-        if setting not in settings or setting in ("front", "enabled", "class_path"):
-            raise ConfigError(
-                f"{key}.{setting}: no setting of algos.{name} that could make points of a front; those of a "
-                "section below it cannot either"
-            )
+        if setting not in usable:
+            unknown = unknown_name(f"setting of algos.{name}", str(setting), usable)
+            raise ConfigError(f"{key}: {unknown} Those of a section below it cannot make points of a front.")
     points = math.prod(len(values) for values in asked.values())
     if points > MOST_POINTS:
         raise ConfigError(f"{key}: {points:,} combinations of values, at most {MOST_POINTS:,} can be compared")
     for setting, values in asked.items():
         texts = [_text(key, setting, value) for value in values]
-        if twice := next((text for text in texts if texts.count(text) > 1), None):
+        meant = list(map(_meant, texts))
+        if twice := next((text for text, one in zip(texts, meant, strict=True) if meant.count(one) > 1), None):
             raise ConfigError(f"{key}.{setting}: names {twice} twice")
     for values in product(*asked.values()):
         chosen = dict(zip(asked, values, strict=True))
         suffix = ",".join(f"{setting}={_text(key, setting, value)}" for setting, value in chosen.items())
         yield f"{name}{_MARK}{suffix}", {**settings, **chosen, "front": {}}
+
+
+def _meant(text: str) -> float | str:
+    """The number that a text is, so that 1000000 and 1e6 are one."""
+    try:
+        return float(text)
+    except ValueError:
+        return text.lower()
 
 
 def _text(key: str, setting: str, value: object) -> str:

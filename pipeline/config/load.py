@@ -394,6 +394,7 @@ _LONGEST = 1500
 """Characters of a message, so that a setting of thousands does not bury what is said of it."""
 _FEW = 2
 """Keys that a message suggests at most."""
+_WORDS = {"float": "a number", "int": "a whole number", "str": "a text", "bool": "true or false"}
 _EXAMPLES = {"algos": ("algorithm", "MyAlgorithm"), "datasets": ("dataset", "MyDataset")}
 
 
@@ -403,12 +404,16 @@ def _unreadable(text: str) -> str:
 
 def _wrong_value(key: str, given: str, said: str) -> str:
     """A value that is of another type than its key."""
-    if "is not a ListConfig" in said:
-        return f"{key}={given}: must be a list: '{key}=[{given}]'"
-    if "Cannot merge DictConfig with ListConfig" in said:
-        return f"{key}={given}: must be a table: '{key}={{NAME: VALUE}}'"
     if key in GROUPS and "Cannot assign" in said:
         return f"{key}={given}: `{key}` holds the settings of each; choose one with {GROUPS[key]}={given}"
+    if "is not a ListConfig" in said or (given.startswith("{") and "with ListConfig" in said):
+        example = "VALUE" if given.startswith("{") else given
+        return f"{key}={given}: must be a list: '{key}=[{example}]'"
+    if "with ListConfig" in said or re.search(r"Cannot assign \w+ to Dict\[", said):
+        return f"{key}={given}: must be a table: '{key}={{NAME: VALUE}}'"
+    if other := re.search(r"Invalid type assigned: (\w+) is not a subclass of (float|int|str|bool)", said):
+        found = "null" if other[1] == "NoneType" else f"a {other[1]}"
+        return f"{key}={given}: holds {found}, where {_WORDS[other[2]]} must be"
     return f"{key}={given}: {_one_line(said)}"
 
 

@@ -105,7 +105,7 @@ class Dataset:
             ConfigError: There is no such split.
         """
         if split not in self._splits:
-            raise ConfigError(unknown_name("split", split, SPLITS))
+            raise ConfigError(f"{type(self).__name__}: " + unknown_name("split", split, self._splits))
         return self._splits[split]
 
     def round_ids(self, seed: int, number: int, count: int) -> NDArray[np.int64]:

@@ -65,12 +65,21 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("experiment.seeds=[10000000000000000000000]", "experiment.seeds[0]=10000000000000000000000: must be at"),
         ("experiment.seeds=[[1]]", "experiment.seeds=[1]: must be a single value, at least 0"),
         ("evaluation.etas=[{}]", "evaluation.etas={}: must be a single value"),
+        ("evaluation.etas={a: 1}", "evaluation.etas={a: 1}: must be a list: 'evaluation.etas=[VALUE]'"),
+        ("evaluation.etas=[null]", "evaluation.etas=[null]: holds null, where a number must be"),
+        ("evaluation.budgets=[2,1,2]", "evaluation.budgets=[2.0, 1.0, 2.0] names 2.0 twice"),
         ("output_dir=''", "output_dir='': is empty"),
         ("distributed.master_port=80", "distributed.master_port=80: must be at least 1024 and at most 65,535"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -> None:
     assert said in refuse(override)
+
+
+def test_strengths_are_not_tried_where_no_prompts_are_left_for_it() -> None:
+    own = ("datasets.s.class_path=examples.sorting.Sorting", "datasets.s.validation_size=0")
+    said = refuse("evaluation.etas=[0.3]", *own)
+    assert "datasets.s.validation_size=0 leaves none; raise it, or leave them out" in said
 
 
 def test_a_path_may_hold_what_a_terminal_would_take_for_markup() -> None:
