@@ -47,6 +47,11 @@ ADDITION = (
     f"algos=[{','.join(_TRAINED)}]",
     *(f"algos.{name}.class_path=pipeline.algos.{path}" for name, (path, _) in _VARIANTS.items()),
     *(f"algos.{name}.batch_size=16" for name in (*_TRAINED, *_VARIANTS)),
+    # What a search has found may be found anew, which is no change of code.
+    *("algos.SFT.learning_rate=2e-4", "algos.SFT.epochs=1"),
+    *(f"algos.{name}.{was}" for name in ("DPO", "Drawn") for was in ("learning_rate=2e-4", "epochs=1", "beta=1")),
+    *(f"algos.{name}.learning_rate=2e-4" for name in ("GRPO", "Adapters", "Dapo")),
+    *(f"algos.{name}.beta=0.04" for name in ("GRPO", "Adapters", "Clipped")),
     "algos.DPO.sft_weight=0.1",
     "algos.DPO.aggregate=false",
     "algos.QSharp-HF.atoms=12",  # one more than by default, which would be too coarse for eta=0.5
@@ -125,6 +130,7 @@ def texts_run(scratch: Path) -> tuple[str, ...]:
         "algos.QSharp.atoms=3",
         "algos.DPO.pairs=existing",
         "algos.SFT.lora={rank: 2, target_modules: [q_proj, v_proj]}",
+        *("algos.SFT.epochs=1", "algos.DPO.epochs=1", "algos.DPO.beta=1"),
         "algos.SFT.only_correct=false",
         *(f"algos.{name}.learning_rate=0.01" for name in ("PITA", "QSharp", "DPO", "SFT")),
         *(f"algos.{name}.batch_size=8" for name in ("PITA", "QSharp", "DPO", "SFT")),

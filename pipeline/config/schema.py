@@ -597,7 +597,10 @@ class DPOConfig(PolicyAlgoConfig):
     aggregate: bool = True
     """As for every algorithm. With `reference=initial`, fresh pairs alone let a round undo what the one before it
     has learnt: pairs of the current policy's new mistakes have by far the largest gradients."""
-    beta: float = number(1.0, above=0, at_most=LARGEST_WEIGHT)
+    learning_rate: float = number(6.6e-4, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(2, at_least=1, at_most=1_000_000)
+    """Passes over the data of a round."""
+    beta: float = number(0.52, above=0, at_most=LARGEST_WEIGHT)
     """Strength of the pull towards the anchor."""
     loss_type: DPOLoss = DPOLoss.sigmoid
     label_smoothing: float = number(0.0, at_least=0, below=1)
@@ -613,8 +616,9 @@ class DPOConfig(PolicyAlgoConfig):
 class GRPOConfig(PolicyAlgoConfig):
     """Group-relative policy optimisation (arXiv 2402.03300), the loss of TRL. `epochs` is TRL's num_iterations."""
 
+    learning_rate: float = number(6.5e-4, above=0, at_most=LARGEST_RATE)
     loss_type: GRPOLoss = GRPOLoss.grpo
-    beta: float = number(0.04, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
+    beta: float = number(0.01, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
     """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
     epsilon: float = number(0.2, above=0, below=1)
     """The probability ratio to the sampling policy is clipped to 1 - epsilon and 1 + epsilon_high."""
@@ -628,6 +632,9 @@ class GRPOConfig(PolicyAlgoConfig):
 class GRPOHFConfig(GRPOConfig):
     """GRPO on a reward that is learnt from preferences among the samples of each group."""
 
+    learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
+    beta: float = number(0.04, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
+    """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
 
@@ -636,6 +643,9 @@ class GRPOHFConfig(GRPOConfig):
 class SFTConfig(PolicyAlgoConfig):
     """Rejection sampling: imitate the best of n."""
 
+    learning_rate: float = number(8.4e-4, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(2, at_least=1, at_most=1_000_000)
+    """Passes over the data of a round."""
     only_correct: bool = True
     """Leave out prompts whose best completion is known to be wrong."""
 
