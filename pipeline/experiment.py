@@ -589,9 +589,8 @@ def _compute(store: Store, plan: Plan, results: Results, budgets: Sequence[float
 
 def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:
     """Print the table of results and where the rest of them is; a label goes to the titles."""
-    if results.rows and not results.pooled:  # of an earlier version, which knew chains alone
-        settings = EvaluationConfig(confidence=results.confidence)
-        results = summed_up(results.rows, lambda _: None, 0, settings)
+    if results.rows and not results.pooled:
+        results = _of_an_earlier_version(results)
     compute = read_compute(run.path)
     tables = result_tables(results, compute.rows, label)
     for table in (*tables, *front_tables(results, label), *budget_tables(compute.budgets, label)):
@@ -601,6 +600,18 @@ def print_results(console: Console, results: Results, run: RunFolder, label: str
         say(console, "no results yet: no evaluation was finished")
         return
     say(console, "results:", copy=f"{_short(run.path)}/results.json, samples.jsonl")
+
+
+def _of_an_earlier_version(results: Results) -> Results:
+    """Results of a version that knew chains alone, with their means over chains.
+
+    Without fronts: it tried strengths of guidance on the prompts that it reported, and they would be told as of
+    validation.
+    """
+    from pipeline.evaluation.pooling import pooled
+
+    found, comparisons = pooled(results.rows, lambda _: None, 0, results.confidence)
+    return replace(results, pooled=found, comparisons=comparisons)
 
 
 def _announce(request: Request, missing: Sequence[str], run: RunFolder, console: Console) -> None:

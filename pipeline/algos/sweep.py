@@ -18,12 +18,11 @@ from pipeline.config.values import short
 from pipeline.evaluation.front import FrontPoint, chosen_point, reward_kl_front
 from pipeline.evaluation.metrics import Measured, Sample, evaluation_rows, measure, read_samples
 from pipeline.evaluation.optimum import J
+from pipeline.results.outputs import ETA
 from pipeline.results.prompts import PromptMeasures, Sums
 
 STAGE = "sweep"
-SPLIT = "validation"
 METRICS = ("pass@1", "reward", "kl_per_sequence", "kl_per_token", J)
-_PREFIX = "eta="
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Tried:
 
 def eta_folder(eta: float) -> str:
     """Folder of the samples at a strength, in the output of a sweep; it names the strength in results too."""
-    return f"{_PREFIX}{short(eta)}"
+    return f"{ETA}{short(eta)}"
 
 
 def strengths(own: float, further: Iterable[float]) -> dict[str, float]:
@@ -52,7 +51,7 @@ def strengths(own: float, further: Iterable[float]) -> dict[str, float]:
 def measured(ctx: JobContext) -> dict[str, Tried]:
     """What the sweep of this round has seen, by the names of folders; nothing where there was none."""
     outputs = ctx.inputs.get(STAGE, ())
-    names = sorted(path.name for path in outputs[0].glob(f"{_PREFIX}*")) if outputs else []
+    names = sorted(path.name for path in outputs[0].glob(f"{ETA}*")) if outputs else []
     eta = ctx.config.evaluation.common_eta
     tried = {name: _tried([output / name for output in outputs], eta) for name in names}
     return {name: seen for name, seen in tried.items() if seen.samples}  # a dataset may have no such split

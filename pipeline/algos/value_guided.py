@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
 from pipeline.errors import JobError
-from pipeline.results.outputs import TRAINING
+from pipeline.results.outputs import SWEEP_SPLIT, TRAINING
 from pipeline.results.paths import json_text
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class ValueGuidedAlgorithms(Algorithm):
             folder = ctx.out / name
             folder.mkdir()
             policy = self._policy(ctx, dataset, replace(algo, eta=eta))
-            drawn = text.evaluate(ctx, policy, dataset, folder, split=sweep.SPLIT, before=drawn)
+            drawn = text.evaluate(ctx, policy, dataset, folder, split=SWEEP_SPLIT, before=drawn)
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the guided policy, at the best strength of a sweep where there was one.

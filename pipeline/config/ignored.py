@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from pipeline.config.fronts import point_of
+from pipeline.config.fronts import point_of, settings_of
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import (
     AlgoConfig,
@@ -36,18 +36,20 @@ class Run:
         gpu: Whether it runs on GPUs.
         key: The key in question, in parts.
         value: What was given for it, as typed.
+        name: Of the algorithm that the key belongs to, or of one of the points that it is run at; "" where it
+            belongs to none.
     """
 
     config: Config
     gpu: bool
     key: tuple[str, ...]
     value: str
+    name: str = ""
 
     @property
     def algo(self) -> AlgoConfig | None:
-        """The algorithm that the key belongs to."""
-        points = (algo for name, algo in self.config.algos.items() if point_of(name)[0] == self.key[1])
-        return self.config.algos.get(self.key[1]) or next(points, None)
+        """The algorithm that the key belongs to, at one of its points."""
+        return self.config.algos.get(self.name)
 
     @property
     def enabled(self) -> list[AlgoConfig]:
@@ -92,6 +94,11 @@ def _own(run: Run) -> bool:
     return any(algo.class_path is not None for algo in run.enabled)
 
 
+def _has_fronts(run: Run) -> bool:
+    points = any(algo.enabled and point_of(name)[1] for name, algo in run.config.algos.items())
+    return points or bool(run.config.evaluation.etas and (_guides(run) or _own(run)))
+
+
 GPU_PROFILES = ("a100_40gb", "a100_80gb", "h200")
 """Those that ship."""
 _NO_GPU = "it is about GPUs, and this run uses none"
@@ -103,6 +110,11 @@ RULES = (
         "algos.*.*",
         lambda run: run.key[2] != "enabled" and run.algo is not None and not run.algo.enabled,
         "the algorithm is not part of this run; algos=[...] names those that are",
+    ),
+    Rule(
+        "algos.*.*",
+        lambda run: run.key[2] in settings_of(point_of(run.name)[1]),
+        "each point of algos.<NAME>.front has a value of its own",
     ),
     Rule("algos.*.num_workers", lambda _: True, "training data is in memory, and no processes load it"),
     Rule(
@@ -168,6 +180,11 @@ RULES = (
         "it is for the choice among evaluation.etas, and there are none",
     ),
     Rule(
+        "evaluation.matched_kl",
+        lambda run: not _has_fronts(run),
+        "it is for fronts, and this run has none; algos.<NAME>.front or evaluation.etas makes one",
+    ),
+    Rule(
         "training.*",
         lambda run: not _trains(run) and not _own(run),
         "nothing is trained in this run",
@@ -193,7 +210,7 @@ RULES = (
         "execution.backend=inline runs every job in one process",
     ),
 )
-"""The first rule that applies to a key speaks."""
+"""The first that applies to a key speaks. A key of several points has an effect if it has one on any of them."""
 
 
 def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
@@ -206,11 +223,23 @@ def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tup
     """
     found = []
     for key, value in _given(overrides):
-        run = Run(config=config, gpu=gpu, key=tuple(key.split(".")), value=value)
-        rule = next((each for each in RULES if fnmatchcase(key, each.pattern) and each.idle(run)), None)
-        if rule is not None:
-            found.append(f"{key}={value[:_SHOWN]} {rule.verdict}: {rule.reason}")
+        parts = tuple(key.split("."))
+        rules = [
+            _rule(key, Run(config=config, gpu=gpu, key=parts, value=value, name=name))
+            for name in _points(config, parts) or [""]
+        ]
+        if rules[0] is not None and None not in rules:
+            found.append(f"{key}={value[:_SHOWN]} {rules[0].verdict}: {rules[0].reason}")
     return tuple(found)
+
+
+def _points(config: Config, key: tuple[str, ...]) -> list[str]:
+    """Names of what the algorithm of a key is run as: its own, or those of the points of its front."""
+    return [name for name in config.algos if key[0] == "algos" and key[1:2] in ((name,), (point_of(name)[0],))]
+
+
+def _rule(key: str, run: Run) -> Rule | None:
+    return next((rule for rule in RULES if fnmatchcase(key, rule.pattern) and rule.idle(run)), None)
 
 
 def _given(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:

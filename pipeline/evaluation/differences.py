@@ -59,13 +59,13 @@ class Difference:
 
     @property
     def over(self) -> Scope:
-        """What its interval holds for."""
-        return self.grid.scope
+        """What its interval and its test hold for."""
+        return "policies" if self.is_of_policies else self.grid.scope
 
     @property
     def is_of_policies(self) -> bool:
-        """Whether seeds tell nothing of it."""
-        return self.over == "policies" or bool(self.spread.variance == 0)
+        """Whether seeds tell nothing of it: they are few, or neither they nor prompts differ in it."""
+        return self.grid.scope == "policies" or bool(self.spread.variance == 0)
 
     def by_prompt(self) -> Floats:
         """The mean over chains, shape [P]."""

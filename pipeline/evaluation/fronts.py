@@ -16,12 +16,11 @@ import numpy as np
 from pipeline.config.fronts import point_of
 from pipeline.evaluation.front import FrontPoint, reward_kl_front
 from pipeline.evaluation.metrics import rounded
+from pipeline.results.outputs import ETA, SWEEP_SPLIT
 from pipeline.results.primary import PRIMARY_METRICS, primary_metric
 from pipeline.results.record import REFERENCE, ByMetric, FrontRow, MatchedRow, PooledRow
 
-VALIDATION = "validation"
 _KL = "kl_per_sequence"
-_ETA = "eta="
 _PARTS = (0.25, 0.5, 1.0)
 """Of the range of divergence that all fronts span, where nothing else is asked for."""
 
@@ -72,10 +71,10 @@ def _points(rows: Sequence[PooledRow], split: str) -> list[FrontRow]:
 
 
 def _strengths(algo: str, cell: ByMetric) -> Iterator[FrontRow]:
-    labels = [metric.removeprefix(f"{_KL}/") for metric in cell if metric.startswith(f"{_KL}/{_ETA}")]
+    labels = [metric.removeprefix(f"{_KL}/") for metric in cell if metric.startswith(f"{_KL}/{ETA}")]
     metric = primary_metric([[name for name in PRIMARY_METRICS if f"{name}/{label}" in cell] for label in labels])
     for label in labels if metric else []:
-        yield _row(algo, label, VALIDATION, cell[f"{_KL}/{label}"], cell[f"{metric}/{label}"])
+        yield _row(algo, label, SWEEP_SPLIT, cell[f"{_KL}/{label}"], cell[f"{metric}/{label}"])
 
 
 def _row(front: str, point: str, split: str, kl: PooledRow, reward: PooledRow) -> FrontRow:
@@ -122,7 +121,11 @@ def _best(rows: Iterable[FrontRow]) -> list[FrontRow]:
 def _at(rows: Sequence[FrontRow], kl: float) -> MatchedRow:
     """The reward of a front at a divergence: on the line between the two best points beside it.
 
-    Behind the best point of all it stays as it is, as far as anything was measured; beyond that it is None.
+    Behind the best point of all it stays as it is, as far as anything was measured; beyond that it is None. Which
+    points are best is known of the very prompts that are reported, so it is the more flattered the more points
+    there are, as the largest of several numbers with errors is: an envelope says what a front reaches there, not
+    what a point of it would reach on other prompts.
+
     Both ends of the interval are on such lines too. It is wide enough for a value between two whose errors are the
     same, and wider than need be where they are not; the error of their divergence is not in it.
     """
@@ -136,7 +139,7 @@ def _at(rows: Sequence[FrontRow], kl: float) -> MatchedRow:
     return MatchedRow(
         dataset=best[0].dataset,
         model=best[0].model,
-        round=max(row.round for row in best),
+        round=max(row.round for row in rows),
         front=best[0].front,
         split=best[0].split,
         metric=best[0].metric,

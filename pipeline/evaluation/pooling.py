@@ -18,7 +18,7 @@ from pipeline.evaluation.groups import Group, Read
 from pipeline.evaluation.metrics import is_share, rounded
 from pipeline.evaluation.paired import Bounds
 from pipeline.evaluation.shares import share_interval
-from pipeline.results.record import REFERENCE, Comparison, PooledRow, ResultRow
+from pipeline.results.record import REFERENCE, Comparison, PooledRow, ResultRow, Scope
 
 _AGAINST = "/vs_"
 
@@ -58,11 +58,12 @@ def pooled(
 
 @dataclass(frozen=True)
 class _Number:
-    """A number with its interval, and what both rest on: chains and prompts."""
+    """A number with its interval, what that holds for, and what both rest on: chains and prompts."""
 
     value: float | None
     low: float | None
     high: float | None
+    over: Scope
     grid: Grid
     prompts: int
 
@@ -74,7 +75,7 @@ def _rows_of(group: Group, reference: Group | None, confidence: float) -> list[P
 
 
 def _row(group: Group, metric: str, level: _Number, difference: _Number | None) -> PooledRow:
-    apart = difference or _Number(None, None, None, group.grid, 0)
+    apart = difference or _Number(None, None, None, group.grid.scope, group.grid, 0)
     return PooledRow(
         algo=group.first.algo,
         dataset=group.first.dataset,
@@ -87,11 +88,11 @@ def _row(group: Group, metric: str, level: _Number, difference: _Number | None) 
         difference=rounded(apart.value),
         difference_low=rounded(apart.low),
         difference_high=rounded(apart.high),
-        over=level.grid.scope,
+        over=level.over,
         references=len(level.grid.references),
         seeds=len(level.grid.seeds),
         n=level.prompts,
-        difference_over=difference.grid.scope if difference else None,
+        difference_over=difference.over if difference else None,
         difference_references=len(difference.grid.references) if difference else None,
         difference_seeds=len(difference.grid.seeds) if difference else None,
         difference_n=difference.prompts if difference else None,
@@ -108,11 +109,11 @@ def _level(group: Group, metric: str, confidence: float) -> _Number:
         values = group.stack.values(metric)
         if (spread := known_spread(values)) is not None:
             low, high = _interval(spread, metric, confidence)
-            return _Number(float(spread.value), low, high, group.grid, values.shape[-1])
+            return _Number(float(spread.value), low, high, group.grid.scope, group.grid, values.shape[-1])
     known = [row.value for row in own if row.value is not None]
     value = fmean(known) if known and len(known) == len(group.grid) else None
     ends = (own[0].ci_low, own[0].ci_high) if len(group.grid) == 1 else (None, None)
-    return _Number(value, *ends, group.grid, min(row.n for row in own))
+    return _Number(value, *ends, group.grid.scope, group.grid, min(row.n for row in own))
 
 
 def _interval(spread: Spread, metric: str, confidence: float) -> Bounds:
@@ -143,7 +144,7 @@ def _differences(
             found[metric] = bare
     ends = intervals(list(by_prompt.values()), confidence)
     for (metric, one), (low, high) in zip(by_prompt.items(), ends, strict=True):
-        found[metric] = _Number(one.value, low, high, one.grid, one.prompts)
+        found[metric] = _Number(one.value, low, high, one.over, one.grid, one.prompts)
     return found
 
 
@@ -170,8 +171,8 @@ def _bare_difference(group: Group, reference: Group, metric: str) -> _Number | N
     prompts = min(row.n for pair in pairs for row in pair)
     paired = group.rows[grid.cells[0]].get(f"{metric}{_AGAINST}{REFERENCE}")
     if len(grid) == 1 and paired is not None:
-        return _Number(paired.value, paired.ci_low, paired.ci_high, grid, paired.n)
-    return _Number(value, None, None, grid, prompts)
+        return _Number(paired.value, paired.ci_low, paired.ci_high, grid.scope, grid, paired.n)
+    return _Number(value, None, None, grid.scope, grid, prompts)
 
 
 def _told(group: Group, cell: GridCell, metric: str) -> ResultRow | None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from pipeline.report.words import count, si
+from pipeline.report.words import count, interval, si, title
 from pipeline.results.compute import ComputeRow, of_training, to_answer, to_train
+from pipeline.results.outputs import ETA
 from pipeline.results.primary import primary_metric
 from pipeline.results.record import ENOUGH, REFERENCE, ByMetric, Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
@@ -43,7 +44,10 @@ ANCHORS = ("greedy", "optimum")
 """Policies beside the reference whose metrics stand among its own, as ``NAME/METRIC``."""
 _PRIMARY_RANK = 2
 _SECOND_RANK = 7
-_LEAST_NAME = 12
+LEAST_NAME = 12
+"""Cells to which names of methods may be cut."""
+_BOUNDED = re.compile(r"BestOfN(@.*)?")
+"""Whose divergence is an upper bound, at any point of its front; that of all others is exact."""
 _PASS = re.compile(r"pass@\d+")
 _SMALLEST_P = 0.001
 _MOST_FEW = 6
@@ -89,22 +93,40 @@ def result_tables(results: Results, compute: Iterable[ComputeRow] = (), label: s
         own = [row for row in spent if (row.dataset, row.model) == place]
         costs = {at: cost for at in cells if (cost := _cost(own, *at))}
         tested = [one for one in results.comparisons if (one.dataset, one.model) == place]
-        title = _title(*place, cells, label)
-        tables.append(_table(title, cells, tested, results.confidence, costs, results.common_eta))
+        headline = title(*place, *_sizes(cells), label)
+        tables.append(_table(headline, cells, tested, results.confidence, costs, results.common_eta))
     align(tables)
     return tables
 
 
-def _title(dataset: str, model: str, cells: Mapping[At, ByMetric], label: str) -> str:
+def number_column(heading: str, rank: int) -> Column:
+    """A column of numbers; those of the highest rank are left out first."""
+    return Column(heading=heading, right=True, rank=rank)
+
+
+def about_bounds(algos: Iterable[str], so: str = "") -> list[str]:
+    """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
+
+    Args:
+        algos: The methods.
+        so: What follows for other numbers of the table.
+    """
+    if not any(_BOUNDED.fullmatch(algo) for algo in algos):
+        return []
+    return [f"BestOfN: KL is an upper bound{f', so {so}' if so else ''}."]
+
+
+def _sizes(cells: Mapping[At, ByMetric]) -> list[str]:
+    """Numbers of references, seeds and prompts, without the prompts that strengths of guidance were tried on."""
     every = [row for cell in cells.values() for row in cell.values()]
+    every = [row for row in every if f"/{ETA}" not in row.metric] or every
     references, seeds = max(row.references for row in every), max(row.seeds for row in every)
     crossed = [count(references, "reference")] if references > 1 else []
-    parts = [dataset, model, *crossed, count(seeds, "seed"), f"{max(row.n for row in every):,} prompts", label]
-    return " · ".join(part for part in parts if part)
+    return [*crossed, count(seeds, "seed"), count(max(row.n for row in every), "prompt")]
 
 
 def _table(
-    title: str,
+    headline: str,
     cells: Mapping[At, ByMetric],
     comparisons: list[Comparison],
     confidence: float,
@@ -118,8 +140,9 @@ def _table(
     comparisons = [one for one in comparisons if one.metric in metrics[:1]]
     anchors = _anchors(cells)
     about = [*_notes(cells, metrics, comparisons, confidence), *_about_anchors(anchors, metrics, common_eta)]
+    about += about_bounds((algo for algo, _ in cells), _so(metrics))
     caption = "\n".join(about)
-    table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=title, caption=caption)
+    table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=headline, caption=caption)
     p_values = {(one.first, one.round): one.p for one in comparisons if one.second == REFERENCE}
     last = ""
     for algo, number in sorted(cells, key=lambda at: (at[0] != REFERENCE, at)):
@@ -150,11 +173,11 @@ def _anchors(cells: Mapping[At, ByMetric]) -> dict[str, ByMetric]:
 
 
 def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> Iterator[Column]:
-    yield Column(heading="algorithm", least=_LEAST_NAME)
+    yield Column(heading="algorithm", least=LEAST_NAME)
     yield _number("round", "round")
     for position, name in enumerate(metrics):
         if position == 0:
-            yield Column(heading=HEADINGS[name], right=True, rank=_PRIMARY_RANK)
+            yield number_column(HEADINGS[name], _PRIMARY_RANK)
             yield _number("interval", f"{confidence:.0%} interval")
             yield _number("vs ref", "vs ref")
             yield _number("its interval", "its interval")
@@ -168,7 +191,7 @@ def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> 
 
 
 def _number(name: str, heading: str) -> Column:
-    return Column(heading=heading, right=True, rank=_RANKS.get(name, _SECOND_RANK))
+    return number_column(heading, _RANKS.get(name, _SECOND_RANK))
 
 
 def _cost(rows: Iterable[ComputeRow], algo: str, number: int) -> Cost | None:
@@ -204,14 +227,10 @@ def _numbers(cell: ByMetric, metrics: list[str], p: float | None) -> Iterator[st
         row = cell.get(name)
         yield "-" if row is None or row.value is None else f"{row.value:z.3f}"
         if name == metrics[0]:
-            yield _interval(row.ci_low, row.ci_high) if row else ""
+            yield interval(row.ci_low, row.ci_high) if row else ""
             yield f"{row.difference:+.3f}" if row and row.difference is not None else ""
-            yield _interval(row.difference_low, row.difference_high, "+") if row else ""
+            yield interval(row.difference_low, row.difference_high, "+") if row else ""
             yield _p_value(p)
-
-
-def _interval(low: float | None, high: float | None, sign: str = "") -> str:
-    return "" if low is None or high is None else f"[{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def _p_value(p: float | None) -> str:
@@ -230,7 +249,7 @@ def _notes(
     if few := _on_fewer_chains(shown):
         yield few
     if any(row.ci_low is not None for row in shown.values()):
-        yield _what_intervals_hold_for(list(shown.values()))
+        yield _what_intervals_hold_for(shown)
     with_reference = [one for one in comparisons if one.second == REFERENCE]
     if with_reference:
         yield _what_p_says(with_reference)
@@ -268,6 +287,12 @@ def _about_anchors(anchors: Mapping[str, ByMetric], metrics: list[str], common_e
         yield f"optimum: the highest {j}; regret: how far J is below it." if "optimum" in anchors else f"{j}."
 
 
+def _so(metrics: Iterable[str]) -> str:
+    """What follows for J and regret where KL is an upper bound."""
+    follows = {"regularized_reward": "J is a lower one", "regret": "regret is an upper one"}
+    return " and ".join(said for name, said in follows.items() if name in metrics)
+
+
 def _on_fewer_chains(shown: Mapping[At, PooledRow]) -> str:
     """Which rows lack seeds or references that other rows have; "" where none does."""
     few = []
@@ -278,8 +303,12 @@ def _on_fewer_chains(shown: Mapping[At, PooledRow]) -> str:
             for (algo, number), row in sorted(shown.items())
             if (least := _least(row, what)) < every
         ]
-    more = [f"and {len(few) - _MOST_FEW} more rows"] if len(few) > _MOST_FEW else []
-    return "; ".join([*few[:_MOST_FEW], *more])
+    return "; ".join(_few(few, "rows"))
+
+
+def _few(names: list[str], what: str) -> list[str]:
+    more = [f"and {len(names) - _MOST_FEW} more {what}"] if len(names) > _MOST_FEW else []
+    return [*names[:_MOST_FEW], *more]
 
 
 def _least(row: PooledRow, what: str) -> int:
@@ -288,22 +317,37 @@ def _least(row: PooledRow, what: str) -> int:
     return min(int(number) for number in numbers if number is not None)
 
 
-def _what_intervals_hold_for(rows: list[PooledRow]) -> str:
+def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
+    rows = list(shown.values())
     scopes = {scope for row in rows for scope in (row.over, row.difference_over) if scope}
-    if "policies" in scopes:
+    if scopes == {"policies"}:
         which = "this one policy" if max(row.seeds * row.references for row in rows) == 1 else "these policies"
         return f"Intervals: noise of evaluating {which}; {ENOUGH} seeds or more tell what another seed would give."
-    if scopes == {"references"}:
-        return "Intervals hold for other seeds and other references."
+    few = [
+        f"{algo} round {number}"
+        for (algo, number), row in sorted(shown.items())
+        if "policies" in (row.over, row.difference_over)
+    ]
+    alone = f"; some of {', '.join(_few(few, 'rows'))} for these policies alone" if few else ""
+    if scopes <= {"references", "policies"}:
+        return f"Intervals hold for other seeds and other references{alone}."
     references = max(row.references for row in rows)
     which = "this model" if references == 1 else f"these {references} references"
-    return f"Intervals hold for other seeds, conditional on {which}."
+    return f"Intervals hold for other seeds, conditional on {which}{alone}."
 
 
 def _what_p_says(comparisons: list[Comparison]) -> str:
     tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
-    alone = " These policies alone are compared." if comparisons[0].over == "policies" else ""
     smallest = median(one.detectable for one in comparisons)
     return (
-        f"p: with the reference, {tests}; a difference of {smallest:.3f} is about what such a run can find.{alone}"
+        f"p: with the reference, {tests}; a difference of {smallest:.3f} is about what such a run can find."
+        f"{_compared_alone(comparisons)}"
     )
+
+
+def _compared_alone(comparisons: list[Comparison]) -> str:
+    """Of which methods a test says nothing of other seeds."""
+    few = [one.first for one in comparisons if one.over == "policies"]
+    if len(few) == len(comparisons):
+        return " These policies alone are compared."
+    return f" Of {', '.join(_few(few, 'methods'))} these policies alone are compared." if few else ""

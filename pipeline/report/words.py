@@ -37,6 +37,16 @@ def si(number: float) -> str:
     return f"{value:.{digits if place else 0}f} {_PREFIXES[place]}".rstrip()
 
 
+def interval(low: float | None, high: float | None, sign: str = "") -> str:
+    """The ends of an interval as ``[0.380, 0.420]``, with ``sign="+"`` as ``[+0.380, +0.420]``; "" for none."""
+    return "" if low is None or high is None else f"[{low:{sign}z.3f}, {high:{sign}z.3f}]"
+
+
+def title(*parts: str) -> str:
+    """What a table is about, as ``addition · tiny · 3 seeds``; parts that are "" are left out."""
+    return " · ".join(part for part in parts if part)
+
+
 def gibibytes(number: int) -> str:
     """Bytes as ``0.4 GiB``."""
     return f"{number / 2**30:.1f} GiB"

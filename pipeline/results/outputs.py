@@ -28,6 +28,10 @@ METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
 GREEDY = "greedy"
 """Folder of the samples of the greedy reference, in the output of its evaluation."""
+ETA = "eta="
+"""What names of strengths of guidance begin with: of folders in the output of a sweep, and in those of metrics."""
+SWEEP_SPLIT = "validation"
+"""Prompts that strengths of guidance are tried on."""
 PAGE = "docs/extending.md#results"
 
 MAX_LEVELS = 64
@@ -256,7 +260,7 @@ def check_output(folder: Path) -> None:
     """
     _check_extent(folder)
     for name, read in _READERS.items():
-        further = (*sorted(folder.glob(f"eta=*/{name}")), folder / GREEDY / name) if name == SAMPLES else ()
+        further = (*sorted(folder.glob(f"{ETA}*/{name}")), folder / GREEDY / name) if name == SAMPLES else ()
         for path in (folder / name, *further):
             with suppress(FileNotFoundError):
                 _hold(path, path.relative_to(folder).as_posix(), read)

@@ -14,7 +14,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.removal import remove
 from pipeline.results.paths import RunFolder
-from pipeline.results.record import write_results
+from pipeline.results.record import ResultRow, Results, write_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
 
@@ -130,3 +130,17 @@ def test_a_plan_that_takes_its_time_is_announced(monkeypatch: pytest.MonkeyPatch
         assert experiment.run_experiment(config, Terminal(file=out, width=200)) == 0
         assert out.getvalue().startswith("planning some ") == announced
         assert "Not looked at" not in out.getvalue()  # rows are made, and the model is
+
+
+def test_a_run_of_an_earlier_version_is_shown_without_fronts(tmp_path: Path) -> None:
+    """It tried strengths of guidance on the prompts that it reported, so they are none of validation."""
+    rows = [
+        ResultRow("QSharp", "addition", "tiny", 0, 1, f"{metric}{suffix}", value, None, None, 100)
+        for metric, value in (("pass@1", 0.75), ("kl_per_sequence", 0.5))
+        for suffix in ("", "/eta=0.1", "/eta=1")
+    ]
+    out = io.StringIO()
+    experiment.print_results(Terminal(file=out, width=200), Results(rows=rows), RunFolder(tmp_path))
+    assert "0.750" in out.getvalue()
+    assert "fronts" not in out.getvalue()
+    assert "validation" not in out.getvalue()

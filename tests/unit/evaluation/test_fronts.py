@@ -74,6 +74,12 @@ def test_steering_harder_than_is_good_takes_nothing_away() -> None:
     assert [row.value for row in matched] == [0.55, 0.7, None]
 
 
+def test_a_front_of_which_only_the_reference_is_best_is_of_the_last_round_too() -> None:
+    points, matched = fronts([*REFERENCE, *point("DPO@beta=1", 0.5, 0.3)], [0.25], "test")
+    assert [(row.point, row.is_best) for row in points] == [("reference", True), ("beta=1", False)]
+    assert [(row.round, row.value) for row in matched] == [(2, 0.4)]
+
+
 def test_a_method_with_one_setting_is_no_front() -> None:
     assert fronts([*REFERENCE, *point("SFT", 1.0, 0.7)], [1.0], "test") == ([], [])
 

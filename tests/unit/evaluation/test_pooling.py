@@ -399,6 +399,16 @@ def test_methods_that_are_right_everywhere_are_not_told_apart() -> None:
         assert one.detectable == pytest.approx(least_detectable_share(PROMPTS, tests, 0.95))
 
 
+def test_a_difference_that_does_not_vary_is_of_these_policies_alone() -> None:
+    """Seeds that all say the same leave no variance, so they cannot tell what another one would give."""
+    chains = [method(algo, 1.0, range(3)) for algo in ("A", "reference")]
+    rows, found = pool(*chains, method("B", 0.5, range(3)))
+    told = {(one.first, one.second): (one.test, one.over) for one in found}
+    assert told["A", "reference"] == ("mcnemar", "policies")
+    assert told["B", "reference"] == ("crossed", "seeds")
+    assert {algo: rows[algo, 2, "pass@1"].difference_over for algo in "AB"} == {"A": "policies", "B": "seeds"}
+
+
 def test_reward_is_tested_where_nothing_is_right_or_wrong() -> None:
     def renamed(chains: Chains) -> Chains:
         return {

@@ -12,7 +12,7 @@ from rich.console import Console
 from pipeline.report.live import PlainLines, make_reporter
 from pipeline.report.screen import headline, screen
 from pipeline.report.tables import result_tables
-from pipeline.report.words import duration, rate, si
+from pipeline.report.words import duration, interval, rate, si
 from pipeline.results.compute import ComputeRow
 from pipeline.results.record import Comparison, PooledRow, Results
 from pipeline.results.status import CellStatus, RunStatus, WorkerStatus
@@ -72,6 +72,48 @@ def test_p_values_stand_in_the_last_round_alone() -> None:
 )
 def test_what_an_interval_holds_for_is_said(fields: dict[str, Any], said: str) -> None:
     assert said in shown(pooled_row("reference", 0, **fields), pooled_row("PITA", **fields))
+
+
+def test_methods_whose_difference_says_nothing_of_other_seeds_are_named() -> None:
+    rows = [pooled_row("reference", 0), pooled_row("DPO", 2), pooled_row("SFT", 2, difference_over="policies")]
+    tested = [comparison("DPO"), comparison("SFT", over="policies", test="mcnemar")]
+    lines = [line.strip() for line in shown(*rows, comparisons=tested, width=1000).splitlines()]
+    assert (
+        "Intervals hold for other seeds, conditional on this model; some of SFT round 2 for these policies alone."
+    ) in lines
+    assert any(line.endswith("can find. Of SFT these policies alone are compared.") for line in lines)
+    alone = shown(*rows, comparisons=[replace(one, over="policies") for one in tested], width=1000)
+    assert "can find. These policies alone are compared." in alone
+
+
+def test_the_title_counts_the_prompts_that_results_are_reported_of() -> None:
+    tried = [
+        pooled_row("QSharp", 1, 0.5, metric=f"{metric}/eta=1", n=500) for metric in ("pass@1", "kl_per_sequence")
+    ]
+    own = [pooled_row(algo, number, n=200) for algo, number in (("reference", 0), ("QSharp", 1))]
+    assert shown(*own, *tried).startswith("addition · tiny · 3 seeds · 200 prompts\n")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (["kl_per_sequence"], "BestOfN: KL is an upper bound."),
+        (["regularized_reward"], "BestOfN: KL is an upper bound, so J is a lower one."),
+        (
+            ["regularized_reward", "regret"],
+            "BestOfN: KL is an upper bound, so J is a lower one and regret is an upper one.",
+        ),
+    ],
+    ids=["KL", "J", "regret"],
+)
+def test_numbers_that_rest_on_a_bound_are_named(metrics: list[str], said: str) -> None:
+    def text(algo: str) -> str:
+        rows = [pooled_row("reference", 0), pooled_row(algo, 1)]
+        return shown(*rows, *(pooled_row(algo, 1, metric=metric) for metric in metrics))
+
+    for algo in ("BestOfN", "BestOfN@num_generations=4"):
+        assert said in [line.strip() for line in text(algo).splitlines()]
+    assert "bound" not in text("DPO")
 
 
 def anchored(*, optimum: bool = True) -> Results:
@@ -140,7 +182,7 @@ def test_rows_on_fewer_chains_than_others_are_named() -> None:
     less = pooled_row("PITA", 1, difference_over="policies", difference_seeds=2, difference_references=1)
     text = shown(pooled_row("reference", 0), less)
     assert "PITA round 1: 2 of 3 seeds" in text  # of which the reference has results too
-    assert "noise of evaluating these policies" in text
+    assert "hold for other seeds, conditional on this model; some of PITA round 1 for these policies alone" in text
     crossed = shown(pooled_row("reference", 0, references=3), pooled_row("PITA", 1, references=2))
     assert "PITA round 1: 2 of 3 references" in crossed
     assert "3 references · 3 seeds" in crossed
@@ -300,6 +342,21 @@ def test_a_round_that_failed_says_so_in_plain_lines() -> None:
 )
 def test_durations_read_well(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("ends", "sign", "text"),
+    [
+        ((-0.0001, 0.5), "", "[0.000, 0.500]"),
+        ((-0.0001, 0.5), "+", "[+0.000, +0.500]"),
+        ((-0.25, 0.5), "+", "[-0.250, +0.500]"),
+        ((None, 0.5), "", ""),
+    ],
+)
+def test_ends_of_intervals_have_no_negative_zero(
+    ends: tuple[float | None, float | None], sign: str, text: str
+) -> None:
+    assert interval(*ends, sign) == text
 
 
 def test_rates_read_well() -> None:
