@@ -74,12 +74,12 @@ class Part:
 
 def as_printed(results: Results, compute: Compute) -> str:
     """What a terminal of 80 columns shows."""
-    return _printed(result_tables(results, compute.rows), 80)
+    return _printed(result_tables(results, compute.costs), 80)
 
 
 def methods(results: Results, compute: Compute) -> str:
     """The table as it is printed, how far policies lie apart, and pairs of methods."""
-    printed = _printed(result_tables(results, compute.rows))
+    printed = _printed(result_tables(results, compute.costs))
     parts = [printed, _spread(results), _by_reference(results), _pairs(results)]
     return "\n\n".join(part for part in parts if part)
 

@@ -582,9 +582,11 @@ def summed_up(
 
 def _compute(store: Store, plan: Plan, results: Results, budgets: Sequence[float]) -> Compute:
     from pipeline.evaluation.budgets import at_budgets
+    from pipeline.evaluation.costs import costs_of
 
     rows = collect_compute(store, plan.jobs.values())
-    return Compute(rows=rows, budgets=at_budgets(results.pooled, rows, budgets))
+    costs = costs_of(results.rows, rows)
+    return Compute(rows=rows, costs=costs, budgets=at_budgets(results.pooled, costs, budgets))
 
 
 def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:
@@ -592,7 +594,7 @@ def print_results(console: Console, results: Results, run: RunFolder, label: str
     if results.rows and not results.pooled:
         results = _of_an_earlier_version(results)
     compute = read_compute(run.path)
-    tables = result_tables(results, compute.rows, label)
+    tables = result_tables(results, compute.costs, label)
     for table in (*tables, *front_tables(results, label), *budget_tables(compute.budgets, label)):
         console.print()
         console.print(table)

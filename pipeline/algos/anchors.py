@@ -22,29 +22,33 @@ from pipeline.generation.greedy import GreedyPolicy
 from pipeline.generation.policy import TextPolicy
 from pipeline.generation.spellings import spellings
 from pipeline.models.flops import metered, spend
+from pipeline.results.compute import ANSWERING
 from pipeline.results.outputs import GREEDY
 from pipeline.results.prompts import PromptMeasures
 from pipeline.rewards.registry import known_rewards
 from pipeline.rewards.traits import RewardTraits
 
+GREEDY_SAMPLES = 1
+"""Greedy completions of a prompt: all would be the same."""
 _MOST_SPELLINGS = 100
 """Ways to write a right completion beyond which they are not looked through."""
 
 
-def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: int) -> None:
-    """Complete the held-out prompts with the likeliest tokens, one completion each.
+def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: text.Drawn) -> None:
+    """Complete the held-out prompts with the likeliest tokens, `GREEDY_SAMPLES` each.
 
     Args:
         ctx: Of the reference's evaluation.
         dataset: Of the chain.
-        drawn: Tokens that the stage has drawn already.
+        drawn: What the stage has drawn already.
     """
     folder = ctx.out / GREEDY
     folder.mkdir()
     policy = text.reference_policy(ctx, dataset, kind=GreedyPolicy)
     with metered() as meter:  # an answer of the reference is a sample, and takes nothing of this
-        text.evaluate(ctx, policy, dataset, folder, samples=1, before=drawn)
-    spend("scoring", sum(meter.flops.values()))
+        text.evaluate(ctx, policy, dataset, folder, samples=GREEDY_SAMPLES, before=drawn)
+    for purpose, flops in meter.flops.items():
+        spend("scoring" if purpose in ANSWERING else purpose, flops)
 
 
 def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> None:
@@ -83,8 +87,9 @@ def _log_right(
     if ctx.config.generation.top_p < 1:
         return "it is known where the whole vocabulary may be drawn (generation.top_p=1)"
     model, tokenizer = text.reference_model(ctx)
-    pieces = dict(enumerate(policy.text([[token] for token in range(len(tokenizer))])))
-    if not _is_made_for(model, tokenizer, dataset) or policy.text([list(pieces)]) != ["".join(pieces.values())]:
+    # The cheap question comes first: a pretrained tokenizer has 100,000 tokens and more to spell out.
+    pieces = _pieces(policy, len(tokenizer)) if _is_made_for(model, tokenizer, dataset) else None
+    if pieces is None:
         return "it is known where a text can be written in few ways, by a tokenizer made for the dataset"
     answers = {row.id: {answer.strip() for answer in traits.right(row.columns)} for row in rows}
     if problem := _contradiction(ctx, answers):
@@ -106,6 +111,12 @@ def _is_made_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dat
     vocabulary = set(tokenizer.get_vocab())
     size = model.config.get_text_config().vocab_size
     return vocabulary == set(dataset.vocabulary) and len(vocabulary) == len(tokenizer) == size
+
+
+def _pieces(policy: TextPolicy, size: int) -> dict[int, str] | None:
+    """What every token writes; None where tokens write something else beside each other than alone."""
+    pieces = dict(enumerate(policy.text([[token] for token in range(size)])))
+    return pieces if policy.text([list(pieces)]) == ["".join(pieces.values())] else None
 
 
 def _contradiction(ctx: JobContext, answers: Mapping[int, set[str]]) -> str | None:

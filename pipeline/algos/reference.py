@@ -73,7 +73,9 @@ class Reference(Algorithm):
             from pipeline.algos import anchors, text
         dataset = text.open_dataset(ctx)
         policy = text.reference_policy(ctx, dataset)
-        drawn = text.evaluate(ctx, policy, dataset, ctx.out)
+        each = ctx.config.evaluation.num_samples + anchors.GREEDY_SAMPLES
+        total = text.held_out_count(ctx, dataset) * each
+        drawn = text.evaluate(ctx, policy, dataset, ctx.out, total=total)
         anchors.evaluate_greedy(ctx, dataset, drawn)
         anchors.evaluate_right(ctx, dataset, policy)
 

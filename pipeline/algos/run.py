@@ -38,6 +38,7 @@ def run_stage(work: Work) -> None:
             _settle(context)
         getattr(algorithm, payload["stage"])(context)
     work.flops = {purpose: float(count) for purpose, count in meter.flops.items()}
+    work.answers = meter.answers
 
 
 def _context(work: Work, config: StageConfig, ranks: Ranks | None) -> JobContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from pipeline.generation.policy import TextPolicy
 from pipeline.generation.sampling import sample_keys
 from pipeline.generation.tilt import Tilt
 from pipeline.models.batch_size import BatchSizes
+from pipeline.models.flops import answered
 from pipeline.models.load import load_policy, load_tokenizer, load_value
 from pipeline.models.source import reference_folder
 from pipeline.results.outputs import METRICS
@@ -132,6 +134,11 @@ def held_out_rows(ctx: JobContext, dataset: Dataset, split: str | None = None) -
     return [dataset.row(int(row)) for row in ids]
 
 
+def held_out_count(ctx: JobContext, dataset: Dataset, split: str | None = None) -> int:
+    """How many rows `held_out_rows` gives."""
+    return len(dataset.ids(split or ctx.config.evaluation.split)[ctx.rows[0] : ctx.rows[1]])
+
+
 def row_ids(rows: Sequence[Row]) -> NDArray[np.int64]:
     """Ids of rows, shape [R]."""
     return np.array([row.id for row in rows], np.int64)
@@ -158,6 +165,22 @@ def score(
     return scorer.score(rows, texts, completions, batch_size)
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What a stage that evaluates several policies, one after the other, has drawn so far.
+
+    Attributes:
+        completions: How many.
+        tokens: Of all of them.
+    """
+
+    completions: int = 0
+    tokens: int = 0
+
+
+NOTHING = Drawn()
+
+
 def evaluate(
     ctx: JobContext,
     policy: TextPolicy,
@@ -166,8 +189,9 @@ def evaluate(
     *,
     split: str | None = None,
     samples: int | None = None,
-    before: int = 0,
-) -> int:
+    before: Drawn = NOTHING,
+    total: int | None = None,
+) -> Drawn:
     """Sample completions of held-out prompts, score them and write them to a folder.
 
     Args:
@@ -177,21 +201,26 @@ def evaluate(
         folder: Where to write.
         split: Of the dataset; None takes `evaluation.split`.
         samples: Completions of each prompt; None takes `evaluation.num_samples`.
-        before: Tokens that the stage has drawn already.
+        before: What the stage has drawn already.
+        total: Completions that the stage draws in all; None where these are the last.
 
     Returns:
-        Tokens that the stage has drawn by now.
+        What the stage has drawn by now.
     """
     samples = samples or ctx.config.evaluation.num_samples
     rows = held_out_rows(ctx, dataset, split)
     # The stream has no name of an algorithm or round in it: all are compared on the same draws.
     keys = sample_keys(ctx.seed, "evaluate", row_ids(rows), samples)
+    whole = before.completions + len(rows) * samples if total is None else total
     decoded = policy.complete(
         encode(ctx, policy, rows),
         keys,
         samples=samples,
-        on_batch=lambda done, tokens: ctx.progress(done, tokens=before + tokens),
+        on_batch=lambda done, tokens: ctx.progress(
+            before.completions + done, total=whole, tokens=before.tokens + tokens
+        ),
     )
+    answered(len(decoded.tokens))
     repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens)
     scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
@@ -216,7 +245,7 @@ def evaluate(
             for index, row in enumerate(repeated)
         ),
     )
-    return before + sum(map(len, decoded.tokens))
+    return Drawn(before.completions + len(decoded.tokens), before.tokens + sum(map(len, decoded.tokens)))
 
 
 def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None = None) -> None:

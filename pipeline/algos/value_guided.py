@@ -179,12 +179,16 @@ class ValueGuidedAlgorithms(Algorithm):
         """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
         with ctx.loading():
             from pipeline.algos import sweep, text
-        dataset, algo, drawn = text.open_dataset(ctx), _settings(ctx), 0
-        for name, eta in sweep.strengths(algo.eta, ctx.config.evaluation.etas).items():
+        dataset, algo, drawn = text.open_dataset(ctx), _settings(ctx), text.NOTHING
+        strengths = sweep.strengths(algo.eta, ctx.config.evaluation.etas)
+        each = text.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
+        for name, eta in strengths.items():
             folder = ctx.out / name
             folder.mkdir()
             policy = self._policy(ctx, dataset, replace(algo, eta=eta))
-            drawn = text.evaluate(ctx, policy, dataset, folder, split=SWEEP_SPLIT, before=drawn)
+            drawn = text.evaluate(
+                ctx, policy, dataset, folder, split=SWEEP_SPLIT, before=drawn, total=each * len(strengths)
+            )
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the guided policy, at the best strength of a sweep where there was one.

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pipeline.results.compute import BudgetRow, ComputeRow, to_train
+from pipeline.results.compute import BudgetRow, CostRow
 from pipeline.results.primary import primary_metric
 from pipeline.results.record import REFERENCE, PooledRow
 
 _KL = "kl_per_sequence"
 
 
-def at_budgets(
-    pooled: Iterable[PooledRow], compute: Iterable[ComputeRow], budgets: Sequence[float]
-) -> list[BudgetRow]:
+def at_budgets(pooled: Iterable[PooledRow], costs: Iterable[CostRow], budgets: Sequence[float]) -> list[BudgetRow]:
     """What every method has reached within each budget; rounds are never interpolated.
 
     Args:
         pooled: Numbers of methods.
-        compute: What their stages took. A method whose FLOPs were not all counted is left out.
+        costs: What they took. A method whose FLOPs are not known is left out.
         budgets: FLOPs that the training of one chain may take, all rounds together.
     """
     cells: dict[tuple[str, str], dict[tuple[str, int], dict[str, PooledRow]]] = {}
@@ -27,12 +25,11 @@ def at_budgets(
         place = cells.setdefault((row.dataset, row.model), {})
         if row.value is not None:
             place.setdefault((row.algo, row.round), {})[row.metric] = row
-    spent = list(compute)
+    spent = {(row.dataset, row.model, row.algo, row.round): row.flops for row in costs}
     found: list[BudgetRow] = []
     for (dataset, model), own in sorted(cells.items()):
         primary = primary_metric(own.values())
-        here = [row for row in spent if (row.dataset, row.model) == (dataset, model)]
-        taken = {at: flops for at in sorted(own) if (flops := to_train(here, *at)) is not None}
+        taken = {at: flops for at in sorted(own) if (flops := spent.get((dataset, model, *at))) is not None}
         for budget in sorted(budgets):
             for algo in dict.fromkeys(algo for algo, _ in taken if algo != REFERENCE):
                 bare = BudgetRow(dataset=dataset, model=model, algo=algo, budget=budget)

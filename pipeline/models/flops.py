@@ -180,10 +180,12 @@ class Meter:
 
     Attributes:
         flops: By what they went into.
+        answers: Completions that an evaluation gives, among which those of decoding and guidance are shared out.
     """
 
     def __init__(self) -> None:
         self.flops: Counter[Purpose] = Counter()
+        self.answers = 0
 
     @property
     def total(self) -> int:
@@ -215,3 +217,14 @@ def spend(purpose: Purpose, flops: int) -> None:
     meter = _current.get()
     if meter is not None:
         meter.flops[purpose] += flops
+
+
+def answered(count: int) -> None:
+    """Count completions that the running stage gives as answers, as `spend` counts FLOPs.
+
+    Args:
+        count: How many.
+    """
+    meter = _current.get()
+    if meter is not None:
+        meter.answers += count

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from statistics import median
 
 from pipeline.report.words import count, interval, si, title
-from pipeline.results.compute import ComputeRow, of_training, to_answer, to_train
+from pipeline.results.compute import CostRow
 from pipeline.results.outputs import ETA
 from pipeline.results.primary import primary_metric
 from pipeline.results.record import ENOUGH, REFERENCE, ByMetric, Comparison, PooledRow, Results
@@ -57,22 +56,7 @@ At = tuple[str, int]
 """Algorithm and round."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What an algorithm took up to the end of a round; the mean over its chains.
-
-    Attributes:
-        flops: Without evaluation; None where they were not counted.
-        answer: FLOPs of an answer after that round, likewise.
-        device_s: Seconds that a device was held, without evaluation.
-    """
-
-    flops: float | None
-    answer: float | None
-    device_s: float
-
-
-def result_tables(results: Results, compute: Iterable[ComputeRow] = (), label: str = "") -> list[FittedTable]:
+def result_tables(results: Results, costs: Iterable[CostRow] = (), label: str = "") -> list[FittedTable]:
     """One table for each dataset and model: the reference with its anchors, then every algorithm round by round.
 
     A number is the mean over all seeds and references. What its interval holds for, what the p-values of the last
@@ -80,21 +64,20 @@ def result_tables(results: Results, compute: Iterable[ComputeRow] = (), label: s
 
     Args:
         results: The results.
-        compute: What they took to make.
+        costs: What methods took.
         label: What tells these results from others that are printed beside them, for the titles; "" for nothing.
     """
     grouped: dict[tuple[str, str], dict[At, dict[str, PooledRow]]] = {}
     for row in results.pooled:
         table = grouped.setdefault((row.dataset, row.model), {})
         table.setdefault((row.algo, row.round), {})[row.metric] = row
-    spent = list(compute)
+    spent = {(row.dataset, row.model, row.algo, row.round): row for row in costs}
     tables = []
     for place, cells in grouped.items():
-        own = [row for row in spent if (row.dataset, row.model) == place]
-        costs = {at: cost for at in cells if (cost := _cost(own, *at))}
+        own = {at: spent[*place, *at] for at in cells if (*place, *at) in spent}
         tested = [one for one in results.comparisons if (one.dataset, one.model) == place]
         headline = title(*place, *_sizes(cells), label)
-        tables.append(_table(headline, cells, tested, results.confidence, costs, results.common_eta))
+        tables.append(_table(headline, cells, tested, results.confidence, own, results.common_eta))
     align(tables)
     return tables
 
@@ -130,7 +113,7 @@ def _table(
     cells: Mapping[At, ByMetric],
     comparisons: list[Comparison],
     confidence: float,
-    costs: Mapping[At, Cost],
+    costs: Mapping[At, CostRow],
     common_eta: float | None,
 ) -> FittedTable:
     metrics = _worth_showing(cells)
@@ -194,20 +177,11 @@ def _number(name: str, heading: str) -> Column:
     return number_column(heading, _RANKS.get(name, _SECOND_RANK))
 
 
-def _cost(rows: Iterable[ComputeRow], algo: str, number: int) -> Cost | None:
-    every = list(rows)
-    spent, chains = of_training(every, algo, number)
-    if not spent:
-        return None
-    answer = to_answer(row for row in every if (row.algo, row.round) == (algo, number))
-    return Cost(to_train(every, algo, number), answer, sum(row.device_s for row in spent) / chains)
-
-
-def _spent(cost: Cost | None) -> list[str]:
+def _spent(cost: CostRow | None) -> list[str]:
     if cost is None:
         return []
     flops = ["" if number is None else si(number) for number in (cost.flops, cost.answer)]
-    return [*flops, f"{cost.device_s:.1f}"]
+    return [*flops, "" if cost.device_s is None else f"{cost.device_s:.1f}"]
 
 
 def _worth_showing(cells: Mapping[At, ByMetric]) -> list[str]:

@@ -18,13 +18,14 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.plan.job import Job
 from pipeline.results.makers import Maker
 from pipeline.results.paths import json_text, write_whole
-from pipeline.results.store import FLOPS, Store
+from pipeline.results.store import ANSWERS, FLOPS, Store
 
 FILE = "compute.json"
 EVALUATION = ("evaluate", "metrics", "sweep")
 """Stages that measure and do not train."""
 ANSWERING = ("decoding", "guidance")
 """What FLOPs of an evaluation go into answers, and not into measuring them."""
+_Count = Annotated[int, Meta(ge=0, le=10**18)]
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Flops = Annotated[float, Meta(ge=0, le=1e36)]
 
@@ -35,7 +36,10 @@ log = logging.getLogger("pipeline")
 
 @dataclass(frozen=True, order=True)
 class ComputeRow:
-    """What the stages of one round of a chain took.
+    """What a stage of one round of a chain took, as far as it was carried out.
+
+    A number is None where it is not known of some output, because its cost was lost, or an earlier version made it
+    that did not count: the sum over the others would be too small.
 
     Attributes:
         dataset: Name of the dataset.
@@ -49,10 +53,10 @@ class ComputeRow:
         device_s: Seconds that a device was held, loading included, without attempts that failed; a job on several
             devices holds all of them, and one that shares a device counts as if it did not.
         load_s: Seconds of them spent loading.
-        samples: Completions that a stage was asked for, where it is split by prompts.
-        flops: What was computed, see `models.flops`; None where a version that did not count made some of it.
+        answers: Completions that were evaluated.
+        flops: What was computed, see `models.flops`.
         flops_by_purpose: The same by what they went into: ``decoding``, ``guidance``, ``scoring``, ``rewards``,
-            ``training``.
+            ``training``; without outputs of which it is not known.
     """
 
     dataset: str
@@ -62,12 +66,35 @@ class ComputeRow:
     seed: int | None
     round: int
     stage: str
-    tokens: Annotated[int, Meta(ge=0, le=10**18)]
-    device_s: _Amount
-    load_s: _Amount
-    samples: Annotated[int, Meta(ge=0, le=10**18)] = 0
+    tokens: _Count | None
+    device_s: _Amount | None
+    load_s: _Amount | None
+    answers: _Count | None = None
     flops: _Flops | None = None
     flops_by_purpose: Mapping[str, _Flops] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostRow:
+    """What a chain of a method takes up to the end of a round: the mean over those that its result rests on.
+
+    Attributes:
+        dataset: Name of the dataset.
+        model: Name of the model.
+        algo: The method.
+        round: Of the chains; 0 for the reference.
+        flops: Without evaluation; None where they are not known.
+        answer: FLOPs of an answer after that round, likewise.
+        device_s: Seconds that a device was held, without evaluation, likewise.
+    """
+
+    dataset: str
+    model: str
+    algo: str
+    round: int
+    flops: _Flops | None
+    answer: _Flops | None
+    device_s: _Amount | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,68 +134,65 @@ class Compute:
 
     Attributes:
         rows: Of stages.
+        costs: Of methods by round.
         budgets: Of methods at training budgets.
     """
 
     rows: list[ComputeRow] = field(default_factory=list)
+    costs: list[CostRow] = field(default_factory=list)
     budgets: list[BudgetRow] = field(default_factory=list)
 
 
 def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
-    """Add up the shards of every stage whose outputs are stored."""
+    """Add up the shards of every stage, those that were carried out."""
+    every = list(jobs)
+    made = _made(store, every)
     found: dict[tuple[int | None, _Where], list[tuple[Job, Mapping[str, float]]]] = {}
-    for job in jobs:
-        cost = store.cost(job.key)
-        if not cost or not store.has(job.key, checksums=False):
-            continue  # an interrupted run
-        where = (job.dataset, job.model, job.algo, job.seed, job.round, job.stage)
-        found.setdefault((job.reference, where), []).append((job, cost))
+    for job in every:
+        if job.key in made:
+            where = (job.dataset, job.model, job.algo, job.seed, job.round, job.stage)
+            found.setdefault((job.reference, where), []).append((job, store.cost(job.key)))
     rows = [_row(where, reference, shards) for (reference, where), shards in found.items()]
     return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
 
 
-def of_training(rows: Iterable[ComputeRow], algo: str, number: int) -> tuple[list[ComputeRow], int]:
-    """Rows of an algorithm up to a round, without those of evaluation, and how many chains they are of."""
-    found = [row for row in rows if row.algo == algo and row.round <= number and row.stage not in EVALUATION]
-    return found, len({(row.reference, row.seed) for row in found})
+def total(amounts: Iterable[float | None]) -> float | None:
+    """Their sum, 0 of none; None where one is not known."""
+    found = list(amounts)
+    known = [amount for amount in found if amount is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
-def to_train(rows: Iterable[ComputeRow], algo: str, number: int) -> float | None:
-    """FLOPs of an algorithm up to a round without evaluation, the mean over its chains.
-
-    Returns:
-        None where some were not counted.
-    """
-    found, chains = of_training(rows, algo, number)
-    counted = [row.flops for row in found if row.flops is not None]
-    return sum(counted) / chains if chains and len(counted) == len(found) else None
-
-
-def to_answer(rows: Iterable[ComputeRow]) -> float | None:
-    """FLOPs of an answer, the mean over what was evaluated; None where they were not counted.
-
-    What guides it or picks it counts, as do further completions that it is picked from; a prompt counts once for
-    all of its samples.
-    """
-    evaluated = [row for row in rows if row.stage == "evaluate"]
-    samples = sum(row.samples for row in evaluated)
-    if not samples or any(row.flops is None for row in evaluated):
-        return None
-    return sum(row.flops_by_purpose.get(name, 0) for row in evaluated for name in ANSWERING) / samples
+def _made(store: Store, jobs: Iterable[Job]) -> set[str]:
+    """Keys of outputs that are stored, and of those that they rest on, which may have been lost since."""
+    inputs = {job.key: [key for keys in job.inputs.values() for key in keys] for job in jobs}
+    made: set[str] = set()
+    left = [key for key in inputs if store.is_committed(key)]
+    while left:
+        key = left.pop()
+        if key not in made:
+            made.add(key)
+            left += inputs.get(key, [])
+    return made
 
 
 def _row(where: _Where, reference: int | None, shards: Sequence[tuple[Job, Mapping[str, float]]]) -> ComputeRow:
-    def seconds(name: str) -> float:
-        return round(sum(cost.get(name, 0) * job.devices for job, cost in shards), 3)
+    def whole(name: str) -> int | None:
+        found = total(cost.get(name) for _, cost in shards)
+        return None if found is None else int(found)
+
+    def seconds(name: str) -> float | None:
+        found = total(cost[name] * job.devices if name in cost else None for job, cost in shards)
+        return None if found is None else round(found, 3)
 
     purposes = sorted({name for _, cost in shards for name in cost if name.startswith(f"{FLOPS}/")})
     return ComputeRow(
         *where,
-        int(sum(cost.get("tokens", 0) for _, cost in shards)),
+        whole("tokens"),
         seconds("run_s"),
         seconds("load_s"),
-        sum(job.samples for job, _ in shards),
-        None if any(FLOPS not in cost for _, cost in shards) else sum(cost[FLOPS] for _, cost in shards),
+        whole(ANSWERS),
+        total(cost.get(FLOPS) for _, cost in shards),
         {name.partition("/")[2]: sum(cost.get(name, 0) for _, cost in shards) for name in purposes},
         reference=reference,
     )

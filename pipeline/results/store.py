@@ -46,6 +46,8 @@ NOT_STORED = "not stored"
 KEY = re.compile(r"[0-9a-f]{40,64}")
 _TRIES = 10
 COSTS = ".costs"
+ANSWERS = "answers"
+"""Of an output, in what it took to make: completions that an evaluation gives."""
 FLOPS = "flops"
 """Of an output, in what it took to make; each purpose of theirs has a part, as in ``flops/training``."""
 _Cost = Annotated[float, Meta(ge=0, le=1e30)]

@@ -189,6 +189,7 @@ class _Gang:
         self.work.load_s += first.load_s
         # Each rank counts what all of them do together.
         self.work.samples, self.work.tokens, self.work.flops = first.samples, first.tokens, first.flops
+        self.work.answers = first.answers
         peaks = [rank.said.peak_mb for rank in self.ranks if isinstance(rank.said, JobFinished)]
         self.work.peak_mb = max((peak for peak in peaks if peak is not None), default=None)
 

@@ -152,6 +152,8 @@ class JobFinished:
     """Seconds from start to commit, loading included."""
     samples: Count
     tokens: Count
+    answers: Count = 0
+    """Completions that an evaluation gives."""
     flops: Annotated[Mapping[Line, Flops], Meta(max_length=100)] = field(default_factory=dict)
     """What was computed, by purpose."""
     peak_mb: Count | None = None

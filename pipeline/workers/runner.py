@@ -20,7 +20,7 @@ from pipeline.config.place import own_place
 from pipeline.errors import DamagedOutput, GangError, JobError, PipelineError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.results.outputs import check_output
-from pipeline.results.store import FLOPS, Store
+from pipeline.results.store import ANSWERS, FLOPS, Store
 from pipeline.results.verified import Verified
 from pipeline.workers.changed import ProcessState
 from pipeline.workers.copies import contained
@@ -253,7 +253,7 @@ def _about(order: RunJob, device: str) -> dict[str, str]:
 def _cost(work: Work, start: float) -> dict[str, float]:
     run_s = round(time.monotonic() - start, 3)
     flops = {f"{FLOPS}/{purpose}": count for purpose, count in work.flops.items()}
-    counts = {"samples": work.samples, "tokens": work.tokens, FLOPS: sum(flops.values()), **flops}
+    counts = {"tokens": work.tokens, ANSWERS: work.answers, FLOPS: sum(flops.values()), **flops}
     return {"run_s": run_s, "load_s": round(work.load_s, 3), **counts}
 
 
@@ -284,6 +284,7 @@ def finished(order: RunJob, work: Work, start: float) -> JobFinished:
         run_s=round(time.monotonic() - start, 6),
         samples=work.samples,
         tokens=work.tokens,
+        answers=work.answers,
         flops=work.flops,
         peak_mb=peak_mb(work.device) if work.peak_mb is None else work.peak_mb,
     )

@@ -39,6 +39,7 @@ class Work:
         load_s: Seconds spent in `loading`, for the accounting of device time.
         samples: Samples reported last.
         tokens: Tokens reported last.
+        answers: Completions that an evaluation gives; 0 where the job does not count them.
         flops: FLOPs of the whole job, by what they went into; empty where the job does not count them.
         shared: Whether other jobs may run on the device meanwhile. If memory runs out then, the job is to fail
             rather than to do with less: it is tried again with the device to itself, and comes out the same.
@@ -63,6 +64,7 @@ class Work:
     load_s: float = 0.0
     samples: int = 0
     tokens: int = 0
+    answers: int = 0
     flops: Mapping[str, float] = field(default_factory=dict)
     shared: bool = False
     peak_mb: int | None = None
@@ -86,6 +88,7 @@ class Work:
             ValueError: One of them is negative, or larger than any count.
         """
         self.samples, self.tokens = _count("samples", self.samples), _count("tokens", self.tokens)
+        self.answers = _count("answers", self.answers)
         self.peak_mb = None if self.peak_mb is None else _count("peak_mb", self.peak_mb)
         self.held_mb = None if self.held_mb is None else _count("held_mb", self.held_mb)
         self.flops = {str(purpose): float(count) for purpose, count in self.flops.items()}

@@ -67,22 +67,27 @@ def main_job(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("main_job")
 def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> None:
     output_dir = tmp_path / "outputs"
-    assert "Not looked at before the run: the rows of jsonl." in run_here(
-        output_dir, *settings(files), "dry_run=true"
-    )
-    printed = run_here(output_dir, *settings(files), "stage=prepare")
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join((files / "sums.jsonl").read_text().splitlines(keepends=True)[:20]))
+    more = ["datasets.jsonl.test_size=30", "evaluation.num_prompts=30", "evaluation.num_samples=2"]  # there are 20
+    asked = [*settings(files), f"datasets.jsonl.test_path={few}", *more]
+    assert "Not looked at before the run: the rows of jsonl." in run_here(output_dir, *asked, "dry_run=true")
+    printed = run_here(output_dir, *asked, "stage=prepare")
     done = events(output_dir, "JobFinished")
     assert sorted(name.rsplit("/", 1)[1] for name in done) == ["prepare", "tokenize", "train"]
     assert "prepared" in printed
-    run_here(output_dir, *settings(files))
+    run_here(output_dir, *asked)
     later = events(output_dir, "JobStarted")
     assert later
     assert not {name for name in later if "/dataset/" in name}
     rows = json.loads(results(output_dir)[0])["rows"]
     assert {row["algo"] for row in rows} == {"reference", "QSharp"}
-    compute = json.loads((output_dir / "t" / "latest" / "compute.json").read_bytes())["rows"]
+    found = json.loads((output_dir / "t" / "latest" / "compute.json").read_bytes())
+    compute = found["rows"]
     assert {row["stage"] for row in compute} >= {"prepare", "tokenize", "generate", "train", "evaluate"}
     assert all(row["tokens"] > 0 for row in compute if row["stage"] in ("generate", "evaluate"))
+    assert {row["answers"] for row in compute if row["stage"] == "evaluate"} == {20 * 2}
+    assert {row["algo"] for row in found["costs"] if row["answer"] > 0} == {"reference", "QSharp"}
 
 
 @pytest.mark.usefixtures("main_job")

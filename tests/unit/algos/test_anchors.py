@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import GPT2LMHeadModel
 
+from pipeline.algos import anchors, text
 from pipeline.config.load import load_config
 from pipeline.datasets.registry import load_dataset
 from pipeline.evaluation.metrics import read_samples
 from pipeline.evaluation.optimum import optimum, read_log_right
-from pipeline.models.flops import continued, model_cost, whole_texts
+from pipeline.generation.policy import TextPolicy
+from pipeline.models.flops import Purpose, answered, continued, metered, model_cost, spend, whole_texts
 from pipeline.models.load import load_policy, load_tokenizer
 from pipeline.plan.build import build_plan
 from pipeline.results.prompts import read_prompts
@@ -56,7 +59,7 @@ class Reference(Chains):
     """The jobs of the reference alone, those that are not there yet."""
 
     def __init__(self, root: Path, *overrides: str) -> None:
-        self.root, self.memory, self.flops, self.tokens = root, {}, {}, {}
+        self.root, self.memory, self.flops, self.tokens, self.answers, self.told = root, {}, {}, {}, {}, {}
         small = [each for each in SMALL if "model=[hf]" not in overrides or "models.tiny" not in each]
         config = load_config([*small, *overrides])
         self.plan = build_plan(config, models=read_models(config))
@@ -193,7 +196,11 @@ def test_where_it_is_not_exact_there_is_none_and_the_log_says_why(
 
 
 def test_a_model_of_ones_own_has_an_optimum_where_its_tokenizer_is_made_for_the_dataset(
-    root: Path, chains: Chains, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path,
+    chains: Chains,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (folder,) = chains.folders("reference", 0, "train")
     own = ["model=[hf]", "datasets.addition.reward=exact_match"]
@@ -204,8 +211,13 @@ def test_a_model_of_ones_own_has_an_optimum_where_its_tokenizer_is_made_for_the_
     model.resize_token_embeddings(14, mean_resizing=False)
     model.save_pretrained(tmp_path / "more")
     tokenizer.save_pretrained(tmp_path / "more")
-    more = Reference(root, *own, f"models.hf.path={tmp_path / 'more'}").metrics("reference", 0)
+    written, write = [], TextPolicy.text
+    with monkeypatch.context() as patched:
+        patched.setattr(TextPolicy, "text", lambda *given: written.append(given[1]) or write(*given))
+        more = Reference(root, *own, f"models.hf.path={tmp_path / 'more'}").metrics("reference", 0)
     assert "by a tokenizer made for the dataset" in capsys.readouterr().out
+    assert written
+    assert [[token] for token in range(14)] not in written  # a pretrained one has 100,000 tokens and more
     assert not [name for name in more if name.startswith("optimum/")]
 
 
@@ -219,3 +231,41 @@ def test_an_answer_of_the_reference_costs_what_a_sample_costs(chains: Chains) ->
         np.array([prompts[sample.row] for sample in samples]), np.array([sample.tokens - 1 for sample in samples])
     )
     assert sum(chains.flops[job.id]["decoding"] for job in jobs) == cost.forward(read)
+    assert sum(chains.answers[job.id] for job in jobs) == len(samples)
+
+
+@pytest.mark.parametrize(
+    ("algo", "number", "stage", "passes"),
+    [("reference", 0, "evaluate", 3 + 1), ("QSharp", 1, "sweep", 3 * 3), ("QSharp", 1, "evaluate", 3)],
+    ids=["samples and greedy", "every strength", "samples"],
+)
+def test_progress_goes_on_to_the_end_of_the_job(
+    chains: Chains, algo: str, number: int, stage: str, passes: int
+) -> None:
+    """A job is as far as it says it is; its last shard has fewer prompts than the others."""
+    jobs = [job for job in chains.plan.jobs.values() if (job.algo, job.round, job.stage) == (algo, number, stage)]
+    assert len(jobs) == 2
+    rows = {"sweep": 8}.get(stage, 12)
+    for job, count in zip(jobs, (7, rows - 7), strict=True):
+        told = chains.told[job.id]
+        assert {whole for _, whole, _ in told} == {count * passes}
+        assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+        assert [tokens for _, _, tokens in told] == sorted(tokens for _, _, tokens in told)
+        assert told[-1][0] == count * passes
+
+
+def test_a_reward_model_that_scores_greedy_completions_is_no_scoring(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def evaluated(*_: Any, **__: Any) -> text.Drawn:
+        for number, purpose in enumerate(get_args(Purpose)):
+            spend(purpose, 10**number)
+        answered(7)
+        return text.NOTHING
+
+    monkeypatch.setattr(text, "evaluate", evaluated)
+    monkeypatch.setattr(text, "reference_policy", lambda *_, **__: None)
+    with metered() as meter:
+        anchors.evaluate_greedy(SimpleNamespace(out=tmp_path), None, text.NOTHING)  # type: ignore[arg-type]
+    assert meter.flops == {"scoring": 111, "rewards": 1000, "training": 10000}
+    assert meter.answers == 0

@@ -59,6 +59,8 @@ class Chains:
         self.memory: dict[str, Any] = {}
         self.flops: dict[str, Mapping[str, float]] = {}
         self.tokens: dict[str, int] = {}
+        self.answers: dict[str, int] = {}
+        self.told: dict[str, list[tuple[int, int, int]]] = {}
         done: set[str] = set()
         while len(done) < len(self.plan.jobs):
             ready = [job for job in self.plan.jobs.values() if job.id not in done and self.sources(job) <= done]
@@ -73,6 +75,7 @@ class Chains:
     def run(self, job: Job) -> None:
         out = self.root / job.key
         out.mkdir(parents=True)
+        told = self.told[job.id] = []
         inputs = {name: tuple(self.root / key for key in keys) for name, keys in job.inputs.items()}
         work = Work(
             job_id=job.id,
@@ -84,10 +87,10 @@ class Chains:
             checkpoints=self.root / ".checkpoints" / job.key,
             hints=self.root / ".hints",
             memory=self.memory,
-            report=lambda done, total, tokens: None,
+            report=lambda done, total, tokens: told.append((done, total, tokens)),
         )
         run_stage(work)
-        self.flops[job.id], self.tokens[job.key] = work.flops, work.tokens
+        self.flops[job.id], self.tokens[job.key], self.answers[job.id] = work.flops, work.tokens, work.answers
 
     def folders(self, algo: str, number: int, stage: str) -> list[Path]:
         return [

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.evaluation.budgets import at_budgets
 from pipeline.evaluation.fronts import fronts
-from pipeline.results.compute import ComputeRow
+from pipeline.results.compute import CostRow
 from pipeline.results.record import PooledRow
 from tests.doubles.pooled import pooled_row
 
@@ -84,30 +84,25 @@ def test_a_method_with_one_setting_is_no_front() -> None:
     assert fronts([*REFERENCE, *point("SFT", 1.0, 0.7)], [1.0], "test") == ([], [])
 
 
-def spent(algo: str, number: int, flops: float | None, stage: str = "train", seed: int = 0) -> ComputeRow:
-    return ComputeRow("addition", "tiny", algo, seed, number, stage, 1, 1.0, 0.0, 0, flops)
+def spent(algo: str, number: int, flops: float | None) -> CostRow:
+    where = {"dataset": "addition", "model": "tiny"}
+    return CostRow(**where, algo=algo, round=number, flops=flops, answer=None, device_s=1.0)
 
 
 def test_methods_are_compared_after_the_last_round_within_a_budget() -> None:
     pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1), *point("DPO", 1.0, 0.7), *point("SFT", 0.2, 0.5, 1)]
-    compute = [
-        *(spent("DPO", number, 100.0, seed=seed) for number in (1, 2) for seed in (0, 1)),
-        *(spent("DPO", 1, 50.0, "generate", seed) for seed in (0, 1)),
-        spent("DPO", 1, 1e9, "evaluate"),
-        spent("SFT", 1, 300.0),
-        spent("reference", 0, 1.0),
-    ]
-    rows = at_budgets(pooled, compute, [400, 200, 10])
+    costs = [spent("DPO", 1, 150), spent("DPO", 2, 250), spent("SFT", 1, 300), spent("reference", 0, 1)]
+    rows = at_budgets(pooled, costs, [400, 200, 10])
     assert [(row.budget, row.algo, row.round, row.flops, row.value, row.kl) for row in rows] == [
         (10, "DPO", None, None, None, None),
         (10, "SFT", None, None, None, None),
-        (200, "DPO", 1, 150, 0.6, 0.5),  # both rounds would take 250
+        (200, "DPO", 1, 150, 0.6, 0.5),  # both rounds take 250
         (200, "SFT", None, None, None, None),
         (400, "DPO", 2, 250, 0.7, 1.0),
         (400, "SFT", 1, 300, 0.5, 0.2),
     ]
 
 
-def test_methods_that_were_not_counted_whole_are_at_no_budget() -> None:
+def test_methods_whose_flops_are_not_known_are_at_no_budget() -> None:
     pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1)]
-    assert at_budgets(pooled, [spent("DPO", 1, None), spent("DPO", 1, 5.0, "generate")], [1e9]) == []
+    assert at_budgets(pooled, [spent("DPO", 1, None)], [1e9]) == []

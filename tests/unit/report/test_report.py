@@ -13,7 +13,7 @@ from pipeline.report.live import PlainLines, make_reporter
 from pipeline.report.screen import headline, screen
 from pipeline.report.tables import result_tables
 from pipeline.report.words import duration, interval, rate, si
-from pipeline.results.compute import ComputeRow
+from pipeline.results.compute import CostRow
 from pipeline.results.record import Comparison, PooledRow, Results
 from pipeline.results.status import CellStatus, RunStatus, WorkerStatus
 from pipeline.terminal.console import Terminal
@@ -206,31 +206,19 @@ def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
     assert len(result_tables(Results(rows=[], pooled=rows))) == 2
 
 
-def test_costs_are_the_mean_over_chains() -> None:
-    spent = [
-        ComputeRow("addition", "tiny", "PITA", seed, 1, *row, reference=reference)
-        for reference in (0, 1)
-        for seed in range(3)
-        for row in (
-            ("generate", 3, 4.0, 0.0, 10, 5e8, {"decoding": 5e8}),
-            ("train", 3, 5.0, 0.0, 0, (1 + seed) * 1e9, {"training": (1 + seed) * 1e9}),
-            ("evaluate", 3, 5.0, 0.0, 10, 9e9, {"decoding": 1e9, "guidance": 2e9, "scoring": 6e9}),
-            ("sweep", 3, 5.0, 0.0, 10, 9e9, {"decoding": 9e9}),
-        )
-    ]
-    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), spent)
+def test_what_a_method_takes_stands_beside_its_results() -> None:
+    where = {"dataset": "addition", "model": "tiny", "algo": "PITA", "round": 1}
+    costs = [CostRow(**where, flops=2.5e9, answer=3e8, device_s=9.0)]
+    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), costs)
     assert re.search(r" 2.50 G +300 M .* 9.0 ", text_of(table))
 
 
-def test_flops_that_were_not_counted_are_left_out() -> None:
-    """An output of an earlier version does not say; the sum of the others would be too small."""
-    spent = [
-        ComputeRow("addition", "tiny", "PITA", 0, 1, "train", 3, 4.0, 0.0, 0, 1e9),
-        ComputeRow("addition", "tiny", "PITA", 1, 1, "train", 3, 4.0, 0.0),
-    ]
-    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), spent)
-    assert "1.00 G" not in text_of(table)
-    assert " 4.0 " in text_of(table)
+def test_what_is_not_known_of_costs_is_left_out() -> None:
+    where = {"dataset": "addition", "model": "tiny", "algo": "PITA", "round": 1}
+    costs = [CostRow(**where, flops=None, answer=None, device_s=None)]
+    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), costs)
+    assert "FLOPs" in text_of(table)
+    assert "None" not in text_of(table)
 
 
 @pytest.mark.parametrize(

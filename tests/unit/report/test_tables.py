@@ -21,7 +21,7 @@ from pipeline.report.status import Glance, overview_table
 from pipeline.report.store import garbage_table, usage_table
 from pipeline.report.tables import result_tables
 from pipeline.results.collect import Garbage, GarbageKind
-from pipeline.results.compute import ComputeRow
+from pipeline.results.compute import CostRow
 from pipeline.results.contents import OutputKind, Space, Usage
 from pipeline.results.record import Results
 from pipeline.results.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
@@ -44,8 +44,8 @@ def printed(thing: RenderableType, width: int, *, color: bool = False) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def results(algos: list[str], scale: float = 1.0, primary: str = "pass@1") -> tuple[Results, list[ComputeRow]]:
-    rows, compute, tested = [], [], []
+def results(algos: list[str], scale: float = 1.0, primary: str = "pass@1") -> tuple[Results, list[CostRow]]:
+    rows, costs, tested = [], [], []
     for number, algo in enumerate(["reference", *algos]):
         for turn in (0,) if algo == "reference" else (1, 2):
             value = scale * (0.1 + 0.05 * number + 0.01 * turn)
@@ -58,12 +58,11 @@ def results(algos: list[str], scale: float = 1.0, primary: str = "pass@1") -> tu
                 pooled_row(algo, turn, 0.015, metric="kl_per_token", **bare),
                 pooled_row(algo, turn, 212.3, metric="length", **bare),
             ]
-            at = ("gsm8k", MODEL, algo, 0, turn)
-            compute.append(ComputeRow(*at, "train", 1_234_567, 3456.78, 1.0, 0, 1.23e18))
-            compute.append(ComputeRow(*at, "evaluate", 1, 1.0, 1.0, 10, 4.5e14, {"decoding": 4.5e14}))
+            at = {"dataset": "gsm8k", "model": MODEL, "algo": algo, "round": turn}
+            costs.append(CostRow(**at, flops=1.23e18, answer=4.5e13, device_s=3456.78))
         if algo != "reference":
             tested.append(comparison(algo, dataset="gsm8k", model=MODEL))
-    return Results(rows=[], pooled=rows, comparisons=tested), compute
+    return Results(rows=[], pooled=rows, comparisons=tested), costs
 
 
 def result_text(width: int, algos: list[str], scale: float = 1.0) -> str:
@@ -103,12 +102,12 @@ def test_what_goes_to_a_file_has_every_column_and_every_name_in_full() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_tables_of_one_run_have_equally_wide_columns(width: int) -> None:
-    found, compute = results(["PITA"])
+    found, costs = results(["PITA"])
     others = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", n=7) for row in found.pooled]
-    costs = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", device_s=1e6) for row in compute]
+    more = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", device_s=1e6) for row in costs]
     both = [
         printed(table, width).splitlines()[2]
-        for table in result_tables(replace(found, pooled=[*found.pooled, *others]), compute + costs)
+        for table in result_tables(replace(found, pooled=[*found.pooled, *others]), costs + more)
     ]
     assert both[0] == both[1]
 

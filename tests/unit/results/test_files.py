@@ -1,6 +1,7 @@
 """Run folders, journal, results and remembered durations."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -110,16 +111,49 @@ def test_rows_of_two_references_are_told_apart(tmp_path: Path) -> None:
     assert [(row.reference, row.tokens) for row in read_compute(tmp_path).rows] == spent
 
 
-def test_flops_of_shards_are_added_up_by_what_they_went_into(tmp_path: Path) -> None:
-    store, jobs = Store(tmp_path / "store"), []
-    for shard, cost in enumerate(({"flops": 5.0, "flops/training": 5.0}, {"flops": 0.0}, {"run_s": 1.0})):
-        jobs.append(replace(metrics_job("PITA", 1), key=f"{shard}".ljust(40, "0"), samples=10))
-        store_metrics(store, jobs[-1], 0.5)
-        store.note_cost(jobs[-1].key, cost)
-    (row,) = collect_compute(store, jobs[:2])
-    assert (row.flops, row.flops_by_purpose, row.samples) == (5.0, {"training": 5.0}, 20)
+def shards(store: Store, *costs: Mapping[str, float]) -> list[Job]:
+    """Jobs of one stage, whose outputs are stored and took what is given."""
+    jobs = [replace(metrics_job("PITA", 1), key=f"{at}".ljust(40, "0"), devices=2) for at in range(len(costs))]
+    for job, cost in zip(jobs, costs, strict=True):
+        store_metrics(store, job, 0.5)
+        store.note_cost(job.key, cost)
+    return jobs
+
+
+COST = {"run_s": 1.5, "load_s": 0.5, "tokens": 7, "answers": 3, "flops": 5.0, "flops/training": 5.0}
+
+
+def test_what_shards_took_is_added_up(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    other = {**COST, "answers": 1, "flops": 2.0, "flops/decoding": 2.0, "flops/training": 0.0}
+    (row,) = collect_compute(store, shards(store, COST, other))
+    assert (row.device_s, row.load_s, row.tokens, row.answers) == (6.0, 2.0, 14, 4)  # each holds two devices
+    assert (row.flops, row.flops_by_purpose) == (7.0, {"decoding": 2.0, "training": 5.0})
+
+
+def test_what_is_not_known_of_a_shard_is_not_known_of_its_stage(tmp_path: Path) -> None:
+    """The sum of the others would be too small."""
+    store = Store(tmp_path / "store")
+    jobs = shards(store, COST, {"run_s": 1.0, "load_s": 0.0, "tokens": 1})
     (row,) = collect_compute(store, jobs)
-    assert row.flops is None  # an earlier version has made one of them
+    assert (row.flops, row.answers) == (None, None)  # an earlier version has made one of them
+    assert (row.device_s, row.load_s, row.tokens) == (5.0, 1.0, 8)
+    (lost,) = (tmp_path / "store" / ".costs").glob(f"*/{jobs[0].key}.json")
+    lost.unlink()
+    (row,) = collect_compute(store, jobs)
+    assert (row.flops, row.answers, row.device_s, row.load_s, row.tokens) == (None, None, None, None, None)
+
+
+def test_what_a_stored_output_rests_on_counts_where_it_was_lost_since(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (measured,) = shards(store, COST)
+    lost, forgotten, failed = (
+        replace(measured, key=name.ljust(40, "0"), stage=name) for name in ("lost", "forgotten", "failed")
+    )
+    store.note_cost(lost.key, COST)
+    measured = replace(measured, inputs={"train": (lost.key,), "generate@so_far": (forgotten.key,)})
+    rows = collect_compute(store, [lost, forgotten, failed, measured])
+    assert {row.stage: row.flops for row in rows} == {"lost": 5.0, "forgotten": None, "metrics": 5.0}
 
 
 def test_results_of_versions_that_had_one_reference_can_be_read(tmp_path: Path) -> None:
