@@ -365,7 +365,8 @@ def _carry_out(
             config.rounds_of_training,
             config.evaluation,
         )
-        results = replace(results, common_eta=config.evaluation.common_eta)
+        asked = config.evaluation
+        results = replace(results, common_eta=asked.common_eta, split=asked.split)
         write_results(run, results)
         write_samples(run, store, plan.jobs.values(), tell)
         makers = collect_makers(store, plan.jobs.values())

@@ -8,7 +8,7 @@ from statistics import median
 
 from pipeline.report.words import count, interval, si, title
 from pipeline.results.compute import CostRow
-from pipeline.results.outputs import ETA
+from pipeline.results.outputs import ETA, SWEEP_SPLIT
 from pipeline.results.primary import primary_metric
 from pipeline.results.record import ENOUGH, REFERENCE, ByMetric, Comparison, PooledRow, Results
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
@@ -76,8 +76,8 @@ def result_tables(results: Results, costs: Iterable[CostRow] = (), label: str = 
     for place, cells in grouped.items():
         own = {at: spent[*place, *at] for at in cells if (*place, *at) in spent}
         tested = [one for one in results.comparisons if (one.dataset, one.model) == place]
-        headline = title(*place, *_sizes(cells), label)
-        tables.append(_table(headline, cells, tested, results.confidence, own, results.common_eta))
+        headline = title(*place, *_sizes(cells, results.split), label)
+        tables.append(_table(headline, cells, tested, own, results))
     align(tables)
     return tables
 
@@ -99,22 +99,22 @@ def about_bounds(algos: Iterable[str], so: str = "") -> list[str]:
     return [f"BestOfN: KL is an upper bound{f', so {so}' if so else ''}."]
 
 
-def _sizes(cells: Mapping[At, ByMetric]) -> list[str]:
+def _sizes(cells: Mapping[At, ByMetric], split: str | None) -> list[str]:
     """Numbers of references, seeds and prompts, without the prompts that strengths of guidance were tried on."""
     every = [row for cell in cells.values() for row in cell.values()]
     every = [row for row in every if f"/{ETA}" not in row.metric] or every
     references, seeds = max(row.references for row in every), max(row.seeds for row in every)
     crossed = [count(references, "reference")] if references > 1 else []
-    return [*crossed, count(seeds, "seed"), count(max(row.n for row in every), "prompt")]
+    prompt = f"{SWEEP_SPLIT} prompt" if split == SWEEP_SPLIT else "prompt"
+    return [*crossed, count(seeds, "seed"), count(max(row.n for row in every), prompt)]
 
 
 def _table(
     headline: str,
     cells: Mapping[At, ByMetric],
     comparisons: list[Comparison],
-    confidence: float,
     costs: Mapping[At, CostRow],
-    common_eta: float | None,
+    results: Results,
 ) -> FittedTable:
     metrics = _worth_showing(cells)
     valued = ([name for name, row in cell.items() if row.value is not None] for cell in cells.values())
@@ -122,10 +122,17 @@ def _table(
     metrics.sort(key=lambda name: name != primary)
     comparisons = [one for one in comparisons if one.metric in metrics[:1]]
     anchors = _anchors(cells)
-    about = [*_notes(cells, metrics, comparisons, confidence), *_about_anchors(anchors, metrics, common_eta)]
+    about = [*_notes(cells, metrics, comparisons, results.confidence)]
+    if chosen := _chosen(cells):
+        # A report on what was chosen by is of the luck of the choice too.
+        where = "the same prompts, which flatters" if results.split == SWEEP_SPLIT else f"{SWEEP_SPLIT} prompts"
+        about.append(f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}.")
+    about += _about_anchors(anchors, metrics, results.common_eta)
     about += about_bounds((algo for algo, _ in cells), _so(metrics))
     caption = "\n".join(about)
-    table = FittedTable(_columns(metrics, confidence, with_costs=bool(costs)), title=headline, caption=caption)
+    table = FittedTable(
+        _columns(metrics, results.confidence, with_costs=bool(costs)), title=headline, caption=caption
+    )
     p_values = {(one.first, one.round): one.p for one in comparisons if one.second == REFERENCE}
     last = ""
     for algo, number in sorted(cells, key=lambda at: (at[0] != REFERENCE, at)):
@@ -234,8 +241,6 @@ def _notes(
             f"{told} of {count(len(pairs), 'pair')} of methods {differ} at the level of {1 - confidence:.2g}: "
             "comparisons in results.json"
         )
-    if chosen := _chosen(cells):
-        yield f"evaluation.etas: chosen on validation prompts, {'; '.join(chosen)}."
 
 
 def _chosen(cells: Mapping[At, ByMetric]) -> list[str]:

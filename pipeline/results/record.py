@@ -256,6 +256,7 @@ class Results:
         comparisons: Of methods after the last round.
         confidence: Level of the intervals.
         common_eta: Weight of the divergence in J; None in results of earlier versions, which had no J.
+        split: Of the dataset, on which methods were evaluated; None in results of earlier versions.
         fronts: Points of methods that were run at several values of their settings.
         matched: What fronts reach at divergences that they have in common.
     """
@@ -265,6 +266,7 @@ class Results:
     comparisons: list[Comparison] = field(default_factory=list)
     confidence: Annotated[float, Meta(gt=0, lt=1)] = 0.95
     common_eta: Annotated[float, Meta(gt=0, le=1e100)] | None = None
+    split: str | None = None
     fronts: list[FrontRow] = field(default_factory=list)
     matched: list[MatchedRow] = field(default_factory=list)
 

@@ -120,6 +120,23 @@ def test_a_label_stands_in_the_titles() -> None:
 # -- the other tables ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("split", "prompts", "where"),
+    [
+        (None, "1,319 prompts", "on validation prompts, PITA"),
+        ("test", "1,319 prompts", "on validation prompts, PITA"),
+        ("validation", "1,319 validation prompts", "on the same prompts, which flatters, PITA"),
+    ],
+)
+def test_a_table_of_prompts_that_were_chosen_by_says_so(split: str | None, prompts: str, where: str) -> None:
+    found, _ = results(["PITA"])
+    chosen = replace(found.pooled[-1], metric="chosen/eta=0.3", value=1.0)
+    (table,) = result_tables(replace(found, pooled=[*found.pooled, chosen], split=split))
+    text = " ".join(printed(table, 120).split())
+    assert f"· {prompts} " in text
+    assert f"evaluation.etas: chosen {where} at eta=0.3." in text
+
+
 def plan() -> RenderableType:
     chains = [f"a_dataset_of_mine/{MODEL}/s0/{algo}" for algo in (*ALGOS, *LONG)]
     return plan_table(
