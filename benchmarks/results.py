@@ -190,13 +190,13 @@ PARTS = (
         "noisy_preferences",
         ("algos=[PITA]", "algos.PITA.preference=bradley_terry", "experiment.seeds=[0,1,2]", _THREE),
         methods,
-        10,
+        2,
     ),
     Part(
         "other_references",
         (f"algos=[{','.join(MAIN)}]", "models.tiny.seeds=[3,4,5,6,7,8,9]"),
         methods,
-        25,
+        12,
     ),
     Part(
         "fronts",
