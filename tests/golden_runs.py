@@ -52,6 +52,8 @@ ADDITION = (
     *(f"algos.{name}.{was}" for name in ("DPO", "Drawn") for was in ("learning_rate=2e-4", "epochs=1", "beta=1")),
     *(f"algos.{name}.learning_rate=2e-4" for name in ("GRPO", "Adapters", "Dapo")),
     *(f"algos.{name}.beta=0.04" for name in ("GRPO", "Adapters", "Clipped")),
+    *("algos.QSharp-HF." + was for was in ("learning_rate=1e-3", "head_learning_rate=0.03", "epochs=4")),
+    "algos.QSharp-HF.reward_model.learning_rate=1e-3",
     "algos.DPO.sft_weight=0.1",
     "algos.DPO.aggregate=false",
     "algos.QSharp-HF.atoms=12",  # one more than by default, which would be too coarse for eta=0.5

@@ -535,13 +535,19 @@ class PreferenceConfig:
 class QSharpHFConfig(QSharpConfig):
     """Q# on a reward that is learnt from preferences and standardised."""
 
+    batch_size: int = number(256, at_least=1, at_most=1_000_000)
+    learning_rate: float = number(1.2e-3, above=0, at_most=LARGEST_RATE)
+    head_learning_rate: float | None = number(
+        4.5e-2, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
+    )
+    epochs: int = number(3, at_least=1, at_most=1_000_000)
     eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
     atoms: int = number(11, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     value_min: float = number(-2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """In standard deviations of the learnt reward; what lies outside is clipped."""
     value_max: float = number(2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
-    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    reward_model: RewardModelConfig = field(default_factory=lambda: RewardModelConfig(learning_rate=3.3e-4))
 
 
 @dataclass(kw_only=True)
