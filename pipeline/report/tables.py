@@ -301,7 +301,11 @@ def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
     scopes = {scope for row in rows for scope in (row.over, row.difference_over) if scope}
     if scopes == {"policies"}:
         which = "this one policy" if max(row.seeds * row.references for row in rows) == 1 else "these policies"
-        return f"Intervals: noise of evaluating {which}; {ENOUGH} seeds or more tell what another seed would give."
+        few_seeds = min(_least(row, "seeds") for row in rows) < ENOUGH
+        more = (
+            f"{ENOUGH} seeds or more tell" if few_seeds else "seeds and prompts that all say the same do not tell"
+        )
+        return f"Intervals: noise of evaluating {which}; {more} what another seed would give."
     few = [
         f"{algo} round {number}"
         for (algo, number), row in sorted(shown.items())

@@ -191,7 +191,7 @@ class FrontRow:
         ci_low: Lower end of its interval.
         ci_high: Upper end.
         is_best: Whether no other point of the front has at least its value at no more divergence.
-        over: What the intervals hold for.
+        over: What the interval of the value holds for.
         references: Number of references.
         seeds: Number of seeds.
         n: Prompts.

@@ -64,7 +64,11 @@ def test_p_values_stand_in_the_last_round_alone() -> None:
     ("fields", "said"),
     [
         ({"over": "policies", "seeds": 1}, "noise of evaluating this one policy"),
-        ({"over": "policies", "seeds": 2}, "noise of evaluating these policies"),
+        ({"over": "policies", "seeds": 2}, "noise of evaluating these policies; 3 seeds or more tell what"),
+        (
+            {"over": "policies", "seeds": 3},
+            "these policies; seeds and prompts that all say the same do not tell what",
+        ),
         ({"over": "seeds"}, "hold for other seeds, conditional on this model"),
         ({"over": "seeds", "references": 2}, "hold for other seeds, conditional on these 2 references"),
         ({"over": "references", "references": 3}, "hold for other seeds and other references"),
