@@ -120,6 +120,17 @@ def test_numbers_that_rest_on_a_bound_are_named(metrics: list[str], said: str) -
     assert "bound" not in text("DPO")
 
 
+def test_a_bound_is_named_by_what_results_say_and_by_no_name() -> None:
+    rows = [pooled_row(algo, 1) for algo in ("reference", "BestOfN", "Mine@n=2", "Yours")]
+
+    def lines(bounded: list[str]) -> list[str]:
+        (table,) = result_tables(Results(rows=[], pooled=rows, bounded=bounded))
+        return [line.strip() for line in text_of(table).splitlines()]
+
+    assert "Mine, Yours: KL is an upper bound." in lines(["Elsewhere", "Mine", "Yours"])
+    assert not any("bound" in line for line in lines([]))
+
+
 def anchored(*, optimum: bool = True) -> Results:
     values = {
         "pass@1": 0.481, "pass@4": 0.9, "pass@16": 0.95, "kl_per_sequence": 0.0, "regularized_reward": 0.481,
