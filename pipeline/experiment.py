@@ -16,6 +16,7 @@ from rich.console import Console
 
 from pipeline import arithmetic
 from pipeline.algos.prepare import PREPARE
+from pipeline.algos.registry import with_bounded_kl
 from pipeline.config.candidates import candidates_note
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
@@ -366,7 +367,8 @@ def _carry_out(
             config.evaluation,
         )
         asked = config.evaluation
-        results = replace(results, common_eta=asked.common_eta, split=asked.split)
+        bounded = with_bounded_kl(config)
+        results = replace(results, common_eta=asked.common_eta, split=asked.split, bounded=bounded)
         write_results(run, results)
         write_samples(run, store, plan.jobs.values(), tell)
         makers = collect_makers(store, plan.jobs.values())
@@ -596,7 +598,7 @@ def print_results(console: Console, results: Results, run: RunFolder, label: str
         results = _of_an_earlier_version(results)
     compute = read_compute(run.path)
     tables = result_tables(results, compute.costs, label)
-    for table in (*tables, *front_tables(results, label), *budget_tables(compute.budgets, label)):
+    for table in (*tables, *front_tables(results, label), *budget_tables(compute.budgets, results, label)):
         console.print()
         console.print(table)
     if not results.rows:

@@ -200,6 +200,8 @@ class Algorithm:
     stages: ClassVar[tuple[Stage, ...]]
     config_class: ClassVar[type[AlgoConfig]] = AlgoConfig
     """Settings under ``algos.<name>``."""
+    kl_is_bound: ClassVar[bool] = False
+    """Whether the divergence that its evaluation tells is an upper bound, not exact; said below tables."""
 
 
 DATASET, PROMPTS = "dataset", "prompts"

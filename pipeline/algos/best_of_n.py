@@ -32,6 +32,7 @@ class BestOfN(Algorithm):
 
     name: ClassVar[str] = "BestOfN"
     config_class: ClassVar[type[AlgoConfig]] = BestOfNConfig
+    kl_is_bound: ClassVar[bool] = True
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
             "generate",

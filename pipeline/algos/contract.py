@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError, unknown_name
 _SECTIONS = get_args(Section)
 _SHARDS = ("train", "eval", None)
 _ROUNDS = get_args(get_type_hints(Read)["rounds"])
-_RESERVED = {"name", "version", "stages", "config_class"}
+_RESERVED = {"name", "version", "stages", "config_class", "kl_is_bound"}
 _EXAMPLE = "stages = (Stage('train'), Stage('evaluate', shards='eval', reads=(Read('train'),)), METRICS)"
 
 
@@ -56,6 +56,8 @@ def _attributes(kind: type[Algorithm]) -> Iterator[str]:
         yield f"it has no name; add the line: name = '{kind.__name__}'"
     if not isinstance(version, int) or isinstance(version, bool):
         yield f"its version is {version!r}, but must be a whole number"
+    if not isinstance(bound := getattr(kind, "kl_is_bound", None), bool):
+        yield f"its kl_is_bound is {bound!r}, but must be True or False"
     stages = getattr(kind, "stages", None)
     if stages is None:
         yield f"it has no stages; add a line such as: {_EXAMPLE}"

@@ -41,7 +41,7 @@ class PITA(ValueGuidedAlgorithms):
 
         algo = ctx.config.algo
         assert isinstance(algo, PITAConfig)
-        rollouts = Rollouts(ctx, dataset, roll_in)
+        rollouts = Rollouts(ctx, dataset, roll_in, finishes=2)
         cuts = rollouts.cut()
         prefixes = [tokens[:cut] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
         first_stream = None if algo.pairing is Pairing.greedy else "first"

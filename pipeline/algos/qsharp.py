@@ -69,7 +69,7 @@ class QSharp(ValueGuidedAlgorithms):
         from pipeline.results.outputs import Tally
         from pipeline.training.sequences import Sequences
 
-        rollouts = Rollouts(ctx, dataset, roll_in)
+        rollouts = Rollouts(ctx, dataset, roll_in, finishes=1)
         # The cut is the last token of the prefix; it is labelled too, as its value was just sampled.
         cuts = rollouts.cut()
         prefixes = [tokens[: cut + 1] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]

@@ -47,7 +47,7 @@ class QSharpHF(QSharp):
         from pipeline.rewards.preference import UNDECIDED, decide
         from pipeline.training.sequences import Sequences
 
-        rollouts = Rollouts(ctx, dataset, roll_in)
+        rollouts = Rollouts(ctx, dataset, roll_in, finishes=2)
         cuts = rollouts.cut()
         prefixes = [tokens[:cut] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
         pair = [rollouts.finish(reference, prefixes, stream) for stream in ("first", "second")]

@@ -41,6 +41,12 @@ def planned_stages(kind: type[Algorithm], config: Config) -> list[Stage]:
     return [stage for stage in kind.stages if not stage.only_with or attrgetter(stage.only_with)(config)]
 
 
+def with_bounded_kl(config: Config) -> list[str]:
+    """Names of a request's algorithms whose divergence is an upper bound, without points of fronts; sorted."""
+    enabled = {point_of(name)[0]: algo.class_path for name, algo in config.algos.items() if algo.enabled}
+    return sorted(name for name, path in enabled.items() if load_algorithm(name, path).kl_is_bound)
+
+
 def known_algorithms() -> list[str]:
     """Names of the algorithms that ship, sorted."""
     return sorted(ALGORITHMS)

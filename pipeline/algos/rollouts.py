@@ -27,17 +27,23 @@ class Rollouts:
         tokens: The roll-in's token ids.
     """
 
-    def __init__(self, ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> None:
-        """Sample the roll-ins by the current policy."""
+    def __init__(self, ctx: JobContext, dataset: Dataset, policy: TextPolicy, *, finishes: int = 0) -> None:
+        """Sample the roll-ins by the current policy.
+
+        Args:
+            ctx: Of the stage.
+            dataset: Of the chain.
+            policy: That samples.
+            finishes: How often `finish` will be called: progress counts the roll-ins once more for each.
+        """
         self._ctx = ctx
         self._samples = ctx.config.data_collection.samples_per_example
         rows = round_rows(ctx, dataset)
         self._ids = row_ids(rows)
-        self._generated = 0
+        self._total = len(rows) * self._samples * (1 + finishes)
+        self._done = self._generated = 0
         encoded = encode(ctx, policy, rows)
-        decoded = policy.complete(encoded, self.keys("roll_in"), samples=self._samples, on_batch=self._report)
-        self._generated = sum(map(len, decoded.tokens))
-        self.tokens = decoded.tokens
+        self.tokens = self._complete(policy, encoded, self.keys("roll_in"), samples=self._samples)
         self.rows = [row for row in rows for _ in range(self._samples)]
         self.prompts = [prompt for prompt in encoded for _ in range(self._samples)]
 
@@ -76,15 +82,30 @@ class Rollouts:
         keys = None if stream is None else self.keys(stream).reshape(-1, 1)[open_ones]
         starts = [self.prompts[index] + list(prefixes[index]) for index in open_ones]
         budgets = np.array([limits[index] for index in open_ones], np.int64)
-        decoded = policy.complete(starts, keys, budgets=budgets, on_batch=self._report)
-        self._generated += sum(map(len, decoded.tokens))
+        self._done += len(prefixes) - len(open_ones)
+        self._report(0, 0)
         finished = [list(prefix) for prefix in prefixes]
-        for index, rest in zip(open_ones, decoded.tokens, strict=True):
+        for index, rest in zip(open_ones, self._complete(policy, starts, keys, budgets=budgets), strict=True):
             finished[index] += rest
         return finished
 
+    def _complete(
+        self,
+        policy: TextPolicy,
+        starts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int = 1,
+        budgets: NDArray[np.int64] | None = None,
+    ) -> list[list[int]]:
+        decoded = policy.complete(starts, keys, samples=samples, budgets=budgets, on_batch=self._report)
+        self._done += len(decoded.tokens)
+        self._generated += sum(map(len, decoded.tokens))
+        return decoded.tokens
+
     def _report(self, done: int, tokens: int) -> None:
-        self._ctx.progress(min(done, len(self._ids) * self._samples), tokens=self._generated + tokens)
+        done = min(self._done + done, self._total)
+        self._ctx.progress(done, total=self._total, tokens=self._generated + tokens)
 
 
 def tally_of_pairs(first: Scored, second: Scored, decided: NDArray[np.int8]) -> Tally:

@@ -38,6 +38,7 @@ class Run:
         value: What was given for it, as typed.
         name: Of the algorithm that the key belongs to, or of one of the points that it is run at; "" where it
             belongs to none.
+        in_front: Whether the value is that of the points of a front.
     """
 
     config: Config
@@ -45,6 +46,7 @@ class Run:
     key: tuple[str, ...]
     value: str
     name: str = ""
+    in_front: bool = False
 
     @property
     def algo(self) -> AlgoConfig | None:
@@ -113,7 +115,7 @@ RULES = (
     ),
     Rule(
         "algos.*.*",
-        lambda run: run.key[2] in settings_of(point_of(run.name)[1]),
+        lambda run: not run.in_front and run.key[2] in settings_of(point_of(run.name)[1]),
         "each point of algos.<NAME>.front has a value of its own",
     ),
     Rule("algos.*.num_workers", lambda _: True, "training data is in memory, and no processes load it"),
@@ -210,7 +212,9 @@ RULES = (
         "execution.backend=inline runs every job in one process",
     ),
 )
-"""The first that applies to a key speaks. A key of several points has an effect if it has one on any of them."""
+"""The first that applies to a key speaks. A key of several points has an effect if it has one on any of them.
+
+A front is not a key of its own here: each setting that it has values of is looked at."""
 
 
 def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
@@ -221,16 +225,27 @@ def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tup
         overrides: The settings of the command line.
         gpu: Whether the run uses GPUs.
     """
-    found = []
-    for key, value in _given(overrides):
-        parts = tuple(key.split("."))
-        rules = [
-            _rule(key, Run(config=config, gpu=gpu, key=parts, value=value, name=name))
-            for name in _points(config, parts) or [""]
-        ]
-        if rules[0] is not None and None not in rules:
-            found.append(f"{key}={value[:_SHOWN]} {rules[0].verdict}: {rules[0].reason}")
+    found: dict[str, None] = {}
+    for given, value in _given(overrides):
+        key = tuple(given.split("."))
+        swept = _settings_of_front(config, key)
+        for one, said in swept.items() or [(key, f"{given}={value[:_SHOWN]}")]:
+            rules = [
+                _rule(Run(config=config, gpu=gpu, key=one, value=value, name=name, in_front=bool(swept)))
+                for name in _points(config, key) or [""]
+            ]
+            if rules[0] is not None and None not in rules:
+                found[f"{said} {rules[0].verdict}: {rules[0].reason}"] = None
     return tuple(found)
+
+
+def _settings_of_front(config: Config, key: tuple[str, ...]) -> dict[tuple[str, ...], str]:
+    """The keys of settings that a key of a front gives values of, with what to call them; none for other keys."""
+    if key[0] != "algos" or key[2:3] != ("front",):
+        return {}
+    points = [settings_of(point_of(name)[1]) for name in _points(config, key)]
+    given = dict.fromkeys(setting for settings in points for setting in settings if key[3:4] in ((), (setting,)))
+    return {(*key[:2], setting): ".".join((*key[:3], setting)) for setting in given}
 
 
 def _points(config: Config, key: tuple[str, ...]) -> list[str]:
@@ -238,7 +253,8 @@ def _points(config: Config, key: tuple[str, ...]) -> list[str]:
     return [name for name in config.algos if key[0] == "algos" and key[1:2] in ((name,), (point_of(name)[0],))]
 
 
-def _rule(key: str, run: Run) -> Rule | None:
+def _rule(run: Run) -> Rule | None:
+    key = ".".join(run.key)
     return next((rule for rule in RULES if fnmatchcase(key, rule.pattern) and rule.idle(run)), None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.crossed import Floats, per_prompt
+from pipeline.evaluation.crossed import Floats, Spread, per_prompt
 from pipeline.evaluation.statistics import Ratios
 from pipeline.results.prompts import PromptMeasures
 from pipeline.results.record import ENOUGH, Scope
@@ -36,10 +36,17 @@ class Grid:
 
     @property
     def scope(self) -> Scope:
-        """What an interval over these chains holds for."""
+        """What an interval over these chains can hold for."""
         if len(self.seeds) < ENOUGH:
             return "policies"
         return "references" if len(self.references) >= ENOUGH else "seeds"
+
+    def scope_of(self, spread: Spread) -> Scope:
+        """What the interval of a mean over these chains holds for, be it of a level or of a difference.
+
+        Where neither seeds nor prompts differ in it, nothing tells what others would give.
+        """
+        return self.scope if spread.variance > 0 else "policies"
 
     def shaped(self, values: Floats) -> Floats:
         """Values of shape [C, P] as [R, S, P]."""

@@ -60,12 +60,12 @@ class Difference:
     @property
     def over(self) -> Scope:
         """What its interval and its test hold for."""
-        return "policies" if self.is_of_policies else self.grid.scope
+        return self.grid.scope_of(self.spread)
 
     @property
     def is_of_policies(self) -> bool:
         """Whether seeds tell nothing of it: they are few, or neither they nor prompts differ in it."""
-        return self.grid.scope == "policies" or bool(self.spread.variance == 0)
+        return self.over == "policies"
 
     def by_prompt(self) -> Floats:
         """The mean over chains, shape [P]."""

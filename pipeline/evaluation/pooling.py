@@ -109,7 +109,8 @@ def _level(group: Group, metric: str, confidence: float) -> _Number:
         values = group.stack.values(metric)
         if (spread := known_spread(values)) is not None:
             low, high = _interval(spread, metric, confidence)
-            return _Number(float(spread.value), low, high, group.grid.scope, group.grid, values.shape[-1])
+            over = group.grid.scope_of(spread)
+            return _Number(float(spread.value), low, high, over, group.grid, values.shape[-1])
     known = [row.value for row in own if row.value is not None]
     value = fmean(known) if known and len(known) == len(group.grid) else None
     ends = (own[0].ci_low, own[0].ci_high) if len(group.grid) == 1 else (None, None)

@@ -26,20 +26,27 @@ def front_tables(results: Results, label: str = "") -> list[FittedTable]:
     tables = []
     for (dataset, model), rows in groupby(results.fronts, key=lambda row: (row.dataset, row.model)):
         matched = [row for row in results.matched if (row.dataset, row.model) == (dataset, model)]
-        tables.append(_front_table(title(dataset, model, "fronts", label), list(rows), matched))
+        tables.append(_front_table(title(dataset, model, "fronts", label), list(rows), matched, results))
     return tables
 
 
-def budget_tables(rows: Iterable[BudgetRow], label: str = "") -> list[FittedTable]:
-    """One table for each dataset and model: every method at every training budget."""
+def budget_tables(rows: Iterable[BudgetRow], results: Results, label: str = "") -> list[FittedTable]:
+    """One table for each dataset and model: every method at every training budget.
+
+    Args:
+        rows: Methods at budgets.
+        results: Of the same run.
+        label: As for `result_tables`.
+    """
     tables = []
     for (dataset, model), own in groupby(rows, key=lambda row: (row.dataset, row.model)):
-        tables.append(_budget_table(title(dataset, model, "training budgets", label), list(own)))
+        tables.append(_budget_table(title(dataset, model, "training budgets", label), list(own), results))
     return tables
 
 
-def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow]) -> FittedTable:
+def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow], results: Results) -> FittedTable:
     heading = HEADINGS[rows[0].metric]
+    bounded = results.bounded_among(row.front for row in rows)
     table = FittedTable(
         [
             Column(heading="front", least=LEAST_NAME),
@@ -52,7 +59,7 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow])
             number_column("KL interval", 5),
         ],
         title=headline,
-        caption="\n".join([_HOW, *about_bounds((row.front for row in rows), "(matched) is a lower one")]),
+        caption="\n".join([_HOW, *about_bounds(bounded, "(matched) is a lower one")]),
     )
     for front, points in groupby(rows, key=lambda row: row.front):
         for row in points:
@@ -68,7 +75,7 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow])
     return table
 
 
-def _budget_table(headline: str, rows: list[BudgetRow]) -> FittedTable:
+def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> FittedTable:
     metric = next((row.metric for row in rows if row.metric), "")
     table = FittedTable(
         [
@@ -81,7 +88,7 @@ def _budget_table(headline: str, rows: list[BudgetRow]) -> FittedTable:
             number_column("KL/seq", 4),
         ],
         title=headline,
-        caption="\n".join([_WITHIN, *about_bounds(row.algo for row in rows)]),
+        caption="\n".join([_WITHIN, *about_bounds(results.bounded_among(row.algo for row in rows))]),
     )
     for budget, own in groupby(rows, key=lambda row: row.budget):
         for row in own:

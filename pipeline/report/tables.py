@@ -45,8 +45,6 @@ _PRIMARY_RANK = 2
 _SECOND_RANK = 7
 LEAST_NAME = 12
 """Cells to which names of methods may be cut."""
-_BOUNDED = re.compile(r"BestOfN(@.*)?")
-"""Whose divergence is an upper bound, at any point of its front; that of all others is exact."""
 _PASS = re.compile(r"pass@\d+")
 _SMALLEST_P = 0.001
 _MOST_FEW = 6
@@ -87,16 +85,16 @@ def number_column(heading: str, rank: int) -> Column:
     return Column(heading=heading, right=True, rank=rank)
 
 
-def about_bounds(algos: Iterable[str], so: str = "") -> list[str]:
+def about_bounds(bounded: list[str], so: str = "") -> list[str]:
     """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
 
     Args:
-        algos: The methods.
+        bounded: Methods of the table whose divergence is a bound.
         so: What follows for other numbers of the table.
     """
-    if not any(_BOUNDED.fullmatch(algo) for algo in algos):
+    if not bounded:
         return []
-    return [f"BestOfN: KL is an upper bound{f', so {so}' if so else ''}."]
+    return [f"{', '.join(_few(bounded, 'methods'))}: KL is an upper bound{f', so {so}' if so else ''}."]
 
 
 def _sizes(cells: Mapping[At, ByMetric], split: str | None) -> list[str]:
@@ -128,7 +126,7 @@ def _table(
         where = "the same prompts, which flatters" if results.split == SWEEP_SPLIT else f"{SWEEP_SPLIT} prompts"
         about.append(f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}.")
     about += _about_anchors(anchors, metrics, results.common_eta)
-    about += about_bounds((algo for algo, _ in cells), _so(metrics))
+    about += about_bounds(results.bounded_among(algo for algo, _ in cells), _so(metrics))
     caption = "\n".join(about)
     table = FittedTable(
         _columns(metrics, results.confidence, with_costs=bool(costs)), title=headline, caption=caption
@@ -301,7 +299,11 @@ def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
     scopes = {scope for row in rows for scope in (row.over, row.difference_over) if scope}
     if scopes == {"policies"}:
         which = "this one policy" if max(row.seeds * row.references for row in rows) == 1 else "these policies"
-        return f"Intervals: noise of evaluating {which}; {ENOUGH} seeds or more tell what another seed would give."
+        few_seeds = min(_least(row, "seeds") for row in rows) < ENOUGH
+        more = (
+            f"{ENOUGH} seeds or more tell" if few_seeds else "seeds and prompts that all say the same do not tell"
+        )
+        return f"Intervals: noise of evaluating {which}; {more} what another seed would give."
     few = [
         f"{algo} round {number}"
         for (algo, number), row in sorted(shown.items())

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from pipeline.config.fronts import point_of
 from pipeline.errors import StoreError
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.plan.job import Job
@@ -191,7 +192,7 @@ class FrontRow:
         ci_low: Lower end of its interval.
         ci_high: Upper end.
         is_best: Whether no other point of the front has at least its value at no more divergence.
-        over: What the intervals hold for.
+        over: What the interval of the value holds for.
         references: Number of references.
         seeds: Number of seeds.
         n: Prompts.
@@ -259,6 +260,8 @@ class Results:
         split: Of the dataset, on which methods were evaluated; None in results of earlier versions.
         fronts: Points of methods that were run at several values of their settings.
         matched: What fronts reach at divergences that they have in common.
+        bounded: Algorithms whose divergence is an upper bound, that of all others being exact. Earlier versions
+            did not tell, and had such a one under one name alone.
     """
 
     rows: list[ResultRow]
@@ -269,6 +272,11 @@ class Results:
     split: str | None = None
     fronts: list[FrontRow] = field(default_factory=list)
     matched: list[MatchedRow] = field(default_factory=list)
+    bounded: list[str] = field(default_factory=lambda: ["BestOfN"])
+
+    def bounded_among(self, algos: Iterable[str]) -> list[str]:
+        """Those of the algorithms, or of the ones whose points these are, whose divergence is an upper bound."""
+        return sorted({point_of(algo)[0] for algo in algos} & set(self.bounded))
 
 
 Place = tuple[str, str, int, str, int, int]

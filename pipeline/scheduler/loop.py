@@ -210,6 +210,8 @@ class _Run:
         """Jobs that another run was found computing."""
         self.start_s = self.next_status_s = clock()
         self.signals = signals
+        self.told_stop = self.ended_since = False
+        """Whether it was said what a signal means for the jobs that run; whether one has ended after it."""
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -260,16 +262,23 @@ class _Run:
 
     def _stop(self) -> None:
         self.parts.stopping = True
-        if self.signals.received:
-            running = [worker.job_id for worker in self.state.workers if worker.job_id]
-            log.warning("%s: no further job is started; waiting for %s", self.signals.received, running or "none")
-            self.on_stop(_stopping(self.signals.received, len(running), self.parts.settings.stop_grace_s))
+        self._tell_stop()
         self.signals.drain()
         try:
             # A second Ctrl-C skips the gentle steps.
             self.pool.stop(self._take, hurry=[self.signals.fileno()])
         finally:
             self.scratch.close()
+
+    def _tell_stop(self) -> None:
+        """Say once what a signal that has come means for the jobs that run."""
+        if not self.signals.received or self.told_stop:
+            return
+        self.told_stop = True
+        running = [worker.job_id for worker in self.state.workers if worker.job_id]
+        log.warning("%s: no further job is started; waiting for %s", self.signals.received, running or "none")
+        grace_s = self.parts.settings.stop_grace_s
+        self.on_stop(_stopping(self.signals.received, len(running), grace_s, ended=self.ended_since))
 
     def _halt(self) -> bool:
         self.parts.halted = self.parts.halted or self.account.broken
@@ -426,6 +435,9 @@ class _Run:
         if isinstance(message, JobStarted | JobProgress):
             # A worker that is this very process lets the loop run only here.
             self._show(self.next_status_s)
+            self._tell_stop()
+        elif isinstance(message, JobFinished | JobRaised | JobStopped):
+            self.ended_since |= self.signals.received is not None
 
     def _distrust(self, index: int, reason: str) -> None:
         """A worker has sent what no worker sends. That costs its attempt and nothing else."""
@@ -594,11 +606,11 @@ class _Run:
         )
 
 
-def _stopping(signal_name: str, running: int, grace_s: float) -> str:
-    """What happens now, and what a user can do about it."""
+def _stopping(signal_name: str, running: int, grace_s: float, *, ended: bool) -> str:
+    """What happens now, and what a user can do about it; `ended` where a job has ended since the signal came."""
     asked = "Ctrl-C" if signal_name == "SIGINT" else signal_name
     if not running:
-        return f"stopping on {asked}: no job is running"
+        return f"stopping on {asked}: no job is running{' any more' if ended else ''}"
     jobs = "1 job" if running == 1 else f"{running} jobs"
     return f"stopping on {asked}: waiting up to {grace_s:g} s for {jobs} to finish or save; {asked} again ends now"
 

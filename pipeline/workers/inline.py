@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pipeline import arithmetic, descendants
 from pipeline.devices.inventory import Device
 from pipeline.devices.visibility import describe_device, worker_environment
-from pipeline.workers.messages import FromWorker, RunJob, WorkerExited, WorkerReady
+from pipeline.workers.messages import FromWorker, JobStopped, RunJob, WorkerExited, WorkerReady
 from pipeline.workers.protocol import Deliver
 from pipeline.workers.reaper import Reaper
 from pipeline.workers.runner import JobRunner
@@ -98,7 +98,7 @@ class InlineWorker:
             deliver(self._runner.run(job))
         except KeyboardInterrupt:
             # The engine has seen the same signal and is about to stop the pool.
-            self._state = "interrupted"
+            deliver(JobStopped(job_id=job.job_id, attempt=job.attempt))
         finally:
             self._deliver = None
 

@@ -206,6 +206,22 @@ def report_slowly(work: Work) -> None:
         time.sleep(0.3)
 
 
+def interrupt_until_told(work: Work) -> None:
+    """Interrupt this very process, and report until the engine in it has said what that means."""
+    os.kill(os.getpid(), signal.SIGINT)
+    while not Path(work.payload["told"]).exists():
+        work.progress(1, 2)
+        time.sleep(0.01)
+
+
+def interrupt_and_end(work: Work) -> None:
+    """Interrupt this very process so many times; then save, where that was asked for, or finish."""
+    for _ in range(work.payload["times"]):
+        os.kill(os.getpid(), signal.SIGINT)
+    if work.payload["saves"]:
+        raise JobStopped("saved")
+
+
 def raise_keyboard_interrupt(work: Work) -> None:
     raise KeyboardInterrupt
 

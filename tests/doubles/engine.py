@@ -74,6 +74,7 @@ class Engine:
         stored: Iterable[str] = (),
         stop_grace_s: float = 2.0,
         watcher: Callable[[RunStatus], None] | None = None,
+        on_stop: Callable[[str], object] = lambda _: None,
         **settings: Any,
     ) -> Outcome:
         """Run jobs to the end and keep the journal.
@@ -89,6 +90,7 @@ class Engine:
             stored: Ids of jobs that need not run.
             stop_grace_s: Seconds for running jobs when the run is stopped.
             watcher: Gets snapshots.
+            on_stop: Told what a signal means for the jobs that run.
             settings: Further settings of `ExecutionConfig`.
         """
         self.runs += 1
@@ -119,6 +121,7 @@ class Engine:
                 layout=layout,
                 peaks=peaks,
                 on_status=watcher or self.statuses.append,
+                on_stop=on_stop,
             )
         finally:
             journal.close()

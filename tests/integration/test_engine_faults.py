@@ -133,6 +133,39 @@ def test_an_interrupted_run_stops_its_workers(
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
+def test_a_user_is_told_at_once_that_an_inline_job_is_waited_for(engine: Engine, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    jobs = job("slow", "interrupt_until_told", payload={"told": str(told)}), job("below", needs=["slow"])
+    outcome = engine.run(*jobs, backend=Backend.inline, stop_grace_s=60, on_stop=told.write_text)
+    assert told.read_text() == (
+        "stopping on Ctrl-C: waiting up to 60 s for 1 job to finish or save; Ctrl-C again ends now"
+    )
+    assert statuses(outcome) == {"slow": "done", "below": "ready"}
+
+
+@pytest.mark.parametrize(
+    ("times", "saves", "status"),
+    [(1, False, "done"), (1, True, "ready"), (2, False, "ready")],
+    ids=["finished", "saved", "broken off"],
+)
+def test_of_an_inline_job_that_has_ended_nobody_is_told_that_it_runs_or_that_none_did(
+    engine: Engine, times: int, saves: bool, status: str
+) -> None:
+    told: list[str] = []
+    payload = {"times": times, "saves": saves}
+    outcome = engine.run(
+        job("first", "interrupt_and_end", payload=payload),
+        job("below", needs=["first"]),
+        backend=Backend.inline,
+        stop_grace_s=60,
+        on_stop=told.append,
+    )
+    assert told == ["stopping on Ctrl-C: no job is running any more"]
+    assert outcome.interrupted == "SIGINT"
+    assert statuses(outcome)["first"] == status
+    assert engine.events("AttemptFailed") == []
+
+
 def test_under_nohup_the_terminal_may_close(engine: Engine) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what `nohup` does before it starts a program
     try:

@@ -14,7 +14,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.removal import remove
 from pipeline.results.paths import RunFolder
-from pipeline.results.record import ResultRow, Results, write_results
+from pipeline.results.record import ResultRow, Results, read_results, write_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
 
@@ -46,6 +46,13 @@ def test_where_nobody_reads_a_request_is_carried_out_all_the_same(nothing_to_do:
     assert experiment.run_experiment(nothing_to_do, Terminal(file=stream)) == 0
     os.close(writing)
     assert (Path(nothing_to_do.output_dir) / "x/latest/results.json").is_file()
+
+
+def test_results_name_the_algorithms_whose_divergence_is_a_bound(tmp_path: Path) -> None:
+    own = "algos.Mine.class_path=pipeline.algos.best_of_n.BestOfN"
+    asked = ["experiment.name=x", "stage=prepare", "device=cpu", f"output_dir={tmp_path}", "algos=[PITA]", own]
+    assert experiment.run_experiment(load_config(asked), Terminal(file=io.StringIO())) == 0
+    assert read_results(tmp_path / "x/latest/results.json").bounded == ["Mine"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2], ids=str)

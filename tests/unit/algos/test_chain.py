@@ -113,6 +113,19 @@ class Chains:
         }
 
 
+def collecting_goes_once_from_none_to_all(chains: Chains, algo: str, passes: int) -> None:
+    """The progress of stages that go over roll-ins so many times."""
+    each = chains.config.data_collection.samples_per_example
+    jobs = [job for job in chains.plan.jobs.values() if (job.algo, job.stage) == (algo, "generate")]
+    assert jobs
+    for job in jobs:
+        told, (first, last) = chains.told[job.id], job.payload["rows"]
+        assert {whole for _, whole, _ in told} == {(last - first) * each * passes}
+        assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+        assert [tokens for _, _, tokens in told] == sorted(tokens for _, _, tokens in told)
+        assert told[-1][0] == told[-1][1]
+
+
 @pytest.fixture(scope="module")
 def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
     return Chains(tmp_path_factory.mktemp("chains"))
@@ -130,6 +143,11 @@ def test_a_chain_ends_in_metrics_of_every_round(chains: Chains) -> None:
         assert found["truncated"] == 0
     assert chains.metrics("reference", 0)["kl_per_sequence"] == 0
     assert chains.metrics("QSharp", 1)["kl_per_sequence"] > 0
+
+
+@pytest.mark.parametrize(("algo", "passes"), [("PITA", 3), ("QSharp", 2)])
+def test_progress_of_collecting_begins_once(chains: Chains, algo: str, passes: int) -> None:
+    collecting_goes_once_from_none_to_all(chains, algo, passes)
 
 
 def test_the_same_bytes_in_another_order_and_another_process_history(chains: Chains, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pipeline.training.folds import prompt_folds
 from pipeline.training.reward_model import reward_scores
 from pipeline.training.samples import Samples
 from pipeline.training.sequences import Sequences
-from tests.unit.algos.test_chain import Chains
+from tests.unit.algos.test_chain import Chains, collecting_goes_once_from_none_to_all
 
 TRAINED = ("DPO", "GRPO", "GRPO-HF", "SFT")
 OTHERS = ("BestOfN", "CD", "QSharp-HF")
@@ -54,6 +54,11 @@ def test_a_chain_ends_in_metrics_of_every_round(chains: Chains, algo: str) -> No
         assert found["length"] == 4
         assert found["kl_per_sequence"] > 0
         assert "pass@1/vs_reference" in found
+
+
+@pytest.mark.parametrize(("algo", "passes"), [("CD", 2), ("QSharp-HF", 3)])
+def test_progress_of_collecting_begins_once(chains: Chains, algo: str, passes: int) -> None:
+    collecting_goes_once_from_none_to_all(chains, algo, passes)
 
 
 @pytest.mark.parametrize("algo", NEW)

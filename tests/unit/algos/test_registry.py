@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 import pytest
 
 from pipeline.algos.base import METRICS, Algorithm, JobContext, Read, Stage
+from pipeline.algos.best_of_n import BestOfN
 from pipeline.algos.pita import PITA
 from pipeline.algos.post_training import PostTrainingAlgorithms
-from pipeline.algos.registry import known_algorithms, load_algorithm
+from pipeline.algos.registry import known_algorithms, load_algorithm, with_bounded_kl
 from pipeline.algos.value_guided import ValueGuidedAlgorithms
+from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
 
 
@@ -25,6 +27,23 @@ class Mine(Algorithm):
 
 class MyPITA(PITA):
     """Takes the place of one that ships."""
+
+
+class Choosy(BestOfN):
+    """Picks in a way of its own."""
+
+    name: ClassVar[str] = "Choosy"
+
+
+class Exact(BestOfN):
+    """Says how far it really is."""
+
+    name: ClassVar[str] = "Exact"
+    kl_is_bound: ClassVar[bool] = False
+
+
+class OddBound(Mine):
+    kl_is_bound: ClassVar[bool] = "log n"  # type: ignore[assignment]
 
 
 class WithDefaults(Mine):
@@ -148,6 +167,16 @@ def test_one_that_ships_may_run_under_another_name() -> None:
     assert load_algorithm("Mild", "pipeline.algos.pita.PITA") is PITA
 
 
+def test_whether_a_divergence_is_a_bound_is_what_the_class_says_under_any_name() -> None:
+    own = [f"algos.{name}.class_path={__name__}.{kind}" for name, kind in (("Mine", "Choosy"), ("Yours", "Exact"))]
+    front = "algos.Mine.front={num_generations: [2, 4]}"
+    config = load_config(["experiment.name=t", "algos=[PITA,BestOfN]", *own, front])
+    assert {name for name in config.algos if name.startswith("Mine")} == {
+        "Mine@num_generations=2", "Mine@num_generations=4"
+    }  # fmt: skip
+    assert with_bounded_kl(config) == ["BestOfN", "Mine"]
+
+
 def test_the_name_of_one_that_ships_is_for_what_builds_on_it() -> None:
     assert load_algorithm("PITA", f"{__name__}.MyPITA") is MyPITA
     with pytest.raises(
@@ -168,6 +197,7 @@ def test_the_name_of_one_that_ships_is_for_what_builds_on_it() -> None:
         ("NoTuple", "but must be a tuple of one Stage or more"),
         ("Empty", r"its stages are \(\), but must be"),
         ("OddVersion", "its version is '2', but must be a whole number"),
+        ("OddBound", "its kl_is_bound is 'log n', but must be True or False"),
         ("Unfinished", r"lists the stages act but has no method.*write def act\(self, ctx: JobContext\)"),
         ("NoOffset", r"must define offset\(\), which ValueGuidedAlgorithms leaves"),
         ("NoLoss", r"must define fit\(\), keep\(\), which PostTrainingAlgorithms leaves"),

@@ -104,6 +104,16 @@ def test_what_an_interval_holds_for(references: list[int | None], seeds: int, ov
     assert (row.over, row.references, row.seeds) == (over, len(references), seeds)
 
 
+@pytest.mark.parametrize("references", [1, 3], ids=["one reference", "three references"])
+def test_a_level_that_does_not_vary_is_of_these_policies_alone(references: int) -> None:
+    """As a difference is: seeds that all say the same leave no variance to tell of other ones by."""
+    chains = [method(algo, level, range(3), range(references)) for algo, level in (("A", 1.0), ("B", 0.5))]
+    rows, _ = pool(*chains)
+    varied = "references" if references == 3 else "seeds"
+    assert {algo: rows[algo, 2, "pass@1"].over for algo in "AB"} == {"A": "policies", "B": varied}
+    assert rows["A", 2, "length"].over == varied
+
+
 def test_one_chain_has_its_own_interval() -> None:
     row = pool(chain("PITA", 0.5))[0]["PITA", 2, "pass@1"]
     assert (row.ci_low, row.ci_high) == (0, 1)

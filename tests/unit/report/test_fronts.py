@@ -1,6 +1,7 @@
 """Tables of fronts: what stands beside rewards at equal divergence."""
 
 import io
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -54,17 +55,18 @@ def test_that_more_points_flatter_a_front_is_said_below() -> None:
 
 
 def test_rewards_at_a_divergence_that_is_a_bound_are_named() -> None:
-    said = "BestOfN: KL is an upper bound, so (matched) is a lower one."
-    assert said in [line.strip() for line in lines_of(front("BestOfN"))]
-    assert not any("bound" in line for line in lines_of(front("DPO")))
+    said = "Mine: KL is an upper bound, so (matched) is a lower one."
+    assert said in [line.strip() for line in lines_of(replace(front("Mine"), bounded=["Mine"]))]
+    assert not any("bound" in line for line in lines_of(replace(front("BestOfN"), bounded=["Mine"])))
 
 
 def test_divergences_at_a_budget_that_are_bounds_are_named() -> None:
     def text(algo: str) -> str:
         (table,) = budget_tables(
-            [BudgetRow(**{**PLACE, **ENDS}, algo=algo, budget=1e9, flops=5e8, value=0.6, kl=0.5)]
+            [BudgetRow(**{**PLACE, **ENDS}, algo=algo, budget=1e9, flops=5e8, value=0.6, kl=0.5)],
+            Results(rows=[], bounded=["Mine"]),
         )
         return printed(table)
 
-    assert "BestOfN: KL is an upper bound." in text("BestOfN")
-    assert "bound" not in text("DPO")
+    assert "Mine: KL is an upper bound." in text("Mine")
+    assert "bound" not in text("BestOfN")

@@ -64,7 +64,11 @@ def test_p_values_stand_in_the_last_round_alone() -> None:
     ("fields", "said"),
     [
         ({"over": "policies", "seeds": 1}, "noise of evaluating this one policy"),
-        ({"over": "policies", "seeds": 2}, "noise of evaluating these policies"),
+        ({"over": "policies", "seeds": 2}, "noise of evaluating these policies; 3 seeds or more tell what"),
+        (
+            {"over": "policies", "seeds": 3},
+            "these policies; seeds and prompts that all say the same do not tell what",
+        ),
         ({"over": "seeds"}, "hold for other seeds, conditional on this model"),
         ({"over": "seeds", "references": 2}, "hold for other seeds, conditional on these 2 references"),
         ({"over": "references", "references": 3}, "hold for other seeds and other references"),
@@ -114,6 +118,17 @@ def test_numbers_that_rest_on_a_bound_are_named(metrics: list[str], said: str) -
     for algo in ("BestOfN", "BestOfN@num_generations=4"):
         assert said in [line.strip() for line in text(algo).splitlines()]
     assert "bound" not in text("DPO")
+
+
+def test_a_bound_is_named_by_what_results_say_and_by_no_name() -> None:
+    rows = [pooled_row(algo, 1) for algo in ("reference", "BestOfN", "Mine@n=2", "Yours")]
+
+    def lines(bounded: list[str]) -> list[str]:
+        (table,) = result_tables(Results(rows=[], pooled=rows, bounded=bounded))
+        return [line.strip() for line in text_of(table).splitlines()]
+
+    assert "Mine, Yours: KL is an upper bound." in lines(["Elsewhere", "Mine", "Yours"])
+    assert not any("bound" in line for line in lines([]))
 
 
 def anchored(*, optimum: bool = True) -> Results:

@@ -164,6 +164,7 @@ def test_results_of_versions_that_had_one_reference_can_be_read(tmp_path: Path) 
     found = read_results(tmp_path / "results.json")
     assert [row.reference for row in found.rows] == [None]
     assert (found.pooled, found.comparisons) == ([], [])
+    assert found.bounded_among(["BestOfN@num_generations=4", "PITA"]) == ["BestOfN"]
 
 
 def test_rows_of_methods_and_comparisons_are_written_and_read_again(tmp_path: Path) -> None:
