@@ -5,7 +5,7 @@ Kept thin and guarded: nothing here may import torch, and nothing runs when the 
 
 import sys
 
-from pipeline.start import start
+from pipeline.commands.start import start
 
 if __name__ == "__main__":
     start("pipeline.cli:main", sys.argv[1:])

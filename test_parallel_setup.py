@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from pipeline.start import start
+from pipeline.commands.start import start
 
 
 def test_every_check_passes(tmp_path: Path) -> None:
-    from pipeline import preflight
+    from pipeline.commands import check as preflight
 
     failed = [check for check in preflight.run_checks(tmp_path) if check.verdict is preflight.Verdict.FAIL]
     assert not failed
 
 
 if __name__ == "__main__":
-    start("pipeline.preflight:main")
+    start("pipeline.commands.check:main")

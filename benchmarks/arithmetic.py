@@ -18,8 +18,8 @@ from pipeline import arithmetic
 
 _WORK = """
 import time
-from pipeline.algos.torch_setup import prepare_torch
-from pipeline.training.fingerprint import fingerprint
+from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.training.fingerprint import fingerprint
 prepare_torch(1)
 fingerprint()
 begun = time.process_time()

@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.config.schema import ExecutionConfig, RetryConfig
-from pipeline.devices.inventory import cpu_slots
+from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.engine.journal import read_journal
+from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
-from pipeline.results.journal import read_journal
-from pipeline.results.store import Store
 
 ROOT = Path(__file__).parents[1]
 FILES = ("results.json", "results.csv", "samples.jsonl")
@@ -148,7 +148,7 @@ def _workers(engine: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(engine).children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if "pipeline.workers.entrypoint" in child.cmdline():
+                if "pipeline.engine.workers.entrypoint" in child.cmdline():
                     found.append(child)
     return found
 
@@ -188,7 +188,7 @@ class Crowd:
 
 def crowd(count: int, share: float, workers: int, folder: Path) -> Crowd:
     """Run no-op jobs of which a random share kill their worker in the first attempt."""
-    from pipeline.experiment import run_jobs
+    from pipeline.commands.run import run_jobs
 
     draw = random.Random(0)
     fatal = {index for index in range(count) if draw.random() < share}

@@ -45,15 +45,15 @@ from rich.table import Table
 
 from benchmarks.bodies import die, nap, nothing
 from pipeline.config.schema import ExecutionConfig
-from pipeline.devices.inventory import cpu_slots
+from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.engine.journal import Journal
+from pipeline.engine.scheduler.loop import Outcome, run_plan
+from pipeline.engine.store.store import Store
+from pipeline.engine.workers.backends import make_pool
+from pipeline.engine.workers.messages import FromWorker, JobFinished, RunJob, WorkerReady
+from pipeline.engine.workers.pool import Pool
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
-from pipeline.results.journal import Journal
-from pipeline.results.store import Store
-from pipeline.scheduler.loop import Outcome, run_plan
-from pipeline.workers.backends import make_pool
-from pipeline.workers.messages import FromWorker, JobFinished, RunJob, WorkerReady
-from pipeline.workers.pool import Pool
 
 BASE = "concurrent.futures"
 # Kept, since `main` hides `__file__` from processes that would run this script again.

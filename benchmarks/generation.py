@@ -27,15 +27,15 @@ from rich.table import Table
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from pipeline.config.schema import AdditionConfig, HeadType, Others, SystemConfig, TinyModelConfig
-from pipeline.datasets.registry import load_dataset
-from pipeline.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.generation.guide import value_reader
-from pipeline.generation.sampling import policy_logprobs, sample_keys
-from pipeline.generation.slow_guide import GuidedLogitsProcessor
-from pipeline.generation.tilt import Tilt, find_candidates, preference_offset
-from pipeline.models.load import frozen, load_policy, load_tokenizer, load_value
-from pipeline.models.tiny import make_model, make_tokenizer
-from pipeline.models.value import ValueModel, value_model_from
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+from pipeline.learning.generation.guide import value_reader
+from pipeline.learning.generation.sampling import policy_logprobs, sample_keys
+from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
+from pipeline.learning.generation.tilt import Tilt, find_candidates, preference_offset
+from pipeline.learning.models.load import frozen, load_policy, load_tokenizer, load_value
+from pipeline.learning.models.tiny import make_model, make_tokenizer
+from pipeline.learning.models.value import ValueModel, value_model_from
 
 RANDOM_SHARPNESS = 6.0
 """Factor on the last layer norm of the random model. Rows then have 2.2 candidates on average and the widest of 64

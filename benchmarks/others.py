@@ -29,19 +29,19 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from pipeline.algos.registry import load_algorithm
-from pipeline.algos.value_guided import ValueGuidedAlgorithms
+from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config, Others, SystemConfig, ValueAlgoConfig
-from pipeline.datasets.registry import load_dataset
-from pipeline.experiment import run_experiment
-from pipeline.generation.decode import Guidance
-from pipeline.generation.guide import value_reader
-from pipeline.generation.policy import TextPolicy
-from pipeline.generation.sampling import sample_keys
-from pipeline.models.load import load_policy, load_tokenizer, load_value
-from pipeline.results.store import Store
-from pipeline.rewards.scoring import Scorer
+from pipeline.engine.store.store import Store
+from pipeline.learning.algos.registry import load_algorithm
+from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.generation.decode import Guidance
+from pipeline.learning.generation.guide import value_reader
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.models.load import load_policy, load_tokenizer, load_value
+from pipeline.learning.rewards.scoring import Scorer
 
 METHODS = ("PITA", "QSharp", "CD")
 REFERENCE = "reference"

@@ -29,11 +29,11 @@ from statistics import fmean, stdev
 from rich.console import Console
 
 from pipeline.config.schema import ALGO_SCHEMAS
-from pipeline.report.fronts import budget_tables, front_tables
-from pipeline.report.tables import result_tables
-from pipeline.results.compute import Compute, read_compute
-from pipeline.results.primary import primary_metric
-from pipeline.results.record import PooledRow, ResultRow, Results, read_results
+from pipeline.runs.cost import Compute, read_compute
+from pipeline.runs.primary import primary_metric
+from pipeline.runs.record import PooledRow, ResultRow, Results, read_results
+from pipeline.runs.report.fronts import budget_tables, front_tables
+from pipeline.runs.report.tables import result_tables
 from pipeline.terminal.columns import FittedTable
 
 ROOT = Path(__file__).parents[1]

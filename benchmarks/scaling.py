@@ -33,15 +33,15 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.config.schema import Barrier, ExecutionConfig
-from pipeline.devices.inventory import cpu_slots
+from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.scheduler.loop import Outcome, run_plan
+from pipeline.engine.scheduler.makespan import account
+from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.store.store import Store
+from pipeline.engine.workers.backends import make_pool
 from pipeline.plan.graph import Plan, longest_paths
 from pipeline.plan.job import Job
-from pipeline.results.journal import Journal, read_journal
-from pipeline.results.store import Store
-from pipeline.scheduler.loop import Outcome, run_plan
-from pipeline.scheduler.makespan import account
-from pipeline.scheduler.state import RunState
-from pipeline.workers.backends import make_pool
 from tests.doubles.simulate import simulate
 
 ROOT = Path(__file__).parents[1]

@@ -39,14 +39,14 @@ arithmetic.pin("numpy", "torch")  # trials run in this process
 import numpy as np
 from rich.console import Console
 
+from pipeline.commands.multirun import primary_result
+from pipeline.commands.run import prepare, run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import ALGO_SCHEMAS
 from pipeline.errors import PipelineError
-from pipeline.experiment import prepare, run_experiment
-from pipeline.multirun import primary_result
-from pipeline.results.outputs import read_lines
-from pipeline.results.paths import json_text
-from pipeline.results.record import collect_rows
+from pipeline.files import json_text
+from pipeline.outputs.formats import read_lines
+from pipeline.runs.record import collect_rows
 
 TRIALS = 8
 REFERENCES = (0, 1, 2)

@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.algos.base import JobContext
-from pipeline.algos.value_guided import ValueGuidedAlgorithms
 from pipeline.config.schema import AlgoConfig, ValueAlgoConfig
+from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms
 
 if TYPE_CHECKING:
-    from pipeline.datasets.base import Dataset
-    from pipeline.generation.policy import TextPolicy
-    from pipeline.generation.tilt import Offset
-    from pipeline.training.sequences import Sequences
+    from pipeline.learning.datasets.base import Dataset
+    from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.generation.tilt import Offset
+    from pipeline.learning.training.sequences import Sequences
 
 
 @dataclass(kw_only=True)
@@ -45,12 +45,12 @@ class Fudge(ValueGuidedAlgorithms):
 
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
         """Samples of the reference, every token labelled with how they ended."""
-        from pipeline.algos import rollouts, text
-        from pipeline.training.sequences import Sequences
+        from pipeline.learning.algos import rollouts, toolbox
+        from pipeline.learning.training.sequences import Sequences
 
         drawn = rollouts.Rollouts(ctx, dataset, reference)
         drawn.note_cost()
-        rewards = text.score_completions(ctx, reference, drawn.rows, drawn.tokens, 256)
+        rewards = toolbox.score_completions(ctx, reference, drawn.rows, drawn.tokens, 256)
         ends_well = (rewards >= ctx.config.algo.success).astype(float).tolist()  # type: ignore[attr-defined]
         whole = [prompt + tokens for prompt, tokens in zip(drawn.prompts, drawn.tokens, strict=True)]
         rows = [row.id for row in drawn.rows]

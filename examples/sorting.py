@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeline.config.schema import DatasetConfig
-from pipeline.datasets.base import Dataset, Row
 from pipeline.errors import ConfigError
+from pipeline.learning.datasets.base import Dataset, Row
 
 
 @dataclass(kw_only=True)

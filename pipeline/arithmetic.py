@@ -2,7 +2,7 @@
 
 torch, oneDNN, MKL and NumPy ask the processor what it offers and add up floats in an order that follows from the
 answer. Each reads a variable that says what to take instead, once, when it is imported or first used. So the
-variables are set before: NumPy's in every command, by `pipeline.start`, since it costs nothing; the others in the
+variables are set before: NumPy's in every command, by `commands.start`, since it costs nothing; the others in the
 environment of workers, and in this process where it carries out jobs itself. See docs/arithmetic.md.
 """
 

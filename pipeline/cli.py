@@ -14,23 +14,21 @@ from collections.abc import Iterator, Sequence
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.text import Text
 
-from pipeline import __version__, multirun
+from pipeline import __version__
+from pipeline.commands import multirun
+from pipeline.commands.device_flags import FLAGS, as_overrides
+from pipeline.commands.exits import complain, refuse, unless_unwritten
+from pipeline.commands.help import usage
+from pipeline.commands.run import run_experiment
+from pipeline.commands.start import INTERRUPTED
 from pipeline.config.arguments import check_flags, settings_first
 from pipeline.config.load import VERSION_BASE, conf_dir, explain, register_schemas, typed
-from pipeline.devices.flags import FLAGS, as_overrides
 from pipeline.errors import PipelineError
-from pipeline.experiment import run_experiment
-from pipeline.start import INTERRUPTED
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console, say
-from pipeline.terminal.text import printable
-from pipeline.usage import usage
 
 VERSION = f"pipeline {__version__}"
-NOT_WRITTEN = 1
-WRONG_REQUEST = 2
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -117,30 +115,6 @@ def _about(arguments: Sequence[str]) -> str:
     if {"--help", "-h"} & set(arguments):
         return usage().rstrip()
     return VERSION if "--version" in arguments else ""
-
-
-def refuse(error: PipelineError) -> int:
-    """Tell the user what is wrong with the request; nothing was started."""
-    complain(str(error))
-    return WRONG_REQUEST
-
-
-def unless_unwritten(code: int) -> int:
-    """The exit code of a command that is there to show something: no longer 0 if that could not be written.
-
-    A reader that has seen enough is no failure; a full disk is.
-    """
-    lost = streams.failure(sys.stdout)
-    if code or lost is None:
-        return code
-    complain(f"standard output could not be written: {lost.strerror}")
-    return NOT_WRITTEN
-
-
-def complain(text: str) -> None:
-    """Tell the user what went wrong, in one line."""
-    message = Text.assemble(("error:", "bold red"), " ", printable(text))
-    make_console(stderr=True).print(message, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

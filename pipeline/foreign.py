@@ -8,17 +8,16 @@ says what was found and where.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import re
-import stat
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
+
+from pipeline.files import open_plain
 
 SMALL = 64 << 20
 """Bytes that a file of settings, notes or figures has at most."""
@@ -79,33 +78,6 @@ def converted(value: Any, kind: type[_T]) -> _T:
 
 
 # -- files -----------------------------------------------------------------------------------------------------
-
-
-def open_plain(path: Path, *, follow: bool = False) -> BufferedReader:
-    """Open a file for reading that anyone may have put there; never waits.
-
-    Args:
-        path: The file. A folder, a named pipe, a socket or a device in its place is not read.
-        follow: Whether it may be a link to a file.
-
-    Raises:
-        OSError: It is missing, no plain file, or cannot be read.
-    """
-    # Without O_NONBLOCK a named pipe in the place of a file would hold its reader for ever.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    try:
-        descriptor = os.open(path, flags)
-    except OSError as error:
-        if error.errno == errno.ELOOP and not follow:
-            raise OSError(errno.ELOOP, "it is a link, and links are not read here", os.fspath(path)) from error
-        raise
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "no plain file", os.fspath(path))
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def read_plain(path: Path, limit: int = SMALL, *, follow: bool = False) -> bytes:

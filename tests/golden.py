@@ -144,8 +144,8 @@ def _measure_here(scratch: Path) -> Measured:
 def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:
     from rich.console import Console
 
+    from pipeline.commands.run import run_experiment
     from pipeline.config.load import load_config
-    from pipeline.experiment import run_experiment
 
     config = load_config([*run, f"output_dir={output}"])
     assert run_experiment(config, Console(stderr=True)) == 0
@@ -173,9 +173,9 @@ def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:
 
 def _tokens() -> dict[str, Entry]:
     """What DPO trains on of pairs that a dataset has, where prompts are texts and where they are conversations."""
-    from pipeline.algos.dpo import DPO, existing_sequences
-    from pipeline.datasets.base import Row
-    from pipeline.datasets.tokenized import encode_prompts
+    from pipeline.learning.algos.dpo import DPO, existing_sequences
+    from pipeline.learning.datasets.base import Row
+    from pipeline.learning.datasets.tokenized import encode_prompts
     from pipeline.plan.versions import PREPARATION
     from tests.golden_runs import texts_tokenizer
 
@@ -213,9 +213,9 @@ def _rows(scratch: Path) -> dict[str, Entry]:
         StarGraphConfig,
         TLDRConfig,
     )
-    from pipeline.datasets.base import SPLITS
-    from pipeline.datasets.prepared import prepare
-    from pipeline.datasets.registry import load_dataset
+    from pipeline.learning.datasets.base import SPLITS
+    from pipeline.learning.datasets.prepared import prepare
+    from pipeline.learning.datasets.registry import load_dataset
     from pipeline.plan.versions import PREPARATION
 
     data = HERE / "data"
@@ -235,7 +235,7 @@ def _rows(scratch: Path) -> dict[str, Entry]:
         kind = type(dataset)
         if kind.prepared:
             folder = scratch / config.kind
-            prepare(config, folder)
+            prepare(load_dataset(config), folder)
             dataset = load_dataset(config, folder)
         rows = {split: [asdict(dataset.row(int(i))) for i in dataset.ids(split)[:20]] for split in SPLITS}
         shown = [dataset.demonstration(i, 0.3) for i in range(5)] if not kind.prepared else []
@@ -275,8 +275,8 @@ _ANSWERS = (
 
 
 def _scores() -> dict[str, Entry]:
-    from pipeline.rewards.calling import traits_of
-    from pipeline.rewards.registry import REWARDS, load_reward, package_versions
+    from pipeline.learning.rewards.calling import traits_of
+    from pipeline.learning.rewards.registry import REWARDS, load_reward, package_versions
 
     completions, solution = (list(column) for column in zip(*_ANSWERS, strict=True))
     settings: dict[str, dict[str, Any]] = {"length": {"per": 3}, "vader": {"unit": True, "with_prompt": True}}

@@ -45,7 +45,7 @@ ADDITION = (
     *COMMON,
     "experiment.name=addition",
     f"algos=[{','.join(_TRAINED)}]",
-    *(f"algos.{name}.class_path=pipeline.algos.{path}" for name, (path, _) in _VARIANTS.items()),
+    *(f"algos.{name}.class_path=pipeline.learning.algos.{path}" for name, (path, _) in _VARIANTS.items()),
     *(f"algos.{name}.batch_size=16" for name in (*_TRAINED, *_VARIANTS)),
     # What a search has found may be found anew, which is no change of code.
     *("algos.SFT.learning_rate=2e-4", "algos.SFT.epochs=1"),
@@ -148,7 +148,7 @@ def packed_run(texts: tuple[str, ...]) -> tuple[str, ...]:
         *texts,
         "algos=[]",
         "models.hf.value_path=null",
-        "algos.Packed.class_path=pipeline.algos.pita.PITA",
+        "algos.Packed.class_path=pipeline.learning.algos.pita.PITA",
         "algos.Packed.head=v",
         "algos.Packed.top_k=4",
         "algos.Packed.learning_rate=0.01",

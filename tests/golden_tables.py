@@ -35,8 +35,8 @@ def _scored() -> Iterator[tuple[float, bool | None, str | None]]:
 
 def _preferences() -> Any:
     from pipeline.config.schema import Preference, PreferenceSource, Ties
-    from pipeline.rewards.preference import decide
-    from pipeline.rewards.scoring import Scored
+    from pipeline.learning.rewards.preference import decide
+    from pipeline.learning.rewards.scoring import Scored
 
     pairs = list(product(_scored(), _scored()))
     draws = (np.arange(len(pairs)) * 0.618 + 0.1) % 1
@@ -55,11 +55,11 @@ def _preferences() -> Any:
 def _scores() -> Any:
     """Weighted sums, correctness, votes and faults, of functions in this process."""
     from pipeline.config.schema import DatasetConfig, GradingConfig
-    from pipeline.datasets.base import Row
-    from pipeline.rewards.pool import Graded
-    from pipeline.rewards.registry import load_rewards
-    from pipeline.rewards.scoring import Scorer, _combine
-    from pipeline.rewards.traits import CORRECT
+    from pipeline.learning.datasets.base import Row
+    from pipeline.learning.rewards.pool import Graded
+    from pipeline.learning.rewards.registry import load_rewards
+    from pipeline.learning.rewards.scoring import Scorer, _combine
+    from pipeline.learning.rewards.traits import CORRECT
 
     config = DatasetConfig(
         kind="x",
@@ -82,8 +82,8 @@ def _scores() -> Any:
 
 
 def _existing_pairs() -> Any:
-    from pipeline.datasets.base import Row
-    from pipeline.rewards.preference import existing_pairs
+    from pipeline.learning.datasets.base import Row
+    from pipeline.learning.rewards.preference import existing_pairs
 
     user, system = {"role": "user", "content": "q"}, {"role": "system", "content": "s"}
     good, bad = ({"role": "assistant", "content": text} for text in ("good", "bad"))
@@ -101,7 +101,7 @@ def _existing_pairs() -> Any:
 
 
 def _samples() -> Any:
-    from pipeline.evaluation.sampling import majority_at_k, pass_at_k
+    from pipeline.learning.evaluation.sampling import majority_at_k, pass_at_k
 
     totals, correct = (
         np.array(column) for column in zip(*((n, c) for n in range(9) for c in range(n + 1)), strict=True)
@@ -115,7 +115,7 @@ def _samples() -> Any:
 
 
 def _front() -> Any:
-    from pipeline.evaluation.front import FrontPoint, reward_kl_front
+    from pipeline.learning.evaluation.front import FrontPoint, reward_kl_front
 
     nan = float("nan")
     points = [
@@ -136,7 +136,7 @@ def _front() -> Any:
 
 
 def _majorities() -> Any:
-    from pipeline.generation.best_of_n import by_majority
+    from pipeline.learning.generation.best_of_n import by_majority
 
     groups = ["aabb", "baab", "abcc", "ab b", "    ", "abcd", "bbba"]
     letters = [[ord(letter)] for group in groups for letter in group]
@@ -145,7 +145,7 @@ def _majorities() -> Any:
 
 
 def _splits() -> Any:
-    from pipeline.datasets.dealing import deal
+    from pipeline.learning.datasets.splits import deal
 
     def rows(count: int, different: int) -> list[bytes]:
         return [str(at % different).encode() for at in range(count)]
@@ -169,7 +169,7 @@ def _splits() -> Any:
 def _files(scratch: Path) -> Any:
     import gzip
 
-    from pipeline.datasets.readers import read_records
+    from pipeline.learning.datasets.readers import read_records
 
     written = {
         "a.csv": 'prompt,solution\n"one, two","said ""so"""\n"two\nlines",4\n',
@@ -188,7 +188,7 @@ def _files(scratch: Path) -> Any:
 
 def _rows_of_files() -> Any:
     from pipeline.config.schema import FilesConfig
-    from pipeline.datasets.columns import make_row, renamed
+    from pipeline.learning.datasets.columns import make_row, renamed
 
     user, answer = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}
     given: list[dict[str, Any]] = [

@@ -1,8 +1,9 @@
 """How far a grid of atoms is off where it is used at another strength than it was made for.
 
 A label on [0, 1] is split between the two atoms beside it so that ``E[exp(rate * label)]`` is kept, the rate
-being the width of the range of rewards over eta (`training.losses.atom_weights`). At another rate what is kept is
-not what is asked for. The error for any distribution of rewards is at most that for the worst single reward.
+being the width of the range of rewards over eta (`learning.training.losses.atom_weights`). At another rate what is
+kept is not what is asked for. The error for any distribution of rewards is at most that for the worst single
+reward.
 """
 
 from __future__ import annotations

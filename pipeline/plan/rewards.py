@@ -1,7 +1,7 @@
 """Rewards tried before a run starts, where that needs no preparation of data; `prepare` does it for the others.
 
 Of what ships it is known that it fits. A module of the user's own is not imported here, as it may import anything:
-a process of its own does it (`rewards.early`).
+a process of its own does it (`learning.rewards.early`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from pipeline.config.checks import refuse_all
 from pipeline.config.load import schema_path, to_plain
 from pipeline.config.schema import OWN_REWARD_NAMES, CDConfig, Config, DatasetConfig, QSharpConfig
-from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError, describe_exit
-from pipeline.rewards.registry import shipped_traits
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.rewards.registry import shipped_traits
 
 _PACKAGE_PARENT = Path(__file__).parents[2]
 _MARGIN_S = 60.0
@@ -114,7 +114,7 @@ def _ask(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
     try:
         # -P: a file in the current folder must not take the place of a module of the standard library.
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "pipeline.rewards.early"],
+            [sys.executable, "-P", "-m", "pipeline.learning.rewards.early"],
             input=json.dumps(given).encode(),
             capture_output=True,
             env={**os.environ, "PYTHONPATH": str(_PACKAGE_PARENT), "CUDA_VISIBLE_DEVICES": ""},

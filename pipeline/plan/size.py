@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.algos.base import Stage
-from pipeline.algos.prepare import Preparation
-from pipeline.algos.reference import Reference
-from pipeline.algos.registry import load_algorithm, planned_stages
 from pipeline.config.schema import Config
 from pipeline.errors import PlanError
+from pipeline.learning.algos.base import Stage
+from pipeline.learning.algos.prepare import Preparation
+from pipeline.learning.algos.reference import Reference
+from pipeline.learning.algos.registry import load_algorithm, planned_stages
 
 MOST_JOBS = 1_000_000
 MOST_LINKS = 5_000_000

@@ -10,8 +10,8 @@ import ast
 from difflib import get_close_matches
 from functools import cache
 
-from pipeline.config.own_code import brought_torch, import_object, source_file, source_hash, split_path
 from pipeline.config.schema import REWARD_NAMES, DatasetConfig
+from pipeline.config.user_code import brought_torch, import_object, source_file, source_hash, split_path
 from pipeline.errors import ConfigError
 from pipeline.plan.versions import reward_names
 
@@ -55,7 +55,7 @@ def import_warnings() -> tuple[str, ...]:
     return tuple(
         f"{module} imports torch, or something that does, while the run is being planned. It works, but every "
         "start takes seconds longer, a dry run too: move such imports into the methods that need them, as "
-        "pipeline/algos/qsharp.py does."
+        "pipeline/learning/algos/qsharp.py does."
         for module in brought_torch()
     )
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import Config, FilesConfig, ModelConfig, TinyModelConfig
-from pipeline.datasets.contract import check_demonstrations, demonstration_length
-from pipeline.datasets.registry import load_dataset
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.validate import check_demonstrations, demonstration_length
 from pipeline.plan.models import LARGEST_CONFIG, is_gguf, read_json_file, reason
 
 FILE = "tokenizer.json"

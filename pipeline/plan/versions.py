@@ -7,36 +7,36 @@ claim. Code that many stages share has its number here. A stage is covered by th
 uses, which follow from the sections of the configuration that it declares.
 
 Versions of torch, transformers and TRL are in no key: an upgrade of a library keeps what is stored. Manifests say
-what made an output, and a table that rests on several says so (`results.makers`).
+what made an output, and a table that rests on several says so (`runs.makers`).
 
 `tests/integration/test_golden.py` holds digests of a small run stage by stage, and fails until a number is raised.
 """
 
 from __future__ import annotations
 
-from pipeline.algos.base import Algorithm, Stage
-from pipeline.config.own_code import import_object
 from pipeline.config.schema import DatasetConfig, GenerationConfig, ModelConfig, TinyModelConfig
-from pipeline.datasets.registry import DATASETS
-from pipeline.rewards.registry import MODEL, package_versions, shipped_traits
-from pipeline.rewards.traits import GRADING
+from pipeline.config.user_code import import_object
+from pipeline.learning.algos.base import Algorithm, Stage
+from pipeline.learning.datasets.registry import DATASETS
+from pipeline.learning.rewards.registry import MODEL, package_versions, shipped_traits
+from pipeline.learning.rewards.traits import GRADING
 
 MODELS = 1
-"""`pipeline.models`: how models are made, read, written, and what their heads compute."""
+"""`pipeline.learning.models`: how models are made, read, written, and what their heads compute."""
 TINY = 2
-"""`pipeline.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""
+"""`pipeline.learning.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""
 DECODING = 1
-"""`pipeline.generation`: draws, caches, guidance, divergences."""
+"""`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 TRAINING = 3
-"""`pipeline.training`: losses, optimizer, schedule, order of batches."""
+"""`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
 PREPARATION = 1
-"""`pipeline.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
+"""`pipeline.learning.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
 DIVERGENCES = 1
 """What the divergence of completions is measured against; without a nucleus nothing depends on it."""
 EVALUATION = 1
-"""`pipeline.algos.text` and `anchors`: what an evaluation draws and leaves for the metrics."""
+"""`pipeline.learning.algos.toolbox` and `anchors`: what an evaluation draws and leaves for the metrics."""
 STATISTICS = 3
-"""`pipeline.evaluation`: metrics, intervals, tests."""
+"""`pipeline.learning.evaluation`: metrics, intervals, tests."""
 
 
 _SHIPPED = "pipeline."

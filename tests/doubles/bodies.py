@@ -15,8 +15,8 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
-from pipeline.workers.work import Work
 
 ENVIRONMENT_AT_IMPORT = dict(os.environ)
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from pipeline.algos.base import Algorithm, JobContext, Read, Stage
+from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage
 
 
 class Counted(Algorithm):

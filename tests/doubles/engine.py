@@ -12,16 +12,16 @@ from typing import Any
 import psutil
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfig
-from pipeline.devices.inventory import Device, cpu_slots
-from pipeline.devices.layout import make_layout
-from pipeline.devices.leftover import read_levels
+from pipeline.engine.devices.inventory import Device, cpu_slots
+from pipeline.engine.devices.layout import make_layout
+from pipeline.engine.devices.memory_reclaim import read_levels
+from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.scheduler.loop import Outcome, run_plan
+from pipeline.engine.status import RunStatus
+from pipeline.engine.store.store import Store
+from pipeline.engine.workers.backends import make_pool
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
-from pipeline.results.journal import Journal, read_journal
-from pipeline.results.status import RunStatus
-from pipeline.results.store import Store
-from pipeline.scheduler.loop import Outcome, run_plan
-from pipeline.workers.backends import make_pool
 
 
 def key(name: str) -> str:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 GATE = "PIPELINE_TEST_GATE"
-ENTRYPOINT = "pipeline.workers.entrypoint"
+ENTRYPOINT = "pipeline.engine.workers.entrypoint"
 
 
 def engine(gate: str, arguments: list[str]) -> int:
     """What run_parallel.py does, with workers that run this file."""
     from pipeline.cli import main
-    from pipeline.workers import process
+    from pipeline.engine.workers import process
 
     class Popen(subprocess.Popen[bytes]):
         def __init__(self, command: list[str], **options: Any) -> None:
@@ -38,8 +38,8 @@ def engine(gate: str, arguments: list[str]) -> int:
 
 def worker() -> None:
     """A worker's own main function, with jobs that are told to compute on the CPU."""
-    from pipeline.workers import entrypoint
-    from pipeline.workers.runner import JobRunner
+    from pipeline.engine.workers import entrypoint
+    from pipeline.engine.workers.runner import JobRunner
 
     gate, parent = Path(os.environ[GATE]), os.getppid()
     while not gate.exists() and os.getppid() == parent:

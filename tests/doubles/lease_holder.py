@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from pipeline.config.schema import DeviceChoice, DistributedConfig
-from pipeline.devices.select import lease_devices
+from pipeline.engine.devices.select import lease_devices
 from pipeline.errors import DeviceError
 
 

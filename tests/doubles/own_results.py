@@ -3,7 +3,7 @@
 import json
 from typing import Any, ClassVar
 
-from pipeline.algos.base import Algorithm, JobContext, Stage
+from pipeline.learning.algos.base import Algorithm, JobContext, Stage
 
 
 class Right(Algorithm):

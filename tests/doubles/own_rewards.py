@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.rewards.traits import RewardTraits, reward
+from pipeline.learning.rewards.traits import RewardTraits, reward
 
 
 def right(completions: Sequence[str], **_: Any) -> list[float]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.results.record import Comparison, PooledRow
+from pipeline.runs.record import Comparison, PooledRow
 
 
 def pooled_row(algo: str, number: int = 1, value: float | None = 0.5, **fields: Any) -> PooledRow:

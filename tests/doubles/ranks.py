@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.algos.torch_setup import prepare_torch
 from pipeline.config.schema import (
     AdditionConfig,
     DPOLoss,
@@ -26,20 +25,21 @@ from pipeline.config.schema import (
     TrainingConfig,
     ValueAlgoConfig,
 )
-from pipeline.datasets.registry import load_dataset
+from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
-from pipeline.models.tiny import train_reference
-from pipeline.models.value import value_model_from
-from pipeline.training.checkpoint import Checkpoints
-from pipeline.training.distributed import ALONE, Ranks, Spread, join, save_model
-from pipeline.training.dpo import DPOObjective, fit_dpo
-from pipeline.training.grpo import Objective, fit_grpo, group_advantages
-from pipeline.training.lora import merged, with_adapters
-from pipeline.training.policy import Fitting, completion_logprobs, score_sequences
-from pipeline.training.reward_model import fit_reward_model, reward_scores
-from pipeline.training.samples import Samples
-from pipeline.training.value import fit_value
-from pipeline.workers.work import Work
+from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models.tiny import train_reference
+from pipeline.learning.models.value import value_model_from
+from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
+from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
+from pipeline.learning.training.lora import merged, with_adapters
+from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
+from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
+from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.value import fit_value
 from tests.doubles.machine import listening
 from tests.doubles.models import tiny_policy
 from tests.doubles.training import small_sequences

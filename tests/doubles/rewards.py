@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.rewards.traits import RewardTraits, reward
+from pipeline.learning.rewards.traits import RewardTraits, reward
 
 
 def obedient(completions: Sequence[str], **columns: Any) -> list[float | None]:
@@ -85,7 +85,9 @@ def _killed_once(folder: Path) -> float:
     import psutil  # the other rewards need no more than the standard library
 
     graders = [
-        one.pid for one in psutil.Process().parent().children() if "pipeline.rewards.grader" in one.cmdline()
+        one.pid
+        for one in psutil.Process().parent().children()
+        if "pipeline.learning.rewards.grader" in one.cmdline()
     ]
     others = [pid for pid in graders if pid != os.getpid()]
     again = (folder / "first").exists()

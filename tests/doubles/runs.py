@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.engine.run_folder import RunFolder
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.keys import result_key
 from pipeline.plan.recorded import plan_text
-from pipeline.results.paths import RunFolder
 
 START = 1_767_300_000.0
 """When they begin, in wall-clock seconds."""

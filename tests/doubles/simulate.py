@@ -6,11 +6,11 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from pipeline.config.schema import Barrier
-from pipeline.devices.layout import Layout
+from pipeline.engine.devices.layout import Layout
+from pipeline.engine.scheduler.makespan import Attempt
+from pipeline.engine.scheduler.policy import Reserve, next_actions
+from pipeline.engine.scheduler.state import RunState
 from pipeline.plan.graph import Plan
-from pipeline.scheduler.makespan import Attempt
-from pipeline.scheduler.policy import Reserve, next_actions
-from pipeline.scheduler.state import RunState
 
 
 def simulate(

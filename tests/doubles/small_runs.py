@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.results.journal import read_journal
+from pipeline.engine.journal import read_journal
 from tests.doubles.shared import made_once
 
 ROOT = Path(__file__).parents[2]

@@ -16,17 +16,17 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.algos.run import run_stage
-from pipeline.algos.torch_setup import prepare_torch
 from pipeline.config.schema import AdditionConfig, HeadType, TinyModelConfig, TrainingConfig, ValueAlgoConfig
-from pipeline.datasets.registry import load_dataset
-from pipeline.models.tiny import train_reference
-from pipeline.models.value import value_model_from
-from pipeline.training import checkpoint
-from pipeline.training.checkpoint import Checkpoints, State
-from pipeline.training.sequences import Sequences
-from pipeline.training.value import fit_value
-from pipeline.workers.work import Work
+from pipeline.engine.workers.work import Work
+from pipeline.learning.algos.stage_entry import run_stage
+from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models.tiny import train_reference
+from pipeline.learning.models.value import value_model_from
+from pipeline.learning.training import checkpoint
+from pipeline.learning.training.checkpoint import Checkpoints, State
+from pipeline.learning.training.sequences import Sequences
+from pipeline.learning.training.value import fit_value
 
 STEPS = 9
 """Of each training below."""

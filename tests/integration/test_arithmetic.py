@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import arithmetic
-from pipeline.doctor.arithmetic import MADE_WITH, check_arithmetic
-from pipeline.doctor.check import Verdict
+from pipeline.commands.doctor.arithmetic import MADE_WITH, check_arithmetic
+from pipeline.commands.doctor.check import Verdict
 
 AVX2 = "avx2" in Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else False
 SAME = {name: version(name).partition("+")[0] for name in MADE_WITH} == MADE_WITH

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.run import run_jobs
 from pipeline.config.schema import ExecutionConfig
-from pipeline.devices.inventory import Device, find_gpus
-from pipeline.experiment import run_jobs
-from pipeline.results.status import GpuLoad, RunStatus
-from pipeline.scheduler.state import JobStatus
-from pipeline.workers import backends
+from pipeline.engine.devices.inventory import Device, find_gpus
+from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.status import GpuLoad, RunStatus
+from pipeline.engine.workers import backends
 from tests.doubles import fake_nvml
 from tests.doubles.engine import Engine, job, plan_of
 

@@ -70,15 +70,15 @@ def test_a_batch_script_is_checked_without_anything_else(tmp_path: Path) -> None
             "import torch; print(f'CUDA: {torch.cuda.is_available()}, Devices: {torch.cuda.device_count()}')",
             "CUDA: False, Devices: 0",
         ),
-        ("import pipeline.algos; import pipeline.datasets; print('Imports OK')", "Imports OK"),
+        ("import pipeline.learning.algos; import pipeline.learning.datasets; print('Imports OK')", "Imports OK"),
         (
             "from omegaconf import OmegaConf; from hydra import compose, initialize; "
             "initialize(config_path='conf', version_base=None); cfg = compose(config_name='config'); "
             "d = OmegaConf.to_container(cfg, resolve=True); print('Serialization OK')",
             "Serialization OK",
         ),
-        ("from pipeline.devices import get_available_gpus; print(get_available_gpus())", "[]"),
-        ("from pipeline.devices import print_gpu_info; print_gpu_info()", "No CUDA GPUs available"),
+        ("from pipeline.engine.devices import get_available_gpus; print(get_available_gpus())", "[]"),
+        ("from pipeline.engine.devices import print_gpu_info; print_gpu_info()", "No CUDA GPUs available"),
     ],
     ids=["CUDA", "imports", "serialization", "GPUs", "GPU info"],
 )
@@ -101,7 +101,7 @@ def test_an_algorithm_of_ones_own_is_still_known_where_hydra_starts_by_itself() 
             sys.executable,
             "run_parallel.py",
             "experiment.name=a",
-            "algos.Mine.class_path=pipeline.algos.pita.PITA",
+            "algos.Mine.class_path=pipeline.learning.algos.pita.PITA",
             "algos.Mine.enabled=true",
             "algos.Mine.batch_size=7",
             "--cfg",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.results.journal import read_journal
-from pipeline.scheduler.state import JobStatus
+from pipeline.engine.journal import read_journal
+from pipeline.engine.scheduler.state import JobStatus
 from tests.doubles.engine import Engine, job
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ PLAN = (
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from pipeline.results.journal import Journal
+from pipeline.engine.journal import Journal
 from tests.doubles.engine import Engine
 from tests.integration.test_engine_crash_points import PLAN
 root, last, torn = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "torn"

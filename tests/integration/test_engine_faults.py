@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
-from pipeline.devices import visibility
+from pipeline.engine.devices import worker_env
+from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.workers import process
 from pipeline.errors import WorkerError
-from pipeline.scheduler.state import JobStatus
-from pipeline.workers import process
 from tests.doubles import bodies
 from tests.doubles.engine import Engine, job, key
 
@@ -83,7 +83,7 @@ def test_what_a_job_has_left_and_nothing_holds_ends_with_it(engine: Engine) -> N
 
 
 def test_workers_that_cannot_start_end_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(visibility.FIXED, "PYTHONHOME", "/nowhere")
+    monkeypatch.setitem(worker_env.FIXED, "PYTHONHOME", "/nowhere")
     with pytest.raises(WorkerError, match=r"3 times in a row before it began a job.*exit code 1") as error:
         engine.run(*GOOD)
     assert "encodings" in str(error.value)

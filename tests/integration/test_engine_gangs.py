@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
+from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.status import RunStatus
+from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, PlanError
-from pipeline.results.status import RunStatus
-from pipeline.scheduler.state import JobStatus
-from pipeline.workers.gang import held_port
 from tests.doubles.engine import Engine, job, key
 
 

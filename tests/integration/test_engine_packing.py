@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import RetryConfig
-from pipeline.devices.inventory import Device, find_gpus
+from pipeline.engine.devices.inventory import Device, find_gpus
+from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.store.peaks import read_peaks, update_peaks
 from pipeline.errors import ConfigError, PlanError
-from pipeline.experiment import run_experiment
 from pipeline.plan.job import Job
-from pipeline.results.peaks import read_peaks, update_peaks
-from pipeline.scheduler.state import JobStatus
 from tests.doubles import fake_nvml
 from tests.doubles.engine import Engine, job
 

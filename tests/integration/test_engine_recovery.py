@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
+from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import StoreError, WorkerError
-from pipeline.results.journal import Journal, read_journal
-from pipeline.scheduler.state import JobStatus
 from tests.doubles.engine import Engine, job, key
 
 PATIENT = RetryConfig(worker_lost=4, device_failures=3, wait_s=0.05)
@@ -262,7 +262,7 @@ def test_a_notice_that_reaches_every_process_is_no_loss(
 
 
 def test_a_place_in_which_no_worker_starts_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.workers import process
+    from pipeline.engine.workers import process
 
     environment = process.worker_environment
 
@@ -279,9 +279,9 @@ def test_a_place_in_which_no_worker_starts_is_given_up(engine: Engine, monkeypat
 
 
 def test_without_any_place_left_the_run_ends(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.devices import visibility
+    from pipeline.engine.devices import worker_env
 
-    monkeypatch.setitem(visibility.FIXED, "PYTHONHOME", "/nowhere")
+    monkeypatch.setitem(worker_env.FIXED, "PYTHONHOME", "/nowhere")
     with pytest.raises(WorkerError, match="3 times in a row"):
         engine.run(job("a"), workers=3)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import Backend, Barrier
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import PlanError
-from pipeline.scheduler.state import JobStatus
 from tests.doubles.engine import Engine, job, key
 
 DIAMOND = (

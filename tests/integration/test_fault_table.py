@@ -59,7 +59,7 @@ TABLE = [
     Row("fail_at_import", "bug", 1, log="this module cannot be imported", reason="RuntimeError"),
     Row("tests.doubles.raises_at_import:body", "bug", 1, log="this module cannot be imported"),
     Row("tests.doubles.no_such_module:body", "bug", 1, log="Traceback", reason="ModuleNotFoundError"),
-    Row("pipeline.algos.run:run_stage", "bug", 1, log="KeyError", reason="KeyError: 'config'"),
+    Row("pipeline.learning.algos.stage_entry:run_stage", "bug", 1, log="KeyError", reason="KeyError: 'config'"),
     Row("write_over_a_folder", "bug", 1, log="IsADirectoryError"),
     Row("raise_connection_error", "transient", 3, log="ConnectionResetError", reason="given up after 3 attempts"),
     Row("raise_out_of_memory", "out_of_memory", 2, log="MemoryError", reason="given up after 2 attempts"),

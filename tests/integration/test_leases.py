@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.devices.inventory import find_gpus
-from pipeline.devices.lease import holders
-from pipeline.results.journal import read_journal
+from pipeline.engine.devices.inventory import find_gpus
+from pipeline.engine.devices.lease import holders
+from pipeline.engine.journal import read_journal
 from tests.doubles import fake_nvml
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path
     code = (
         "import os, subprocess, sys, time\n"
         "from pipeline.config.schema import DeviceChoice\n"
-        "from pipeline.devices.select import lease_devices\n"
+        "from pipeline.engine.devices.select import lease_devices\n"
         "lease = lease_devices(DeviceChoice.cuda, None)\n"
         "read, write = os.pipe()\n"
         "ready, tell = os.pipe()\n"

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.commands.run import prepare, run_jobs
 from pipeline.config.load import load_config
-from pipeline.devices.inventory import cpu_slots
-from pipeline.experiment import prepare, run_jobs
-from pipeline.results.journal import read_journal
-from pipeline.results.store import Store
+from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.engine.journal import read_journal
+from pipeline.engine.store.store import Store
 from tests.doubles.small_runs import (
     ROOT,
     SMALL,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
-from pipeline.experiment import run_experiment
-from pipeline.results.outputs import PAGE
-from pipeline.workers import runner
+from pipeline.engine.workers import runner
+from pipeline.outputs.formats import PAGE
 
 SETTINGS = [
     "experiment.name=t",

@@ -10,8 +10,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipeline.config.load import load_config
-from pipeline.datasets.registry import load_dataset
-from pipeline.models.tiny import make_tokenizer
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models.tiny import make_tokenizer
 from tests.doubles.small_runs import events, results, run_here
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from transformers import AutoModel, AutoModelForCausalLM
 
+from pipeline.commands.run import run_experiment
 from pipeline.config.checks import check_config
 from pipeline.config.load import conf_dir, load_config
-from pipeline.experiment import run_experiment
 from tests.doubles.gguf import TOKENS, write_gguf
 
 SMALL = [

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "test_parallel_setup.py")
 WITHOUT_WORKERS = """
 import runpy, sys
-from pipeline import preflight
+from pipeline.commands import check
 preflight.check_generation = lambda: iter(())
 runpy.run_path(sys.argv[1], run_name="__main__")
 """

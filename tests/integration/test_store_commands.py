@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.results.scratch import Scratch
-from pipeline.results.store import MANIFEST, Store
+from pipeline.engine.store.scratch import Scratch
+from pipeline.engine.store.store import MANIFEST, Store
 
 ROOT = Path(__file__).parents[2]
 KEYS = [f"{number:02x}" * 20 for number in range(6)]
@@ -251,7 +251,7 @@ def test_gc_removes_damaged_outputs_useless_checkpoints_and_dead_leftovers(outpu
 RUN = """
 import sys, time
 from pathlib import Path
-from pipeline.results.store import Store
+from pipeline.engine.store.store import Store
 with Store(Path(sys.argv[1])).in_use():
     print("in", flush=True)
     sys.stdin.readline()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.results.journal import read_journal
+from pipeline.engine.journal import read_journal
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.small_runs import command, wait_for, with_reference
 

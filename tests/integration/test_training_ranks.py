@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel
 
 from pipeline.config.schema import RetryConfig
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import JobError, JobStopped
-from pipeline.models.value import ValueModel
-from pipeline.scheduler.state import JobStatus
-from pipeline.training.distributed import Ranks, Spread, join
+from pipeline.learning.models.value import ValueModel
+from pipeline.learning.training.distributed import Ranks, Spread, join
 from tests.doubles import ranks as doubles
 from tests.doubles.engine import Engine, job, key
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import load_config
+from pipeline.engine.store.store import Store
 from pipeline.plan.build import build_plan
 from pipeline.plan.job import Job
-from pipeline.results.store import Store
 from tests.doubles.engine import Engine
 
 SMALL = (

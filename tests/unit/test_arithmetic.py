@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import arithmetic
+from pipeline.commands.doctor.arithmetic import DOCUMENTED, MADE_WITH, compare
+from pipeline.commands.doctor.check import Verdict
 from pipeline.config.load import load_config
-from pipeline.doctor.arithmetic import DOCUMENTED, MADE_WITH, compare
-from pipeline.doctor.check import Verdict
 
 CONTRARY = {
     "ATEN_CPU_CAPABILITY": "avx512",

@@ -1,102 +1,122 @@
-"""Imports point one way, and nothing on the engine's side imports torch."""
+"""The package is a house of a few wings: imports point one way, without circles, and few of them reach torch."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 import pipeline
 
 PACKAGE = Path(pipeline.__file__).parent
 
-ENGINE_SIDE = [
+WINGS = [
     "errors",
     "arithmetic",
+    "files",
+    "locks",
     "foreign",
-    "descendants",
-    "removal",
+    "hints",
+    "machine",
+    "outputs",
     "terminal",
-    "start",
     "config",
+    "learning",
     "plan",
-    "results",
-    "devices",
-    "workers",
-    "scheduler",
-    "experiment",
-    "multirun",
-    "usage",
+    "engine",
+    "runs",
+    "commands",
     "cli",
+    "__main__",
 ]
-"""Each may import what stands to its left."""
-MAY_PLAN_WITH = {"algos", "datasets", "rewards"}
-"""Worker-side folders with light parts that planning reads."""
-WORKER_SIDE = {"models", "datasets", "rewards", "generation", "training", "evaluation", "algos"}
-EXEMPT = {"algos/run.py": {"devices"}, "training/strategy.py": {"devices"}, "models/fetch.py": {"start"}}
-"""Two modules that choose how ranks share a model, by what `pipeline.devices` says should fit; and a command."""
+"""Each may import what stands before it."""
+NEVER = {"engine": {"learning"}, "learning": {"terminal"}}
+"""The engine runs any plan, and knows nothing of machine learning; what runs in a worker prints to its log."""
+ROOMS = {
+    "engine": ["run_folder", "store", "events", "journal", "status", "devices", "workers", "scheduler"],
+}
+"""Rooms of a wing that has an order of its own, likewise."""
 
 
-def imported_parts(path: Path) -> set[str]:
-    """Top-level parts of the package that a module imports at run time."""
-    found: set[str] = set()
-    checking: set[ast.AST] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            checking.update(ast.walk(node))
-        if node in checking:
-            continue
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline."):
-            found.add(str(node.module).split(".")[1])
-        if isinstance(node, ast.Import):
-            found.update(name.name.split(".")[1] for name in node.names if name.name.startswith("pipeline."))
-    return found
+@cache
+def imports() -> frozenset[tuple[str, str]]:
+    """Who imports whom at run time, modules without the name of the package; inside functions too."""
+    modules = {_name(path) for path in PACKAGE.rglob("*.py")}
+    return frozenset(
+        (module, imported if imported in modules else imported.rpartition(".")[0])
+        for path in PACKAGE.rglob("*.py")
+        for module in [_name(path)]
+        for imported in _imported(ast.parse(path.read_text()))
+        if imported not in ("", "__version__")
+    )
 
 
-def modules_of(part: str) -> list[Path]:
-    folder = PACKAGE / part
-    return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{part}.py"]
+def _name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("part", ENGINE_SIDE)
-def test_the_engine_side_imports_only_what_stands_to_its_left(part: str) -> None:
-    allowed = set(ENGINE_SIDE[: ENGINE_SIDE.index(part) + 1])
-    if ENGINE_SIDE.index(part) >= ENGINE_SIDE.index("plan"):
-        allowed |= MAY_PLAN_WITH
-    if part in ("experiment", "multirun", "cli"):
-        allowed |= {"report"}
-    if part == "experiment":
-        allowed |= {"evaluation"}  # which pools what the chains of a run say
-    wrong = {str(path): odd for path in modules_of(part) if (odd := imported_parts(path) - allowed)}
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "pipeline":
+        inside = node.module.partition(".")[2]
+        yield from (f"{inside}.{alias.name}".lstrip(".") for alias in node.names)
+    if isinstance(node, ast.Import):
+        yield from (alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("pipeline."))
+    for child in ast.iter_child_nodes(node):
+        yield from _imported(child)
+
+
+def wing(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("name", WINGS)
+def test_a_wing_imports_only_what_stands_before_it(name: str) -> None:
+    allowed = set(WINGS[: WINGS.index(name) + 1]) - NEVER.get(name, set())
+    wrong = [
+        f"{module} -> {imported}"
+        for module, imported in sorted(imports())
+        if wing(module) == name and wing(imported) not in allowed
+    ]
     assert not wrong
 
 
-@pytest.mark.parametrize("part", sorted(WORKER_SIDE))
-def test_the_worker_side_does_not_import_the_engine(part: str) -> None:
-    allowed = WORKER_SIDE | {"errors", "foreign", "descendants", "removal", "config", "results"}
-    wrong = {}
-    for path in modules_of(part):
-        exempt = EXEMPT.get(path.relative_to(PACKAGE).as_posix(), set())
-        if odd := imported_parts(path) - allowed - exempt:
-            wrong[str(path)] = odd
+def test_every_module_belongs_to_a_wing() -> None:
+    assert {wing(_name(path)) for path in PACKAGE.rglob("*.py")} == {"", *WINGS}
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_imports_only_what_stands_before_it(name: str) -> None:
+    rooms = ROOMS[name]
+    inside = [
+        (module, imported)
+        for module, imported in sorted(imports())
+        if wing(module) == wing(imported) == name and "." in module and "." in imported
+    ]
+    wrong = [
+        f"{module} -> {imported}"
+        for module, imported in inside
+        if rooms.index(module.split(".")[1]) < rooms.index(imported.split(".")[1])
+    ]
     assert not wrong
 
 
-def test_the_report_reads_plans_and_results_only() -> None:
-    wrong = {
-        str(path): odd
-        for path in modules_of("report")
-        if (odd := imported_parts(path) - {"report", "plan", "results", "terminal"})
-    }
-    assert not wrong
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = nx.DiGraph(pair for pair in imports() if pair[0] != pair[1])
+    assert not [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1]
 
 
 @pytest.mark.parametrize(
     "statement",
     [
         "import pipeline",
-        "import pipeline.cli, pipeline.__main__, pipeline.preflight",
+        "import pipeline.cli, pipeline.__main__, pipeline.commands.check",
         "from pipeline.config.load import load_config; from pipeline.plan.build import build_plan; "
         "build_plan(load_config(['experiment.name=t']))",
     ],

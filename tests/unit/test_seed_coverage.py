@@ -26,6 +26,6 @@ def test_rows_name_what_exists() -> None:
         assert where
         named = [test for test in re.split(r", *", tests.strip(" |")) if test]
         assert [test for test in named if not exists(test)] == [], promise
-        modules = re.findall(r"\b([a-z_]+/[a-z_]+\.py)\b", where)
+        modules = re.findall(r"(?<![\w/])((?:[a-z_]+/)+[a-z_]+\.py)\b", where)
         missing = [path for path in modules if not ((ROOT / "pipeline" / path).exists() or (ROOT / path).exists())]
         assert missing == [], promise

@@ -3,8 +3,9 @@
 import pytest
 
 from pipeline import cli
+from pipeline.commands.device_flags import FLAGS, as_overrides
+from pipeline.commands.exits import WRONG_REQUEST
 from pipeline.config.arguments import check_flags, settings_first
-from pipeline.devices.flags import FLAGS, as_overrides
 from pipeline.errors import ConfigError
 
 
@@ -78,7 +79,7 @@ def test_the_command_takes_settings_on_both_sides_of_a_flag(capfd: pytest.Captur
 
 
 def test_the_command_says_it_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["experiment.name=x", "--seed", "3"]) == cli.WRONG_REQUEST
+    assert cli.main(["experiment.name=x", "--seed", "3"]) == WRONG_REQUEST
     out, err = capfd.readouterr()
     assert out == ""
     assert err.strip() == (

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pipeline.commands.run import prepare
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError, DataError, PipelineError
-from pipeline.experiment import prepare
 from pipeline.plan.models import check_models
 
 

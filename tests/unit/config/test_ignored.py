@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
+from pipeline.commands.run import run_experiment
 from pipeline.config.ignored import GPU_PROFILES, idle_settings
 from pipeline.config.load import conf_dir, load_config
 from pipeline.config.schema import Config
-from pipeline.experiment import run_experiment
 
 NAME = "experiment.name=t"
 

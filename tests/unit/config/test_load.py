@@ -100,7 +100,7 @@ def test_lists_of_datasets_and_models() -> None:
 
 
 def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
-    config = load_config([NAME, "algos.Mine.class_path=pipeline.algos.pita.PITA", "algos.Mine.eta=2"])
+    config = load_config([NAME, "algos.Mine.class_path=pipeline.learning.algos.pita.PITA", "algos.Mine.eta=2"])
     mine = config.algos["Mine"]
     assert isinstance(mine, PITAConfig)
     assert mine.enabled

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.place import own_place, place_of, told
-from pipeline.datasets.columns import check_template
 from pipeline.errors import ConfigError, JobError
+from pipeline.learning.datasets.columns import check_template
 
 HERE = __file__
 

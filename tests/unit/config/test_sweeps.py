@@ -6,6 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline import cli
+from pipeline.commands.exits import WRONG_REQUEST
 from pipeline.config.sweeps import MOST_RUNS, check_sweep
 from pipeline.errors import ConfigError
 
@@ -59,6 +60,6 @@ def test_the_command_refuses_it_at_once(
     sweep: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["--multirun", "experiment.name=t", sweep]) == cli.WRONG_REQUEST
+    assert cli.main(["--multirun", "experiment.name=t", sweep]) == WRONG_REQUEST
     assert f"error: {said}" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from pipeline.config.load import load_config
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.summary import summarize
-from pipeline.report.plan import plan_table
+from pipeline.runs.report.plan import plan_table
 
 TWO = "training.gpus_per_job=2"
 

@@ -1,4 +1,4 @@
-from pipeline.algos.base import Stage
+from pipeline.learning.algos.base import Stage
 from pipeline.plan.estimates import Scale, guess_seconds
 
 GENERATE = Stage("generate", shards="train", config=("generation", "data_collection"), seconds=0.5)

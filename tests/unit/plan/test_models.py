@@ -12,13 +12,13 @@ import pytest
 from pipeline.config.install import install_command
 from pipeline.config.load import load_config
 from pipeline.config.schema import Attention, Config, HFModelConfig
-from pipeline.datasets.fingerprint import file_sha256
 from pipeline.errors import ConfigError
+from pipeline.files import file_sha256
 from pipeline.plan.attention import usable_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.models import LARGEST_CONFIG, check_models, count_weights, is_local, model_identities
 from pipeline.plan.tokenizers import check_chat_templates, has_chat_template, read_vocabulary
-from pipeline.results.sources import read_models
+from pipeline.runs.sources import read_models
 
 
 def folder_of(path: Path, **config: object) -> Path:
@@ -96,7 +96,7 @@ def test_hashes_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     hints = tmp_path / "hints"
     hints.mkdir()
     first = read_models(config, hints)
-    monkeypatch.setattr("pipeline.results.sources.file_sha256", lambda path: hashlib.sha256().hexdigest())
+    monkeypatch.setattr("pipeline.runs.sources.file_sha256", lambda path, follow: hashlib.sha256().hexdigest())
     assert read_models(config, hints) == first
     assert read_models(config) != first
 
@@ -118,7 +118,7 @@ def refused(path: Path | str, *overrides: str) -> str:
 
 def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
     assert "no such file or folder" in refused("./nowhere")
-    assert "pipeline.models.fetch smollm2" in refused("./nowhere")
+    assert "pipeline fetch smollm2" in refused("./nowhere")
     (tmp_path / "empty").mkdir()
     assert "cannot read" in refused(tmp_path / "empty")
     pickled = folder_of(tmp_path / "pickled")

@@ -7,12 +7,12 @@ import pytest
 
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
+from pipeline.engine.store.usage import kind_of
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.size import extent_of
 from pipeline.plan.summary import summarize
-from pipeline.results.contents import kind_of
 
 
 def plan_of(*overrides: str) -> Plan:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.load import load_config
-from pipeline.config.own_code import source_hash
+from pipeline.config.user_code import source_hash
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
-from pipeline.plan.changes import causes
 from pipeline.plan.graph import Plan
+from pipeline.plan.key_diff import causes
 from pipeline.plan.recorded import RecordedPlan, recorded
 from pipeline.plan.source_code import class_source, dataset_source
 
 ALGO = """
-from pipeline.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Read, Stage, Algorithm
+from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Read, Stage, Algorithm
 
 class Idea(Algorithm):
     name = "Idea"
@@ -29,7 +29,7 @@ class Idea(Algorithm):
     def evaluate(self, ctx): ...
 """
 DATASET = """
-from pipeline.datasets.base import Dataset, Row
+from pipeline.learning.datasets.base import Dataset, Row
 
 class Counting(Dataset):
     vocabulary, bos_token = (*"0123456789", "<"), "<"
@@ -130,7 +130,9 @@ def _recorded(plan: Plan) -> RecordedPlan:
 
 
 def test_what_ships_has_no_part_in_it(folder: Path) -> None:
-    shipped = build_plan(load_config(["experiment.name=t", "algos.Mild.class_path=pipeline.algos.pita.PITA"]))
+    shipped = build_plan(
+        load_config(["experiment.name=t", "algos.Mild.class_path=pipeline.learning.algos.pita.PITA"])
+    )
     assert not any("code" in job.determined_by for job in shipped.jobs.values())
     assert class_source(None) == {}
 

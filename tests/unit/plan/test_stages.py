@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipeline.algos.base import METRICS, Algorithm, JobContext, Stage
-from pipeline.algos.contract import check_algorithm
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
+from pipeline.learning.algos.base import METRICS, Algorithm, JobContext, Stage
+from pipeline.learning.algos.validate import check_algorithm
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.size import extent_of

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.algos.pita import PITA
 from pipeline.config.load import load_config
-from pipeline.datasets.addition import Addition
+from pipeline.learning.algos.pita import PITA
+from pipeline.learning.datasets.addition import Addition
 from pipeline.plan import versions
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan

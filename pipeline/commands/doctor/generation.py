@@ -1,0 +1,103 @@
+"""Proof that every worker generates the same text on a device of its own, through the real engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.doctor.check import Check, Verdict
+from pipeline.commands.run import run_jobs
+from pipeline.config.schema import DeviceChoice
+from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.select import choose_devices
+from pipeline.engine.store.store import Store
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+
+
+def check_generation(workers: int | None = None, *, prompts: int = 16, new_tokens: int = 32) -> Iterator[Check]:
+    """Every worker generates the same text on a device of its own, through the real engine."""
+    devices = choose_devices(DeviceChoice.auto, workers)
+    payload = {"prompts": prompts, "new_tokens": new_tokens, "seed": 0}
+    jobs = [_probe(index, payload) for index in range(len(devices))]
+    with tempfile.TemporaryDirectory(prefix="pipeline-check-") as folder:
+        store = Store(Path(folder) / "store")
+        outcome = run_jobs(Plan(jobs, []), store, devices, Path(folder))
+        reports = {job.id: _read_report(store, job) for job in jobs if store.has(job.key)}
+        failed = [job.id for job in jobs if job.id not in reports]
+        if failed:
+            detail = f"{len(failed)} of {len(jobs)} workers failed: {outcome.reason(failed[0])}"
+            yield Check("parallel generation", Verdict.FAIL, detail, "the reason above says what to repair")
+            return
+    yield _which_device(devices, list(reports.values()))
+    yield _same_text(list(reports.values()))
+    yield _memory(list(reports.values()))
+
+
+def _probe(index: int, payload: dict[str, Any]) -> Job:
+    return Job(
+        id=f"probe/{index}",
+        key=f"{index:040d}",
+        entry="pipeline.learning.generation.probe:probe",
+        payload=payload,
+        samples=int(payload["prompts"]),
+    )
+
+
+def _read_report(store: Store, job: Job) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((store.path(job.key) / "probe.json").read_bytes())
+    return report
+
+
+def _which_device(devices: list[Device], reports: list[dict[str, Any]]) -> Check:
+    name = "parallel generation"
+    seen = "; ".join(f"pid {report['pid']} on {_place(report)}" for report in reports)
+    pids = {report["pid"] for report in reports}
+    if len(pids) != len(reports) or os.getpid() in pids:
+        return Check(
+            name,
+            Verdict.FAIL,
+            seen,
+            "jobs shared a process; look for a wrapper that changes how python starts",
+        )
+    if devices[0].kind == "cuda":
+        if {report["visible"] for report in reports} != {device.uuid for device in devices}:
+            return Check(
+                name,
+                Verdict.FAIL,
+                seen,
+                "two workers saw one GPU; look for a wrapper that sets CUDA_VISIBLE_DEVICES",
+            )
+        if any(report["visible_gpus"] != 1 for report in reports):
+            return Check(
+                name,
+                Verdict.FAIL,
+                seen,
+                "torch does not see the GPU; compare `nvidia-smi` with torch.version.cuda",
+            )
+    return Check(name, Verdict.PASS, seen)
+
+
+def _place(report: dict[str, Any]) -> str:
+    if report["device"] == "cpu":
+        return f"cpu, {report['threads']} thread" + ("s" if report["threads"] != 1 else "")
+    return f"{report['visible']} ({report['device']})"
+
+
+def _same_text(reports: list[dict[str, Any]]) -> Check:
+    tokens = sum(report["tokens"] for report in reports)
+    if len({report["text"] for report in reports}) > 1:
+        seen = "workers generated different text from the same seed"
+        return Check(
+            "same results", Verdict.WARN, seen, "mixed GPU models round differently: keep a run on one kind"
+        )
+    return Check("same results", Verdict.PASS, f"{tokens:,} tokens, the same text from every worker")
+
+
+def _memory(reports: list[dict[str, Any]]) -> Check:
+    used = ", ".join(f"{report['memory_bytes'] / 2**30:.2f} GiB" for report in reports)
+    return Check("memory in use", Verdict.PASS, f"peak per worker: {used}")

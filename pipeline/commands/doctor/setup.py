@@ -1,0 +1,132 @@
+"""Checks of the installation: the interpreter, packages, configuration, imports, and where outputs go."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from itertools import zip_longest
+from pathlib import Path
+
+from pipeline.commands.doctor.check import Check, Verdict
+from pipeline.commands.doctor.facts import TorchFacts
+from pipeline.commands.doctor.host import WORKER_MEMORY_GIB
+from pipeline.config.install import install_command
+from pipeline.config.load import conf_dir, config_from_plain, load_config, to_plain
+from pipeline.config.schema import DeviceChoice
+from pipeline.engine.devices.inventory import usable_cores
+from pipeline.engine.devices.select import choose_devices
+from pipeline.engine.store.store import Store
+from pipeline.errors import PipelineError
+from pipeline.machine.memory import memory_available_bytes
+
+MINIMUM_PYTHON = (3, 11)
+PACKAGES = (
+    "torch",
+    "transformers",
+    "hydra-core",
+    "omegaconf",
+    "networkx",
+    "safetensors",
+    "tokenizers",
+    "rich",
+)
+
+
+def check_python() -> Check:
+    """The interpreter and the operating system are ones that workers run on."""
+    seen = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < MINIMUM_PYTHON:
+        return Check("python", Verdict.FAIL, seen, "install Python 3.11 or newer and make the environment with it")
+    if not sys.platform.startswith("linux"):
+        return Check("python", Verdict.WARN, seen, "only Linux is tested; use it for long runs")
+    return Check("python", Verdict.PASS, seen)
+
+
+def check_packages() -> Check:
+    """Every package that a worker imports is installed."""
+    found, missing = [], []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        remedy = f"run `{install_command()}` in this environment"
+        return Check("packages", Verdict.FAIL, f"missing: {', '.join(missing)}", remedy)
+    return Check("packages", Verdict.PASS, ", ".join(found[:4]))
+
+
+def check_devices() -> Check:
+    """GPUs as the driver lists them, or CPU slots where there are none."""
+    devices = choose_devices(DeviceChoice.auto, None)
+    if devices[0].kind == "cpu":
+        memory = memory_available_bytes() / 2**30
+        seen = (
+            f"no GPU; {usable_cores()} usable cores, {memory:.1f} GiB of memory free: {len(devices)} CPU workers"
+        )
+        if memory < WORKER_MEMORY_GIB:
+            return Check(
+                "devices", Verdict.WARN, seen, f"free some memory: a worker takes {WORKER_MEMORY_GIB} GiB"
+            )
+        return Check("devices", Verdict.PASS, seen)
+    names = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.memory_total_bytes / 2**30:.0f} GiB)" for gpu in devices)
+    return Check("devices", Verdict.PASS, f"{len(devices)} GPUs: {names}")
+
+
+def check_config() -> Check:
+    """The configuration reaches a worker as plain data and is rebuilt there unchanged, for every group."""
+    groups: dict[str, list[str]] = {}
+    for path in sorted(conf_dir().glob("*/*.yaml")):
+        groups.setdefault(path.parent.name, []).append(f"{path.parent.name}={path.stem}")
+    # A choice of every group at once, as composing takes half a second however much is chosen.
+    for together in zip_longest(*groups.values()):
+        chosen = [choice for choice in together if choice]
+        if not _survives(chosen):
+            wrong = next((choice for choice in chosen if not _survives([choice])), " ".join(chosen))
+            file = f"conf/{wrong.replace('=', '/')}.yaml"
+            return Check("config", Verdict.FAIL, f"{wrong} changes on the way", f"look at {file}")
+    count = sum(map(len, groups.values()))
+    return Check("config", Verdict.PASS, f"{count} group options survive the way to a worker")
+
+
+def _survives(chosen: list[str]) -> bool:
+    config = load_config(["experiment.name=check", *chosen])
+    return config_from_plain(json.loads(json.dumps(to_plain(config)))) == config
+
+
+def check_store(output_dir: Path) -> Check:
+    """Outputs can be written and renamed."""
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output_dir) as folder:
+            store = Store(Path(folder))
+            key = "0" * 40
+            unfinished = store.begin(store.scratch("check"), key, 1)
+            (unfinished / "file").write_text("x")
+            store.commit(key, unfinished, {})
+            if not store.has(key):
+                return Check("store", Verdict.FAIL, "a written file reads back changed", "use another disk")
+    except (OSError, PipelineError) as error:
+        return Check("store", Verdict.FAIL, str(error), "set output_dir to a folder that you can write to")
+    return Check("store", Verdict.PASS, f"{output_dir} is writable")
+
+
+def check_imports(torch: TorchFacts) -> Check:
+    """The engine does without torch, and a fresh process can import what a worker imports."""
+    again = f"run `{install_command()}` again"
+    if torch.failure:
+        return Check("imports", Verdict.FAIL, torch.failure, again)
+    code = "import sys, pipeline.cli; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        return Check("imports", Verdict.FAIL, last[0], again)
+    if done.stdout.split() != ["False"]:
+        return Check("imports", Verdict.FAIL, "the engine imports torch", "report this: it must not")
+    algorithms = ", ".join(torch.algorithms)
+    seen = f"torch {torch.version}, transformers {torch.transformers}; {algorithms}"
+    return Check("imports", Verdict.PASS, seen)

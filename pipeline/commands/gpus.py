@@ -1,0 +1,149 @@
+"""``python -m pipeline gpus``: the GPUs of this machine, and which way of training a model fits on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.gpu_tables import fit_table, gpu_table
+from pipeline.commands.typed import answering
+from pipeline.config.schema import Sharding, Strategy
+from pipeline.engine.devices.api import get_gpu_info
+from pipeline.engine.devices.inventory import Device, Usage, read_machine, visible_gpus
+from pipeline.engine.devices.ranking import pick
+from pipeline.errors import ConfigError, DeviceError
+from pipeline.learning.memory import fit as fitting
+from pipeline.learning.memory.fit import Fit
+from pipeline.learning.memory.training import Optimizer, Precision, Workload
+from pipeline.machine.memory import memory_available_bytes
+from pipeline.terminal.console import make_console, print_json, say
+
+app = typer.Typer(help="Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.")
+
+
+@app.callback(invoke_without_command=True)
+def gpus(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON; ids and memory in MB.")] = False,
+) -> None:
+    """Show every GPU with its memory, its load, who holds it and what runs there."""
+    if context.invoked_subcommand is not None:
+        return
+    with answering():
+        if as_json:
+            print_json(get_gpu_info())
+        else:
+            make_console().print(gpu_table())
+
+
+@app.command(help="Reckon which strategy trains MODEL on which GPUs, from its config.json alone.")
+def fit(
+    model: Annotated[str, typer.Argument(help="A folder with a config.json, or the id of a model on the hub.")],
+    strategy: Annotated[Strategy, typer.Option(help="Which to try; auto tries all, the simplest first.")] = (
+        Strategy.auto
+    ),
+    sharding: Annotated[Sharding, typer.Option(help="What fsdp spreads.")] = Sharding.full_shard,
+    cpu_offload: Annotated[bool, typer.Option("--cpu-offload", help="fsdp keeps that in host memory.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of a micro-batch on each GPU.")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
+    effective_batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of an optimizer step; says how many steps to accumulate.")
+    ] = None,
+    precision: Annotated[Precision, typer.Option(help="Of weights and optimizer state.")] = Precision.mixed,
+    optimizer: Annotated[Optimizer, typer.Option(help="What it remembers.")] = Optimizer.adam,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="Attention that stores its scores.")] = False,
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank alone.")] = None,
+    num_gpus: Annotated[int | None, typer.Option(min=1, help="Exactly so many.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Plan for so many GPUs that need not exist ...")] = None,
+    memory: Annotated[float | None, typer.Option(min=1, help="... with so many GiB each.")] = None,
+) -> None:
+    """Show what fits, why the others do not, and the figures behind it."""
+    with answering():
+        from pipeline.learning.memory.shape import read_shape  # imports torch
+
+        work = Workload(
+            batch=batch,
+            tokens=tokens,
+            precision=precision,
+            optimizer=optimizer,
+            checkpointing=checkpointing,
+            flash=not eager,
+            lora_rank=lora_rank,
+        )
+        available, free_bytes = gpus_to_fit(gpus, memory)
+        found = fitting.fit(
+            read_shape(model),
+            work,
+            available,
+            free_bytes,
+            host_bytes=memory_available_bytes(),
+            strategy=strategy,
+            sharding=sharding,
+            offload=cpu_offload,
+            num_gpus=num_gpus,
+        )
+        make_console().print(fit_table(found))
+        say(make_console(), summary(found, effective_batch))
+
+
+def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Callable[[int], int]]:
+    """How many GPUs there are to fit a model on, and what is free on the fullest of the best so many.
+
+    Args:
+        count: GPUs to imagine, with `memory_gib` each; None takes those that are visible here, of which the idlest
+            of one model are best.
+        memory_gib: Memory of an imagined GPU.
+
+    Raises:
+        DeviceError: Only one of the two is given.
+    """
+    if (count is None) != (memory_gib is None):
+        raise DeviceError(
+            "to plan for other GPUs than those of this machine, give their number and their memory: --gpus 8 "
+            "--memory 80 (--num-gpus asks for so many of this machine)"
+        )
+    if count is not None and memory_gib is not None:
+        return count, lambda _: int(memory_gib * 2**30)
+    machine = read_machine()
+    visible = visible_gpus(machine, os.environ)
+    return len(visible), partial(_free_bytes, visible, machine.usage)
+
+
+def _free_bytes(devices: Sequence[Device], usage: Mapping[str, Usage], count: int) -> int:
+    try:
+        chosen = pick(devices, usage, count=count, same_model=True)
+    except DeviceError:
+        chosen = pick(devices, usage, count=count)
+    return min(usage[gpu.uuid or ""].free_bytes for gpu in chosen)
+
+
+def summary(found: Fit, effective_batch: int | None) -> str:
+    """What to do, in a line or two.
+
+    Args:
+        found: Every way that was tried.
+        effective_batch: Sequences of an optimizer step; None for whatever comes out.
+
+    Raises:
+        DeviceError: Nothing fits.
+        ConfigError: The effective batch is smaller than what the GPUs take at once.
+    """
+    chosen = found.require()
+    ranks, micro = chosen.gpus, found.work.batch
+    at_once = ranks * micro
+    if effective_batch is None:
+        return f"{chosen.label}: {at_once} sequences a step ({micro} x {ranks} GPUs), times accumulation."
+    if effective_batch < at_once:
+        raise ConfigError(
+            f"--effective-batch {effective_batch} is less than the {at_once} sequences that {ranks} GPUs take at "
+            f"once: use --batch {max(1, effective_batch // ranks)} or fewer GPUs"
+        )
+    steps = -(-effective_batch // at_once)
+    real = steps * at_once
+    note = "" if real == effective_batch else f" rather than {effective_batch}, which they do not divide"
+    return f"{chosen.label}: accumulate {steps} steps: {micro} x {ranks} GPUs x {steps} = {real} sequences{note}."

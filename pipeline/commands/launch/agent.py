@@ -1,0 +1,108 @@
+"""The process that starts a program's ranks and watches them: torchrun with the program's own exit code.
+
+Only this process imports torch; the launcher starts it with the environment that the ranks are to have.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import partial
+from typing import Any
+
+from pipeline.machine import descendants
+from pipeline.terminal import streams
+
+NETWORK = 74
+"""Exit code where the machines did not find each other (EX_IOERR of sysexits.h)."""
+SIGNALLED = 128
+"""What a shell adds to the number of a signal."""
+
+
+def main() -> int:
+    """Run torchrun on ``PARENT GRACE_S LISTENER ARGUMENTS ...``.
+
+    LISTENER is the descriptor of the socket where ranks of this machine alone meet, or -1.
+
+    Returns:
+        The exit code of the rank that failed first; 0 if none did.
+    """
+    parent, grace_s, listener = map(int, sys.argv[1:4])
+    # So the ranks are stopped, too, when the launcher is gone.
+    descendants.die_with_parent(parent, signal.SIGTERM)
+    descendants.adopt_orphans()
+    streams.install()
+    try:
+        return _run(sys.argv[4:], grace_s, listener)
+    finally:
+        descendants.end_own()
+
+
+def _run(arguments: list[str], grace_s: int, listener: int) -> int:
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import PContext, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.run import parse_args, run
+
+    close = PContext.close
+
+    def close_soon(self: PContext, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        # When a rank has failed torch gives the others half a minute, whatever it was told about shutdown.
+        close(self, death_sig, min(timeout, grace_s))
+
+    PContext.close = close_soon  # type: ignore[method-assign]
+    if listener >= 0:
+        _meet_at(listener)
+    try:
+        run(parse_args(arguments))  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        return _explain(error)
+    except SignalException as stopped:
+        return SIGNALLED + int(stopped.sigval)
+    except (DistError, RendezvousError) as error:
+        # A timeout, a refused connection, an address that is in use: one line says which.
+        _say(f"the machines did not find each other: {str(error).strip().splitlines()[0]}")
+        return NETWORK
+    return 0
+
+
+def _meet_at(listener: int) -> None:
+    """Have torch's store use a socket that is open already: one of its own would listen on every interface."""
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+
+    os.set_inheritable(listener, False)
+    rendezvous: Any = static_tcp_rendezvous
+    rendezvous.TCPStore = partial(rendezvous.TCPStore, master_listen_fd=listener)
+
+
+def _explain(error: object) -> int:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from pipeline.errors import describe_exit
+
+    assert isinstance(error, ChildFailedError)
+    rank, first = min(
+        error.failures.items(), key=lambda item: (item[1].timestamp, _hindsight(item[1].exitcode), item[0])
+    )
+    others = f"; {len(error.failures) - 1} more failed or were stopped" if len(error.failures) > 1 else ""
+    _say(f"rank {rank} (pid {first.pid}) ended with {describe_exit(first.exitcode)}{others}")
+    return first.exitcode if first.exitcode > 0 else SIGNALLED - first.exitcode
+
+
+def _hindsight(exit_code: int) -> int:
+    """How likely an end follows from that of another rank; times of ends are in whole seconds and do not tell."""
+    if exit_code == -signal.SIGTERM:  # the agent stopped it
+        return 3
+    if exit_code == 1:  # an exception, as when the others do not answer
+        return 2
+    return 1 if exit_code == -signal.SIGABRT else 0  # NCCL aborts when the others do not answer
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"launch: {text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

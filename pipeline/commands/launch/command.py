@@ -1,0 +1,81 @@
+"""The options of ``python -m pipeline launch``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.launch.request import LaunchRequest
+from pipeline.commands.launch.run import launch as carry_out
+from pipeline.commands.launch.run import say_to_stderr
+from pipeline.commands.typed import answering
+from pipeline.config.schema import DeviceChoice
+from pipeline.errors import ConfigError
+
+HELP = "Run any program with one process on each chosen GPU: pipeline launch --gpus 4,5 -- train.py ARGUMENTS."
+SETTINGS = {"allow_extra_args": True, "allow_interspersed_args": False}
+
+
+def launch(
+    program: Annotated[
+        list[str] | None, typer.Argument(help="A script, -m MODULE or an executable, and its arguments.")
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="These, as 4,5,6,7: LOCAL_RANK i is on the i-th. Ids as in `pipeline gpus`.")
+    ] = None,
+    num_gpus: Annotated[
+        int | None, typer.Option(help="So many, the idlest; every visible one if left out.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu: no GPUs. Needs --nproc.")] = None,
+    nproc: Annotated[int | None, typer.Option(help="Processes, with --device cpu.")] = None,
+    nnodes: Annotated[int, typer.Option(help="Machines; start the same command on each.")] = 1,
+    node_rank: Annotated[
+        int | None, typer.Option(help="Which machine this is, from 0; SLURM_NODEID if left out.")
+    ] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.")] = None,
+    master_port: Annotated[
+        int | None, typer.Option(help="Port on machine 0; MASTER_PORT or a free one if left out.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Queue for GPUs that others hold.")] = False,
+    grace: Annotated[int, typer.Option(help="Seconds that processes have to end before they are killed.")] = 8,
+) -> None:
+    """Run a program on devices of its own."""
+    with answering():
+        request = LaunchRequest(
+            program=program or [],
+            device=_device(device),
+            gpus=None if gpus is None else parse_ids(gpus),
+            num_gpus=num_gpus,
+            nproc=nproc,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+            wait=wait,
+            grace_s=grace,
+        )
+        raise typer.Exit(carry_out(request, say_to_stderr))
+
+
+def parse_ids(text: str) -> list[int]:
+    """``4,5,6,7`` as numbers.
+
+    Raises:
+        ConfigError: An entry is no number.
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    wrong = [entry for entry in entries if not entry.isdigit()]
+    if wrong:
+        raise ConfigError(
+            f"--gpus {text}: '{wrong[0]}' is no id. Give numbers with commas between: --gpus 4,5,6,7"
+        )
+    return [int(entry) for entry in entries]
+
+
+def _device(text: str | None) -> DeviceChoice | None:
+    if text is None or text in ("cuda", "auto"):
+        return None
+    if text == "cpu":
+        return DeviceChoice.cpu
+    raise ConfigError(f"--device {text}: cpu, or leave it out for GPUs")

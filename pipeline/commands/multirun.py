@@ -1,0 +1,184 @@
+"""Several runs by one command (``--multirun``): which of them this is, and what it gives back to Hydra.
+
+A launcher may carry out a run in another process or on another machine. So what a run has to tell travels in the
+two ways that every launcher knows: the value that the run returns, and the exception that it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from statistics import fmean
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from pipeline.commands.run import prepare
+from pipeline.config.schema import Config, StageChoice
+from pipeline.errors import ConfigError, JobError, PipelineError
+from pipeline.plan.job import chain_name
+from pipeline.runs.primary import PRIMARY_METRICS, primary_metric
+from pipeline.runs.record import ResultRow, collect_rows
+
+_ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+"""The sweeper that runs what it is told; any other one looks for the best settings."""
+_MINIMIZE = {"direction": "minimize", "ax_config.experiment.minimize": True, "optim.maximize": False}
+"""Settings of Optuna's, Ax's and Nevergrad's sweepers that look for the worst; they are the defaults there."""
+
+failed_runs: list[RunFailed] = []
+"""The failed runs that this process knows of, those that other processes carried out among them."""
+
+
+class RunFailed(PipelineError):  # noqa: N818 - it names what happened
+    """A run of a multirun did not end well.
+
+    Hydra raises the first such exception alone, but launchers bring all of them back. So each is noted where it is
+    made, which it also is when it arrives from another process.
+
+    Attributes:
+        exit_code: What the run alone would have ended with.
+        run: Its label.
+        reason: Why it was refused, or "".
+    """
+
+    def __init__(self, exit_code: int, run: str, reason: str = "") -> None:
+        super().__init__(exit_code, run, reason)
+        self.exit_code = exit_code
+        self.run = run
+        self.reason = reason
+        failed_runs.append(self)
+
+    def __str__(self) -> str:
+        return f"the run {self.run} ended with exit code {self.exit_code}" + (self.reason and f": {self.reason}")
+
+
+def in_multirun() -> bool:
+    """Whether Hydra carries out this run as one of several."""
+    return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
+
+
+def run_label(arguments: Sequence[str]) -> str:
+    """The settings in which this run differs from the others of its multirun, else its number.
+
+    Args:
+        arguments: The command line of the multirun.
+    """
+    parser = OverridesParser.create()
+    given = [word for word in arguments if word.startswith("~") or ("=" in word and not word.startswith("-"))]
+    parsed = [parser.parse_override(word) for word in given]
+    fixed = {each.get_key_element() for each in parsed if not each.is_sweep_override()}
+    hydra = HydraConfig.get()
+    own = [each for each in hydra.overrides.task if parser.parse_override(each).get_key_element() not in fixed]
+    return " ".join(own) or f"number {hydra.job.num}"
+
+
+def check_objective(config: Config) -> None:
+    """Refuse, before anything is started, what a sweeper that looks for the best settings could not use.
+
+    Raises:
+        ConfigError: There would be no number for it, or one that must not choose settings.
+    """
+    if not _wanted(config):
+        return
+    if config.evaluation.split != "validation":
+        raise ConfigError(
+            f"evaluation.split={config.evaluation.split}: this sweeper chooses settings by the results, and the "
+            "test split would no longer be held out. Add evaluation.split=validation, and run the best settings "
+            "once with evaluation.split=test. For a sweeper that chooses nothing add evaluation.objective=null"
+        )
+    if config.dry_run or config.stage is not StageChoice.all:
+        raise ConfigError("dry_run=true and stage=prepare leave no results for a sweeper to choose by")
+    for key, value in _MINIMIZE.items():
+        if _plain(OmegaConf.select(HydraConfig.get().sweeper, key)) == value:
+            raise ConfigError(
+                f"hydra.sweeper.{key}={_plain(value)}: this sweeper would look for the worst settings. Add "
+                f"hydra.sweeper.{key}={_opposite(value)}"
+            )
+    names = _chains(config)
+    if not any(_chosen(config, name) for name in names):
+        raise ConfigError(
+            f"evaluation.objective={config.evaluation.objective}: names no chain of this run. There are: "
+            f"{', '.join(names)}. Give one of these, an algorithm, or a pattern with '*'"
+        )
+
+
+def objective(config: Config) -> float | None:
+    """What a sweeper maximises: the primary metric after the last round, the mean over the chains in question.
+
+    Returns:
+        The number, or None where no sweeper asks for one.
+
+    Raises:
+        JobError: No chain in question has been judged.
+    """
+    if not _wanted(config):
+        return None
+    request = prepare(config)
+    rows = [
+        row
+        for row in collect_rows(request.store, request.plan.jobs.values())
+        if row.round == config.rounds_of_training
+        and _chosen(config, _name(config, row.dataset, row.model, row.reference, row.seed, row.algo))
+    ]
+    return primary_result(rows)
+
+
+def primary_result(rows: Sequence[ResultRow]) -> float:
+    """The mean over chains of the first primary metric that all of them have.
+
+    Raises:
+        JobError: There is none.
+    """
+    values: dict[tuple[object, ...], dict[str, float]] = {}
+    for row in rows:
+        chain = values.setdefault((row.dataset, row.model, row.reference, row.seed, row.algo), {})
+        if row.value is not None:
+            chain[row.metric] = row.value
+    metric = primary_metric(values.values())
+    if metric is None:
+        raise JobError(
+            f"no result for the sweeper: no chain has one of {', '.join(PRIMARY_METRICS)} after the last round"
+        )
+    return fmean(chain[metric] for chain in values.values())
+
+
+def _wanted(config: Config) -> bool:
+    """Whether a sweeper asks for the objective."""
+    return (
+        in_multirun()
+        and HydraConfig.get().sweeper.get("_target_") != _ONLY_LISTS
+        and config.evaluation.objective is not None
+    )
+
+
+def _chosen(config: Config, chain: str) -> bool:
+    pattern = config.evaluation.objective or ""
+    return fnmatchcase(chain, pattern) or fnmatchcase(chain.rpartition("/")[2], pattern)
+
+
+def _chains(config: Config) -> list[str]:
+    algos = [name for name, settings in config.algos.items() if settings.enabled]
+    return [
+        _name(config, dataset, model, reference, seed, algo)
+        for dataset in config.datasets
+        for model, section in config.models.items()
+        for reference in section.references
+        for seed in config.experiment.seeds
+        for algo in algos
+    ]
+
+
+def _name(config: Config, dataset: str, model: str, reference: int | None, seed: int, algo: str) -> str:
+    several = len(config.models[model].references) > 1
+    return chain_name(dataset, model, reference if several else None, seed, algo)
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "name", value)
+
+
+def _opposite(value: Any) -> str:
+    return "maximize" if isinstance(value, str) else str(not value).lower()

@@ -1,0 +1,1 @@
+"""Carries out any plan: devices, workers, the scheduler and the store. It knows nothing of machine learning."""

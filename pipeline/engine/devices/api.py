@@ -1,0 +1,259 @@
+"""GPU selection for scripts: plain functions over ids and megabytes. Free of torch.
+
+An id is a position in what CUDA_VISIBLE_DEVICES shows at the moment of the call, as torch counts; it is turned
+into a UUID at once. Memory is that of the whole device as NVML sees it, whoever uses it; MB are 2**20 bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+from pipeline.engine.devices.inventory import (
+    Device,
+    Machine,
+    Usage,
+    find_gpus,
+    read_machine,
+    read_usage,
+    visible_gpus,
+)
+from pipeline.engine.devices.mask import NOTHING, VISIBLE
+from pipeline.engine.devices.process_visibility import refuse_if_cuda_is_in_use, show_only
+from pipeline.engine.devices.ranking import Order, pick, rank
+from pipeline.engine.devices.resolve import gpus_of_ids
+from pipeline.errors import DeviceError
+from pipeline.machine.memory import usable_bytes
+
+if TYPE_CHECKING:  # workers import this package, and print nothing with it
+    from rich.console import Console
+
+_MB = 2**20
+_GB = 10**9
+_CORES_PER_PROCESSOR = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
+"""CUDA cores of a multiprocessor where they are not 128, by compute capability (CUDA programming guide)."""
+
+
+class GpuInfo(TypedDict):
+    """What `get_gpu_info` says of a GPU; memory in MB, and None for what the driver does not tell."""
+
+    id: int
+    index: int
+    uuid: str
+    name: str
+    compute_capability: str | None
+    memory_total: int
+    memory_used: int
+    memory_free: int
+    utilization: int | None
+    multi_processor_count: int | None
+
+
+def get_available_gpus() -> list[int]:
+    """Ids of the GPUs that this process may use: ``[0, 1, ...]``, empty without any.
+
+    Raises:
+        DeviceError: CUDA_VISIBLE_DEVICES names what does not exist, or the driver does not work.
+    """
+    return list(range(len(find_gpus())))
+
+
+def get_gpu_info() -> list[GpuInfo]:
+    """What each GPU is and does.
+
+    Raises:
+        DeviceError: As `get_available_gpus`.
+    """
+    visible, machine = _visible()
+    return [_info(number, gpu, machine.usage[gpu.uuid or ""]) for number, gpu in enumerate(visible)]
+
+
+def get_gpu_memory_usage(gpu_id: int) -> tuple[int, int, float]:
+    """Memory in use by anyone, all of it, both in MB, and the share in percent.
+
+    Raises:
+        DeviceError: There is no such GPU.
+    """
+    (gpu,) = gpus_of_ids([gpu_id], find_gpus(), os.environ, "gpu_id")
+    use = read_usage(gpu)
+    return use.used_bytes // _MB, use.total_bytes // _MB, 100 * use.used_bytes / use.total_bytes
+
+
+def select_gpus(
+    gpu_ids: Sequence[int] | None = None,
+    num_gpus: int | None = None,
+    min_memory_mb: int | None = None,
+    *,
+    min_total_memory_mb: int | None = None,
+    max_utilization: int = 100,
+    same_model: bool = False,
+    order: Order = Order.idle,
+) -> list[int]:
+    """Ids of GPUs that meet every condition.
+
+    Args:
+        gpu_ids: Choose among these; all of them are taken unless `num_gpus` says fewer.
+        num_gpus: How many; None for all that pass.
+        min_memory_mb: Memory that must be free, whoever takes the rest.
+        min_total_memory_mb: Memory that it must have, used or not.
+        max_utilization: Largest utilisation, in percent.
+        same_model: GPUs of one model alone.
+        order: Which go first where there are more than `num_gpus`: the idlest, and of equals the highest id, as
+            people at the machine use GPU 0; or the lowest ids.
+
+    Returns:
+        Ids in rising order, or in that of `gpu_ids`; empty where nothing was asked and there is no GPU.
+
+    Raises:
+        DeviceError: Ids that do not exist, or fewer GPUs than asked for. Says what is wrong with each.
+    """
+    visible, machine = _visible()
+    among = visible if gpu_ids is None else gpus_of_ids(gpu_ids, visible, os.environ)
+    if not visible and num_gpus is None and min_memory_mb is None and min_total_memory_mb is None:
+        return []
+    chosen = pick(
+        among,
+        machine.usage,
+        count=num_gpus if gpu_ids is None or num_gpus is not None else len(among),
+        min_free_bytes=(min_memory_mb or 0) * _MB,
+        min_total_bytes=(min_total_memory_mb or 0) * _MB,
+        max_utilization=max_utilization,
+        same_model=same_model,
+        order=order,
+    )
+    return [visible.index(gpu) for gpu in chosen]
+
+
+def set_visible_gpus(gpu_ids: Sequence[int]) -> None:
+    """Make CUDA, in this process and those it starts, see these GPUs alone, numbered from 0 in this order.
+
+    Args:
+        gpu_ids: Positions in what is visible now; empty hides every GPU.
+
+    Raises:
+        DeviceError: Ids that do not exist, or CUDA is in use already.
+    """
+    show_only(gpus_of_ids(gpu_ids, find_gpus(), os.environ) if gpu_ids else [])
+
+
+def get_optimal_device(gpu_ids: Sequence[int] | None = None) -> str:
+    """The device to compute on, as torch names it; ``torch.device`` and ``model.to`` take it as it is.
+
+    Args:
+        gpu_ids: What `set_visible_gpus` was given. CUDA numbers what it shows from 0, so the answer is ``cuda:0``
+            whichever these were. None takes the idlest of all that are visible.
+    """
+    visible, machine = _visible()
+    if not visible or (gpu_ids is not None and not gpu_ids):
+        return "cpu"
+    return "cuda:0" if gpu_ids is not None else f"cuda:{visible.index(rank(visible, machine.usage)[0])}"
+
+
+def auto_select_gpus_for_model(model_size_gb: float, safety_margin: float = 1.5) -> list[int]:
+    """Ids of the fewest GPUs that hold a model, the idlest first; never all of them to be on the safe side.
+
+    Args:
+        model_size_gb: What it needs in all, in 10**9 bytes. Training with Adam takes 8 to 9 times the 16-bit
+            weights; ``python -m pipeline gpus fit`` reckons it from the model's configuration.
+        safety_margin: Factor for what comes on top.
+
+    Raises:
+        DeviceError: It does not fit even if spread over all of them; says how much is missing.
+    """
+    visible, machine = _visible()
+    need = model_size_gb * safety_margin * _GB
+    ranked = rank(visible, machine.usage)
+    for count in range(1, len(ranked) + 1):
+        # Spread evenly, so the fullest of them decides.
+        each = min(usable_bytes(machine.usage[gpu.uuid or ""].free_bytes) for gpu in ranked[:count])
+        if each * count >= need:
+            return sorted(visible.index(gpu) for gpu in ranked[:count])
+    have = sum(usable_bytes(machine.usage[gpu.uuid or ""].free_bytes) for gpu in visible) / _GB
+    raise DeviceError(
+        f"a model of {model_size_gb:g} GB needs {need / _GB:.0f} GB with a margin of {safety_margin:g}, but "
+        f"{len(visible)} GPUs have {have:.0f} GB usable. Free some, offload to the CPU, train adapters (LoRA), or "
+        "take a smaller model."
+    )
+
+
+def print_gpu_info(gpu_ids: Sequence[int] | None = None, console: Console | None = None) -> None:
+    """Print a line for each GPU.
+
+    Args:
+        gpu_ids: Those alone; None for all.
+        console: Where to; standard output if None.
+
+    Raises:
+        DeviceError: Ids that do not exist.
+    """
+    if console is None:
+        from pipeline.terminal.console import make_console
+
+        console = make_console()
+    visible, machine = _visible()
+    if gpu_ids is not None:
+        gpus_of_ids(gpu_ids, visible, os.environ)
+    if not visible:
+        console.print("No CUDA GPUs available", highlight=False)
+        return
+    console.print(f"Available GPUs: {len(visible)}", highlight=False)
+    for number, gpu in enumerate(visible):
+        if gpu_ids is None or number in gpu_ids:
+            console.print(_line(number, gpu, machine.usage[gpu.uuid or ""]), markup=False, highlight=False)
+
+
+def setup_gpu_environment(
+    gpu_ids: Sequence[int] | None = None, num_gpus: int | None = None, console: Console | None = None
+) -> str:
+    """Choose GPUs, make this process see them alone, say which, and name the device to compute on.
+
+    Args:
+        gpu_ids: Exactly these; None leaves it open.
+        num_gpus: How many, the idlest first; None takes all.
+        console: Where to print; standard output if None.
+
+    Returns:
+        ``cuda:0``, or ``cpu`` where there is no GPU and none was asked for.
+
+    Raises:
+        DeviceError: The request cannot be met, or CUDA is in use already.
+    """
+    refuse_if_cuda_is_in_use()
+    chosen = select_gpus(gpu_ids, num_gpus)
+    print_gpu_info(chosen, console)
+    set_visible_gpus(chosen)
+    return get_optimal_device(chosen)
+
+
+def _visible() -> tuple[list[Device], Machine]:
+    if os.environ.get(VISIBLE, "0").strip() in NOTHING:
+        return [], Machine()
+    machine = read_machine()
+    return visible_gpus(machine, os.environ), machine
+
+
+def _info(number: int, gpu: Device, use: Usage) -> GpuInfo:
+    capability = use.compute_capability
+    per_processor = _CORES_PER_PROCESSOR.get(capability, 128) if capability else 128
+    return GpuInfo(
+        id=number,
+        index=gpu.index,
+        uuid=gpu.uuid or "",
+        name=gpu.name,
+        compute_capability=".".join(map(str, capability)) if capability else None,
+        memory_total=use.total_bytes // _MB,
+        memory_used=use.used_bytes // _MB,
+        memory_free=use.free_bytes // _MB,
+        utilization=use.utilization,
+        multi_processor_count=use.cores // per_processor if use.cores else None,
+    )
+
+
+def _line(number: int, gpu: Device, use: Usage) -> str:
+    info = _info(number, gpu, use)
+    share = 100 * use.used_bytes / use.total_bytes
+    capability = f", Compute {info['compute_capability']}" if info["compute_capability"] else ""
+    memory = f"{info['memory_total']} MB total, {info['memory_used']} MB used ({share:.1f}%)"
+    where = "" if gpu.index == number and gpu.slice_index is None else f" = the machine's {gpu.label}"
+    return f"GPU {number}{where}: {gpu.name} ({memory}{capability})"

@@ -1,0 +1,298 @@
+"""Which devices this machine has and may use. Asks the driver through NVML, never through CUDA.
+
+Opening a CUDA context here would take memory on every GPU and freeze their visibility for this process, so the
+engine neither imports torch nor touches the CUDA runtime.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipeline.engine.devices.mask import NOTHING, VISIBLE, read_mask
+from pipeline.engine.devices.nvml import NoDriver, session, text
+from pipeline.errors import DeviceError
+
+log = logging.getLogger("pipeline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A GPU, a MIG slice of one, or a CPU slot.
+
+    Attributes:
+        kind: What it is.
+        index: Number of the GPU in PCI bus order, or of the slot.
+        uuid: The GPU's own name, which no reordering changes; None for a CPU slot.
+        name: Product name.
+        memory_total_bytes: All its memory, used or not; for a CPU slot that of the whole machine.
+        slice_index: Number of the MIG slice on its GPU; None for a whole GPU.
+    """
+
+    kind: Literal["cuda", "cpu"]
+    index: int
+    uuid: str | None
+    name: str
+    memory_total_bytes: int
+    slice_index: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Short name for messages: ``GPU 0``, ``GPU 0 slice 1`` or ``cpu slot 0``."""
+        if self.kind == "cpu":
+            return f"cpu slot {self.index}"
+        return f"GPU {self.index}" + ("" if self.slice_index is None else f" slice {self.slice_index}")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that computes on a GPU; its memory is unknown inside most containers."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a GPU is doing at this moment, whoever it does it for.
+
+    Attributes:
+        used_bytes: Memory that is taken, of the whole device rather than of one process.
+        free_bytes: Memory that can be taken now.
+        total_bytes: All of it.
+        utilization: Share of time with a kernel running, in percent; None where the driver does not tell (MIG).
+        processes: Who computes there; None where the driver does not tell.
+        compute_capability: Such as (9, 0).
+        cores: CUDA cores; None where the driver does not tell.
+    """
+
+    used_bytes: int
+    free_bytes: int
+    total_bytes: int
+    utilization: int | None = None
+    processes: tuple[Process, ...] | None = ()
+    compute_capability: tuple[int, int] | None = None
+    cores: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The GPUs of a machine, all of them, whatever CUDA_VISIBLE_DEVICES says.
+
+    Attributes:
+        uuids: Of every GPU in PCI bus order, with those that cannot be used as a whole.
+        devices: UUID -> what can be used: whole GPUs and MIG slices.
+        usage: UUID -> what it is doing.
+        slices: UUID of a MIG slice -> its older name, ``MIG-GPU-<uuid>/<gpu instance>/<compute instance>``.
+        split: UUIDs of the GPUs in MIG mode.
+        broken: UUID (or a stand-in) of a GPU that does not answer -> why.
+    """
+
+    uuids: tuple[str, ...] = ()
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    usage: Mapping[str, Usage] = field(default_factory=dict)
+    slices: Mapping[str, str] = field(default_factory=dict)
+    split: frozenset[str] = frozenset()
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_gpus(environ: Mapping[str, str] | None = None) -> list[Device]:
+    """The GPUs that this process may use, as CUDA would number them. No driver means no GPUs, not an error.
+
+    Args:
+        environ: Where to look for an inherited CUDA_VISIBLE_DEVICES; `os.environ` if None.
+
+    Raises:
+        DeviceError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or the driver does not work.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get(VISIBLE, "0").strip() in NOTHING:
+        return []
+    return visible_gpus(read_machine(), environ)
+
+
+def visible_gpus(machine: Machine, environ: Mapping[str, str]) -> list[Device]:
+    """Those of a machine that an environment leaves visible.
+
+    Several MIG slices in a mask are several devices here, one for each worker, though CUDA would show a single
+    process only the first.
+
+    Raises:
+        DeviceError: CUDA would drop a part of the mask without a word, or it names what cannot be used.
+    """
+    mask = environ.get(VISIBLE)
+    seen = read_mask(mask, machine.uuids, machine.slices)
+    if seen.fault is not None:
+        raise DeviceError(
+            f"{VISIBLE}={mask}: entry {seen.fault}. There is: {_listed(machine)}. Correct or unset it."
+        )
+    if mask is None:
+        return list(machine.devices.values())
+    _warn_of_order(machine, mask, environ)
+    return [_usable(machine, uuid, mask) for uuid in seen.uuids]
+
+
+def _usable(machine: Machine, uuid: str, mask: str) -> Device:
+    if uuid in machine.devices:
+        return machine.devices[uuid]
+    index = machine.uuids.index(uuid)
+    if uuid in machine.split:
+        slices = ",".join(one.uuid or "" for one in machine.devices.values() if one.slice_index is not None)
+        raise DeviceError(
+            f"{VISIBLE}={mask}: GPU {index} is in MIG mode, so CUDA would show one slice of it. Name slices by "
+            f"UUID: {VISIBLE}={slices or '(it has none yet: see `nvidia-smi mig`)'}."
+        )
+    raise DeviceError(f"{VISIBLE}={mask}: GPU {index} does not work: {machine.broken.get(uuid)}. Leave it out.")
+
+
+def _warn_of_order(machine: Machine, mask: str, environ: Mapping[str, str]) -> None:
+    models = {device.name for device in machine.devices.values() if device.slice_index is None}
+    by_number = not mask.startswith(("GPU-", "MIG-"))
+    if by_number and len(models) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        log.warning(
+            "%s=%s is read in PCI bus order, as nvidia-smi lists GPUs; CUDA itself would put the fastest first on "
+            "this machine of mixed GPUs. Set CUDA_DEVICE_ORDER=PCI_BUS_ID so that both mean the same.",
+            VISIBLE,
+            mask,
+        )
+
+
+def _listed(machine: Machine) -> str:
+    return ", ".join(f"{device.index} ({device.uuid})" for device in machine.devices.values()) or "no GPU"
+
+
+def read_machine() -> Machine:
+    """Ask the driver what there is and what it is doing.
+
+    Raises:
+        DeviceError: There is a driver and it does not work.
+    """
+    try:
+        with session() as nvml:
+            return _read_all(nvml)
+    except NoDriver:
+        return Machine()
+
+
+def read_usage(device: Device) -> Usage:
+    """What one GPU is doing now.
+
+    Raises:
+        DeviceError: The driver does not answer, or does not know it any more.
+    """
+    try:
+        with session() as nvml:
+            return _usage(nvml, nvml.nvmlDeviceGetHandleByUUID(device.uuid))
+    except NoDriver as error:
+        raise DeviceError(f"{device.label} cannot be asked: {error}") from error
+
+
+def _read_all(nvml: Any) -> Machine:
+    uuids: list[str] = []
+    devices: dict[str, Device] = {}
+    usage: dict[str, Usage] = {}
+    slices: dict[str, str] = {}
+    split: set[str] = set()
+    broken: dict[str, str] = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = text(nvml.nvmlDeviceGetUUID(handle))
+            whole = _describe(nvml, handle, index, uuid)
+            found = _slices(nvml, handle, whole) if _in_mig_mode(nvml, handle) else None
+            use = _usage(nvml, handle)
+        except nvml.NVMLError as error:
+            # One GPU that fell off the bus must not take the others along.
+            broken[f"broken-{index}"] = str(error).rstrip(".")
+            uuids.append(f"broken-{index}")
+            log.warning("GPU %d is left out: %s", index, error)
+            continue
+        uuids.append(uuid)
+        if found is None:
+            devices[uuid], usage[uuid] = whole, use
+            continue
+        split.add(uuid)
+        for device, older, slice_usage in found:
+            assert device.uuid is not None
+            devices[device.uuid], slices[device.uuid], usage[device.uuid] = device, older, slice_usage
+    return Machine(
+        uuids=tuple(uuids), devices=devices, usage=usage, slices=slices, split=frozenset(split), broken=broken
+    )
+
+
+def _describe(nvml: Any, handle: Any, index: int, uuid: str, slice_index: int | None = None) -> Device:
+    return Device(
+        kind="cuda",
+        index=index,
+        uuid=uuid,
+        name=text(nvml.nvmlDeviceGetName(handle)),
+        memory_total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        slice_index=slice_index,
+    )
+
+
+def _in_mig_mode(nvml: Any, handle: Any) -> bool:
+    current = _optional(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, str, Usage]]:
+    found = []
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except nvml.NVMLError_NotFound:
+            continue  # places are numbered for the finest split, most are empty
+        device = _describe(nvml, part, whole.index, text(nvml.nvmlDeviceGetUUID(part)), place)
+        instances = f"{nvml.nvmlDeviceGetGpuInstanceId(part)}/{nvml.nvmlDeviceGetComputeInstanceId(part)}"
+        found.append((device, f"MIG-{whole.uuid}/{instances}", _usage(nvml, part)))
+    return found
+
+
+def _usage(nvml: Any, handle: Any) -> Usage:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    processes = _optional(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    capability = _optional(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    return Usage(
+        used_bytes=int(memory.total) - int(memory.free),
+        free_bytes=int(memory.free),
+        total_bytes=int(memory.total),
+        utilization=_optional(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        processes=None if processes is None else tuple(Process(one.pid, one.usedGpuMemory) for one in processes),
+        compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
+        cores=_optional(nvml, lambda: int(nvml.nvmlDeviceGetNumGpuCores(handle))),
+    )
+
+
+def _optional(nvml: Any, ask: Callable[[], Any]) -> Any:
+    # What a card, a driver or a container may leave untold; anything else is a fault of the GPU.
+    try:
+        return ask()
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_NoPermission, nvml.NVMLError_FunctionNotFound):
+        return None
+
+
+def cpu_slots(count: int) -> list[Device]:
+    """So many CPU slots of this machine."""
+    total = memory_total_bytes()
+    name = platform.processor() or platform.machine()
+    return [
+        Device(kind="cpu", index=index, uuid=None, name=name, memory_total_bytes=total) for index in range(count)
+    ]
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on; fewer than the machine has under taskset, cgroups or Slurm."""
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def memory_total_bytes() -> int:
+    """Memory of the machine."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)

@@ -1,0 +1,103 @@
+"""The devices of a run as places for jobs: how many jobs each takes at once, and how much memory they may take.
+
+worker = one slot of one device;  worker i is on device i modulo the number of devices
+free   = what of a GPU's memory was free when the run began
+usable = what of that several jobs may take together: 0.9 x free - 1 GB, as everywhere (`learning.memory.training`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.config.schema import AUTO, Backend, ExecutionConfig
+from pipeline.engine.devices.inventory import Device, Usage, read_machine
+from pipeline.machine.memory import usable_bytes
+
+AUTO_SLOTS = 4
+"""Jobs per GPU at most with `jobs_per_device=auto`. Beyond a few their kernels only queue behind each other, while
+each takes a core, a CUDA context of some 0.5 GB and the host memory of one more process."""
+_MB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One device.
+
+    Attributes:
+        label: For messages.
+        free_mb: Memory that one job could have; None where nobody counts it (a CPU slot).
+        usable_mb: Memory that several jobs could have together, likewise.
+    """
+
+    label: str
+    free_mb: int | None = None
+    usable_mb: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The devices of a run and the workers on them.
+
+    Attributes:
+        places: The devices.
+        slots: Workers on each.
+        vouched: Whether the user says that so many jobs fit: then one of unknown need counts as an equal share.
+            Otherwise it has a device to itself.
+    """
+
+    places: tuple[Place, ...]
+    slots: int = 1
+    vouched: bool = True
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+        return len(self.places) * self.slots
+
+    def device_of(self, worker: int) -> int:
+        """The device of a worker: its place in `places`."""
+        return worker % len(self.places)
+
+    def workers_of(self, device: int) -> range:
+        """The workers on a device."""
+        return range(device, self.workers, len(self.places))
+
+
+def plain_layout(devices: int) -> Layout:
+    """One worker on each device, and nobody counts memory."""
+    return Layout(places=tuple(Place(label=f"device {index}") for index in range(devices)))
+
+
+def make_layout(
+    devices: Sequence[Device], execution: ExecutionConfig, usage: Mapping[str, Usage] | None = None
+) -> Layout:
+    """The places of a run.
+
+    Args:
+        devices: Its devices; the inline backend uses the first alone.
+        execution: Says how many jobs each takes.
+        usage: UUID -> what a GPU is doing; asks the driver if None.
+    """
+    if execution.backend is Backend.inline:
+        return Layout(places=_places(devices[:1], usage))
+    asked = execution.jobs_per_device
+    if isinstance(asked, int):
+        return Layout(places=_places(devices, usage), slots=asked)
+    # On a CPU there is nothing to measure, and `execution.workers` says all there is to say.
+    gpus = any(device.kind == "cuda" for device in devices)
+    return Layout(places=_places(devices, usage), slots=AUTO_SLOTS if gpus else 1, vouched=asked != AUTO)
+
+
+def _places(devices: Sequence[Device], usage: Mapping[str, Usage] | None) -> tuple[Place, ...]:
+    if usage is None:
+        usage = read_machine().usage if any(device.kind == "cuda" for device in devices) else {}
+    return tuple(_place(device, usage.get(device.uuid or "")) for device in devices)
+
+
+def _place(device: Device, use: Usage | None) -> Place:
+    if device.kind == "cpu":
+        return Place(label=device.label)
+    free = device.memory_total_bytes if use is None else use.free_bytes
+    label = f"{device.label} ({device.name})"
+    return Place(label=label, free_mb=free // _MB, usable_mb=usable_bytes(free) // _MB)

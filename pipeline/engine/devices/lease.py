@@ -1,0 +1,229 @@
+"""The right to use a GPU, between the runs of one user on one machine.
+
+    <folder>/<uuid>.lock     held by flock as long as its holder lives; says who that is
+    <folder>/queue/          a ticket, held the same way, for each run that waits
+    <folder>/guard           held for the instant in which one process looks and takes
+
+The kernel lets go of a flock when the last descriptor of its opening is closed, so a lease dies with its holder,
+`kill -9` included. Children have none: they are closed on exec, and after a plain fork by a hook. So a worker that
+outlives the engine keeps no lease alive; the memory that it may still hold is the matter of `leftover.py`.
+
+Only one process at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for
+another in a circle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.locks import LockFile, guard, lease_dir
+from pipeline.engine.devices.wait_queue import Ticket
+from pipeline.errors import DeviceError
+from pipeline.foreign import ForeignDataError, read_json
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a lease.
+
+    Attributes:
+        pid: Process id.
+        experiment: Its experiment; empty for none.
+        since: When it took the lease, as ``2026-01-31T12:00:00``.
+        host: Its machine, or container.
+    """
+
+    pid: int
+    experiment: str
+    since: str
+    host: str
+
+    def __str__(self) -> str:
+        """As in ``'name' (pid 4711 since 12:00:00)``."""
+        return " ".join(self.words())
+
+    def words(self) -> tuple[str, ...]:
+        """The same in pieces, for where it takes several lines."""
+        whose = f"'{self.experiment}'" if self.experiment else "a program"
+        elsewhere = "" if self.host == socket.gethostname() else f" in {self.host}"
+        day, _, hour = self.since.partition("T")
+        when = hour if day == f"{datetime.now():%Y-%m-%d}" else self.since.replace("T", " ")
+        return (whose, f"(pid {self.pid}{elsewhere}", f"since {when})")
+
+
+class LeaseSet:
+    """Devices that this process holds until it gives them back or ends. A context manager."""
+
+    def __init__(self, devices: Sequence[Device], files: dict[str, LockFile]) -> None:
+        self.devices = list(devices)
+        self._files = files
+
+    @classmethod
+    def acquire(
+        cls,
+        devices: Sequence[Device],
+        wait: bool = False,
+        *,
+        count: int | None = None,
+        experiment: str = "",
+        timeout_s: float | None = None,
+        on_wait: Callable[[str], None] | None = None,
+        how_to_wait: str = "execution.wait_for_devices=true",
+    ) -> LeaseSet:
+        """Take devices, all or none. CPU slots are free to all.
+
+        Args:
+            devices: Those that would do, the best first.
+            wait: Queue while others hold them, first come first served, rather than fail.
+            count: How many of them; None for all.
+            experiment: Whose run this is, for the messages of others.
+            timeout_s: Seconds to wait at most; None for as long as it takes.
+            on_wait: Told once who is waited for.
+            how_to_wait: What a user adds to the command to wait, for messages.
+
+        Raises:
+            DeviceError: Others hold too many of them, or did so until the time was over. Names them.
+        """
+        count = len(devices) if count is None else count
+        if all(device.kind == "cpu" for device in devices):
+            return cls(devices[:count], {})
+        if count > len(devices):
+            raise DeviceError(f"{count} GPUs asked for, but there are {len(devices)} to choose from")
+        folder = lease_dir()
+        holder = _holder(experiment)
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with Ticket(folder, {_name(device) for device in devices}) as ticket:
+            while True:
+                with guard(folder):
+                    files = _take(folder, devices, count, holder) if ticket.is_next() else None
+                    if files is not None:
+                        return cls([device for device in devices if _name(device) in files], files)
+                    busy = _refusal(folder, devices, count)
+                    if not wait:
+                        raise DeviceError(
+                            f"{busy}. Ask for fewer or for others, or wait for them with {how_to_wait}."
+                        )
+                    if end is not None and time.monotonic() >= end:
+                        raise DeviceError(f"{busy}. Waited {timeout_s:g} s for them in vain.")
+                    queued = ticket.queue()
+                if queued and on_wait:
+                    on_wait(busy)
+                time.sleep(POLL_S)
+
+    def release(self) -> None:
+        """Give all back; a second time does nothing."""
+        for name in list(self._files):
+            self._close(name)
+
+    def give_back(self, device: Device) -> None:
+        """Give one device back and keep the others."""
+        self.devices = [kept for kept in self.devices if kept != device]
+        self._close(_name(device))
+
+    def _close(self, name: str) -> None:
+        file = self._files.pop(name, None)
+        if file is not None:
+            file.write("")
+            file.close()
+
+    def __enter__(self) -> Self:
+        """The set itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give all back."""
+        self.release()
+
+
+def holders(devices: Sequence[Device]) -> dict[str, Holder]:
+    """UUID -> who holds it, of those devices that someone does."""
+    folder = lease_dir()
+    with guard(folder):
+        return {device.uuid: holder for device in devices if device.uuid and (holder := _read(folder, device))}
+
+
+def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[str, LockFile] | None:
+    taken: dict[str, LockFile] = {}
+    for device in devices:
+        if len(taken) == count:
+            break
+        file = LockFile(_path(folder, device))
+        if file.try_lock():
+            taken[_name(device)] = file
+        else:
+            file.close()
+    if len(taken) < count:
+        for file in taken.values():
+            file.close()
+        return None
+    for file in taken.values():
+        file.write(json.dumps(asdict(holder)))
+    return taken
+
+
+def _refusal(folder: Path, devices: Sequence[Device], count: int) -> str:
+    held: dict[tuple[int, str, str], tuple[Holder, list[Device]]] = {}
+    for device in sorted(devices, key=_place):
+        if holder := _read(folder, device):
+            held.setdefault((holder.pid, holder.host, holder.experiment), (holder, []))[1].append(device)
+    total = sum(len(theirs) for _, theirs in held.values())
+    who = "; ".join(f"{holder} has {_labels(theirs)}" for holder, theirs in held.values())
+    if len(devices) - total >= count:
+        return f"{count} of {_labels(devices)} wanted, but others queued for them first"
+    return f"{count} of {_labels(devices)} wanted, but {total} of these {len(devices)} are leased: {who}"
+
+
+def _place(device: Device) -> tuple[int, int]:
+    return device.index, device.slice_index or 0
+
+
+def _labels(devices: Sequence[Device]) -> str:
+    """``GPU 0, 2, 3``."""
+    numbers = [device.label.removeprefix("GPU ") for device in sorted(devices, key=_place)]
+    return f"GPU {', '.join(numbers)}"
+
+
+def _read(folder: Path, device: Device) -> Holder | None:
+    """Who holds a device; called under the guard, as it takes the lock for an instant."""
+    try:
+        with LockFile(_path(folder, device), make=False) as file:
+            return None if file.try_lock() else _who(file.read())
+    except FileNotFoundError:
+        return None
+
+
+def _who(text: str) -> Holder:
+    try:
+        return read_json(text, Holder)
+    except ForeignDataError:
+        return Holder(pid=0, experiment="a run that does not say", since="?", host=socket.gethostname())
+
+
+def _holder(experiment: str) -> Holder:
+    now = datetime.now().isoformat(timespec="seconds")
+    return Holder(pid=os.getpid(), experiment=experiment, since=now, host=socket.gethostname())
+
+
+def _name(device: Device) -> str:
+    return device.uuid or device.label
+
+
+def _path(folder: Path, device: Device) -> Path:
+    return folder / f"{_name(device).replace('/', '_')}.lock"

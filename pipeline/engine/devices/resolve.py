@@ -1,0 +1,236 @@
+"""From what was asked for to devices: the command line before the configuration, both within what is visible.
+
+    command line  >  configuration  >  CUDA_VISIBLE_DEVICES
+    the first that says anything about devices decides alone;  the environment bounds what there is to choose from
+
+Numbers of GPUs are positions in the visible set, as torch counts them: with CUDA_VISIBLE_DEVICES=4,5,6,7 the ids 0
+and 2 are the machine's GPUs 4 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.config.schema import DeviceChoice
+from pipeline.engine.devices.inventory import (
+    Device,
+    Machine,
+    Usage,
+    cpu_slots,
+    read_machine,
+    usable_cores,
+    visible_gpus,
+)
+from pipeline.engine.devices.mask import NOTHING, VISIBLE
+from pipeline.engine.devices.ranking import rank
+from pipeline.errors import DeviceError
+from pipeline.machine.memory import memory_available_bytes
+
+WORKER_MEMORY_BYTES = int(0.7 * 2**30)
+"""What a CPU worker takes once torch and transformers are imported and a small model is loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRequest:
+    """What one source says about devices; a field it does not mention is None.
+
+    Attributes:
+        device: Which kind; `auto` is the same as saying nothing.
+        num_gpus: How many GPUs.
+        gpu_ids: Exactly these, as positions in the visible set.
+        names: How the source calls `num_gpus` and `gpu_ids`, for messages.
+        without: What to say to it for a run without GPUs, for messages.
+    """
+
+    device: DeviceChoice | None = None
+    num_gpus: int | None = None
+    gpu_ids: Sequence[int] | None = None
+    names: tuple[str, str] = ("num_gpus", "gpu_ids")
+    without: str = "device=cpu"
+
+    @property
+    def silent(self) -> bool:
+        """Whether it leaves everything open."""
+        kind = self.device or DeviceChoice.auto
+        return kind is DeviceChoice.auto and self.num_gpus is None and self.gpu_ids is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """What there is, asked for when it is needed: a request for the CPU must work whatever the driver does."""
+
+    machine: Callable[[], Machine] = read_machine
+    cores: Callable[[], int] = usable_cores
+    memory_bytes: Callable[[], int] = memory_available_bytes
+
+    def slots(self, count: int | None) -> list[Device]:
+        """CPU slots: so many, or as many as fit."""
+        return cpu_slots(count or default_slots(self.cores(), self.memory_bytes()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Devices that would do, the best first, and how many of them are wanted.
+
+    Attributes:
+        devices: In order of preference.
+        count: How many of them.
+        order: The visible set, in whose order those that are chosen go to workers.
+    """
+
+    devices: tuple[Device, ...]
+    count: int
+    order: tuple[Device, ...]
+
+    def best(self) -> list[Device]:
+        """Those that one would take if all were free."""
+        return self.sorted(self.devices[: self.count])
+
+    def sorted(self, devices: Sequence[Device]) -> list[Device]:
+        """Devices in the order in which the environment lists them."""
+        return sorted(devices, key=self.order.index)
+
+
+def resolve(
+    cli: DeviceRequest,
+    config: DeviceRequest,
+    environment: Mapping[str, str],
+    inventory: Inventory,
+    *,
+    workers: int | None = None,
+) -> list[Device]:
+    """The devices of a run, one per worker, as if no other run held any.
+
+    Args:
+        cli: What the command line says.
+        config: What the configuration says.
+        environment: Where CUDA_VISIBLE_DEVICES is looked up.
+        inventory: What there is.
+        workers: How many workers are wanted; None for one on each device.
+
+    Raises:
+        DeviceError: The request cannot be met; says what was asked for and what there is.
+    """
+    return candidates(cli, config, environment, inventory, workers=workers).best()
+
+
+def candidates(
+    cli: DeviceRequest,
+    config: DeviceRequest,
+    environment: Mapping[str, str],
+    inventory: Inventory,
+    *,
+    workers: int | None = None,
+) -> Candidates:
+    """As `resolve`, with the GPUs that would do as well: some of the best may be leased to another run.
+
+    Raises:
+        DeviceError: The request cannot be met.
+    """
+    if workers is not None and workers < 1:
+        raise DeviceError(f"execution.workers={workers}: at least one worker is needed")
+    request = config if cli.silent else cli
+    _check_numbers(request)
+    wants_gpus = request.num_gpus is not None or request.gpu_ids is not None
+    if request.device is DeviceChoice.cpu:
+        return _all_of(inventory.slots(workers))
+    hidden = environment.get(VISIBLE, "0").strip() in NOTHING
+    machine = Machine() if hidden else inventory.machine()
+    visible = [] if hidden else visible_gpus(machine, environment)
+    if not visible:
+        if wants_gpus or request.device is DeviceChoice.cuda:
+            raise DeviceError(_no_gpu(request, environment))
+        return _all_of(inventory.slots(workers))
+    return _gpus(request, visible, machine.usage, environment, workers)
+
+
+def _gpus(
+    request: DeviceRequest,
+    visible: Sequence[Device],
+    usage: Mapping[str, Usage],
+    environment: Mapping[str, str],
+    workers: int | None,
+) -> Candidates:
+    if request.gpu_ids is not None:
+        devices = gpus_of_ids(request.gpu_ids, visible, environment, request.names[1])
+    else:
+        devices = rank(visible, usage)
+    wanted = request.num_gpus if request.num_gpus is not None else len(devices)
+    if wanted > len(devices):
+        raise DeviceError(
+            f"{request.names[0]}={wanted}, but there are {len(visible)} usable GPUs: "
+            f"{_listed(visible, environment)}. Use {request.names[0]}={len(visible)} or less, or "
+            f"{request.without}."
+        )
+    if workers is not None and workers > wanted:
+        raise DeviceError(
+            f"execution.workers={workers}, but there are {wanted} usable GPUs and each worker needs one of "
+            f"its own. Use execution.workers={wanted} or less, or device=cpu."
+        )
+    return Candidates(devices=tuple(devices), count=workers or wanted, order=tuple(visible))
+
+
+def gpus_of_ids(
+    ids: Sequence[int], visible: Sequence[Device], environment: Mapping[str, str], name: str = "gpu_ids"
+) -> list[Device]:
+    """The GPUs at some positions of the visible set.
+
+    Raises:
+        DeviceError: A position does not exist, or is given twice.
+    """
+    unknown = sorted({number for number in ids if not 0 <= number < len(visible)})
+    if unknown:
+        raise DeviceError(
+            f"{name}={list(ids)}: there is no GPU {', '.join(map(str, unknown))}. "
+            + (f"Ids are {_listed(visible, environment)}." if visible else "This process sees no GPU at all.")
+        )
+    if len(set(ids)) != len(ids):
+        raise DeviceError(f"{name}={list(ids)} names a GPU twice")
+    return [visible[number] for number in ids]
+
+
+def _check_numbers(request: DeviceRequest) -> None:
+    count, ids = request.num_gpus, request.gpu_ids
+    count_name, ids_name = request.names
+    if count is not None and count < 1:
+        raise DeviceError(
+            f"{count_name}={count}: must be at least 1. For a run without GPUs use {request.without}."
+        )
+    if ids is not None and not ids:
+        raise DeviceError(
+            f"{ids_name}=[] names no GPU. For a run without GPUs use {request.without}; null leaves it open."
+        )
+    if count is not None and ids is not None and count != len(ids):
+        raise DeviceError(
+            f"{count_name}={count}, but {ids_name}={list(ids)} names {len(ids)}: "
+            "make them agree, or give one alone."
+        )
+
+
+def _all_of(devices: Sequence[Device]) -> Candidates:
+    return Candidates(devices=tuple(devices), count=len(devices), order=tuple(devices))
+
+
+def _no_gpu(request: DeviceRequest, environment: Mapping[str, str]) -> str:
+    if request.gpu_ids is not None:
+        asked = f"{request.names[1]}={list(request.gpu_ids)}"
+    elif request.num_gpus is not None:
+        asked = f"{request.names[0]}={request.num_gpus}"
+    else:
+        asked = "device=cuda"
+    mask = environment.get(VISIBLE)
+    why = "NVML found none" if mask is None else f"{VISIBLE}={mask!r} hides them, or NVML found none"
+    return f"{asked}, but there is no usable GPU: {why}. Check `nvidia-smi`, or use device=auto or device=cpu."
+
+
+def _listed(visible: Sequence[Device], environment: Mapping[str, str]) -> str:
+    if environment.get(VISIBLE) is None and all(gpu.index == place for place, gpu in enumerate(visible)):
+        return f"0 to {len(visible) - 1}" if len(visible) > 1 else "0"
+    pairs = ", ".join(f"{place} ({gpu.label})" for place, gpu in enumerate(visible))
+    return f"{pairs}, counted within what CUDA_VISIBLE_DEVICES shows"
+
+
+def default_slots(cores: int, memory_bytes: int) -> int:
+    """CPU workers that fit: one per core while the memory lasts, at least one."""
+    return max(1, min(cores, memory_bytes // WORKER_MEMORY_BYTES))

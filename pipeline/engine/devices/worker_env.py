@@ -1,0 +1,112 @@
+"""The environment that makes a worker see one device: a pure function, applied before the process starts.
+
+CUDA reads these variables when it is first touched, and libraries that size their thread pools read theirs at
+import. Setting them inside a running worker would be too late.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from pipeline import arithmetic
+from pipeline.engine.devices.inventory import Device
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+FIXED = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONHASHSEED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # Without a fixed workspace cuBLAS may pick other kernels from one call to the next.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "PYTHONUNBUFFERED": "1",
+}
+
+ON_LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo") if sys.platform == "linux" else {}
+"""For ranks that are all on this machine: nobody else is to reach the sockets that they listen at."""
+
+# A launcher such as torchrun, srun or mpirun may have started this process. A program that inherits its ranks
+# would wait for others that do not exist.
+RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    # Lightning takes SLURM_NTASKS for the number of ranks that somebody else has started.
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_GTIDS",
+)
+RANK_PREFIXES = ("MASTER_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_WORLD_")
+
+
+def is_of_launcher(name: str) -> bool:
+    """Whether a variable tells a process its rank, or where the ranks of a launcher meet."""
+    return name in RANK_VARIABLES or name.startswith(RANK_PREFIXES)
+
+
+def worker_environment(
+    device: Device, threads: int, base_env: Mapping[str, str], *, portable: bool = False
+) -> dict[str, str]:
+    """The whole environment of a worker.
+
+    Args:
+        device: Its device.
+        threads: Threads for numerical libraries.
+        base_env: The environment it inherits.
+        portable: Whether it computes as on every processor, see `pipeline.arithmetic`.
+    """
+    env = {name: value for name, value in base_env.items() if not is_of_launcher(name)}
+    env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
+    env.update(FIXED)
+    env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
+    env["CUDA_VISIBLE_DEVICES"] = (device.uuid or str(device.index)) if device.kind == "cuda" else ""
+    return env
+
+
+def rank_environment(
+    base_env: Mapping[str, str], visible: Sequence[str], *, rank: int, master_port: int
+) -> dict[str, str]:
+    """The whole environment of one process of a job that needs several devices: what `init_process_group` reads.
+
+    Args:
+        base_env: That of the worker that leads them.
+        visible: What each rank's worker sees of CUDA; all of it is visible to all, in the order of ranks.
+        rank: Which process.
+        master_port: Where they meet.
+    """
+    size = str(len(visible))
+    return {
+        **ON_LOOPBACK,
+        **base_env,
+        "CUDA_VISIBLE_DEVICES": ",".join(name for name in visible if name),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+    }
+
+
+def describe_device(device: Device, env: Mapping[str, str]) -> str:
+    """What a process with this environment works on, in words: ``GPU-... as cuda:0``, ``cpu slot 3, 1 thread``."""
+    if device.kind == "cuda":
+        return f"{env['CUDA_VISIBLE_DEVICES']} as cuda:0"
+    threads = int(env[THREAD_VARIABLES[0]])
+    return f"{device.label}, {threads} thread{'s' if threads != 1 else ''}"

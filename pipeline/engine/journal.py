@@ -1,0 +1,96 @@
+"""Every state change of a run, one JSON object a line, on disk before the engine acts on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine.events import read_event, whole_lines
+from pipeline.errors import StoreError
+from pipeline.files import json_text, open_plain
+from pipeline.foreign import ForeignDataError
+from pipeline.locks import LocksUnsupportedError, lock
+
+
+class Journal:
+    """Appends events to ``journal.jsonl``. One writer, which holds an exclusive lock on the file meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a journal, or go on with one.
+
+        Raises:
+            StoreError: It cannot be written, or another process is writing it.
+        """
+        self._path = path
+        try:
+            self._file = open(path, "ab", buffering=0, opener=_plainly)  # noqa: SIM115 - open as long as the run
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror}") from error
+        with suppress(LocksUnsupportedError):
+            if not lock(self._file.fileno(), wait=False):
+                self._file.close()
+                raise StoreError(f"another process is writing {path}; a run has a folder of its own")
+        self._cut(_whole_bytes(path))
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event with its wall-clock time, and have it on disk when this returns.
+
+        Raises:
+            StoreError: It could not be written. What was written before stands, and no part of this event.
+        """
+        line = json_text({"event": event, "time": round(time.time(), 3), **fields}, separators=(",", ":"))
+        data = line.encode() + b"\n"
+        try:
+            written = self._file.write(data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, "only a part was written")
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._cut(self._length)
+            raise StoreError(f"cannot write {self._path}: {error.strerror}") from error
+        self._length += len(data)
+
+    def _cut(self, length: int) -> None:
+        """Leave whole lines only."""
+        self._length = length
+        with suppress(OSError):
+            os.ftruncate(self._file.fileno(), length)
+
+    def close(self) -> None:
+        """Close the file; nothing is buffered."""
+        self._file.close()
+
+
+def _plainly(path: str, flags: int) -> int:
+    """Refuse, rather than wait for, what is in the place of a journal and is no file."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no plain file", path)
+    return descriptor
+
+
+def _whole_bytes(path: Path) -> int:
+    """Bytes up to the end of the last whole line."""
+    with open_plain(path) as file:
+        for _ in whole_lines(file):
+            pass
+        return file.tell()
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the events of a journal. What is no event is left out, as is a last line that a crash cut off.
+
+    Raises:
+        OSError: It is missing, or no plain file.
+    """
+    with open_plain(path, follow=True) as file:
+        for line in whole_lines(file):
+            with suppress(ForeignDataError):
+                yield read_event(line)

@@ -1,0 +1,117 @@
+"""Where a run keeps its files: ``<output_dir>/<name>/<timestamp>/``, with ``latest`` pointing to the newest."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pipeline.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run and the names inside it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """Jobs, edges and keys."""
+        return self.path / "plan.json"
+
+    @property
+    def journal(self) -> Path:
+        """Every state change."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """The engine's log."""
+        return self.path / "run.log"
+
+    @property
+    def results_json(self) -> Path:
+        """The rows of chains and of methods, and comparisons."""
+        return self.path / "results.json"
+
+    @property
+    def results_csv(self) -> Path:
+        """The rows of chains as a table."""
+        return self.path / "results.csv"
+
+    @property
+    def pooled_csv(self) -> Path:
+        """The rows of methods as a table."""
+        return self.path / "pooled.csv"
+
+    @property
+    def samples(self) -> Path:
+        """Some prompts with the completions of every round."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def jobs(self) -> Path:
+        """The folders of all jobs."""
+        return self.path / "jobs"
+
+    def job(self, job_id: str) -> Path:
+        """The folder of a job: its logs and a link to its stored output."""
+        return self.jobs / job_id
+
+
+def create_run_folder(output_dir: Path, name: str, now: datetime | None = None) -> RunFolder:
+    """Make the folder of a new run and point ``latest`` to it.
+
+    Raises:
+        ConfigError: The folder cannot be made.
+    """
+    stamp = f"{now or datetime.now():%Y-%m-%d_%H-%M-%S}"
+    try:
+        (output_dir / name).mkdir(parents=True, exist_ok=True)
+        folder = _fresh(output_dir / name, stamp)
+        _point_latest(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {output_dir / name}: {error.strerror or error}. Set output_dir to a folder you own."
+        ) from error
+    return RunFolder(folder)
+
+
+def find_run(output_dir: Path, name: str) -> RunFolder:
+    """The newest run of an experiment.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    latest = output_dir / name / "latest"
+    if not latest.is_dir():
+        known = sorted(path.parent.name for path in output_dir.glob("*/latest"))
+        listed = f" There are: {', '.join(known)}." if known else ""
+        raise ConfigError(f"no run of '{name}' in {output_dir}.{listed}")
+    return RunFolder(latest.resolve())
+
+
+def _fresh(parent: Path, stamp: str) -> Path:
+    for number in range(1, 1000):
+        folder = parent / (stamp if number == 1 else f"{stamp}_{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"{parent / stamp} and 999 like it exist")
+
+
+def _point_latest(folder: Path) -> None:
+    # A link is replaced by renaming a new one over it, so a reader always finds one or the other.
+    temporary = folder.parent / f".latest.{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(folder.name)
+    temporary.replace(folder.parent / "latest")

@@ -1,0 +1,54 @@
+"""Whether what a worker says can be true: a pure rule.
+
+The code of any job can write to its worker's pipe, and a message that reads well may still speak of a job that the
+worker was not given, or of one that is over. Whoever acts on messages need not think of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import Heartbeat, JobRaised, JobStarted, Report, WorkerReady
+
+
+def objection(state: RunState, gathering: Collection[str], index: int, message: Report) -> str:
+    """Say why a message cannot be true.
+
+    Args:
+        state: The run.
+        gathering: Jobs that have workers, but were not sent to them yet.
+        index: The worker that sent it.
+        message: The message.
+
+    Returns:
+        What is wrong with it; "" where nothing is, or where it is about an attempt that the worker no longer has.
+    """
+    if isinstance(message, Heartbeat):
+        return ""
+    if isinstance(message, WorkerReady):
+        return "it said twice that it is ready" if state.workers[index].up else ""
+    said = type(message).__name__
+    if message.job_id not in state.jobs:
+        return f"it sent {said} of {message.job_id[:200]!a}, which is no job of this run"
+    if not state.is_current(index, message.job_id, message.attempt):
+        return ""
+    if state.is_lent(index) or message.job_id in gathering:
+        return f"it sent {said} of {message.job_id}, which it was not given"
+    if isinstance(message, JobRaised):  # before the job has started too: its log could not be written
+        return _untrue_failure(state, message)
+    begun = state.workers[index].begun
+    if isinstance(message, JobStarted):
+        return f"it said twice that {message.job_id} has started" if begun else ""
+    return "" if begun else f"it sent {said} of {message.job_id}, which had not started"
+
+
+def _untrue_failure(state: RunState, message: JobRaised) -> str:
+    job = state.jobs[message.job_id]
+    if message.rank is not None and message.rank >= len(job.workers):
+        return f"it sent JobRaised of rank {message.rank}, and {message.job_id} has {len(job.workers)}"
+    keys = {key for keys in job.job.inputs.values() for key in keys}
+    if message.kind is FailureKind.damaged_input and message.damaged_key not in keys:
+        return f"it sent JobRaised of a damaged input, which {message.job_id} does not read"
+    return ""

@@ -1,0 +1,81 @@
+"""What came of a run: the end of every job, every attempt with its times, and the account of device time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from statistics import fmean, median
+
+from pipeline.engine.scheduler.makespan import Attempt, Makespan, WorkerSpan
+from pipeline.engine.scheduler.state import JobStatus
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.plan.summary import WORKER_LOAD, load_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of a run.
+
+    Attributes:
+        jobs: Job id -> where it stands; after an interruption some are still pending or ready.
+        reasons: Why jobs failed or are blocked.
+        root_causes: Blocked job -> the failed job behind it.
+        attempts: Every attempt, in the order in which they ended.
+        workers: Every worker that was started.
+        interrupted: ``SIGINT``, ``SIGTERM`` or ``SIGUSR2`` if that ended the run.
+        halted: Why no further job could have succeeded, for example a full disk; or "".
+        makespan: The account of device time, or None where nothing was finished.
+        peaks_mb: The highest peaks of device memory that were measured, by `Job.memory_kind`.
+    """
+
+    jobs: Mapping[str, JobStatus]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    root_causes: Mapping[str, str] = field(default_factory=dict)
+    attempts: Sequence[Attempt] = ()
+    workers: Sequence[WorkerSpan] = ()
+    interrupted: str | None = None
+    halted: str = ""
+    makespan: Makespan | None = None
+    peaks_mb: Mapping[str, int] = field(default_factory=dict)
+
+    def failures(self) -> list[tuple[str, str]]:
+        """Failed jobs with their reasons; those that they block are in `root_causes`."""
+        return [
+            (job_id, self.reasons[job_id]) for job_id, status in self.jobs.items() if status is JobStatus.failed
+        ]
+
+    def reason(self, job_id: str) -> str:
+        """Why a job has no result, or "" where nothing is wrong with it."""
+        return self.reasons.get(job_id, "")
+
+    def seconds_per_unit(self, plan: Plan, name_of: Callable[[Job], str]) -> dict[str, float]:
+        """Measured seconds per sample, loading left out, by name; per job where it has no samples."""
+        seconds: dict[str, float] = {}
+        units: dict[str, int] = {}
+        for attempt in self.attempts:
+            if attempt.succeeded:
+                job = plan.jobs[attempt.job_id]
+                name = name_of(job)
+                seconds[name] = seconds.get(name, 0.0) + attempt.work_s
+                units[name] = units.get(name, 0) + max(1, job.samples)
+        return {name: seconds[name] / units[name] for name in seconds}
+
+    def load_seconds(self, plan: Plan) -> dict[str, float]:
+        """Measured seconds of loading, by the names of `pipeline.plan.summary`."""
+        firsts = [(span, first) for span in self.workers if (first := self._first(span)) and first.succeeded]
+        starts = [max(0.0, (span.ready_s or span.started_s) - span.started_s) + at.load_s for span, at in firsts]
+        counted = {id(first) for _, first in firsts}
+        later: dict[str, list[float]] = {}
+        for attempt in self.attempts:
+            if attempt.succeeded and id(attempt) not in counted:
+                later.setdefault(load_name(plan.jobs[attempt.job_id]), []).append(attempt.load_s)
+        measured = {name: fmean(seconds) for name, seconds in later.items()}
+        return measured | ({WORKER_LOAD: median(starts)} if starts else {})
+
+    def _first(self, span: WorkerSpan) -> Attempt | None:
+        """The first attempt of a worker, of which another one may have the same number later."""
+        until = inf if span.ended_s is None else span.ended_s
+        own = [at for at in self.attempts if at.worker == span.worker and span.started_s <= at.sent_s <= until]
+        return min(own, key=lambda at: at.sent_s, default=None)

@@ -1,0 +1,204 @@
+"""Where there is room for a job now, and where there will be: idle workers, and memory beside the jobs that run.
+
+    on each device:  set aside for the jobs that run  +  for the next one  +  held by idle workers  <=  usable
+
+What idle workers hold, the models of their last jobs, can be had by ending their processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeline.engine.scheduler.ready import Kind, kind_of
+from pipeline.engine.scheduler.state import RunState
+from pipeline.plan.job import Job
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place where a job could start now.
+
+    Attributes:
+        device: The device.
+        worker: An idle worker on it.
+        charge: MiB that are set aside for the job, or `WHOLE`.
+        emptied: Other idle workers on it whose processes must end first, for the memory that they hold.
+    """
+
+    device: int
+    worker: int
+    charge: float
+    emptied: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Guest:
+    """A job on a device: what is set aside for it, and when by its estimate it ends."""
+
+    charge: float
+    until_s: float
+
+
+class Room:
+    """Idle workers and the jobs on each device, those included that are about to start.
+
+    Attributes:
+        idle: Workers that could take a job.
+        is_plain: One worker on each device, and each will do for every job: memory need not be looked at.
+    """
+
+    def __init__(self, state: RunState, now_s: float) -> None:
+        self.idle = {worker.index: worker for worker in state.idle_workers()}
+        self.is_plain = state.is_plain
+        self._state = state
+        self._layout = state.layout
+        self._now_s = now_s
+        self._usable = state.usable_devices()
+        self._fitting: dict[Kind, list[int]] = {}
+        self._slots = dict.fromkeys(self._usable, 0)
+        for index in state.usable_workers():
+            self._slots[self._layout.device_of(index)] += 1
+        self._guests: dict[int, list[_Guest]] = {device: [] for device in range(len(self._layout.places))}
+        for worker in state.workers:
+            if worker.job_id:
+                device = self._layout.device_of(worker.index)
+                # One that is overdue ends from now on.
+                until_s = max(now_s, worker.started_s + state.plan.jobs[worker.job_id].seconds)
+                self._guests[device].append(_Guest(state.charge(worker.job_id, device), until_s))
+
+    # -- where a job may run -----------------------------------------------------------------------------------
+
+    def fitting(self, job_id: str) -> list[int]:
+        """Devices on which a job may ever run."""
+        if self.is_plain:
+            return self._usable
+        kind = kind_of(self._job(job_id))
+        if kind not in self._fitting:
+            self._fitting[kind] = self._state.needs.fitting(self._job(job_id), self._usable)
+        return self._fitting[kind]
+
+    def allowed(self, job_id: str) -> Collection[int]:
+        """Those of them on which it may run next: where it has failed only if the others are too few."""
+        fitting = self.fitting(job_id)
+        failed_on = self._state.blame.failed_on(job_id)
+        elsewhere = [device for device in fitting if device not in failed_on] if failed_on else fitting
+        return set(elsewhere if len(elsewhere) >= self._job(job_id).devices else fitting)
+
+    # -- now ---------------------------------------------------------------------------------------------------
+
+    def seats(self, job_id: str) -> list[Seat]:
+        """Where a job could start now, one place on each device, the best first."""
+        found = [seat for device in self.allowed(job_id) if (seat := self._seat_on(job_id, device))]
+        return sorted(found, key=lambda seat: self._rank(job_id, seat))
+
+    def seat(self, job_id: str, worker: int) -> Seat:
+        """The place of an idle worker, whatever there is room for."""
+        device = self._layout.device_of(worker)
+        return Seat(device, worker, self._state.charge(job_id, device))
+
+    def _seat_on(self, job_id: str, device: int) -> Seat | None:
+        idle = [self.idle[index] for index in self._layout.workers_of(device) if index in self.idle]
+        if not idle:
+            return None
+        charge = self._state.charge(job_id, device)
+        if not self._has_room(charge, device, self._guests[device]):
+            return None
+        job = self._job(job_id)
+        if job.devices > 1:
+            worker = min(idle, key=lambda one: (len(one.holds), one.index))
+        else:
+            # If it holds other models it lets go of them first, so rather the one that holds most.
+            worker = min(idle, key=lambda one: (job.affinity not in one.holds, -one.held_mb, one.index))
+        others = [one for one in idle if one is not worker and one.held_mb]
+        return Seat(
+            device, worker.index, charge, self._emptied(charge, device, {o.index: o.held_mb for o in others})
+        )
+
+    def _emptied(self, charge: float, device: int, held: dict[int, int]) -> tuple[int, ...]:
+        """As few idle workers as do, those first that hold most."""
+        usable = self._layout.places[device].usable_mb
+        if math.isinf(charge):
+            return tuple(held)
+        if usable is None:
+            return ()
+        over = sum(guest.charge for guest in self._guests[device]) + charge + sum(held.values()) - usable
+        emptied = []
+        for worker in sorted(held, key=lambda index: -held[index]):
+            if over <= 0:
+                break
+            emptied.append(worker)
+            over -= held[worker]
+        return tuple(emptied)
+
+    def _has_room(self, charge: float, device: int, guests: Sequence[_Guest]) -> bool:
+        usable = self._layout.places[device].usable_mb
+        if not guests:
+            return True
+        if math.isinf(charge) or any(math.isinf(guest.charge) for guest in guests):
+            return False
+        return usable is None or sum(guest.charge for guest in guests) + charge <= usable
+
+    def _rank(self, job_id: str, seat: Seat) -> tuple[float, ...]:
+        job, worker = self._job(job_id), self.idle[seat.worker]
+        holds = len(worker.holds) if job.devices > 1 else job.affinity not in worker.holds
+        if self.is_plain:
+            return (holds, seat.worker)
+        free, need = self._layout.places[seat.device].free_mb or 0, self._state.needs.of(job)
+        guests = len(self._guests[seat.device])
+        return (
+            # Large devices are left to jobs that need them, if any could start now.
+            free if need is not None and self._most_needed > need else 0,
+            guests > 0,
+            # What nobody knows the need of has the best chance on the largest.
+            -free if need is None else 0,
+            len(seat.emptied),
+            guests,
+            holds,
+            seat.worker,
+        )
+
+    @cached_property
+    def _most_needed(self) -> int:
+        return self._state.most_needed
+
+    # -- what starts -------------------------------------------------------------------------------------------
+
+    def add(self, job_id: str, seats: Sequence[Seat]) -> None:
+        """Let a job start, for the rest of this decision."""
+        until_s = self._now_s + self._job(job_id).seconds
+        for seat in seats:
+            self._guests[seat.device].append(_Guest(seat.charge, until_s))
+            for index in (seat.worker, *seat.emptied):
+                del self.idle[index]
+
+    def would_start_s(self, job_id: str, beside: str, seats: Sequence[Seat]) -> float:
+        """When by the estimates a job could start at the earliest if another one started now."""
+        until_s = self._now_s + self._job(beside).seconds
+        for seat in seats:
+            self._guests[seat.device].append(_Guest(seat.charge, until_s))
+        start_s = self.earliest_s(job_id)
+        for seat in seats:
+            self._guests[seat.device].pop()
+        return start_s
+
+    # -- later -------------------------------------------------------------------------------------------------
+
+    def earliest_s(self, job_id: str) -> float:
+        """When by the estimates a job could start at the earliest, with what runs and starts now."""
+        times = sorted(self._earliest_on(job_id, device) for device in self.allowed(job_id))
+        width = self._job(job_id).devices
+        return times[width - 1] if width <= len(times) else math.inf
+
+    def _earliest_on(self, job_id: str, device: int) -> float:
+        guests = sorted(self._guests[device], key=lambda guest: -guest.until_s)
+        charge = self._state.charge(job_id, device)
+        time_s = self._now_s
+        while guests and not (len(guests) < self._slots[device] and self._has_room(charge, device, guests)):
+            time_s = guests.pop().until_s
+        return time_s
+
+    def _job(self, job_id: str) -> Job:
+        return self._state.plan.jobs[job_id]

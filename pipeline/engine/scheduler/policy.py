@@ -1,0 +1,255 @@
+"""Which job goes to which worker next: a pure function of the state.
+
+The longest remaining path goes first: critical-path-first list scheduling, which never leaves a device idle while
+a job is ready and so stays within Graham's bound. Among jobs of equal urgency a worker gets one whose model it
+holds, because loading a model is the one cost that a choice can save without making anything wait. A job that has
+failed on a device goes elsewhere as long as there is anywhere else, so that job and device can be told apart.
+
+Where a device has several workers, or devices differ in size, a job starts only on a device whose memory holds it
+beside the jobs that run there (`room`). Empty devices go first; among devices of different sizes the smallest that
+does, if a job is ready that needs a larger one.
+
+A job that must wait when its turn comes, for several devices or for memory, is promised what it needs (EASY
+backfill): until it starts, others may start only if by their estimates that does not delay it, because they end
+before it could start or because enough is left for it then. The promise is kept even if more urgent jobs turn up,
+so it starts, estimates being right, as soon as enough of the jobs have ended that ran when it was made. With one
+worker on each device, fewer of them are idle at any time at which a job is ready than the widest job needs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from pipeline.engine.scheduler.placement import Room, Seat
+from pipeline.engine.scheduler.ready import Bucket, Buckets
+from pipeline.engine.scheduler.state import RunState, WorkerState
+from pipeline.plan.job import Job
+
+BACKFILL_DEPTH = 500
+"""Ready jobs that are looked at in search of one that fits beside a promise."""
+_SAME_S = 1e-6
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a job on a worker.
+
+    Attributes:
+        job_id: The job.
+        worker: Is given the job.
+        members: Further workers, on devices of their own, whose devices the job has as well.
+        emptied: Idle workers on the same devices whose processes must end first, for the memory that they hold.
+    """
+
+    job_id: str
+    worker: int
+    members: tuple[int, ...] = ()
+    emptied: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Promise the next place to a job that has to wait for it."""
+
+    job_id: str
+
+
+Action = Start | Reserve
+
+
+def next_actions(state: RunState, now_s: float = 0.0) -> list[Action]:
+    """What to start now: as many jobs as there is room for.
+
+    Reads only as far into the queue as there are idle workers, however long it is.
+
+    Args:
+        state: The run.
+        now_s: On the clock on which jobs were started.
+    """
+    draft = _Draft(state, now_s)
+    if draft.room.idle and state.can_start:
+        draft.fill()
+    return draft.actions
+
+
+class _Answer(Enum):
+    """Whether a job starts."""
+
+    starts = "starts"
+    waits = "waits"  # there is no room for it, nor for any other like it
+    delays = "delays"  # it would delay the one that was promised a place
+
+
+class _Draft:
+    """The decisions of one call."""
+
+    def __init__(self, state: RunState, now_s: float) -> None:
+        self.state = state
+        self.now_s = now_s
+        self.room = Room(state, now_s)
+        self.actions: list[Action] = []
+        self._promised = ""
+        self._promised_s = math.inf
+        """When the job that was promised a place could have it."""
+        self._delaying_s: dict[object, float] = {}
+        """Needs of a job -> how long one takes that delays it wherever it runs; 0 if there is no room at all."""
+        self._holders: Counter[str] = Counter()
+
+    def fill(self) -> None:
+        """Decide about idle workers until none is left, or nothing more may start."""
+        reserved = self.state.reserved
+        if reserved and self._could_ever(reserved) and not self._seat(reserved):
+            self._promise(reserved)
+        for job_id in self._retries():
+            if job_id != self.state.reserved:
+                self._consider(job_id)
+        if self.room.is_plain:
+            self._fill_plainly()
+        else:
+            self._fill_by_kind()
+
+    def _fill_plainly(self) -> None:
+        """One worker on each device, and each will do for every job."""
+        if not self.room.idle:
+            return
+        self._holders.update(affinity for worker in self.state.workers for affinity in worker.holds)
+        looked_at = 0
+        for devices, bucket in self.state.ready.buckets():
+            if devices == 1 and not self._promised:
+                for action in _assign(bucket, self.room.idle, self._holders):
+                    self._start(action)
+            else:
+                for job_id in (name for names in bucket.values() for name in names):
+                    if job_id != self.state.reserved:
+                        self._consider(job_id)
+                    looked_at += bool(self._promised)
+                    if not self.room.idle or looked_at >= BACKFILL_DEPTH:
+                        return
+            if not self.room.idle:
+                return
+
+    def _fill_by_kind(self) -> None:
+        """By urgency over all kinds of job; where there is no room for one, the others of its kind are skipped."""
+        kinds = [self._in_order(alike) for alike in self.state.ready.alike.values()]
+        heads = [(next(jobs), number) for number, jobs in enumerate(kinds)]
+        heapq.heapify(heads)
+        looked_at = 0
+        while heads and self.room.idle and looked_at < BACKFILL_DEPTH:
+            (*_, job_id), number = heapq.heappop(heads)
+            answer = _Answer.delays if job_id == self.state.reserved else self._consider(job_id)
+            looked_at += answer is _Answer.delays
+            if answer is not _Answer.waits and (following := next(kinds[number], None)):
+                heapq.heappush(heads, (following, number))
+
+    def _in_order(self, alike: Buckets) -> Iterator[tuple[float, int, str]]:
+        """Jobs of one kind with their order: of equally urgent ones those first whose models idle workers hold."""
+        held = {affinity for worker in self.room.idle.values() for affinity in worker.holds}
+        count = 0
+        for urgency, bucket in alike.by_urgency():
+            for affinity in sorted(bucket, key=lambda name: name not in held):
+                for job_id in bucket[affinity]:
+                    count += 1
+                    yield -urgency, count, job_id
+
+    def _retries(self) -> list[str]:
+        urgency = self.state.plan.path_s
+        return sorted(self.state.retries, key=lambda job_id: (-urgency[job_id], job_id))
+
+    def _consider(self, job_id: str) -> _Answer:
+        """Start a job if it may; promise it a place if it is the first that must wait for one."""
+        if self._promised:
+            return self._backfill(job_id)
+        if self._seat(job_id):
+            return _Answer.starts
+        if (self._job(job_id).devices > 1 or not self.room.is_plain) and self._could_ever(job_id):
+            self.actions.append(Reserve(job_id))
+            self._promise(job_id)
+        return _Answer.waits
+
+    def _could_ever(self, job_id: str) -> bool:
+        return self._job(job_id).devices <= len(self.room.fitting(job_id))
+
+    def _promise(self, job_id: str) -> None:
+        self._promised, self._promised_s = job_id, self.room.earliest_s(job_id)
+
+    def _seat(self, job_id: str) -> bool:
+        """Start a job in the place that suits it best, if there is one."""
+        devices = self._job(job_id).devices
+        seats = self.room.seats(job_id)[:devices]
+        if len(seats) < devices:
+            return False
+        self._take(job_id, seats)
+        return True
+
+    def _backfill(self, job_id: str) -> _Answer:
+        """Start a job beside the promise, if that does not delay it."""
+        width, takes_s = self._job(job_id).devices, self._job(job_id).seconds
+        # There is only ever less room. A job that is tried again may run in fewer places than others like it.
+        like = None if job_id in self.state.retries else self.state.needs.like(self._job(job_id))
+        if like is not None and takes_s >= (known := self._delaying_s.get(like, math.inf)):
+            return _Answer.delays if known else _Answer.waits
+        kept = self.room.allowed(self._promised)
+        seats = sorted(self.room.seats(job_id), key=lambda seat: seat.device in kept)
+        if len(seats) < width:
+            if like is not None:
+                self._delaying_s[like] = 0.0
+            return _Answer.waits
+        options = [[seat] for seat in seats] if width == 1 else [seats[:width]]
+        for option in options:
+            if self.room.would_start_s(self._promised, job_id, option) <= self._promised_s + _SAME_S:
+                self._take(job_id, option)
+                return _Answer.starts
+        if like is not None:
+            self._delaying_s[like] = takes_s
+        return _Answer.delays
+
+    def _take(self, job_id: str, seats: list[Seat]) -> None:
+        # In the order of workers, which is that of ranks.
+        leader, *members = sorted(seat.worker for seat in seats)
+        emptied = tuple(sorted(worker for seat in seats for worker in seat.emptied))
+        self.room.add(job_id, seats)
+        self.actions.append(Start(job_id, leader, tuple(members), emptied))
+
+    def _start(self, action: Start) -> None:
+        self.room.add(action.job_id, [self.room.seat(action.job_id, action.worker)])
+        self.actions.append(action)
+
+    def _job(self, job_id: str) -> Job:
+        return self.state.plan.jobs[job_id]
+
+
+def _assign(bucket: Bucket, idle: Mapping[int, WorkerState], holders: Counter[str]) -> list[Start]:
+    """Spread one bucket over the idle workers: first by what they hold, then where it costs least."""
+    waiting = {affinity: iter(job_ids) for affinity, job_ids in bucket.items()}
+    heads = {affinity: next(job_ids) for affinity, job_ids in waiting.items()}
+    free = dict(idle)
+    actions = []
+    for worker in idle.values():
+        held = next((affinity for affinity in reversed(worker.holds) if affinity in heads), None)
+        if held is not None:
+            actions.append(Start(_take(held, heads, waiting), worker.index))
+            del free[worker.index]
+    while free and heads:
+        # A model that few workers hold: two models for two workers rather than both on each.
+        affinity = min(heads, key=lambda name: holders[name])
+        # A worker that holds little, so that no other is pushed out of its memory.
+        worker = min(free.values(), key=lambda candidate: (len(candidate.holds), candidate.index))
+        actions.append(Start(_take(affinity, heads, waiting), worker.index))
+        holders[affinity] += 1
+        del free[worker.index]
+    return actions
+
+
+def _take(affinity: str, heads: dict[str, str], waiting: Mapping[str, Iterator[str]]) -> str:
+    job_id = heads[affinity]
+    following = next(waiting[affinity], None)
+    if following is None:
+        del heads[affinity]
+    else:
+        heads[affinity] = following
+    return job_id

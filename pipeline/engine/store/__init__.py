@@ -1,0 +1,1 @@
+"""Finished outputs by key, what is remembered beside them, and what may be removed."""

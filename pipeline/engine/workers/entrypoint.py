@@ -1,0 +1,210 @@
+"""Main function of a worker process. Free of torch until a job imports it.
+
+    main thread       runs jobs, one at a time, in the order in which they arrive
+    reader thread     reads the pipe; the engine hanging up means the end of this process and its descendants
+    heartbeat thread  says on a timer that the process is alive, and how much memory it holds
+
+The environment (visible device, thread counts) was set by the engine before this process started.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from pipeline.engine.devices.inventory import Device, read_usage
+from pipeline.engine.devices.memory_reclaim import wait_until_free
+from pipeline.engine.devices.worker_env import describe_device
+from pipeline.engine.status import GpuLoad
+from pipeline.engine.workers.channel import Channel
+from pipeline.engine.workers.messages import Heartbeat, RunJob, Shutdown, WorkerReady, decode_order
+from pipeline.engine.workers.runner import JobRunner
+from pipeline.engine.workers.strays import end_strays
+from pipeline.errors import DeviceError, WorkerError
+from pipeline.machine import descendants
+
+_HANG_UP_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a worker is told on its command line."""
+
+    fd: int
+    parent_pid: int
+    device: Device
+    heartbeat_s: float
+    level_bytes: int | None
+    """Memory of the device that was in use before the run; None where nothing was there to leave any behind."""
+    free_timeout_s: float
+    """Seconds to wait for the rest to be free, before this process says that it is ready."""
+    sys_path: list[str]
+    python_path: str | None
+    """PYTHONPATH as the engine has it; what this process was started with serves only to find this package."""
+
+    def to_json(self) -> str:
+        """As one argument."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Settings:
+        """Read what `to_json` wrote."""
+        fields = json.loads(text)
+        return Settings(**{**fields, "device": Device(**fields["device"])})
+
+
+def main() -> None:
+    """Run jobs until the engine says stop or hangs up."""
+    settings = Settings.from_json(sys.argv[1])
+    descendants.die_with_parent(settings.parent_pid)
+    descendants.adopt_orphans()
+    # Descriptor 2 is the log of whichever job runs, so the stack of a crash ends up there, and on SIGUSR1 the
+    # stacks of a job that hangs. That handler is in C and needs no cooperation of whatever hangs.
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    restore_imports(settings.sys_path, settings.python_path)
+    os.set_inheritable(settings.fd, False)
+    channel = Channel(socket.socket(fileno=settings.fd))
+    with suppress(KeyboardInterrupt, OSError):
+        _Main(channel, settings).serve()
+    descendants.end_own()
+    # Outputs are committed, so nothing else is left to tidy up; Python would take a second to unload torch.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class _Main:
+    """The three threads of a worker and what they share."""
+
+    def __init__(self, channel: Channel, settings: Settings) -> None:
+        self.channel = channel
+        self.settings = settings
+        self.inbox: queue.SimpleQueue[RunJob | Shutdown] = queue.SimpleQueue()
+        self.runner = JobRunner(channel.send, settings.device.kind)
+
+    def serve(self) -> None:
+        """Run jobs as they arrive."""
+        device = self.settings.device
+        # Slurm sends its notices to every process of a job. They mean the same as the engine's own request.
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGUSR2, self._on_signal)
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        about = describe_device(device, os.environ)
+        not_free = self._wait_for_memory()
+        self.channel.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        while isinstance(order := self.inbox.get(), RunJob):
+            if self.runner.stop_requested:
+                return
+            answer = self.runner.run(order)
+            with suppress(Exception):  # a job may have left its process unable to look; then they end with it
+                end_strays()
+            self.channel.send(answer)
+
+    def _wait_for_memory(self) -> str:
+        settings = self.settings
+        if settings.level_bytes is None:
+            return ""
+        return wait_until_free(
+            settings.device,
+            settings.level_bytes,
+            settings.free_timeout_s,
+            enough=lambda: self.runner.stop_requested,
+        )
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and self.runner.stop_requested:
+            self.runner.interrupt()
+        self._stop()
+
+    def _stop(self) -> None:
+        self.runner.stop_requested = True
+        self.inbox.put(Shutdown())
+
+    def _read(self) -> None:
+        try:
+            while not self.channel.closed:
+                self.channel.wait()
+                for line in self.channel.receive():
+                    self._take(decode_order(line))
+        except (OSError, WorkerError):
+            pass
+        finally:
+            _kill_own_group()
+
+    def _take(self, message: RunJob | Shutdown) -> None:
+        if isinstance(message, Shutdown):
+            self._stop()
+        else:
+            self.inbox.put(message)
+
+    def _beat(self) -> None:
+        never = threading.Event()
+        try:
+            while not never.wait(self.settings.heartbeat_s):
+                self.channel.send(Heartbeat(rss_bytes=resident_bytes(), gpu=gpu_load(self.settings.device)))
+        except OSError:
+            # The pipe is broken. Where a job has closed it under the reader, which waits on it, the system tells
+            # neither the reader nor the engine; so this is the only one to notice.
+            _kill_own_group()
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def gpu_load(device: Device) -> GpuLoad | None:
+    """What a GPU is doing; None for a CPU."""
+    if device.kind != "cuda":
+        return None
+    try:
+        usage = read_usage(device)
+    except DeviceError:
+        return None  # whether that is a fault of the GPU shows where it is used
+    return GpuLoad(
+        label=device.label,
+        used_bytes=usage.used_bytes,
+        total_bytes=usage.total_bytes,
+        utilization=usage.utilization,
+    )
+
+
+def _kill_own_group() -> None:
+    """End this process and its descendants, most of which share its process group."""
+    descendants.end_own(_HANG_UP_PATIENCE_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def restore_imports(sys_path: Sequence[str], python_path: str | None) -> None:
+    """Find modules where the engine finds them, and leave no trace of how this process was started."""
+    sys.path[:] = sys_path
+    if python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = python_path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""What crosses the pipe between the engine and a worker: small frozen records, encoded as JSON.
+
+JSON rather than pickle: a damaged or hostile byte stream can at worst fail to parse, and nothing that is not
+plain data can be sent by accident. Tensors travel through files.
+
+What a worker says is foreign to the engine, as the code of any job can write to the pipe: every field is checked
+when it is read, and what is written is what a reader will take.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
+
+from pipeline.engine.status import GpuLoad
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.errors import WorkerError
+from pipeline.foreign import ForeignDataError, converted, parse_json
+
+MAX_COUNT = 2**53
+"""No count is larger: up to here a float is exact, so nothing that is computed from counts can overflow."""
+MAX_SECONDS = 1e12
+MAX_FLOPS = 1e30
+MAX_TEXT = 100_000
+MAX_LINE = 2_000
+_SHOWN_BYTES = 200
+# All that a terminal may take for a command, and halves of characters, which no file can hold.
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
+_NO_TEXT = re.compile(f"[{_CONTROLS}]")
+_NO_LINE = re.compile(rf"[{_CONTROLS}\t\n\u2028\u2029]")
+
+_T = TypeVar("_T")
+
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Number = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+Flops = Annotated[float, Meta(ge=0, le=MAX_FLOPS)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^[^{_CONTROLS}]*\Z")]
+Line = Annotated[str, Meta(max_length=MAX_LINE, pattern=rf"^[^{_CONTROLS}\t\n\u2028\u2029]*\Z")]
+
+
+def _plain_text(text: str, *, keep_end: bool = False) -> str:
+    """A text as a message may have it: not too long, and what is no text written as in Python's literals."""
+    part = slice(-MAX_TEXT, None) if keep_end else slice(MAX_TEXT)
+    return _NO_TEXT.sub(_escaped, text[part])[part]
+
+
+def _plain_line(text: str) -> str:
+    """The same for a single line."""
+    return _NO_LINE.sub(_escaped, text[:MAX_LINE])[:MAX_LINE]
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunJob:
+    """Engine -> worker: run one job. A worker has at most one at a time."""
+
+    job_id: str
+    attempt: Number
+    key: str
+    entry: str
+    payload: Mapping[str, Any]
+    inputs: Mapping[str, list[str]]
+    store: str
+    """Root of the store: the worker resolves input keys and commits the output there."""
+    scratch: str
+    """Folder in which the unfinished output is written; on the store's file system."""
+    verified: str
+    """Folder of notes on which stored outputs were found good in this run."""
+    log_path: str
+    """File that receives everything the job writes to its standard output and error, native code included."""
+    gang: list[str] = field(default_factory=list)
+    """For a job of several devices, what each of its ranks sees in CUDA_VISIBLE_DEVICES; empty for one device."""
+    keep_models: bool = True
+    """Whether models of earlier jobs may stay in memory; otherwise the worker lets go of them first."""
+    slots: int = 1
+    """Workers on its device, this one included; what one of several holds between jobs the others lack."""
+    shared: bool = False
+    """Whether other jobs may run on its device meanwhile, and memory run out for no fault of this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shutdown:
+    """Engine -> worker: take no further job; let the present one finish or save a checkpoint, then exit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReady:
+    """Worker -> engine: the process is up, its device is pinned; nothing heavy is imported yet."""
+
+    pid: Number
+    device: Line
+    """The device as the worker itself sees it, for the log: ``GPU-... as cuda:0`` or ``cpu slot 3, 1 thread``."""
+    visible: Line = ""
+    """Its CUDA_VISIBLE_DEVICES, by which other processes can be given the same device."""
+    not_free: Line = ""
+    """What the process before it left on its device and did not come back in time, in words; "" for nothing."""
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "device", "visible", "not_free")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStarted:
+    """Worker -> engine: the job's log is open and its code is about to run."""
+
+    job_id: str
+    attempt: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobProgress:
+    """Worker -> engine: how far a job is. Sent at most a few times a second."""
+
+    job_id: str
+    attempt: Number
+    done: Count
+    """Samples finished, of `total`."""
+    total: Count
+    tokens: Count
+    """Tokens generated or trained on since the job began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """Worker -> engine: the process is alive; sent on a timer from its own thread."""
+
+    rss_bytes: Count
+    """Resident memory of the worker, in bytes."""
+    gpu: GpuLoad | None = None
+    """What its GPU is doing; None without one, or without a driver that tells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFinished:
+    """Worker -> engine: the output is committed under the job's key."""
+
+    job_id: str
+    attempt: Number
+    load_s: Seconds
+    """Seconds spent importing libraries and loading models for this job."""
+    run_s: Seconds
+    """Seconds from start to commit, loading included."""
+    samples: Count
+    tokens: Count
+    answers: Count = 0
+    """Completions that an evaluation gives."""
+    flops: Annotated[Mapping[Line, Flops], Meta(max_length=100)] = field(default_factory=dict)
+    """What was computed, by purpose."""
+    peak_mb: Count | None = None
+    """Most memory of its device that the process held during the job, in MiB; None on a CPU."""
+    held_mb: Count = 0
+    """What of that it still holds, for the models that it keeps."""
+    changed: Line = ""
+    """What the job has left changed in its process, so that later jobs need another, in words; "" for nothing."""
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "changed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRaised:
+    """Worker -> engine: the job's code raised; the worker itself is fine and can take another job."""
+
+    job_id: str
+    attempt: Number
+    error_type: Line
+    """Qualified class name of the exception; "" for one of ours, whose message was written for users."""
+    message: Text
+    traceback: Text
+    run_s: Seconds
+    kind: FailureKind
+    """Decided in the worker, where the exception is still an object."""
+    damaged_key: Line = ""
+    """Key of the stored output that the job could not use, for the kind ``damaged_input``."""
+    rank: Count | None = None
+    """The process that failed first, where a job has several."""
+    held_mb: Count = 0
+    """As in `JobFinished`."""
+    changed: Line = ""
+    """As in `JobFinished`."""
+
+    @property
+    def said(self) -> str:
+        """The exception as users read it: its class, where that says something, and its message."""
+        return ": ".join(part for part in (self.error_type, self.message.strip()) if part)
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "error_type", "damaged_key", "changed")
+        object.__setattr__(self, "message", _plain_text(self.message))
+        object.__setattr__(self, "traceback", _plain_text(self.traceback, keep_end=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStopped:
+    """Worker -> engine: the job was asked to stop and has saved what it needs to go on later."""
+
+    job_id: str
+    attempt: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerUnusable:
+    """Made by the pool, never sent: workers cannot be started in this place, and it is given up."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerUnreadable:
+    """Made by the pool, never sent: what the process sent is no message, so it is killed. Its end follows."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerExited:
+    """Made by the pool, never sent: the process ended. Everything it sent before was delivered first."""
+
+    exit_code: int | None
+    """As in `subprocess`: negative is a signal number."""
+
+
+ToWorker = RunJob | Shutdown
+Report = WorkerReady | JobStarted | JobProgress | Heartbeat | JobFinished | JobRaised | JobStopped
+"""What a worker may send."""
+FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
+
+_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, Shutdown)}
+_REPORTS: dict[str, type[Report]] = {
+    kind.__name__: kind
+    for kind in (WorkerReady, JobStarted, JobProgress, Heartbeat, JobFinished, JobRaised, JobStopped)
+}
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """Turn a message into bytes for `Channel.send`."""
+    return json.dumps([type(message).__name__, vars(message)], separators=(",", ":"), default=_plain_data).encode()
+
+
+def decode_order(data: bytes) -> ToWorker:
+    """Read what the engine sent to a worker.
+
+    Raises:
+        WorkerError: The bytes are no message that an engine sends.
+    """
+    try:
+        # A payload may say that a temperature is infinite.
+        return _message(parse_json(data, infinite=True), _ORDERS)
+    except ForeignDataError as error:
+        raise _unreadable(data, error) from error
+
+
+def decode_report(data: bytes) -> Report:
+    """Read what a worker sent to the engine.
+
+    Raises:
+        WorkerError: The bytes are no message that a worker sends.
+    """
+    try:
+        return _message(parse_json(data), _REPORTS)
+    except ForeignDataError as error:
+        raise _unreadable(data, error) from error
+
+
+def _message(value: Any, kinds: Mapping[str, type[_T]]) -> _T:
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], dict)):
+        raise ForeignDataError("a message is a name and its fields")
+    name, fields = value
+    kind = kinds.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ForeignDataError(f"a message here is one of {', '.join(kinds)}")
+    if unknown := fields.keys() - kind.__annotations__.keys():
+        raise ForeignDataError(f"{name} has no field {min(unknown)!r}")
+    return converted(fields, kind)
+
+
+def _unreadable(data: bytes, error: Exception) -> WorkerError:
+    return WorkerError(f"it sent what is no message ({_plain_line(str(error))}): {data[:_SHOWN_BYTES]!r}")
+
+
+def _plain_data(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else vars(value)
+
+
+def _make_plain(message: Any, *lines: str) -> None:
+    for name in lines:
+        if text := getattr(message, name):
+            object.__setattr__(message, name, _plain_line(text))

@@ -1,0 +1,309 @@
+"""Owns the workers: starts them, waits on all of them at once, replaces the dead, and leaves none behind.
+
+    engine thread --- Pool.send ---> worker 0 .. n-1        one pipe each, one job in flight each
+                  <-- Pool.wait ---  pipes and sentinels    one wait on all of them
+
+Nothing is shared between workers, so no death can block another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from pipeline.engine.workers.messages import (
+    FromWorker,
+    JobStarted,
+    RunJob,
+    WorkerExited,
+    WorkerReady,
+    WorkerUnusable,
+)
+from pipeline.engine.workers.protocol import Worker
+from pipeline.engine.workers.reaper import Reaper
+from pipeline.errors import WorkerError, describe_exit
+
+MAX_FAILED_STARTS = 3
+STACKS_S = 1.0
+"""What a worker that hangs is given to write down its stacks before it is killed."""
+_TERMINATE_TIMEOUT_S = 5.0
+_KILL_TIMEOUT_S = 30.0
+
+Deliver = Callable[[int, FromWorker], None]
+MakeWorker = Callable[[int, Reaper], Worker]
+
+log = logging.getLogger("pipeline")
+
+
+def _ask_to_stop(worker: Worker) -> None:
+    worker.ask_to_stop()
+
+
+def _terminate(worker: Worker) -> None:
+    worker.terminate()
+
+
+def _kill(worker: Worker) -> None:
+    worker.kill()
+
+
+_STEPS = (_ask_to_stop, _terminate, _kill)
+
+
+@dataclass
+class _Slot:
+    """A place for a worker, and the worker in it."""
+
+    worker: Worker
+    start_deadline: float | None = None
+    failed_starts: int = 0
+    """How many workers in a row ended in this place before their first job."""
+    used: bool = False
+    """Whether the worker has begun a job."""
+    alive: bool = False
+    kill_deadline: float | None = None
+    """When a worker that hangs is to be killed, whatever it says by then."""
+    closed: bool = False
+    """Whether the worker is not to be replaced when it ends."""
+    dismissed: bool = False
+    """Whether the worker is being ended on purpose, so that nothing it still says matters."""
+
+
+class Pool:
+    """A fixed number of workers.
+
+    Attributes:
+        size: How many.
+    """
+
+    def __init__(
+        self,
+        make: MakeWorker,
+        size: int,
+        *,
+        start_timeout_s: float = 60.0,
+        stop_grace_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Describe a pool; nothing starts yet.
+
+        Args:
+            make: Makes the worker of an index.
+            size: How many workers.
+            start_timeout_s: Seconds until a new worker must have reported that it is ready.
+            stop_grace_s: Seconds that a worker is given to end by itself when asked to.
+            clock: Monotonic seconds.
+        """
+        self.size = size
+        self._make = make
+        self._start_timeout_s = start_timeout_s
+        self._stop_grace_s = stop_grace_s
+        self._clock = clock
+        self._slots: list[_Slot] = []
+        self._reaper: Reaper | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        """Start all workers, without waiting for them.
+
+        Raises:
+            WorkerError: A process cannot be started at all.
+        """
+        self._reaper = Reaper()
+        self._stopping = False
+        for index in range(self.size):
+            self._slots.append(_Slot(self._make(index, self._reaper)))
+            self._start(self._slots[index])
+
+    def watch_path(self, path: Path) -> None:
+        """Have a folder or file removed even if this process is killed."""
+        if self._reaper:
+            self._reaper.watch_path(path)
+
+    def forget_path(self, path: Path) -> None:
+        """Undo `watch_path`."""
+        if self._reaper:
+            self._reaper.forget_path(path)
+
+    def send(self, index: int, job: RunJob) -> None:
+        """Give a job to a worker that is ready and has none."""
+        self._slots[index].worker.send(job)
+
+    def abort(self, index: int) -> None:
+        """Kill a worker that hangs, after a moment in which its stacks are written to the job's log."""
+        slot = self._slots[index]
+        slot.worker.show_stacks()
+        slot.kill_deadline = self._clock() + STACKS_S
+
+    def restart(self, index: int) -> None:
+        """Replace a worker that has no job, because what is in its process can no longer be relied on."""
+        self._slots[index].used = True  # its end is no failed start
+        self._dismiss(self._slots[index])
+
+    def dismiss(self, index: int) -> None:
+        """End a worker that says what cannot be true; another takes its place, as if it had died."""
+        self._dismiss(self._slots[index])
+
+    def _dismiss(self, slot: _Slot) -> None:
+        slot.dismissed = True
+        slot.worker.kill()
+
+    def close(self, index: int) -> None:
+        """Give up a place: its worker ends, and no other follows it."""
+        self._slots[index].closed = True
+        self._dismiss(self._slots[index])
+
+    def reopen(self, index: int) -> None:
+        """Undo `close`."""
+        slot = self._slots[index]
+        was_closed, slot.closed = slot.closed, False
+        if was_closed and not slot.alive:
+            self._start_another(slot)
+
+    def interrupt(self) -> None:
+        """For signal handlers: ask a job that runs in this thread to stop; the second time, break it off."""
+        for slot in self._slots:
+            slot.worker.interrupt()
+
+    def wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int] = ()) -> None:
+        """Wait until some worker has something to say, and deliver it.
+
+        A worker that ended is replaced after its end was delivered. A place in which workers end again and again
+        before they begin a job is given up, which `WorkerUnusable` tells.
+
+        Args:
+            timeout_s: Longest wait; None for as long as it takes.
+            deliver: Called with the worker's index and its message, in the order in which the worker sent them.
+            also: Other file descriptors that end the wait when they become readable.
+
+        Raises:
+            WorkerError: No place is left.
+        """
+        self._wait(timeout_s, deliver, also)
+        self._check_deadlines()
+
+    def stop(self, deliver: Deliver, hurry: Sequence[int] = ()) -> None:
+        """End all workers: ask, terminate, kill, each with a deadline. Returns when none is left.
+
+        Args:
+            deliver: As in `wait`; what was finished meanwhile still counts.
+            hurry: File descriptors; one that becomes readable ends the patience.
+        """
+        self._stopping = True
+        try:
+            for step, patience_s in zip(
+                _STEPS, (self._stop_grace_s, _TERMINATE_TIMEOUT_S, _KILL_TIMEOUT_S), strict=True
+            ):
+                for slot in self._living():
+                    step(slot.worker)
+                # Once they are being killed there is nothing to hurry up.
+                self._wait_for_end(patience_s, deliver, () if step is _kill else hurry)
+        finally:
+            if self._reaper:
+                self._reaper.close()
+            left = [slot.worker.index for slot in self._living()]
+            self._slots, self._reaper = [], None
+        if left:
+            raise WorkerError(f"workers {left} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
+
+    def _wait_for_end(self, patience_s: float, deliver: Deliver, hurry: Sequence[int]) -> None:
+        give_up = self._clock() + patience_s
+        while self._living() and (left := give_up - self._clock()) > 0:
+            if hurry and wait(hurry, 0):
+                return
+            self._wait(left, deliver, hurry)
+
+    def _wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int]) -> None:
+        slots = self._living()
+        owners = {source: slot for slot in slots for source in slot.worker.sources()}
+        pending = [slot for slot in slots if slot.worker.pending()]
+        ready = wait([*owners, *also], 0 if pending else self._shorter(timeout_s))
+        speaking = {slot.worker.index: slot for slot in pending}
+        speaking |= {
+            owners[source].worker.index: owners[source]
+            for source in ready
+            if isinstance(source, int) and source in owners
+        }
+        for slot in speaking.values():
+            slot.worker.receive(partial(self._deliver, slot, deliver))
+
+    def _deliver(self, slot: _Slot, deliver: Deliver, message: FromWorker) -> None:
+        if slot.dismissed and not isinstance(message, WorkerExited):
+            return
+        match message:
+            case WorkerReady():
+                slot.start_deadline = None
+            case JobStarted():
+                slot.used, slot.failed_starts = True, 0
+            case WorkerExited():
+                slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
+        deliver(slot.worker.index, message)
+        if isinstance(message, WorkerExited) and not self._stopping:
+            self._replace(slot, message, deliver)
+
+    def _replace(self, slot: _Slot, ended: WorkerExited, deliver: Deliver) -> None:
+        if not slot.used and not slot.closed:
+            slot.failed_starts += 1
+            if slot.failed_starts >= MAX_FAILED_STARTS:
+                error = _cannot_start(slot, ended)
+                slot.closed = True
+                if all(other.closed for other in self._slots):
+                    raise error
+                deliver(slot.worker.index, WorkerUnusable(reason=str(error)))
+        if not slot.closed:
+            self._start_another(slot)
+
+    def _start_another(self, slot: _Slot) -> None:
+        assert self._reaper is not None
+        slot.worker = self._make(slot.worker.index, self._reaper)
+        self._start(slot)
+
+    def _start(self, slot: _Slot) -> None:
+        try:
+            slot.worker.start()
+        except OSError as error:
+            raise WorkerError(f"cannot start worker {slot.worker.index}: {error}") from error
+        slot.start_deadline = self._clock() + self._start_timeout_s
+        slot.alive, slot.used, slot.dismissed = True, False, False
+
+    def _check_deadlines(self) -> None:
+        now = self._clock()
+        for slot in self._living():
+            if slot.kill_deadline is not None and now >= slot.kill_deadline:
+                slot.kill_deadline = None
+                slot.worker.kill()
+            if slot.start_deadline is not None and now >= slot.start_deadline:
+                log.warning(
+                    "worker %d was not ready within %g s; killing it",
+                    slot.worker.index,
+                    self._start_timeout_s,
+                )
+                slot.start_deadline = None
+                slot.worker.kill()
+
+    def _shorter(self, timeout_s: float | None) -> float | None:
+        deadlines = [
+            deadline
+            for slot in self._living()
+            for deadline in (slot.start_deadline, slot.kill_deadline)
+            if deadline is not None
+        ]
+        waits = [max(0.0, deadline - self._clock()) for deadline in deadlines]
+        return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
+
+    def _living(self) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.alive]
+
+
+def _cannot_start(slot: _Slot, ended: WorkerExited) -> WorkerError:
+    words = slot.worker.last_words()
+    said = "\n" + "\n".join(f"    {line}" for line in words.splitlines()[-15:]) if words else ""
+    return WorkerError(
+        f"worker {slot.worker.index} ended {slot.failed_starts} times in a row before it began a job, last with "
+        f"{describe_exit(ended.exit_code)}.{said or ' It wrote nothing.'}"
+    )

@@ -1,0 +1,143 @@
+"""Main function of one process of a job that needs several devices. Free of torch until the job imports it.
+
+It is a worker for one job: the same pipe and messages, but what it talks to is `gang.run_gang` in another worker,
+which commits the output and keeps the heartbeat.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from pipeline.engine.store.store import Store
+from pipeline.engine.workers.channel import Channel
+from pipeline.engine.workers.copies import contained
+from pipeline.engine.workers.entrypoint import restore_imports
+from pipeline.engine.workers.gang import RankSettings
+from pipeline.engine.workers.messages import JobFinished, JobRaised, JobStopped, RunJob, Shutdown, decode_order
+from pipeline.engine.workers.runner import (
+    RegularProgress,
+    finished,
+    is_kind,
+    load_entry,
+    print_traceback,
+    raised,
+    stopped,
+)
+from pipeline.engine.workers.work import Work
+from pipeline.errors import JobStopped as StopJob
+from pipeline.errors import WorkerError
+from pipeline.machine.descendants import die_with_parent
+
+
+class _Rank:
+    """One process of a job."""
+
+    def __init__(self, channel: Channel, settings: RankSettings) -> None:
+        self.channel = channel
+        self.settings = settings
+        self.stop_requested = False
+
+    def run(self) -> bool:
+        """Run the job, and tell how it went.
+
+        Returns:
+            Whether it went well.
+        """
+        start = time.monotonic()
+        order = self._order()
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        message = self._run(order, start)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.channel.send(message)
+        return not isinstance(message, JobRaised)
+
+    def _run(self, order: RunJob, start: float) -> JobFinished | JobRaised | JobStopped:
+        try:
+            work = self._work(order)
+            with contained():
+                with work.loading():
+                    entry = load_entry(order.entry)
+                entry(work)
+            work.check_counts()
+        except BaseException as error:
+            if is_kind(error, StopJob) and self.stop_requested:
+                return stopped(order, error)
+            print_traceback()
+            return raised(order, error, start)
+        return finished(order, work, start)
+
+    def _work(self, order: RunJob) -> Work:
+        store = Store(Path(order.store))
+        return Work(
+            job_id=order.job_id,
+            attempt=order.attempt,
+            payload=order.payload,
+            inputs={name: tuple(map(store.path, keys)) for name, keys in order.inputs.items()},
+            out=Path(self.settings.out),
+            device=self.settings.device,
+            checkpoints=store.checkpoints(order.key),
+            hints=store.hints,
+            memory={},
+            report=RegularProgress(order, self.channel.send),
+            stopping=lambda: self.stop_requested,
+            rank=self.settings.rank,
+            world_size=self.settings.world_size,
+        )
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """SIGTERM or Slurm's notice: stop at the next step; SIGTERM once more: at once."""
+        if number == signal.SIGTERM and self.stop_requested:
+            raise KeyboardInterrupt
+        self.stop_requested = True
+
+    def _order(self) -> RunJob:
+        while not self.channel.closed:
+            self.channel.wait()
+            for line in self.channel.receive():
+                order = decode_order(line)
+                assert isinstance(order, RunJob)
+                return order
+        os._exit(1)
+
+    def _read(self) -> None:
+        with suppress(OSError, WorkerError):
+            while not self.channel.closed:
+                self.channel.wait()
+                for line in self.channel.receive():
+                    self.stop_requested |= isinstance(decode_order(line), Shutdown)
+        # Whoever leads the gang is gone, and with it the sense of this.
+        os._exit(1)
+
+
+def main() -> None:
+    """Run one rank of one job."""
+    settings = RankSettings(**json.loads(sys.argv[1]))
+    die_with_parent(settings.parent_pid)
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    restore_imports(settings.sys_path, settings.python_path)
+    os.set_inheritable(settings.fd, False)
+    rank = _Rank(Channel(socket.socket(fileno=settings.fd)), settings)
+    signal.signal(signal.SIGTERM, rank.on_signal)
+    signal.signal(signal.SIGUSR2, rank.on_signal)
+    went_well = False
+    with suppress(KeyboardInterrupt, OSError):
+        went_well = rank.run()
+    # Not by returning: a broken process group would be waited for by the libraries that made it.
+    os._exit(0 if went_well else 1)
+
+
+if __name__ == "__main__":
+    main()

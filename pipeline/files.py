@@ -1,0 +1,239 @@
+"""Files as the whole package treats them: read without trust, written whole, hashed, forced to disk, removed.
+
+Nothing but the standard library is needed, since the process that cleans up after a killed engine loads this too.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def open_plain(path: Path, *, follow: bool = False) -> BufferedReader:
+    """Open a file for reading that anyone may have put there; never waits.
+
+    Args:
+        path: The file. A folder, a named pipe, a socket or a device in its place is not read.
+        follow: Whether it may be a link to a file.
+
+    Raises:
+        OSError: It is missing, no plain file, or cannot be read.
+    """
+    # Without O_NONBLOCK a named pipe in the place of a file would hold its reader for ever.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise OSError(errno.ELOOP, "it is a link, and links are not read here", os.fspath(path)) from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no plain file", os.fspath(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def file_sha256(path: Path, *, follow: bool = False) -> str:
+    """SHA-256 of a file's content, in hexadecimal.
+
+    Args:
+        path: The file, see `open_plain`.
+        follow: Whether it may be a link to a file.
+
+    Raises:
+        OSError: It is missing, no plain file, or cannot be read.
+    """
+    with open_plain(path, follow=follow) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Everything in a folder, itself first as ``.``: relative names with what `lstat` says; no link is followed.
+
+    Raises:
+        OSError: Something cannot be read.
+    """
+    found = folder.lstat()
+    yield ".", found
+    pending = [""] if stat.S_ISDIR(found.st_mode) else []
+    while pending:
+        inside = pending.pop()
+        with os.scandir(folder / inside) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                name = f"{inside}/{entry.name}" if inside else entry.name
+                status = entry.stat(follow_symlinks=False)
+                yield name, status
+                if stat.S_ISDIR(status.st_mode):
+                    pending.append(name)
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Args:
+        path: The file; what it held stays if the block raises.
+        durable: Whether its content is forced to disk before it takes its name, so that a crash of the machine
+            leaves one or the other too.
+
+    Yields:
+        The path to write to.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        if durable:
+            fsync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a text file, see `replacing`."""
+    with replacing(path, durable=durable) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def fsync(path: Path, *, folder: bool = False) -> None:
+    """Force a file, or the names in a folder, to disk.
+
+    Raises:
+        OSError: It cannot be opened, or the disk took it not.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | (os.O_DIRECTORY if folder else os.O_NONBLOCK))
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def json_text(value: object, **layout: Any) -> str:
+    """Plain data as JSON that every reader takes, and that can be written as UTF-8.
+
+    A number that is not finite, which JSON does not have, becomes null; half of a surrogate pair, which UTF-8 does
+    not have, is written as an escape.
+
+    Args:
+        value: The data.
+        layout: As `json.dumps` takes it.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, **layout)
+    except ValueError:
+        text = json.dumps(_finite(value), allow_nan=False, **layout)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json_text(value, **{**layout, "ensure_ascii": True})
+    return text
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _finite(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_finite(part) for part in value]
+    return value
+
+
+# -- removing --------------------------------------------------------------------------------------------------
+
+# Folders are removed however deep, however long the paths in them have become: what is nested is moved up into
+# the folder itself, and emptied there. So there is no recursion, there are three open descriptors, and never a
+# path longer than two names.
+
+
+def remove_tree(path: Path) -> OSError | None:
+    """Remove a folder with everything in it, or a file; of a link the link alone. Never raises an `OSError`.
+
+    Args:
+        path: What may be gone already.
+
+    Returns:
+        Why something stays; all else is removed nevertheless. None where nothing stays.
+    """
+    problems: list[OSError] = []
+    try:
+        if stat.S_ISDIR(path.lstat().st_mode):
+            with _opened(path) as folder:
+                _empty(folder, problems)
+            path.rmdir()
+        else:
+            path.unlink()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        problems.append(error)
+    # The first one is the cause: that a folder is not empty follows from it.
+    return OSError(problems[0].errno, os.strerror(problems[0].errno or 0), str(path)) if problems else None
+
+
+def _empty(folder: int, problems: list[OSError]) -> None:
+    mark, moved, stays = f".removed-{secrets.token_hex(8)}", 0, set[str]()
+    # Folders that are moved up while one round is under way are emptied in the next.
+    while names := [name for name in _remove_files(folder, problems) if name not in stays]:
+        for name in names:
+            try:
+                with _opened(name, folder) as inner:
+                    for nested in _remove_files(inner, problems):
+                        os.rename(nested, f"{mark}-{moved}", src_dir_fd=inner, dst_dir_fd=folder)
+                        moved += 1
+                os.rmdir(name, dir_fd=folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                problems.append(error)
+                stays.add(name)
+
+
+def _remove_files(folder: int, problems: list[OSError]) -> list[str]:
+    """Remove what can be removed at once; the names of the folders that hold something."""
+    nested = []
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        try:
+            (os.rmdir if is_folder else os.unlink)(entry.name, dir_fd=folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if is_folder:
+                nested.append(entry.name)
+            else:
+                problems.append(error)
+    return nested
+
+
+@contextmanager
+def _opened(path: Path | str, inside: int | None = None) -> Iterator[int]:
+    # A link that was put in the place of a folder meanwhile is not followed.
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
+    try:
+        yield folder
+    finally:
+        os.close(folder)

@@ -1,0 +1,1 @@
+"""What runs inside workers: algorithms, datasets, rewards, models, generation, training and evaluation."""

@@ -1,0 +1,226 @@
+"""What an algorithm is: a class that lists its stages and has one method for each.
+
+This module and the modules of the algorithms are imported while planning, so they import torch only inside
+methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from pipeline.config.schema import AlgoConfig, StageConfig
+from pipeline.errors import JobError
+
+if TYPE_CHECKING:
+    from pipeline.learning.models.cache import ModelCache
+    from pipeline.learning.training.checkpoint import Checkpoints
+    from pipeline.learning.training.distributed import Ranks
+
+REFERENCE = "reference"
+"""What stands in the place of an algorithm for the policy that all of them start from."""
+Section = Literal["system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"]
+
+
+@dataclass(frozen=True)
+class Read:
+    """An input of a stage: the outputs of another stage.
+
+    Attributes:
+        stage: Name of the stage that is read.
+        rounds: ``this`` round, the ``previous`` one (left out in round 1), or every round ``so_far``,
+            this one included.
+        algo: ``self``, ``reference`` for the reference policy, or ``dataset`` for the preparation of the data; all
+            chains share those two.
+    """
+
+    stage: str
+    rounds: Literal["this", "previous", "so_far"] = "this"
+    algo: Literal["self", "reference", "dataset"] = "self"
+
+    @property
+    def name(self) -> str:
+        """Name under which the stage's method finds it: ``train``, ``train@previous``, ``reference.train``."""
+        prefix = "" if self.algo == "self" else f"{self.algo}."
+        suffix = "" if self.rounds == "this" else f"@{self.rounds}"
+        return f"{prefix}{self.stage}{suffix}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One named step of a round.
+
+    Attributes:
+        name: Name of the stage and of the method that runs it.
+        shards: Split over the round's training prompts, over the evaluation prompts, or not at all.
+        reads: Its inputs.
+        config: Sections of the configuration that it may read. They are what its key covers.
+        seeded: Whether the result depends on the seed of the chain.
+        devices: Devices it needs at once.
+        only_with: A list among the settings, as ``evaluation.etas``: without an entry in it the stage is left out,
+            and what reads it has no such input. "" for a stage that is always there.
+        scales: Whether it trains one model with `train`, so that `training.gpus_per_job` devices can share that.
+        loads_models: False for work on files alone, which has no preference for a worker.
+        seconds: Rough time per job (per 1,000 samples where it is split) on one CPU core with the default
+            model. Orders jobs before any has been timed.
+    """
+
+    name: str
+    shards: Literal["train", "eval"] | None = None
+    reads: tuple[Read, ...] = ()
+    config: tuple[Section, ...] = ()
+    seeded: bool = True
+    devices: int = 1
+    only_with: str = ""
+    scales: bool = False
+    loads_models: bool = True
+    seconds: float = 1.0
+
+
+class Progress(Protocol):
+    """Reports how far a job is; cheap to call at every step, sends a few times a second."""
+
+    def __call__(self, done: int, *, total: int | None = None, tokens: int = 0) -> None:
+        """Report how far the job is.
+
+        Args:
+            done: Samples or steps finished so far.
+            total: How many there are; None for the samples that the plan counted.
+            tokens: Generated or trained on since the job began.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobContext:
+    """Everything a stage method may use.
+
+    Attributes:
+        job_id: The job, for messages.
+        algo: Name of the algorithm.
+        seed: Seed of the chain; 0 in stages that are not seeded.
+        round: 0 for the reference, then 1 and up.
+        rows: Positions ``[start, stop)`` in the round's list of prompts, for a stage that is split.
+        config: The sections that the stage declared; reading another one raises.
+        inputs: Input name -> folders of the stored outputs, in the order of rounds and shards.
+        out: Folder to write to; committed whole when the method returns.
+        device: ``cpu`` or ``cuda``, for `torch.device`.
+        checkpoints: Folder that outlives a failed attempt and the run, for what lets the next attempt go on.
+        checkpoint_every_steps: As `training` has it, for stages that do not declare that section too.
+        checkpoint_every_minutes: As `training` has it.
+        hints: Folder shared by all jobs of a store, for what makes later jobs faster but changes no result.
+        joined: What `ranks` is where the job has several processes.
+        stopping: Whether the run is about to end: save a checkpoint and raise `JobStopped`.
+        models: Models that stay loaded between jobs of this worker.
+        loading: Context in which time counts as loading rather than as work.
+        progress: Reports how far the job is.
+    """
+
+    job_id: str
+    algo: str
+    seed: int
+    round: int
+    rows: tuple[int, int]
+    config: StageConfig
+    inputs: Mapping[str, tuple[Path, ...]]
+    out: Path
+    device: str
+    checkpoints: Path
+    checkpoint_every_steps: int
+    checkpoint_every_minutes: float
+    hints: Path
+    joined: Ranks | None
+    models: ModelCache
+    loading: Callable[[], AbstractContextManager[None]] = field(repr=False)
+    progress: Progress = field(repr=False)
+    stopping: Callable[[], bool] = field(repr=False)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that do this job, of which this is one: all of them call the stage's method.
+
+        Only what rank 0 writes to `out` is kept.
+        """
+        from pipeline.learning.training.distributed import (
+            ALONE,  # seconds, which a stage without torch need not wait for
+        )
+
+        return self.joined or ALONE
+
+    def input(self, name: str) -> Path:
+        """The folder of an input that is a single output.
+
+        Raises:
+            JobError: There is no such input, or it has several folders.
+        """
+        folders = self.inputs.get(name, ())
+        if len(folders) != 1:
+            raise JobError(f"{self.job_id}: expected one folder for input '{name}', found {len(folders)}")
+        return folders[0]
+
+    def checkpoint(self, training: str, *, also_finished: bool = False) -> Checkpoints:
+        """The checkpoints of a training that this job does; see `learning.training.checkpoint`.
+
+        Args:
+            training: Names it among the trainings of the stage; a plain word.
+            also_finished: Save its end too, for a stage that goes on with other work.
+        """
+        from pipeline.learning.training.checkpoint import Checkpoints
+
+        # The folder is named by the job's key, which covers every setting that decides what is computed.
+        about = {"key": self.checkpoints.name, "algo": self.algo, "round": self.round, "seed": self.seed}
+        return Checkpoints(
+            self.checkpoints / training,
+            {**about, "training": training},
+            every_steps=self.checkpoint_every_steps,
+            every_minutes=self.checkpoint_every_minutes,
+            stopping=self.stopping,
+            also_finished=also_finished,
+            ranks=self.ranks,
+        )
+
+    @property
+    def first_device(self) -> str:
+        """Where a model that is to be trained is loaded to: what is spread gets to its devices part by part."""
+        return "cpu" if self.ranks.is_sharded else self.device
+
+    def optional_input(self, name: str) -> Path | None:
+        """The folder of an input that the first round does not have, or None."""
+        return self.input(name) if self.inputs.get(name) else None
+
+
+class Algorithm:
+    """Base of every algorithm.
+
+    A subclass sets the attributes below and has, for each stage, a method of the stage's name that takes a
+    `JobContext` and writes its result into ``ctx.out``.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Part of every key; raise it when results would change."""
+    stages: ClassVar[tuple[Stage, ...]]
+    config_class: ClassVar[type[AlgoConfig]] = AlgoConfig
+    """Settings under ``algos.<name>``."""
+    kl_is_bound: ClassVar[bool] = False
+    """Whether the divergence that its evaluation tells is an upper bound, not exact; said below tables."""
+
+
+DATASET, PROMPTS = "dataset", "prompts"
+"""Inputs that every stage gets which sees the section ``dataset``, or decodes text too, where data is prepared."""
+
+REFERENCE_TRAIN = Read("train", algo="reference")
+
+METRICS = Stage(
+    "metrics",
+    reads=(Read("evaluate"), Read("evaluate", "previous"), Read("evaluate", algo="reference")),
+    config=("evaluation",),
+    loads_models=False,
+    seconds=0.5,
+)
+"""The last stage of every chain: numbers with intervals, and differences to the reference and the last round."""
+
+TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
+"""What any stage that decodes text depends on."""

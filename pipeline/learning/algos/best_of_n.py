@@ -1,0 +1,145 @@
+"""Best of n: the reference as it is, asked n times (Cobbe et al., arXiv 2110.14168, with a learnt verifier).
+
+A baseline for methods that spend compute on training: this one spends it on every answer. What picks must not
+be the reward that the answer is tested with, or the result would be pass@n under another name. So it is a reward
+model fitted to preferences on training prompts, or a majority vote.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pipeline.config.schema import AlgoConfig, BestOfNConfig, RewardModelConfig, Selection
+from pipeline.errors import JobError
+from pipeline.files import json_text
+from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.learning.algos.post_training import EVALUATE
+from pipeline.outputs.formats import TRAINING
+
+if TYPE_CHECKING:
+    from pipeline.learning.generation.best_of_n import Picker
+    from pipeline.learning.generation.policy import TextPolicy
+
+
+class BestOfN(Algorithm):
+    """n samples of the reference, one of which is given. The policy is the same in every round; what picks learns.
+
+    generate    draw groups by the reference, pair them         (per shard)
+    train       fit the reward model
+    evaluate    draw n completions for each, pick one           (per shard)
+    metrics     numbers with intervals
+    """
+
+    name: ClassVar[str] = "BestOfN"
+    config_class: ClassVar[type[AlgoConfig]] = BestOfNConfig
+    kl_is_bound: ClassVar[bool] = True
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            "generate",
+            shards="train",
+            reads=(REFERENCE_TRAIN,),
+            config=(*TEXT, "data_collection", "algo"),
+            seconds=0.5,
+        ),
+        Stage(
+            "train",
+            reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
+            config=("system", "training", "algo", "model"),
+            seconds=10.0,
+        ),
+        EVALUATE,
+        METRICS,
+    )
+
+    def generate(self, ctx: JobContext) -> None:
+        """Draw, score and pair; a majority vote needs none of it."""
+        with ctx.loading():
+            from pipeline.learning.algos import toolbox
+            from pipeline.learning.algos.groups import PAIRS, draw_groups
+            from pipeline.learning.algos.rounds import write_generation
+        algo = _settings(ctx)
+        if algo.selection is Selection.majority:
+            write_generation(ctx, 0, 0, 0)
+            return
+        dataset = toolbox.open_dataset(ctx)
+        groups = draw_groups(ctx, dataset, toolbox.reference_policy(ctx, dataset), algo.num_generations)
+        groups.pairs(algo.preferences).save(ctx.out, PAIRS)
+        write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated, groups.tally())
+
+    def train(self, ctx: JobContext) -> None:
+        """Fit the reward model that picks."""
+        with ctx.loading():
+            from pipeline.learning.algos.groups import PAIRS
+            from pipeline.learning.algos.reward_stage import LearntReward, reward_fitting
+            from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
+            from pipeline.learning.algos.shortage import noted
+            from pipeline.learning.training.sequences import Sequences
+        algo = _settings(ctx)
+        spent = {"tokens_generated": tokens_generated(ctx)}
+        if algo.selection is Selection.majority:
+            (ctx.out / TRAINING).write_text(json_text({**spent, "tokens_trained": 0}) + "\n")
+            return
+        settings = RewardModelConfig(
+            batch_size=algo.batch_size, epochs=algo.epochs, learning_rate=algo.learning_rate
+        )
+        folders = rounds_to_train_on(ctx, aggregate=algo.aggregate)
+        pairs = Sequences.load(folders, PAIRS)
+        learnt = LearntReward(ctx, pairs, settings, reward_fitting(ctx, settings, more=False))
+        learnt.save(ctx.out)
+        if ctx.ranks.is_first:
+            note = noted(len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to")
+            (ctx.out / TRAINING).write_text(json_text({**learnt.about, **note, **spent}) + "\n")
+
+    def evaluate(self, ctx: JobContext) -> None:
+        """Give the best of n for every completion that is asked for."""
+        with ctx.loading():
+            from pipeline.learning.algos import toolbox
+            from pipeline.learning.generation import best_of_n
+            from pipeline.learning.models.batch_size import BatchSizes
+        algo, dataset = _settings(ctx), toolbox.open_dataset(ctx)
+        model, tokenizer = toolbox.reference_model(ctx)
+        sizes = BatchSizes(ctx.hints, ctx.device, model)
+        policy = best_of_n.BestOfN(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
+        policy.count = algo.num_generations
+        policy.pick = _majority(ctx, policy) if algo.selection is Selection.majority else _reward_model(ctx)
+        toolbox.evaluate(ctx, policy, dataset, ctx.out)
+
+    def metrics(self, ctx: JobContext) -> None:
+        """Metrics of all evaluated samples."""
+        with ctx.loading():
+            from pipeline.learning.algos import toolbox
+        toolbox.write_metrics(ctx)
+
+
+def _reward_model(ctx: JobContext) -> Picker:
+    from pipeline.learning.generation.best_of_n import by_score
+    from pipeline.learning.models.load import load_value
+    from pipeline.learning.training.reward_model import reward_scores
+
+    folder, system = ctx.input("train"), ctx.config.system
+    key = ("value", str(folder))
+    model = ctx.models.get(key, lambda: load_value(folder, system, ctx.device), ctx.loading)
+    size = ctx.config.generation.batch_size
+    return by_score(
+        lambda data: reward_scores(model, data, micro_batch_size=size, device=ctx.device, purpose="guidance")
+    )
+
+
+def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:
+    from pipeline.learning.generation.best_of_n import by_majority
+    from pipeline.learning.rewards.registry import judge_of, known_rewards
+
+    dataset = ctx.config.dataset
+    judge = judge_of(known_rewards(dataset), dataset)
+    answer = None if judge is None else judge.traits.answer
+    if answer is None:
+        raise JobError(
+            f"{ctx.job_id}: no reward of this dataset says what an answer is, so there is no majority; "
+            f"use algos.{ctx.algo}.selection=reward_model"
+        )
+    return by_majority(lambda completion: answer(policy.text([completion])[0]))
+
+
+def _settings(ctx: JobContext) -> BestOfNConfig:
+    assert isinstance(ctx.config.algo, BestOfNConfig)
+    return ctx.config.algo

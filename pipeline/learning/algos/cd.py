@@ -1,0 +1,36 @@
+"""CD as the paper of Q# has it for a baseline: guidance by the expected reward.
+
+It collects the same data and fits the same value model as Q#; only the tilt differs. Q# adds log E[exp(R / eta)],
+which is optimal for the KL-regularised objective; CD adds E[R] / eta, which Jensen's inequality makes the smaller.
+
+Name and tilt are of controlled decoding (Mudgal et al., arXiv 2310.17022), but none of its methods is this one:
+CD-Q fits its prefix scorer by bootstrapping from the value of the next token, and the blockwise variant picks
+among drawn blocks instead of tilting tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pipeline.config.schema import AlgoConfig, CDConfig, QSharpConfig, ValueAlgoConfig
+from pipeline.learning.algos.qsharp import QSharp, atom_rewards
+
+if TYPE_CHECKING:
+    from pipeline.learning.generation.tilt import Offset
+
+
+class CD(QSharp):
+    """Q# with the expectation in the place of the soft value: the baseline of Q#'s paper."""
+
+    name: ClassVar[str] = "CD"
+    config_class: ClassVar[type[AlgoConfig]] = CDConfig
+    soft: ClassVar[bool] = False
+
+    def offset(self, algo: ValueAlgoConfig) -> Offset:
+        """The expected reward over eta."""
+        from pipeline.learning.generation.tilt import expected_atoms_offset, expected_offset
+
+        assert isinstance(algo, QSharpConfig)
+        if algo.atoms > 1:
+            return expected_atoms_offset(atom_rewards(algo), algo.eta)
+        return expected_offset(algo.eta, algo.value_min, algo.value_max)

@@ -1,0 +1,163 @@
+"""Groups of completions of one prompt: drawn, scored, compared, picked from. Worker side only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.schema import PreferenceConfig
+from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.toolbox import encode, round_rows, row_ids, score
+from pipeline.learning.datasets.base import Dataset
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.sampling import Keys, sample_keys, uniforms
+from pipeline.learning.rewards.preference import UNDECIDED, decide
+from pipeline.learning.rewards.scoring import Scored
+from pipeline.learning.training.sequences import Sequences
+from pipeline.outputs.formats import Tally
+
+_T = TypeVar("_T")
+
+PAIRS = "pairs.safetensors"
+_ENDS = ((np.min, np.inf), (np.max, -np.inf))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The completions of one shard, those of a prompt adjacent.
+
+    Attributes:
+        size: Completions of each prompt.
+        prompts: Token ids, one list for each completion.
+        tokens: Token ids of each completion.
+        scored: Its scores.
+        keys: Streams of draws of the prompts for purposes besides sampling, shape [prompts].
+        ids: Of the rows of the prompts, shape [prompts].
+    """
+
+    size: int
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+    scored: Scored
+    keys: Keys
+    ids: NDArray[np.int64]
+
+    @property
+    def generated(self) -> int:
+        """Tokens in all completions."""
+        return sum(map(len, self.tokens))
+
+    def sequences(self, places: Sequence[int], labels: Sequence[float]) -> Sequences:
+        """Some of the completions with their prompts, each with a label."""
+        return Sequences.of(
+            [self.prompts[place] + self.tokens[place] for place in places],
+            [len(self.prompts[place]) for place in places],
+            labels,
+            self.rows_of(places),
+        )
+
+    def pairs(self, settings: PreferenceConfig) -> Sequences:
+        """Preferred and other completions of pairs, one after the other, labelled 1 and 0; see `pair_places`."""
+        places = self.pair_places(settings)
+        return self.sequences(places, [1.0, 0.0] * (len(places) // 2))
+
+    def rows_of(self, places: Sequence[int]) -> list[int]:
+        """Ids of the rows that completions are of."""
+        return [int(self.ids[place // self.size]) for place in places]
+
+    def pair_places(self, settings: PreferenceConfig) -> list[int]:
+        """Places of the preferred and the other completion of pairs, one after the other.
+
+        Of each prompt the first `pairs_per_prompt` that can be decided, counting (0, 1), (0, 2), ..., (1, 2), ...,
+        or from the largest difference of rewards down.
+        Completions of the same tokens are no pair.
+        """
+        sides = np.array(list(combinations(range(self.size), 2)), np.int64).reshape(-1, 2)
+        count = len(self.keys)
+        first, second = (np.arange(count)[:, None] * self.size + sides[:, side] for side in (0, 1))
+        decided = decide(
+            _some(self.scored, first.reshape(-1)),
+            _some(self.scored, second.reshape(-1)),
+            uniforms(self.keys, len(sides)).reshape(-1),
+            source=settings.source,
+            preference=settings.preference,
+            beta=settings.beta,
+            ties=settings.ties,
+        ).reshape(count, -1)
+        width = np.nan_to_num(np.abs(self.scored.values[first] - self.scored.values[second]))
+        order = np.argsort(-width, axis=1, kind="stable")
+        places: list[int] = []
+        for prompt in range(count):
+            wanted = settings.pairs_per_prompt
+            for pair in order[prompt] if settings.widest_first else range(len(sides)):
+                if wanted == 0:
+                    break
+                one, other, verdict = first[prompt, pair], second[prompt, pair], decided[prompt, pair]
+                if verdict != UNDECIDED and self.tokens[one] != self.tokens[other]:
+                    places += [one, other] if verdict == 1 else [other, one]
+                    wanted -= 1
+        return places
+
+    def tally(self) -> Tally:
+        """Prompts whose completions have no score, score all alike, or are all wrong."""
+        table = self.scored.values.reshape(-1, self.size)
+        unscored = np.isnan(table).all(1)
+        low, high = (pick(np.where(np.isnan(table), fill, table), axis=1) for pick, fill in _ENDS)
+        judged = self._by_prompt(self.scored.correct)
+        return Tally(
+            "prompts",
+            len(self.keys),
+            unscored=int(unscored.sum()),
+            equal=int(((low == high) & ~unscored).sum()),
+            wrong=sum(all(one is False for one in group) for group in judged),
+            same=sum(len(set(map(tuple, group))) == 1 for group in self._by_prompt(self.tokens)),
+        )
+
+    def _by_prompt(self, listed: Sequence[_T]) -> list[Sequence[_T]]:
+        return [listed[at : at + self.size] for at in range(0, len(listed), self.size)]
+
+    def best(self) -> list[int]:
+        """The highest-scored completion of each prompt, the first of equals; none where none has a score."""
+        table = self.scored.values.reshape(-1, self.size)
+        scored = np.flatnonzero(~np.isnan(table).all(1))
+        picked = np.nan_to_num(table[scored], nan=-np.inf).argmax(1)
+        return [int(place) for place in scored * self.size + picked]
+
+
+def draw_groups(ctx: JobContext, dataset: Dataset, policy: TextPolicy, size: int) -> Groups:
+    """Draw completions of the training prompts of this shard, and score them."""
+    rows = round_rows(ctx, dataset)
+    ids, name = row_ids(rows), f"{ctx.algo}/{ctx.round}"
+    encoded = encode(ctx, policy, rows)
+    total = len(rows) * size
+    decoded = policy.complete(
+        encoded,
+        sample_keys(ctx.seed, f"{name}/sample", ids, size),
+        samples=size,
+        on_batch=lambda done, tokens: ctx.progress(done, total=total, tokens=tokens),
+    )
+    repeated = [row for row in rows for _ in range(size)]
+    batch_size = ctx.config.data_collection.reward_batch_size
+    return Groups(
+        size,
+        [prompt for prompt in encoded for _ in range(size)],
+        decoded.tokens,
+        score(ctx, repeated, policy.text(decoded.tokens), decoded.tokens, batch_size),
+        sample_keys(ctx.seed, f"{name}/preference", ids, 1)[:, 0],
+        ids,
+    )
+
+
+def _some(scored: Scored, places: NDArray[np.int64]) -> Scored:
+    return Scored(
+        values=scored.values[places],
+        parts={name: part[places] for name, part in scored.parts.items()},
+        correct=[scored.correct[place] for place in places],
+        answers=[scored.answers[place] for place in places],
+        faults=[scored.faults[place] for place in places],
+    )

@@ -1,0 +1,79 @@
+"""GRPO-HF: GRPO on a reward that is learnt from preferences within each group.
+
+All samples of a group are kept: Bradley-Terry reward models are fitted to preferences among them, each scores
+those of prompts that it has not seen, and GRPO goes by these scores. After the generate stage no other reward is
+looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipeline.config.schema import AlgoConfig, GRPOHFConfig
+from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.learning.algos.grpo import GRPO
+from pipeline.learning.algos.post_training import EVALUATE, GENERATE, TRAIN
+from pipeline.learning.algos.reward_stage import REWARD
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.learning.algos.groups import Groups
+    from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.training.policy import Fitting
+
+
+class GRPOHF(GRPO):
+    """GRPO with one more stage, which scores whole groups by a learnt reward."""
+
+    name: ClassVar[str] = "GRPO-HF"
+    version: ClassVar[int] = 2
+    config_class: ClassVar[type[AlgoConfig]] = GRPOHFConfig
+    stages: ClassVar[tuple[Stage, ...]] = (
+        GENERATE,
+        REWARD,
+        Stage(
+            "train",
+            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
+            config=TRAIN,
+            scales=True,
+            seconds=15.0,
+        ),
+        EVALUATE,
+        METRICS,
+    )
+
+    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
+        """Write whole groups, and pairs among them."""
+        from pipeline.learning.algos.groups import PAIRS
+
+        super().keep(ctx, policy, groups)
+        groups.pairs(_settings(ctx).preferences).save(ctx.out, PAIRS)
+
+    def reward(self, ctx: JobContext) -> None:
+        """Fit the reward models and score every completion by the one that has not seen its prompt."""
+        with ctx.loading():
+            from pipeline.learning.algos.reward_stage import cross_fitted
+            from pipeline.learning.training.samples import Samples
+        folders = super().data(ctx)
+        samples = Samples.load(folders)
+        scores = cross_fitted(ctx, folders, samples.sequences, _settings(ctx).reward_model)
+        samples.with_rewards(scores).save(ctx.out)
+
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+        """The samples as the reward stage has scored them."""
+        return ctx.inputs["reward"]
+
+    def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
+        """As GRPO; the reward models' tokens count too."""
+        from pipeline.learning.algos.reward_stage import reward_fit_in_short, reward_tokens_trained
+
+        about = super().fit(ctx, model, fitting)
+        tokens = about["tokens_trained"] + reward_tokens_trained(ctx)
+        return {**about, **reward_fit_in_short(ctx), "tokens_trained": tokens}
+
+
+def _settings(ctx: JobContext) -> GRPOHFConfig:
+    assert isinstance(ctx.config.algo, GRPOHFConfig)
+    return ctx.config.algo

@@ -1,0 +1,249 @@
+"""The stages that methods share which train the policy. A method adds what it keeps of the samples, and its loss.
+
+generate    draw groups of completions by the current policy, score them                   (per shard)
+train       change the policy's weights
+evaluate    sample from the policy, measure its divergence from the reference              (per shard)
+metrics     numbers with intervals
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipeline.config.schema import AlgoConfig, Anchor, DType, PolicyAlgoConfig
+from pipeline.errors import JobError
+from pipeline.files import json_text
+from pipeline.learning.algos.base import (
+    METRICS,
+    REFERENCE_TRAIN,
+    TEXT,
+    Algorithm,
+    JobContext,
+    Read,
+    Section,
+    Stage,
+)
+from pipeline.outputs.formats import TRAINING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.learning.algos.groups import Groups
+    from pipeline.learning.datasets.base import Dataset
+    from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.training.policy import Fitting
+
+TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model")
+"""What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
+`model` where the reference is."""
+
+GENERATE = Stage(
+    "generate",
+    shards="train",
+    reads=(REFERENCE_TRAIN, Read("train", "previous")),
+    config=(*TEXT, "data_collection", "algo"),
+    seconds=0.5,
+)
+EVALUATE = Stage(
+    "evaluate",
+    shards="eval",
+    reads=(REFERENCE_TRAIN, Read("train")),
+    config=(*TEXT, "evaluation", "algo"),
+    seconds=0.7,
+)
+
+
+class PostTrainingAlgorithms(Algorithm):
+    """Methods that change the weights of the policy (DPO, GRPO, GRPO-HF, SFT)."""
+
+    config_class: ClassVar[type[AlgoConfig]] = PolicyAlgoConfig
+    stages: ClassVar[tuple[Stage, ...]] = (
+        GENERATE,
+        Stage(
+            "train",
+            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
+            config=TRAIN,
+            scales=True,
+            seconds=15.0,
+        ),
+        EVALUATE,
+        METRICS,
+    )
+
+    @abstractmethod
+    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
+        """Write what training needs of one shard's groups."""
+        raise NotImplementedError(f"{type(self).__name__} must define keep()")
+
+    @abstractmethod
+    def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
+        """Train the policy in place; returns what ``training.json`` should say of it, the losses among it."""
+        raise NotImplementedError(f"{type(self).__name__} must define fit()")
+
+    def generate(self, ctx: JobContext) -> None:
+        """Draw and score; in the first round the current policy is the reference itself."""
+        with ctx.loading():
+            from pipeline.learning.algos import toolbox
+            from pipeline.learning.algos.groups import draw_groups
+            from pipeline.learning.algos.rounds import write_generation
+        algo, dataset = policy_settings(ctx), toolbox.open_dataset(ctx)
+        policy = self.current_policy(ctx, dataset)
+        groups = draw_groups(ctx, dataset, policy, algo.num_generations)
+        self.keep(ctx, policy, groups)
+        write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated, groups.tally())
+
+    def train(self, ctx: JobContext) -> None:
+        """Train, and save a model that loads as any other, with its tokenizer."""
+        with ctx.loading():
+            from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
+            from pipeline.learning.algos.shortage import noted, teaching
+            from pipeline.learning.algos.toolbox import reference_source, trusts_code
+            from pipeline.learning.models.load import load_tokenizer
+            from pipeline.learning.training.lora import merged
+        model = self._start(ctx)
+        spent = {"tokens_generated": tokens_generated(ctx)}
+        about = self.fit(ctx, model, self._fitting(ctx))
+        ctx.ranks.gather(model)
+        if not ctx.ranks.is_first:
+            return
+        whole = merged(model).cpu()
+        whole.config._name_or_path = ""
+        whole.save_pretrained(ctx.out)
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenizer.save_pretrained(ctx.out)
+        algo = policy_settings(ctx)
+        tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
+        note = noted(teaching(about, algo.num_generations), algo.batch_size, tally)
+        (ctx.out / TRAINING).write_text(json_text({**spent, **about, **note}) + "\n")
+
+    def evaluate(self, ctx: JobContext) -> None:
+        """Sample from the trained policy, and compare it with the reference."""
+        with ctx.loading():
+            from pipeline.learning.algos import toolbox
+        dataset = toolbox.open_dataset(ctx)
+        toolbox.evaluate(ctx, trained_policy(ctx, dataset, ctx.input("train"), compared=True), dataset, ctx.out)
+
+    def metrics(self, ctx: JobContext) -> None:
+        """Metrics of all evaluated samples."""
+        with ctx.loading():
+            from pipeline.learning.algos import toolbox
+        toolbox.write_metrics(ctx)
+
+    def current_policy(self, ctx: JobContext, dataset: Dataset) -> TextPolicy:
+        """The policy that this round's training starts from."""
+        from pipeline.learning.algos import toolbox
+
+        previous = ctx.optional_input("train@previous")
+        return (
+            toolbox.reference_policy(ctx, dataset) if previous is None else trained_policy(ctx, dataset, previous)
+        )
+
+    def anchor_model(self, ctx: JobContext, anchor: Anchor) -> PreTrainedModel:
+        """The frozen policy that training is held close to."""
+        # As precise as what is trained: the difference of the two is what counts.
+        model = self._load(ctx, previous=anchor is Anchor.previous)
+        with ctx.loading():
+            ctx.ranks.prepare(model)
+        return model
+
+    def _load(self, ctx: JobContext, *, previous: bool) -> PreTrainedModel:
+        """A policy of its own, never a kept one: last round's where that is asked for, else the reference."""
+        with ctx.loading():
+            from pipeline.learning.algos.toolbox import reference_source, trusts_code
+            from pipeline.learning.models.load import load_policy
+
+            # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
+            dtype = ctx.config.system.dtype if policy_settings(ctx).lora.rank else DType.float32
+            trained = ctx.optional_input("train@previous") if previous else None
+            return load_policy(
+                str(trained) if trained else reference_source(ctx),
+                replace(ctx.config.system, dtype=dtype),
+                ctx.first_device,
+                trust_remote_code=trusts_code(ctx),
+            )
+
+    def _start(self, ctx: JobContext) -> PreTrainedModel:
+        """The policy that training starts from."""
+        with ctx.loading():
+            from pipeline.learning.training.lora import with_adapters
+            from pipeline.learning.training.policy import without_dropout
+        algo = policy_settings(ctx)
+        model = self._load(ctx, previous=algo.warm_start)
+        model.requires_grad_(True)
+        adapted: Any = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
+        without_dropout(adapted)
+        adapted.to(ctx.first_device)
+        started: PreTrainedModel = adapted
+        return started
+
+    def _fitting(self, ctx: JobContext) -> Fitting:
+        algo = policy_settings(ctx)
+        return fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
+
+
+def fitting_of(
+    ctx: JobContext, name: str, batch_size: int, epochs: int, learning_rate: float, *, more: bool = False
+) -> Fitting:
+    """How to train in a stage.
+
+    Args:
+        ctx: Of the stage.
+        name: Of this training among those of the stage.
+        batch_size: Sequences per optimizer step.
+        epochs: Passes over the data.
+        learning_rate: At its highest.
+        more: Whether the stage goes on with other work afterwards.
+    """
+    from pipeline.learning.training.policy import Fitting
+
+    return Fitting(
+        batch_size=batch_size,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        training=ctx.config.training,
+        seed=ctx.seed * 1000 + ctx.round,
+        device=ctx.device,
+        dtype=ctx.config.system.dtype,
+        clear_cache_interval=ctx.config.system.clear_cache_interval,
+        on_step=lambda done, total, tokens: ctx.progress(done, total=total, tokens=tokens),
+        checkpoint=ctx.checkpoint(name, also_finished=more),
+        hints=ctx.hints,
+        ranks=ctx.ranks,
+    )
+
+
+def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared: bool = False) -> TextPolicy:
+    """The policy of a folder.
+
+    Args:
+        ctx: Of the stage.
+        dataset: The dataset of the chain.
+        folder: Output of a training.
+        compared: Whether its divergence from the reference is wanted.
+    """
+    from pipeline.learning.algos.toolbox import reference_model, trusts_code
+    from pipeline.learning.generation.divergence import TrainedPolicy
+    from pipeline.learning.models.batch_size import BatchSizes
+    from pipeline.learning.models.load import load_policy
+
+    reference, tokenizer = reference_model(ctx)
+    system = ctx.config.system
+    key = ("policy", str(folder))
+    model = ctx.models.get(
+        key, lambda: load_policy(folder, system, ctx.device, trust_remote_code=trusts_code(ctx)), ctx.loading
+    )
+    sizes = BatchSizes(ctx.hints, ctx.device, model)
+    policy = TrainedPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
+    policy.reference = reference if compared else None
+    return policy
+
+
+def policy_settings(ctx: JobContext) -> PolicyAlgoConfig:
+    """The settings of a method that trains the policy."""
+    algo = ctx.config.algo
+    if not isinstance(algo, PolicyAlgoConfig):
+        raise JobError(f"{ctx.job_id}: its settings are {type(algo).__name__}, not PolicyAlgoConfig")
+    return algo

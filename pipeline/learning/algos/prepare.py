@@ -1,0 +1,62 @@
+"""What chains of a dataset and model share before anything is generated: rows by split, prompts as token ids.
+
+Only for datasets that are read from files or the hub; the others make their rows on the spot. Runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+from pipeline.errors import DataError, JobError
+from pipeline.learning.algos.base import REFERENCE_TRAIN, Algorithm, JobContext, Read, Stage
+
+log = logging.getLogger("pipeline")
+
+NAME = "dataset"
+PREPARE = Stage("prepare", config=("dataset",), seeded=False, loads_models=False, seconds=5.0)
+TOKENIZE = Stage(
+    "tokenize",
+    reads=(Read("prepare"), REFERENCE_TRAIN),
+    config=("dataset", "model"),
+    seeded=False,
+    loads_models=False,
+    seconds=10.0,
+)
+
+
+class Preparation(Algorithm):
+    """The work on a dataset that comes before all algorithms."""
+
+    name: ClassVar[str] = NAME
+    stages: ClassVar[tuple[Stage, ...]] = (PREPARE, TOKENIZE)
+
+    def prepare(self, ctx: JobContext) -> None:
+        """Read the source once and write its rows by split; then see whether the rewards can work with them."""
+        with ctx.loading():
+            from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
+            from pipeline.learning.datasets.prepared import PreparedDataset, prepare
+            from pipeline.learning.datasets.registry import load_dataset
+            from pipeline.learning.rewards.probe import advice_on, check_rewards
+        config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
+        try:
+            about = prepare(load_dataset(config), ctx.out)
+        except (MissingColumns, ReservedColumn) as error:
+            raise DataError(f"{error} {advice_on(error, name, config)}") from error
+        rows = PreparedDataset(ctx.out)
+        first = rows.row(int(rows.ids("train")[0]))
+        for warning in check_rewards(name, config, load_dataset(config), first, about["columns"]):
+            log.warning("%s", warning)
+
+    def tokenize(self, ctx: JobContext) -> None:
+        """Write the token ids of every prompt, by the reference's tokenizer."""
+        with ctx.loading():
+            from pipeline.learning.algos.toolbox import open_dataset, reference_source, trusts_code
+            from pipeline.learning.datasets.prepared import PreparedDataset
+            from pipeline.learning.datasets.tokenized import tokenized
+            from pipeline.learning.models.load import load_tokenizer
+        dataset = open_dataset(ctx)
+        if not isinstance(dataset, PreparedDataset):
+            raise JobError(f"{ctx.job_id}: its dataset was not prepared")
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenized(dataset, tokenizer, ctx.out)

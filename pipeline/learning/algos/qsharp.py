@@ -1,0 +1,140 @@
+"""Q# (Zhou et al., arXiv 2502.20548): a value of the reference's own future reward guides its decoding.
+
+Per prompt: a response by the current guided policy, a cut drawn uniformly over its tokens, the rest by the
+reference, the reward of the whole text. The tokens from the cut on are labelled with it; what the guided policy
+wrote before is context only, since the value is that of the reference's continuations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pipeline.config.schema import AlgoConfig, QSharpConfig, ValueAlgoConfig
+from pipeline.errors import JobError
+from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pipeline.learning.datasets.base import Dataset
+    from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.generation.tilt import Offset
+    from pipeline.learning.training.sequences import Sequences
+
+
+ATOMS = 11
+"""Of a distribution over graded rewards, where nothing else is known."""
+_ROUNDING = 1e-6
+"""Of the range: a reward so near to one of its ends is that end."""
+
+
+class QSharp(ValueGuidedAlgorithms):
+    """Q# with a distribution over n rewards, or its Bernoulli case with two; offset log E[exp(R / eta)]."""
+
+    name: ClassVar[str] = "QSharp"
+    version: ClassVar[int] = 2
+    config_class: ClassVar[type[AlgoConfig]] = QSharpConfig
+    soft: ClassVar[bool] = True
+    """Whether the tilt is an expectation of exp(R / eta), for which the mean of a reward is not enough."""
+
+    def offset(self, algo: ValueAlgoConfig) -> Offset:
+        """The soft value of the rewards that are to come."""
+        from pipeline.learning.generation.tilt import atoms_offset, bernoulli_offset
+
+        assert isinstance(algo, QSharpConfig)
+        if algo.atoms > 1:
+            return atoms_offset(atom_rewards(algo), algo.eta)
+        # The lowest reward is in every offset alike, and adding a constant changes nothing: where it would, for
+        # tokens of offset 0, requests with another lowest reward than 0 are refused.
+        return bernoulli_offset(algo.eta / (algo.value_max - algo.value_min))
+
+    def atoms(self, algo: ValueAlgoConfig) -> int:
+        """As the settings say."""
+        assert isinstance(algo, QSharpConfig)
+        return algo.atoms
+
+    def rate(self, algo: ValueAlgoConfig) -> float:
+        """That of the tilt, so that a reward between two atoms is tilted by as if it were one."""
+        assert isinstance(algo, QSharpConfig)
+        return (algo.value_max - algo.value_min) / algo.eta if self.soft else 0.0
+
+    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
+        """One roll-out per roll-in, labelled with its reward."""
+        import numpy as np
+
+        from pipeline.learning.algos import toolbox
+        from pipeline.learning.algos.rollouts import Rollouts
+        from pipeline.learning.training.sequences import Sequences
+        from pipeline.outputs.formats import Tally
+
+        rollouts = Rollouts(ctx, dataset, roll_in, finishes=1)
+        # The cut is the last token of the prefix; it is labelled too, as its value was just sampled.
+        cuts = rollouts.cut()
+        prefixes = [tokens[: cut + 1] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
+        completions = rollouts.finish(reference, prefixes, "roll_out")
+        size = ctx.config.data_collection.reward_batch_size
+        rewards = toolbox.score_completions(ctx, reference, rollouts.rows, completions, size)
+        kept = [index for index in range(len(completions)) if not np.isnan(rewards[index])]
+        rollouts.note_cost(Tally("completions", len(completions), unscored=len(completions) - len(kept)))
+        labels = self.labels(ctx, rewards[kept])
+        return Sequences.of(
+            [rollouts.prompts[index] + completions[index] for index in kept],
+            [len(rollouts.prompts[index]) + int(cuts[index]) for index in kept],
+            labels.tolist(),
+            [rollouts.rows[index].id for index in kept],
+        )
+
+    def labels(self, ctx: JobContext, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Rewards on the scale from 0 to 1, which the value model is trained on.
+
+        Raises:
+            JobError: A reward is outside of the range that the settings give, or within it where a single
+                probability could not express it.
+        """
+        import numpy as np
+
+        algo = settings(ctx)
+        low, high = algo.value_min, algo.value_max
+        odd = rewards[(rewards < low) | (rewards > high)]
+        if len(odd):
+            key = f"algos.{ctx.algo}"
+            raise JobError(
+                f"{ctx.job_id}: a reward of {odd[0]:g} is outside of {key}.value_min={low:g} and "
+                f"{key}.value_max={high:g}. Set them to what the reward can give; with more than two rewards "
+                f"{key}.atoms=11 learns their distribution."
+            )
+        labels = (rewards - low) / (high - low)
+        within = rewards[np.minimum(labels, 1 - labels) > _ROUNDING]
+        if len(within) and algo.atoms == 1 and self.soft:
+            raise JobError(f"{ctx.job_id}: {graded_advice(f'algos.{ctx.algo}', algo, f'{within[0]:g}')}")
+        return labels
+
+
+def graded_advice(key: str, algo: QSharpConfig, seen: str) -> str:
+    """What to set where a reward has more than two values.
+
+    Args:
+        key: Of the settings of the algorithm.
+        algo: The settings.
+        seen: A value between the lowest and the highest.
+    """
+    return (
+        f"a reward of {seen} lies between {key}.value_min={algo.value_min:g} and "
+        f"{key}.value_max={algo.value_max:g}, and {key}.atoms=1 is a single probability of the highest. It knows "
+        "the mean of such rewards alone, not E[exp(R / eta)], by which it guides. "
+        f"Set {key}.atoms={ATOMS}, or more where eta is small"
+    )
+
+
+def atom_rewards(algo: QSharpConfig) -> list[float]:
+    """The rewards of the atoms, evenly spaced over the range."""
+    step = (algo.value_max - algo.value_min) / (algo.atoms - 1)
+    return [algo.value_min + step * place for place in range(algo.atoms)]
+
+
+def settings(ctx: JobContext) -> QSharpConfig:
+    """The settings of a method of the Q# kind."""
+    assert isinstance(ctx.config.algo, QSharpConfig)
+    return ctx.config.algo

@@ -1,0 +1,118 @@
+"""Q#-HF: Q# on a reward that is learnt from preferences.
+
+From every cut the reference completes the response twice. Bradley-Terry reward models are fitted to the
+preferences between the two, each scores the texts of prompts that it has not seen, and the standardised scores are
+the labels that Q# learns from. After the generate stage no other reward is looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipeline.config.schema import AlgoConfig, QSharpHFConfig
+from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.learning.algos.qsharp import QSharp, settings
+from pipeline.learning.algos.reward_stage import REWARD
+
+if TYPE_CHECKING:
+    from pipeline.learning.datasets.base import Dataset
+    from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.training.sequences import Sequences
+
+
+class QSharpHF(QSharp):
+    """Q# with one more stage, which labels its data by a learnt reward."""
+
+    name: ClassVar[str] = "QSharp-HF"
+    config_class: ClassVar[type[AlgoConfig]] = QSharpHFConfig
+    stages: ClassVar[tuple[Stage, ...]] = (
+        QSharp.stages[0],
+        REWARD,
+        Stage(
+            "train",
+            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
+            config=QSharp.stages[1].config,
+            scales=True,
+            seconds=15.0,
+        ),
+        *QSharp.stages[2:],
+    )
+
+    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
+        """Two roll-outs per roll-in, still without labels; and the pairs that can be decided."""
+        from pipeline.learning.algos import toolbox
+        from pipeline.learning.algos.groups import PAIRS
+        from pipeline.learning.algos.rollouts import Rollouts, tally_of_pairs
+        from pipeline.learning.rewards.preference import UNDECIDED, decide
+        from pipeline.learning.training.sequences import Sequences
+
+        rollouts = Rollouts(ctx, dataset, roll_in, finishes=2)
+        cuts = rollouts.cut()
+        prefixes = [tokens[:cut] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
+        pair = [rollouts.finish(reference, prefixes, stream) for stream in ("first", "second")]
+        size, how = ctx.config.data_collection.reward_batch_size, _settings(ctx).preferences
+        scored = [toolbox.score(ctx, rollouts.rows, reference.text(side), side, size) for side in pair]
+        decided = decide(
+            scored[0],
+            scored[1],
+            rollouts.draws("preference"),
+            source=how.source,
+            preference=how.preference,
+            beta=how.beta,
+            ties=how.ties,
+        )
+        rollouts.note_cost(tally_of_pairs(scored[0], scored[1], decided))
+        best = [
+            index for index, one in enumerate(decided) if one != UNDECIDED and pair[0][index] != pair[1][index]
+        ]
+        ordered = [pair[side][index] for index in best for side in (1 - int(decided[index]), int(decided[index]))]
+        prompts = [rollouts.prompts[index] for index in best for _ in (0, 1)]
+        Sequences.of(
+            [prompt + tokens for prompt, tokens in zip(prompts, ordered, strict=True)],
+            [len(prompt) for prompt in prompts],
+            [1.0, 0.0] * len(best),
+            [rollouts.rows[index].id for index in best for _ in (0, 1)],
+        ).save(ctx.out, PAIRS)
+        places = [(index, side) for index in range(len(cuts)) for side in (0, 1)]
+        return Sequences.of(
+            [rollouts.prompts[index] + pair[side][index] for index, side in places],
+            [len(rollouts.prompts[index]) + int(cuts[index]) for index, _ in places],
+            [0.0] * len(places),
+            [rollouts.rows[index].id for index, _ in places],
+        )
+
+    def reward(self, ctx: JobContext) -> None:
+        """Fit the reward models and label every roll-out by the one that has not seen its prompt."""
+        from dataclasses import replace
+
+        with ctx.loading():
+            from pipeline.learning.algos.reward_stage import cross_fitted
+            from pipeline.learning.training.sequences import Sequences
+        algo = _settings(ctx)
+        folders = super().data(ctx)
+        data = Sequences.load(folders)
+        rewards = cross_fitted(ctx, folders, data, algo.reward_model).clip(algo.value_min, algo.value_max)
+        replace(data, labels=self.labels(ctx, rewards).astype("float32")).save(ctx.out)
+
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+        """The roll-outs as the reward stage has labelled them."""
+        return ctx.inputs["reward"]
+
+    def spent_before(self, ctx: JobContext) -> int:
+        """The reward models' tokens."""
+        from pipeline.learning.algos.reward_stage import reward_tokens_trained
+
+        return reward_tokens_trained(ctx)
+
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:
+        """How good the reward models are on pairs that they have not seen."""
+        from pipeline.learning.algos.reward_stage import reward_fit_in_short
+
+        return reward_fit_in_short(ctx)
+
+
+def _settings(ctx: JobContext) -> QSharpHFConfig:
+    algo = settings(ctx)
+    assert isinstance(algo, QSharpHFConfig)
+    return algo

@@ -1,0 +1,212 @@
+"""The stage of methods whose reward is learnt: fit reward models to preferences, score samples by them.
+
+generate -> reward -> train -> ...
+
+A reward model is made anew from the backbone in every round, and fitted to the pairs of all rounds that the method
+trains on. Its scores of what it was fitted to would be too good to be true, so prompts are dealt into folds, and
+each fold is scored by a model that was fitted to the others alone (cross-fitting).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.schema import DType, HeadType, RewardModelConfig
+from pipeline.files import json_text
+from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.outputs.formats import REWARD as REWARD_FIT
+from pipeline.outputs.formats import read_input, read_reward_fit
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pipeline.learning.models.value import ValueModel
+    from pipeline.learning.training.policy import Fitting
+    from pipeline.learning.training.sequences import Sequences
+
+REWARD = Stage(
+    "reward",
+    reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
+    config=("system", "training", "algo", "model"),
+    scales=True,
+    seconds=10.0,
+)
+
+
+class LearntReward:
+    """A reward model fitted in this stage.
+
+    Attributes:
+        about: What became of the fit, for a file.
+    """
+
+    def __init__(self, ctx: JobContext, pairs: Sequences, settings: RewardModelConfig, fitting: Fitting) -> None:
+        """Fit to pairs.
+
+        Args:
+            ctx: Of the stage.
+            pairs: Chosen and rejected completions, one after the other.
+            settings: Of the fit.
+            fitting: The same as it is carried out.
+        """
+        from pipeline.learning.training.policy import trained_tokens
+        from pipeline.learning.training.reward_model import fit_reward_model
+
+        self._ctx = ctx
+        self.model = _fresh(ctx)
+        losses = fit_reward_model(self.model, pairs, fitting)
+        self.about: dict[str, Any] = {
+            "pairs": len(pairs) // 2,
+            "tokens_trained": trained_tokens(pairs, settings.epochs),
+            "loss": losses,
+        }
+
+    def scores(self, data: Sequences) -> NDArray[np.float64]:
+        """Raw scores of sequences, shape [N]."""
+        from pipeline.learning.training.reward_model import reward_scores
+
+        size = self._ctx.config.training.micro_batch_size
+        return reward_scores(
+            self.model, data, micro_batch_size=size, device=self._ctx.device, ranks=self._ctx.ranks
+        )
+
+    def save(self, folder: Path) -> None:
+        """Save the model with its tokenizer."""
+        from pipeline.learning.algos.toolbox import reference_source, trusts_code
+        from pipeline.learning.models.load import load_tokenizer
+        from pipeline.learning.training.distributed import save_model
+
+        folder.mkdir(exist_ok=True)
+        save_model(self.model, folder, self._ctx.ranks)
+        if self._ctx.ranks.is_first:
+            source, trust = reference_source(self._ctx), trusts_code(self._ctx)
+            load_tokenizer(source, trust_remote_code=trust).save_pretrained(folder)
+
+
+def reward_fitting(
+    ctx: JobContext, settings: RewardModelConfig, fold: int = 0, tokens_before: int = 0, *, more: bool
+) -> Fitting:
+    """How a reward model is fitted.
+
+    Args:
+        ctx: Of the stage.
+        settings: Batch size, epochs, learning rate, and how many such trainings there are.
+        fold: Which of them this is.
+        tokens_before: What the folds before it were trained on.
+        more: Whether the stage goes on with other work afterwards.
+    """
+    from pipeline.learning.algos.post_training import fitting_of
+
+    how = (settings.batch_size, settings.epochs, settings.learning_rate)
+    fitting = fitting_of(ctx, f"reward_model_{fold}" if fold else "reward_model", *how, more=more)
+    if not more:
+        return fitting
+    count = settings.folds
+
+    def on_step(done: int, total: int, tokens: int) -> None:
+        # Folds are about as large as each other, and progress is never to fall back.
+        ctx.progress(fold * total + done, total=count * total, tokens=tokens_before + tokens)
+
+    return replace(fitting, on_step=on_step)
+
+
+def cross_fitted(
+    ctx: JobContext, folders: Sequence[Path], data: Sequences, settings: RewardModelConfig
+) -> NDArray[np.float64]:
+    """Fit a reward model for each fold of prompts, and score that fold by it. Writes models and ``reward.json``.
+
+    Args:
+        ctx: Of the stage.
+        folders: Outputs with pairs, whose prompts are told.
+        data: The completions, likewise.
+        settings: Of the fits.
+
+    Returns:
+        Standardised scores, shape [N]: of mean 0 and deviation 1 over each fold, since the scores of two models
+        have neither a zero nor a unit in common.
+    """
+    import numpy as np
+
+    with ctx.loading():
+        from pipeline.learning.algos.groups import PAIRS
+        from pipeline.learning.algos.rounds import tally_of
+        from pipeline.learning.algos.shortage import noted
+        from pipeline.learning.training.folds import prompt_folds
+        from pipeline.learning.training.reward_model import Scale, share_preferred
+        from pipeline.learning.training.sequences import Sequences
+    pairs = Sequences.load(folders, PAIRS)
+    of_pairs, of_data = prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
+    found, fits, tokens = np.zeros(len(data)), [], 0
+    for fold in range(settings.folds):
+        unseen = np.repeat((of_pairs == fold) & (settings.folds > 1), 2)
+        seen = pairs.some(np.flatnonzero(~unseen))
+        learnt = LearntReward(ctx, seen, settings, reward_fitting(ctx, settings, fold, tokens, more=True))
+        tokens += learnt.about["tokens_trained"]
+        places = np.flatnonzero(of_data == fold)
+        raw = learnt.scores(data.some(places))
+        scale = Scale.of(raw)
+        found[places] = scale(raw)
+        held_out = learnt.scores(pairs.some(np.flatnonzero(unseen)))
+        fits.append(
+            {
+                **learnt.about,
+                "held_out_pairs": len(held_out) // 2,
+                "held_out_accuracy": share_preferred(held_out),
+                "mean": scale.mean,
+                "deviation": scale.deviation,
+                "scored": len(places),
+            }
+        )
+        learnt.save(ctx.out / f"fold_{fold}")
+        del learnt  # so that no two models are held at once
+    if ctx.ranks.is_first:
+        note = noted(len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to")
+        about = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
+        (ctx.out / REWARD_FIT).write_text(json_text(about) + "\n")
+    return found
+
+
+def in_short(fits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a reader of the results must know of reward models: how many there are, how good on unseen pairs."""
+    held_out = [(fit["held_out_pairs"], fit["held_out_accuracy"]) for fit in fits]
+    pairs = sum(count for count, _ in held_out)
+    right = sum(count * accuracy for count, accuracy in held_out if accuracy is not None)
+    return {"folds": len(fits), "held_out_pairs": pairs, "held_out_accuracy": right / pairs if pairs else None}
+
+
+def reward_fit_in_short(ctx: JobContext) -> dict[str, Any]:
+    """What to add to ``training.json`` of the reward models of this round."""
+    fit = read_input(ctx.input("reward"), REWARD_FIT, read_reward_fit)
+    return {
+        "reward_model": {
+            "folds": fit.folds,
+            "held_out_pairs": fit.held_out_pairs,
+            "held_out_accuracy": fit.held_out_accuracy,
+        }
+    }
+
+
+def reward_tokens_trained(ctx: JobContext) -> int:
+    """Tokens that the reward model of this round was trained on."""
+    return read_input(ctx.input("reward"), REWARD_FIT, read_reward_fit).tokens_trained
+
+
+def _fresh(ctx: JobContext) -> ValueModel:
+    from pipeline.learning.algos.toolbox import reference_source, trusts_code
+    from pipeline.learning.models.load import load_policy
+    from pipeline.learning.models.source import value_folder
+    from pipeline.learning.models.value import value_model_from
+
+    system = replace(ctx.config.system, dtype=DType.float32)
+    with ctx.loading(), tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
+        source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
+        backbone = load_policy(source, system, ctx.first_device, trust_remote_code=trusts_code(ctx))
+        model = value_model_from(backbone, HeadType.v)
+    model.to(ctx.first_device)  # type: ignore[arg-type]
+    model.requires_grad_(True)
+    return model

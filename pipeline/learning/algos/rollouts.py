@@ -1,0 +1,118 @@
+"""Roll-ins, cuts and roll-outs: how both value-guided methods collect data. Worker side only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.rounds import write_generation
+from pipeline.learning.algos.toolbox import encode, round_rows, row_ids
+from pipeline.learning.datasets.base import Dataset
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.sampling import Keys, sample_keys, uniforms
+from pipeline.learning.rewards.preference import UNDECIDED
+from pipeline.learning.rewards.scoring import Scored
+from pipeline.outputs.formats import Tally
+
+
+class Rollouts:
+    """The roll-ins of one shard: `samples_per_example` for each prompt.
+
+    Attributes:
+        rows: The row of each roll-in.
+        prompts: Its prompt's token ids.
+        tokens: The roll-in's token ids.
+    """
+
+    def __init__(self, ctx: JobContext, dataset: Dataset, policy: TextPolicy, *, finishes: int = 0) -> None:
+        """Sample the roll-ins by the current policy.
+
+        Args:
+            ctx: Of the stage.
+            dataset: Of the chain.
+            policy: That samples.
+            finishes: How often `finish` will be called: progress counts the roll-ins once more for each.
+        """
+        self._ctx = ctx
+        self._samples = ctx.config.data_collection.samples_per_example
+        rows = round_rows(ctx, dataset)
+        self._ids = row_ids(rows)
+        self._total = len(rows) * self._samples * (1 + finishes)
+        self._done = self._generated = 0
+        encoded = encode(ctx, policy, rows)
+        self.tokens = self._complete(policy, encoded, self.keys("roll_in"), samples=self._samples)
+        self.rows = [row for row in rows for _ in range(self._samples)]
+        self.prompts = [prompt for prompt in encoded for _ in range(self._samples)]
+
+    def note_cost(self, tally: Tally | None = None) -> None:
+        """Write down what all of it has taken, and what became of it."""
+        write_generation(self._ctx, len(self._ids), len(self.rows), self._generated, tally)
+
+    def keys(self, stream: str) -> Keys:
+        """Streams of draws for a purpose, shape [prompts, samples]; every round has its own."""
+        name = f"{self._ctx.algo}/{self._ctx.round}/{stream}"
+        return sample_keys(self._ctx.seed, name, self._ids, self._samples)
+
+    def draws(self, stream: str) -> NDArray[np.float64]:
+        """One draw per roll-in, shape [roll-ins]."""
+        return uniforms(self.keys(stream), 1).reshape(-1)
+
+    def cut(self) -> NDArray[np.int64]:
+        """A token of each roll-in, drawn uniformly: its index, shape [roll-ins]."""
+        lengths = np.array([len(tokens) for tokens in self.tokens])
+        cuts: NDArray[np.int64] = np.minimum((self.draws("cut") * lengths).astype(np.int64), lengths - 1)
+        return cuts
+
+    def finish(self, policy: TextPolicy, prefixes: Sequence[Sequence[int]], stream: str | None) -> list[list[int]]:
+        """Complete prefixes of the roll-ins.
+
+        Args:
+            policy: Writes the rest.
+            prefixes: Tokens that are kept of each roll-in; one that is complete already stays as it is.
+            stream: Name of the draws; None takes the likeliest tokens.
+
+        Returns:
+            Whole completions: prefix and rest.
+        """
+        limits = [0 if policy.ended(prefix) else policy.limit - len(prefix) for prefix in prefixes]
+        open_ones = [index for index, limit in enumerate(limits) if limit > 0]
+        keys = None if stream is None else self.keys(stream).reshape(-1, 1)[open_ones]
+        starts = [self.prompts[index] + list(prefixes[index]) for index in open_ones]
+        budgets = np.array([limits[index] for index in open_ones], np.int64)
+        self._done += len(prefixes) - len(open_ones)
+        self._report(0, 0)
+        finished = [list(prefix) for prefix in prefixes]
+        for index, rest in zip(open_ones, self._complete(policy, starts, keys, budgets=budgets), strict=True):
+            finished[index] += rest
+        return finished
+
+    def _complete(
+        self,
+        policy: TextPolicy,
+        starts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int = 1,
+        budgets: NDArray[np.int64] | None = None,
+    ) -> list[list[int]]:
+        decoded = policy.complete(starts, keys, samples=samples, budgets=budgets, on_batch=self._report)
+        self._done += len(decoded.tokens)
+        self._generated += sum(map(len, decoded.tokens))
+        return decoded.tokens
+
+    def _report(self, done: int, tokens: int) -> None:
+        done = min(self._done + done, self._total)
+        self._ctx.progress(done, total=self._total, tokens=self._generated + tokens)
+
+
+def tally_of_pairs(first: Scored, second: Scored, decided: NDArray[np.int8]) -> Tally:
+    """Pairs of which nothing can be said, and whether that is for want of a score or of a difference."""
+    failed = [a is not None or b is not None for a, b in zip(first.faults, second.faults, strict=True)]
+    unscored = np.isnan(first.values) | np.isnan(second.values) | np.array(failed, bool)
+    open_ones = decided == UNDECIDED
+    return Tally(
+        "pairs", len(decided), unscored=int((open_ones & unscored).sum()), equal=int((open_ones & ~unscored).sum())
+    )

@@ -1,0 +1,47 @@
+"""Rejection sampling: imitate the best of n completions (best-of-n distillation, RAFT of arXiv 2304.06767)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipeline.config.schema import AlgoConfig, SFTConfig
+from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.learning.algos.groups import Groups
+    from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.training.policy import Fitting
+
+
+class SFT(PostTrainingAlgorithms):
+    """Next-token prediction on the completion with the highest reward of each prompt."""
+
+    name: ClassVar[str] = "SFT"
+    config_class: ClassVar[type[AlgoConfig]] = SFTConfig
+
+    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
+        """Write the best completion of each prompt, the first of equals."""
+        best, correct = groups.best(), groups.scored.correct
+        if _settings(ctx).only_correct:
+            best = [place for place in best if correct[place] is not False]
+        groups.sequences(best, [float(groups.scored.values[place]) for place in best]).save(ctx.out)
+
+    def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
+        """Raise the likelihood of every token of the completions."""
+        with ctx.loading():
+            from pipeline.learning.algos.rounds import rounds_to_train_on
+            from pipeline.learning.training.policy import trained_tokens
+            from pipeline.learning.training.sequences import Sequences
+            from pipeline.learning.training.sft import fit_sft
+        algo = _settings(ctx)
+        data = Sequences.load(rounds_to_train_on(ctx, aggregate=algo.aggregate))
+        losses = fit_sft(model, data, fitting)
+        return {"sequences": len(data), "tokens_trained": trained_tokens(data, algo.epochs), "loss": losses}
+
+
+def _settings(ctx: JobContext) -> SFTConfig:
+    assert isinstance(ctx.config.algo, SFTConfig)
+    return ctx.config.algo

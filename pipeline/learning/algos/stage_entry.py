@@ -1,0 +1,114 @@
+"""The entry of every stage: rebuilds the configuration in the worker and calls the algorithm's method."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from pipeline.config.load import stage_config_from_plain
+from pipeline.config.schema import PolicyAlgoConfig, Sharding, StageConfig, Strategy
+from pipeline.config.user_code import check_unchanged
+from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.registry import load_algorithm
+from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.models.flops import metered
+
+if TYPE_CHECKING:
+    from pipeline.engine.workers.work import Work
+    from pipeline.learning.training.distributed import Ranks
+
+_MODELS = "models"
+
+
+def run_stage(work: Work) -> None:
+    """Run one stage, or one shard of it, inside a worker.
+
+    Args:
+        work: Its payload is what `plan.build` made: algorithm, seed, round, stage, rows and the sections of the
+            configuration that the stage declared.
+    """
+    payload = work.payload
+    check_unchanged(payload.get("code", {}))
+    config = stage_config_from_plain(payload["config"])
+    algorithm = load_algorithm(payload["algo"], payload["class_path"])()
+    prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
+    with _on_device(work), _joined(work) as ranks, metered() as meter:
+        context = _context(work, config, ranks)
+        if ranks:
+            _settle(context)
+        getattr(algorithm, payload["stage"])(context)
+    work.flops = {purpose: float(count) for purpose, count in meter.flops.items()}
+    work.answers = meter.answers
+
+
+def _context(work: Work, config: StageConfig, ranks: Ranks | None) -> JobContext:
+    from pipeline.learning.models.cache import ModelCache
+
+    payload = work.payload
+    if _MODELS not in work.memory:
+        work.memory[_MODELS] = ModelCache(int(payload["models_in_memory"]))
+
+    def progress(done: int, *, total: int | None = None, tokens: int = 0) -> None:
+        work.progress(done, int(payload["samples"]) if total is None else total, tokens)
+
+    return JobContext(
+        job_id=work.job_id,
+        algo=payload["algo"],
+        seed=int(payload["seed"]),
+        round=int(payload["round"]),
+        rows=(int(payload["rows"][0]), int(payload["rows"][1])),
+        config=config,
+        inputs=work.inputs,
+        out=work.out,
+        device=work.device,
+        checkpoints=work.checkpoints,
+        checkpoint_every_steps=int(payload["checkpoint_every_steps"]),
+        checkpoint_every_minutes=float(payload["checkpoint_every_minutes"]),
+        hints=work.hints,
+        joined=ranks,
+        models=work.memory[_MODELS],
+        loading=work.loading,
+        progress=progress,
+        stopping=work.stopping,
+    )
+
+
+def _on_device(work: Work) -> AbstractContextManager[None]:
+    if not work.shared:
+        return nullcontext()
+    from pipeline.learning.models.batch_size import on_device
+
+    return on_device(shared=True)
+
+
+def _joined(work: Work) -> AbstractContextManager[Ranks | None]:
+    if work.world_size == 1:
+        return nullcontext()
+    from pipeline.learning.training.distributed import Spread, join
+
+    given = work.payload["spread"]
+    spread = Spread(
+        strategy=Strategy[given["strategy"]],
+        sharding=Sharding[given["sharding"]],
+        cpu_offload=bool(given["cpu_offload"]),
+    )
+    return join(work.rank, work.world_size, work.device, spread)
+
+
+def _settle(ctx: JobContext) -> None:
+    """Choose how ranks share a model where the request says `auto`, before any model is loaded."""
+    from pipeline.learning.algos.toolbox import reference_source
+    from pipeline.learning.memory.shape import read_shape
+    from pipeline.learning.memory.training import Precision, Workload
+    from pipeline.learning.training.strategy import settle
+
+    algo, training = ctx.config.algo, ctx.config.training
+    rank = algo.lora.rank if isinstance(algo, PolicyAlgoConfig) else 0
+    work = Workload(
+        batch=training.micro_batch_size,
+        precision=Precision.bfloat16 if rank else Precision.float32,
+        checkpointing=training.gradient_checkpointing,
+        lora_rank=rank or None,
+    )
+    # The tiny reference is trained before there is one, and fits anywhere.
+    settle(ctx.ranks, lambda: read_shape(reference_source(ctx)), work)

@@ -1,0 +1,252 @@
+"""The stages that value-guided methods share. A method adds how data is collected and how values tilt.
+
+generate    roll in by the current guided policy, cut, roll out by the reference, label     (per shard)
+train       fit the value model to the labelled tokens
+sweep       try further strengths of guidance on the validation split, where asked for         (per shard)
+evaluate    sample from the guided policy                                                  (per shard)
+metrics     numbers with intervals
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from abc import abstractmethod
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
+from pipeline.errors import JobError
+from pipeline.files import json_text
+from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.outputs.formats import SWEEP_SPLIT, TRAINING
+
+if TYPE_CHECKING:
+    from pipeline.learning.datasets.base import Dataset
+    from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.generation.tilt import Offset, Tilt
+    from pipeline.learning.models.value import ValueModel
+    from pipeline.learning.training.sequences import Sequences
+
+
+class ValueGuidedAlgorithms(Algorithm):
+    """Methods that leave the reference as it is and steer its decoding by a learned value (PITA, QSharp)."""
+
+    version: ClassVar[int] = 4
+    config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            "generate",
+            shards="train",
+            reads=(REFERENCE_TRAIN, Read("train", "previous")),
+            config=(*TEXT, "data_collection", "algo"),
+            seconds=1.0,
+        ),
+        Stage(
+            "train",
+            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
+            config=("system", "training", "algo", "model"),
+            scales=True,
+            seconds=15.0,
+        ),
+        Stage(
+            "sweep",
+            shards="eval",
+            reads=(REFERENCE_TRAIN, Read("train")),
+            config=(*TEXT, "evaluation", "algo"),
+            only_with="evaluation.etas",
+            seconds=4.0,
+        ),
+        Stage(
+            "evaluate",
+            shards="eval",
+            reads=(REFERENCE_TRAIN, Read("train"), Read("sweep")),
+            config=(*TEXT, "evaluation", "algo"),
+            seconds=1.0,
+        ),
+        replace(METRICS, reads=(*METRICS.reads, Read("sweep"))),
+    )
+
+    @abstractmethod
+    def offset(self, algo: ValueAlgoConfig) -> Offset:
+        """How value logits become offsets of the reference's log-probabilities."""
+        raise NotImplementedError(f"{type(self).__name__} must define offset()")
+
+    @abstractmethod
+    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
+        """Collect the labelled sequences of one shard."""
+        raise NotImplementedError(f"{type(self).__name__} must define collect()")
+
+    def atoms(self, algo: ValueAlgoConfig) -> int:  # noqa: ARG002 - for methods that have a setting
+        """Rewards that the value model has a distribution over; 1 is a single probability."""
+        return 1
+
+    def rate(self, algo: ValueAlgoConfig) -> float:  # noqa: ARG002 - for methods that have atoms
+        """What is kept where a label is split between atoms: E[exp(rate * label)], or the mean where it is 0."""
+        return 0.0
+
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+        """The folders of labelled sequences to train on."""
+        from pipeline.learning.algos.rounds import rounds_to_train_on
+
+        return rounds_to_train_on(ctx, aggregate=_settings(ctx).aggregate)
+
+    def spent_before(self, ctx: JobContext) -> int:  # noqa: ARG002 - for methods with more stages
+        """Tokens that earlier stages of this round have trained on."""
+        return 0
+
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:  # noqa: ARG002 - likewise
+        """What to add to ``training.json`` of earlier stages of this round."""
+        return {}
+
+    def generate(self, ctx: JobContext) -> None:
+        """Collect data; in the first round the current policy is the reference itself."""
+        with ctx.loading():
+            from pipeline.learning.algos import toolbox
+            from pipeline.learning.models.source import value_context
+        dataset = toolbox.open_dataset(ctx)
+        # Value models read all that is collected.
+        reference = toolbox.reference_policy(ctx, dataset, value_context(ctx.config.model))
+        previous = ctx.optional_input("train@previous")
+        roll_in = reference
+        if previous is not None and not math.isinf(_settings(ctx).eta):
+            roll_in = toolbox.guided_policy(ctx, dataset, previous, self.tilt(_settings(ctx)))
+        self.collect(ctx, dataset, roll_in, reference).save(ctx.out)
+
+    def train(self, ctx: JobContext) -> None:
+        """Fit the value model and save it with the reference's tokenizer."""
+        with ctx.loading():
+            from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
+            from pipeline.learning.algos.shortage import noted
+            from pipeline.learning.algos.toolbox import reference_source, trusts_code
+            from pipeline.learning.models.load import load_tokenizer
+            from pipeline.learning.training.calibration import calibrate, held_out
+            from pipeline.learning.training.distributed import save_model
+            from pipeline.learning.training.sequences import Sequences
+            from pipeline.learning.training.value import fit_value
+        algo = _settings(ctx)
+        collected = Sequences.load(self.data(ctx))
+        apart = held_out(collected.prompts, ctx.seed, algo.held_out)
+        data = collected.some(~apart)
+        model = self._start(ctx)
+        losses = fit_value(
+            model,
+            data,
+            algo,
+            ctx.config.training,
+            seed=ctx.seed * 1000 + ctx.round,
+            rate=self.rate(algo),
+            device=ctx.device,
+            dtype=ctx.config.system.dtype,
+            clear_cache_interval=ctx.config.system.clear_cache_interval,
+            on_step=lambda done, tokens: ctx.progress(done, total=len(data) * algo.epochs, tokens=tokens),
+            checkpoint=ctx.checkpoint("value"),
+            hints=ctx.hints,
+            ranks=ctx.ranks,
+        )
+        calibration = calibrate(
+            model,
+            collected.some(apart),
+            rate=self.rate(algo),
+            micro_batch_size=ctx.config.training.micro_batch_size,
+            device=ctx.device,
+            dtype=ctx.config.system.dtype,
+            ranks=ctx.ranks,
+        )
+        save_model(model, ctx.out, ctx.ranks)
+        if not ctx.ranks.is_first:
+            return
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenizer.save_pretrained(ctx.out)
+        about = {
+            "tokens_generated": tokens_generated(ctx),
+            "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
+            "sequences": len(data),
+            "mean_label": float(data.labels.mean()) if len(data) else None,
+            **self.told_before(ctx),
+            "calibration": None if calibration is None else asdict(calibration),
+            **noted(
+                len(data),
+                algo.batch_size,
+                tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate)),
+                calibration=calibration,
+            ),
+        }
+        (ctx.out / TRAINING).write_text(json_text({**about, "loss": losses}) + "\n")
+
+    def sweep(self, ctx: JobContext) -> None:
+        """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
+        with ctx.loading():
+            from pipeline.learning.algos import sweep, toolbox
+        dataset, algo, drawn = toolbox.open_dataset(ctx), _settings(ctx), toolbox.NOTHING
+        strengths = sweep.strengths(algo.eta, ctx.config.evaluation.etas)
+        each = toolbox.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
+        for name, eta in strengths.items():
+            folder = ctx.out / name
+            folder.mkdir()
+            policy = self._policy(ctx, dataset, replace(algo, eta=eta))
+            drawn = toolbox.evaluate(
+                ctx, policy, dataset, folder, split=SWEEP_SPLIT, before=drawn, total=each * len(strengths)
+            )
+
+    def evaluate(self, ctx: JobContext) -> None:
+        """Sample from the guided policy, at the best strength of a sweep where there was one.
+
+        With eta=inf that is the reference, and no guide is loaded.
+        """
+        with ctx.loading():
+            from pipeline.learning.algos import sweep, toolbox
+        dataset, algo = toolbox.open_dataset(ctx), _settings(ctx)
+        best = sweep.chosen(sweep.measured(ctx), ctx.config.evaluation)
+        if best is not None:
+            algo = replace(algo, eta=sweep.strengths(algo.eta, ctx.config.evaluation.etas)[best])
+        toolbox.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
+
+    def _policy(self, ctx: JobContext, dataset: Dataset, algo: ValueAlgoConfig) -> TextPolicy:
+        from pipeline.learning.algos import toolbox
+
+        if math.isinf(algo.eta):
+            return toolbox.reference_policy(ctx, dataset)
+        return toolbox.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(algo))
+
+    def metrics(self, ctx: JobContext) -> None:
+        """Metrics of all evaluated samples."""
+        with ctx.loading():
+            from pipeline.learning.algos import toolbox
+        toolbox.write_metrics(ctx)
+
+    def tilt(self, algo: ValueAlgoConfig) -> Tilt:
+        """The settings of guidance."""
+        from pipeline.learning.generation.tilt import Tilt
+
+        return Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, others=algo.others)
+
+    def _start(self, ctx: JobContext) -> ValueModel:
+        """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
+        with ctx.loading():
+            from pipeline.learning.algos.toolbox import reference_source, trusts_code
+            from pipeline.learning.models.load import load_policy, load_value
+            from pipeline.learning.models.source import value_folder
+            from pipeline.learning.models.value import value_model_from
+        # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
+        algo, system = _settings(ctx), replace(ctx.config.system, dtype=DType.float32)
+        previous = ctx.optional_input("train@previous")
+        with ctx.loading():
+            if previous is not None and algo.warm_start:
+                model = load_value(previous, system, ctx.first_device)
+            else:
+                with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
+                    source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
+                    backbone = load_policy(source, system, ctx.first_device, trust_remote_code=trusts_code(ctx))
+                model = value_model_from(backbone, algo.head, self.atoms(algo))
+        model.to(ctx.first_device)  # type: ignore[arg-type]
+        model.requires_grad_(True)
+        return model
+
+
+def _settings(ctx: JobContext) -> ValueAlgoConfig:
+    algo = ctx.config.algo
+    if not isinstance(algo, ValueAlgoConfig):
+        raise JobError(f"{ctx.job_id}: its settings are {type(algo).__name__}, not ValueAlgoConfig")
+    return algo

@@ -1,0 +1,250 @@
+"""From a row of a file to a row of ours, in TRL's columns. A row that cannot be used is refused with its place."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.config.schema import FilesConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.learning.datasets.base import Message, Row, Text
+
+ANSWERS = ("completion", "chosen", "rejected")
+ALLOWED = "prompt | prompt, completion | prompt, chosen, rejected | chosen, rejected | messages"
+RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+"""Names under which rewards are given something else."""
+IMPLICIT = ("chosen", "rejected")
+LONGEST_TEXT = 1 << 21
+"""Characters of a prompt or an answer. No model reads so many tokens, and a tokenizer takes 400 bytes for each."""
+
+
+class MissingColumns(DataError):  # noqa: N818 - it names what was found
+    """A row lacks columns that its dataset needs; they may be there under other names.
+
+    Attributes:
+        missing: Our names.
+        there: Columns that the row has.
+    """
+
+    def __init__(self, said: str, missing: Sequence[str], there: Iterable[str]) -> None:
+        super().__init__(said)
+        self.missing = tuple(missing)
+        self.there = tuple(there)
+
+
+class ReservedColumn(DataError):  # noqa: N818 - likewise
+    """A row has a column whose name is that of something else that rewards are given.
+
+    Attributes:
+        column: Its name.
+    """
+
+    def __init__(self, said: str, column: str) -> None:
+        super().__init__(said)
+        self.column = column
+
+
+def check_template(template: str | None) -> None:
+    """Refuse a template with anything but column names in its braces.
+
+    Raises:
+        ConfigError: It could not be filled.
+    """
+    if template is not None:
+        _fields(template)
+
+
+def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
+    """Columns under our names.
+
+    Args:
+        data: The file's columns.
+        columns: Our name -> the file's name.
+        place: For messages.
+
+    Raises:
+        DataError: The file has no column of that name.
+    """
+    for ours, theirs in columns.items():
+        if theirs not in data:
+            raise DataError(f"{place}: columns={{{ours}: {theirs}}}, but the columns are {_names(data)}.")
+    kept = {name: value for name, value in data.items() if name not in columns.values()}
+    return {**kept, **{ours: data[theirs] for ours, theirs in columns.items()}}
+
+
+def needed(data: Mapping[str, Any], place: str, *names: str) -> tuple[Any, ...]:
+    """The values of columns that a dataset of a known form must have.
+
+    Raises:
+        DataError: One is not there.
+    """
+    if missing := [name for name in names if data.get(name) is None]:
+        said = f"{place}: no column '{missing[0]}'; the columns are {_names(data)}, needed are {', '.join(names)}."
+        raise MissingColumns(said, missing, data)
+    return tuple(data[name] for name in names)
+
+
+def make_row(
+    row_id: int, data: Mapping[str, Any], place: str, config: FilesConfig, raw: Mapping[str, Any] | None = None
+) -> Row:
+    """A row of ours.
+
+    Args:
+        row_id: Its id.
+        data: TRL's columns and further ones, under our names.
+        place: Of the row, for messages.
+        config: Its template, conversation and further columns.
+        raw: More columns that the template may use.
+
+    Raises:
+        DataError: The row has no prompt, or columns that do not go together.
+    """
+    columns = dict(data)
+    if config.prompt_template is not None:
+        columns["prompt"] = _filled(config.prompt_template, {**(raw or {}), **columns}, place)
+    _split_messages(columns, place)
+    _extract_prompt(columns, place)
+    if columns.get("prompt") is None:
+        said = f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}."
+        raise MissingColumns(said, ["prompt"], data)
+    texts: dict[str, Text | None] = {"prompt": _text(columns.pop("prompt"), "prompt", place)}
+    for name in ANSWERS:
+        given = columns.pop(name, None)
+        texts[name] = None if given is None else _text(given, name, place)
+    if (texts["chosen"] is None) != (texts["rejected"] is None):
+        raise DataError(f"{place}: 'chosen' and 'rejected' go together; the columns are {_names(data)}.")
+    if config.chat:
+        texts = {name: _as_turns(name, text) for name, text in texts.items()}
+    _check_one_form(texts, place)
+    prompt = texts["prompt"]
+    assert prompt is not None
+    if config.system_prompt is not None:
+        prompt = _with_system(config.system_prompt, prompt, place)
+    return Row(
+        row_id,
+        prompt,
+        _further(columns, config.further_columns, place),
+        completion=texts["completion"],
+        chosen=texts["chosen"],
+        rejected=texts["rejected"],
+    )
+
+
+def _split_messages(columns: dict[str, Any], place: str) -> None:
+    """Cut a whole conversation before the assistant's last turn, which becomes the completion."""
+    if "prompt" in columns or columns.get("messages") is None:
+        return
+    messages = _text(columns.pop("messages"), "messages", place)
+    if isinstance(messages, str):
+        raise DataError(f"{place}: 'messages' must be a list of {{role, content}}, found text.")
+    turns = list(messages)
+    if turns[-1]["role"] == "assistant":
+        columns["completion"] = [turns.pop()]
+    if not turns:
+        raise DataError(f"{place}: 'messages' has nothing before the assistant's turn, so there is no prompt.")
+    columns["prompt"] = turns
+
+
+def _extract_prompt(columns: dict[str, Any], place: str) -> None:
+    """Take what two answers begin with as their prompt, where none is given; as `trl.extract_prompt` does."""
+    if columns.get("prompt") is not None or any(columns.get(name) is None for name in IMPLICIT):
+        return
+    one, other = (_text(columns[name], name, place) for name in IMPLICIT)
+    if isinstance(one, str) != isinstance(other, str):
+        raise DataError(f"{place}: 'chosen' and 'rejected' must both be text or both be conversations.")
+    pairs = zip(one, other, strict=False)
+    shared = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    if isinstance(one, str) and shared and one[shared - 1] == " ":
+        shared -= 1  # a space belongs to the word that follows it
+    if not shared:
+        raise DataError(f"{place}: no prompt: 'chosen' and 'rejected' share no beginning that could be one.")
+    columns["prompt"] = one[:shared]
+    columns.update(chosen=one[shared:], rejected=other[shared:])
+
+
+def _text(value: object, name: str, place: str) -> Text:
+    if isinstance(value, str):
+        if name == "prompt" and not value.strip():
+            raise DataError(f"{place}: the prompt is empty.")
+        _check_length(len(value), name, place)
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        if not value:
+            raise DataError(f"{place}: '{name}' is an empty list.")
+        turns = [_message(message, name, place) for message in value]
+        _check_length(sum(len(turn["content"]) for turn in turns), name, place)
+        return turns
+    raise DataError(
+        f"{place}: '{name}' must be text or a list of {{role, content}}, found {type(value).__name__}."
+    )
+
+
+def _check_length(length: int, name: str, place: str) -> None:
+    if length > LONGEST_TEXT:
+        raise DataError(
+            f"{place}: '{name}' has {length:,} characters, more than the {LONGEST_TEXT:,} that a text may have. "
+            "Shorten it, or leave the row out."
+        )
+
+
+def _message(message: object, name: str, place: str) -> Message:
+    if isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content")):
+        return {str(key): value for key, value in message.items() if value is not None}
+    found = sorted(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
+    raise DataError(f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {found}.")
+
+
+def _as_turns(name: str, text: Text | None) -> Text | None:
+    role = "user" if name == "prompt" else "assistant"
+    return [{"role": role, "content": text}] if isinstance(text, str) else text
+
+
+def _check_one_form(texts: Mapping[str, Text | None], place: str) -> None:
+    forms = {name: isinstance(text, str) for name, text in texts.items() if text is not None}
+    if len(set(forms.values())) > 1:
+        said = ", ".join(f"'{name}' is {'text' if plain else 'a conversation'}" for name, plain in forms.items())
+        raise DataError(f"{place}: {said}; a row is all text or all conversation. chat=true makes text one.")
+
+
+def _with_system(system: str, prompt: Text, place: str) -> Text:
+    if isinstance(prompt, str):
+        raise DataError(f"{place}: system_prompt needs a conversation, but the prompt is text; set chat=true.")
+    if prompt[0]["role"] == "system":
+        prompt = prompt[1:]
+    return [{"role": "system", "content": system}, *prompt]
+
+
+def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str) -> dict[str, Any]:
+    if kept is not None:
+        return {name: columns[name] for name in kept if name in columns}
+    for name in columns:
+        if name in RESERVED:
+            raise ReservedColumn(f"{place}: rewards are given something else as '{name}'.", name)
+    return dict(columns)
+
+
+def _filled(template: str, columns: Mapping[str, Any], place: str) -> str:
+    for name in _fields(template):
+        if not isinstance(columns.get(name), (str, int, float)):
+            raise DataError(
+                f"{place}: prompt_template uses '{{{name}}}', which is no text here; the columns are "
+                f"{_names(columns)}."
+            )
+    return template.format_map(columns)
+
+
+def _fields(template: str) -> list[str]:
+    try:
+        parts = [(name, rest or turn) for _, name, rest, turn in string.Formatter().parse(template)]
+    except ValueError as error:
+        raise ConfigError(f"prompt_template={template!r}: {error}; write {{{{ and }}}} for braces") from error
+    for name, rest in parts:
+        # Anything else in braces, such as {a.b}, would reach into objects.
+        if name is not None and (rest or not name.isidentifier()):
+            raise ConfigError(f"prompt_template={template!r}: '{{{name}}}' must be the plain name of a column")
+    return [name for name, _ in parts if name is not None]
+
+
+def _names(data: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, data)) or "none"

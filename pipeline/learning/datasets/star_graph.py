@@ -1,0 +1,138 @@
+"""Star graphs G(d, l): which of d arms leads to the goal? ``12,3|12,40|.../12,7=`` is answered ``12,40,...,7``.
+
+The testbed of arXiv 2403.06963: a model that learns to continue right paths learns to follow edges, but guesses
+the first step, since seeing where an arm ends takes looking ahead. It is right once in d times and stays there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.config.schema import DatasetConfig, StarGraphConfig
+from pipeline.errors import ConfigError
+from pipeline.learning.datasets.base import Dataset, Row
+
+_GRAPHS = 3
+"""Purpose of the streams that graphs are drawn from."""
+_SHARES = 4
+"""Ids and graphs are dealt into four shares: one for tests, one for validation, two to train on."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A star of arms.
+
+    Attributes:
+        arms: Labels of each arm from the centre outward; all begin with the centre.
+        goal: The arm that ends in the goal.
+        edges: Pairs of neighbours, the one nearer to the centre first, shuffled.
+    """
+
+    arms: tuple[tuple[int, ...], ...]
+    goal: int
+    edges: tuple[tuple[int, int], ...]
+
+    @property
+    def prompt(self) -> str:
+        """``a,b|c,d|.../start,goal=``."""
+        edges = "|".join(f"{near},{far}" for near, far in self.edges)
+        return f"{edges}/{self.arms[0][0]},{self.arms[self.goal][-1]}="
+
+    def path(self, arm: int) -> str:
+        """An arm as a completion writes it."""
+        return ",".join(map(str, self.arms[arm]))
+
+
+class StarGraph(Dataset):
+    """Rows are drawn from (seed, id), so there are as many as anybody asks for.
+
+    The id says the split: id modulo 4 is 0 for test, 1 for validation, else train. A graph belongs to a split by
+    the hash of its edges, start and goal, and a row is drawn until its graph belongs to the row's split: no graph
+    is ever in two of them, however its edges are shuffled.
+    """
+
+    bos_token: ClassVar[str] = "<bos>"  # noqa: S105 - a token of text
+    symbol_pattern: ClassVar[str] = r"\d+|."
+    fixed_length = True
+    note: ClassVar[str] = (
+        "star_graph: the reference learns from right paths. Trained long enough it follows edges but guesses the "
+        "first step, so it is right about once in `degree` times."
+    )
+
+    def __init__(self, config: DatasetConfig) -> None:
+        super().__init__(config)
+        if not isinstance(config, StarGraphConfig):
+            raise ConfigError(f"dataset 'star_graph' needs StarGraphConfig, not {type(config).__name__}")
+        self.nodes = 1 + config.degree * (config.path_length - 1)
+        _check(config, self.nodes)
+        self.graph = config
+        self.vocabulary: Sequence[str] = (*map(str, range(config.labels)), "<bos>", ",", "|", "/", "=")
+        self.completion_length = 2 * config.path_length - 1
+        train = np.arange(config.train_size)
+        self._splits = {
+            "test": np.arange(config.test_size) * _SHARES,
+            "validation": np.arange(config.validation_size) * _SHARES + 1,
+            "train": train // 2 * _SHARES + 2 + train % 2,
+        }
+
+    def row(self, row_id: int) -> Row:
+        """Prompt ``12,3|12,40|.../12,7=`` and column ``solution``, the path from start to goal."""
+        graph = self.draw(row_id)
+        return Row(row_id, graph.prompt, {"solution": graph.path(graph.goal)})
+
+    def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
+        """The right path, or with probability `random_arm` that of an arm chosen blindly."""
+        graph, blind = self.draw(row_id), self.graph.random_arm
+        arm = int(draw / blind * self.graph.degree) if draw < blind else graph.goal
+        return graph.prompt, graph.path(arm)
+
+    def draw(self, row_id: int) -> Graph:
+        """The graph of a row."""
+        # The last counter word keeps these streams apart from permutations under the same key.
+        stream = np.random.Philox(key=[self.config.seed, row_id], counter=[0, 0, 0, _GRAPHS])
+        generator = np.random.Generator(stream)
+        wanted = min(row_id % _SHARES, 2)
+        while True:
+            graph = self._draw(generator)
+            if min(_share(graph), 2) == wanted:
+                return graph
+
+    def _draw(self, generator: np.random.Generator) -> Graph:
+        degree, length = self.graph.degree, self.graph.path_length
+        centre, *rest = generator.permutation(self.graph.labels)[: self.nodes].tolist()
+        arms = [(centre, *rest[at : at + length - 1]) for at in range(0, len(rest), length - 1)]
+        edges = [pair for arm in arms for pair in pairwise(arm)]
+        order = generator.permutation(len(edges))
+        return Graph(tuple(arms), int(generator.integers(degree)), tuple(edges[place] for place in order))
+
+
+def _share(graph: Graph) -> int:
+    same = f"{sorted(graph.edges)}/{graph.arms[graph.goal][-1]}"
+    return hashlib.sha256(same.encode()).digest()[0] % _SHARES
+
+
+def _check(config: StarGraphConfig, nodes: int) -> None:
+    for name, value, least in (("degree", config.degree, 2), ("path_length", config.path_length, 2)):
+        if value < least:
+            raise ConfigError(f"star_graph: {name}={value} must be at least {least}")
+    if nodes > config.labels:
+        raise ConfigError(
+            f"star_graph: G({config.degree},{config.path_length}) has {nodes} nodes, but labels={config.labels} "
+            f"names only {config.labels}; set labels={nodes} or more"
+        )
+    # Splits are found by drawing again, and rounds want different graphs: there must be plenty.
+    if nodes < 5 or config.labels < 8:
+        raise ConfigError(
+            f"star_graph: G({config.degree},{config.path_length}) with labels={config.labels} has too few graphs "
+            "to keep splits apart; take at least 5 nodes and 8 labels"
+        )
+    if config.train_size < 1:
+        raise ConfigError(f"star_graph: train_size={config.train_size} must be at least 1")
+    if not 0 <= config.random_arm <= 1:
+        raise ConfigError(f"star_graph: random_arm={config.random_arm} must be 0 to 1")

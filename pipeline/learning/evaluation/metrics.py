@@ -1,0 +1,310 @@
+"""Metrics of evaluated samples, each with an interval clustered by prompt."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.schema import EvaluationConfig
+from pipeline.files import json_text
+from pipeline.learning.evaluation.crossed import crossed_spread, per_prompt
+from pipeline.learning.evaluation.optimum import regularized
+from pipeline.learning.evaluation.paired import Paired, paired_by_prompt, paired_intervals
+from pipeline.learning.evaluation.sampling import majority_at_k, pass_at_k
+from pipeline.learning.evaluation.shares import effective_size, exact_interval
+from pipeline.learning.evaluation.statistics import Ratios, ratio_estimates
+from pipeline.outputs.formats import SAMPLES as FILE
+from pipeline.outputs.formats import Sample, read_input, read_lines
+from pipeline.outputs.prompts import LARGEST, PromptMeasures
+
+__all__ = [
+    "FILE",
+    "Sample",
+    "evaluation_rows",
+    "is_share",
+    "measure",
+    "read_samples",
+    "reported_ks",
+    "rounded",
+    "shown_samples",
+    "write_samples",
+]
+
+FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
+"""How a reward may fail at a completion -> how such failures are called in the metrics."""
+_SHARES = re.compile(r"((greedy|optimum)/)?(truncated|(pass|maj)@\d+(/eta=[^/]+)?)")
+_FEW = 10
+"""Prompts' worth of right answers, or of wrong ones, below which percentiles of a bootstrap promise too much."""
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of answers, so that it lies between 0 and 1."""
+    return _SHARES.fullmatch(metric) is not None
+
+
+def reach_of(metric: str, paired: Paired) -> float:
+    """The largest difference that a prompt could show: that of shares is known, whatever is seen."""
+    return max(1.0, paired.reach) if is_share(metric) else paired.reach
+
+
+def write_samples(path: Path, samples: Iterable[Sample]) -> None:
+    """Write samples as JSON lines."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json_text(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
+
+
+def read_samples(folders: Sequence[Path]) -> list[Sample]:
+    """Read the samples of several folders, in their order.
+
+    Raises:
+        JobError: A file is missing or holds something else; says which job wrote it.
+    """
+    return [sample for folder in folders for sample in read_input(folder, FILE, _samples)]
+
+
+def _samples(path: Path) -> list[Sample]:
+    return list(read_lines(path, Sample))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measures of samples by prompt: what `statistics` estimates.
+
+    Attributes:
+        rows: Ids of the prompts, ascending, shape [P].
+        names: Of M metrics.
+        ratios: Their numerators and denominators, shape [P, M].
+    """
+
+    rows: NDArray[np.int64]
+    names: list[str]
+    ratios: Ratios
+
+    def by_metric(self) -> PromptMeasures:
+        """The same by metric, as it is stored."""
+        columns = zip(self.names, self.ratios.numerators.T, self.ratios.denominators.T, strict=True)
+        return PromptMeasures(self.rows, {name: (above, below) for name, above, below in columns})
+
+    def beside(self, name: str, other: PromptMeasures) -> Measured:
+        """These measures, and as ``NAME/METRIC`` those that another policy has of the same prompts."""
+        _, ours, theirs = np.intersect1d(self.rows, other.rows, assume_unique=True, return_indices=True)
+        columns = dict(self.by_metric().sums)
+        for metric, (above, below) in other.sums.items():
+            sides = np.zeros((2, len(self.rows)))
+            sides[:, ours] = above[theirs], below[theirs]
+            columns[f"{name}/{metric}"] = (sides[0], sides[1])
+        return _measured(self.rows, columns)
+
+    def part(self, places: NDArray[np.intp], names: Sequence[str]) -> Ratios:
+        """Some measures of some prompts."""
+        chosen = np.ix_(places, np.array([self.names.index(name) for name in names], np.intp))
+        return Ratios(self.ratios.numerators[chosen], self.ratios.denominators[chosen])
+
+
+def evaluation_rows(
+    samples: Sequence[Sample],
+    settings: EvaluationConfig,
+    compared_with: Mapping[str, Sequence[Sample]] | None = None,
+    measured: Measured | None = None,
+) -> list[dict[str, Any]]:
+    """Rows for ``metrics.json``: metric, value, ci_low, ci_high, and n, the number of prompts it rests on.
+
+    ``pass@k`` and ``maj@k`` are unbiased (see `sampling`), ``reward`` is the mean reward and ``rewards/NAME``
+    that of each of several, ``kl_per_sequence`` and ``kl_per_token`` the exact per-step divergence summed over a
+    completion and divided by its tokens, ``length`` the mean number of tokens, ``truncated`` the share cut off at
+    the limit, ``regularized_reward`` is J, see `optimum`. ``reward_errors``, ``reward_timeouts`` and
+    ``reward_crashes`` count completions at which a reward failed.
+
+    Args:
+        samples: Evaluated completions.
+        settings: How intervals are made.
+        compared_with: Name -> samples of another policy for the same prompts. Gives ``METRIC/vs_NAME``, the paired
+            difference.
+        measured: What `measure` says of the samples, where that is known.
+    """
+    table = measured or measure(samples, settings.common_eta)
+    rows = _estimates(table, settings) + _fault_rows(samples)
+    for name, others in (compared_with or {}).items():
+        rows += _comparison(table, measure(others, settings.common_eta), name, settings)
+    return rows
+
+
+def reported_ks(samples: int) -> list[int]:
+    """The k that are reported for n samples per prompt: 1 to 8, then doubling, and n itself."""
+    doubling = [k for k in (2**power for power in range(4, 64)) if k < samples]
+    return sorted({*range(1, min(samples, 8) + 1), *doubling, samples} - {0})
+
+
+def measure(
+    samples: Sequence[Sample], eta: float = math.inf, log_right: Mapping[int, float] | None = None
+) -> Measured:
+    """Measure samples prompt by prompt.
+
+    Args:
+        samples: Completions.
+        eta: Weight of the divergence in J; inf leaves J out.
+        log_right: What is known of the optimum, see `optimum.regularized`; gives the regret.
+    """
+    rows, prompts = np.unique(np.array([sample.row for sample in samples], np.int64), return_inverse=True)
+    columns = {
+        **_outcomes(samples, prompts, len(rows)),
+        **_means(samples, prompts, len(rows)),
+        **regularized(samples, prompts, rows, eta, log_right or {}),
+    }
+    return _measured(rows, columns)
+
+
+Columns = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+"""Name -> numerators and denominators, each of shape [prompts]."""
+
+
+def _measured(rows: NDArray[np.int64], columns: Columns) -> Measured:
+    shape = (len(rows), len(columns))
+    stacked = [np.array([column[side] for column in columns.values()]).T.reshape(shape) for side in (0, 1)]
+    return Measured(rows, list(columns), Ratios(stacked[0], stacked[1]))
+
+
+def _outcomes(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> Columns:
+    """pass@k, and maj@k where completions have answers. Prompts that nothing judges are left out."""
+    judged = [(int(place), sample) for place, sample in zip(prompts, samples, strict=True)]
+    judged = [(place, sample) for place, sample in judged if sample.correct is not None]
+    if not judged:
+        return {}
+    answers: list[list[str | None]] = [[] for _ in range(count)]
+    correct: list[list[bool]] = [[] for _ in range(count)]
+    for place, sample in judged:
+        answers[place].append(sample.answer)
+        correct[place].append(bool(sample.correct))
+    totals = np.array([len(one) for one in correct], np.int64)
+    right = np.array([sum(one) for one in correct], np.int64)
+    ks = reported_ks(int(totals.max()))
+    columns = {f"pass@{k}": pass_at_k(totals, right, k) for k in ks}
+    if any(sample.answer is not None for _, sample in judged):
+        majority = majority_at_k(answers, correct, ks)
+        columns |= {f"maj@{k}": majority[:, place] for place, k in enumerate(ks)}
+    return {
+        name: (np.nan_to_num(values), (~np.isnan(values) & (totals > 0)).astype(np.float64))
+        for name, values in columns.items()
+    }
+
+
+def _means(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> Columns:
+    """What is summed over samples."""
+    ones = [1.0] * len(samples)
+    tokens = [float(sample.tokens) for sample in samples]
+    kl = [math.nan if sample.kl is None else sample.kl for sample in samples]
+    parts = sorted({name for sample in samples for name in sample.parts})
+    sums = {
+        "reward": _where_given([sample.reward for sample in samples]),
+        **{f"rewards/{name}": _where_given([sample.parts.get(name) for sample in samples]) for name in parts},
+        "kl_per_sequence": (kl, ones),
+        "kl_per_token": (kl, tokens),
+        "length": (tokens, ones),
+        "truncated": ([float(sample.truncated) for sample in samples], ones),
+    }
+
+    def by_prompt(values: Sequence[float]) -> NDArray[np.float64]:
+        return np.bincount(prompts, np.array(values, np.float64), count).astype(np.float64)
+
+    return {name: (by_prompt(above), by_prompt(below)) for name, (above, below) in sums.items()}
+
+
+def _where_given(values: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    return [value or 0.0 for value in values], [float(value is not None) for value in values]
+
+
+def _estimates(table: Measured, settings: EvaluationConfig) -> list[dict[str, Any]]:
+    used = np.flatnonzero(table.ratios.denominators.sum(0) > 0)
+    found: dict[int, tuple[float, float, float]] = {}
+    if len(used):
+        part = Ratios(table.ratios.numerators[:, used], table.ratios.denominators[:, used])
+        estimates = ratio_estimates(part, samples=settings.bootstrap_samples, confidence=settings.confidence)
+        for place, column, one in zip(used.tolist(), range(len(used)), estimates, strict=True):
+            exact = _exact_bounds(table.names[place], part, column, settings.confidence)
+            found[place] = (one.value, *(exact or (one.low, one.high)))
+    prompts = (table.ratios.denominators > 0).sum(0)
+    return [
+        _row(name, *found[place], int(prompts[place])) if place in found else _row(name, None, None, None, 0)
+        for place, name in enumerate(table.names)
+    ]
+
+
+def _exact_bounds(name: str, ratios: Ratios, column: int, confidence: float) -> tuple[float, float] | None:
+    """The interval of a share where nearly every answer is right, or wrong, and percentiles would degenerate.
+
+    It is the exact one for an effective number of answers (Korn and Graubard 1998).
+    """
+    above, below = _of_prompts(ratios, column)
+    value, prompts = above.sum() / below.sum(), len(above)
+    if not is_share(name) or min(value, 1 - value) * prompts >= _FEW or prompts < 2:
+        return None
+    spread = crossed_spread(per_prompt(Ratios(above, below))[None, None])
+    low, high = exact_interval(np.array(value), effective_size(spread, confidence), confidence)
+    return float(low), float(high)
+
+
+def _of_prompts(ratios: Ratios, column: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """One measure, of the prompts that have something to say."""
+    told = ratios.denominators[:, column] > 0
+    return ratios.numerators[told, column], ratios.denominators[told, column]
+
+
+def _fault_rows(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Counts: they have no interval."""
+    prompts = len({sample.row for sample in samples})
+    return [
+        _row(f"reward_{plural}", float(sum(sample.fault == kind for sample in samples)), None, None, prompts)
+        for kind, plural in FAULTS.items()
+    ]
+
+
+def _comparison(one: Measured, other: Measured, name: str, settings: EvaluationConfig) -> list[dict[str, Any]]:
+    """Paired differences on the prompts that both have, of the measures that both have."""
+    _, ours, theirs = np.intersect1d(one.rows, other.rows, return_indices=True)
+    # Divergence is from the reference already: there is nothing to compare in it.
+    shared = [metric for metric in one.names if metric in other.names and not metric.startswith("kl_")]
+    first, second = one.part(ours, shared), other.part(theirs, shared)
+    pairs = {
+        metric: paired_by_prompt(first.column(place), second.column(place)) for place, metric in enumerate(shared)
+    }
+    known = {metric: one for metric, one in pairs.items() if one.differences.size and np.isfinite(one.reach)}
+    differences = [one.differences[0] for one in known.values()]
+    reaches = [reach_of(metric, one) for metric, one in known.items()]
+    ends = paired_intervals(differences, reaches, settings.confidence)
+    return [
+        _row(f"{metric}/vs_{name}", float(values.mean()), low, high, len(values))
+        for metric, values, (low, high) in zip(known, differences, ends, strict=True)
+    ]
+
+
+def _row(name: str, value: float | None, low: float | None, high: float | None, prompts: int) -> dict[str, Any]:
+    figures = {"value": value, "ci_low": low, "ci_high": high}
+    return {"metric": name, **{figure: rounded(number) for figure, number in figures.items()}, "n": prompts}
+
+
+def rounded(number: float | None) -> float | None:
+    """Ten significant digits: more than any interval resolves, fewer than rounding errors reach.
+
+    None of what no file may hold: no number, or one that is larger than any figure.
+    """
+    return float(f"{number:.10g}") if number is not None and abs(number) <= LARGEST else None
+
+
+def shown_samples(samples: Sequence[Sample], prompts: int) -> list[dict[str, Any]]:
+    """The first prompts with all of their completions, for people to read."""
+    shown: dict[int, dict[str, Any]] = {}
+    for sample in samples:
+        if sample.row not in shown and len(shown) >= prompts:
+            continue
+        entry = shown.setdefault(sample.row, {"row": sample.row, "prompt": sample.prompt, "completions": []})
+        entry["completions"].append(
+            {"text": sample.completion, "reward": sample.reward, "correct": sample.correct}
+        )
+    return list(shown.values())

@@ -1,0 +1,58 @@
+"""How likely a policy was to draw what it drew, found in one pass over whole texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from pipeline.learning.generation.decode import DecodeSettings
+from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
+from pipeline.learning.training.samples import supervised_columns
+from pipeline.learning.training.sequences import Sequences
+
+LOGITS_AT_ONCE = 1 << 24
+"""Of a model: some 0.3 GB with the copies that are made of them."""
+
+
+def completion_scores(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    settings: DecodeSettings,
+) -> list[NDArray[np.float32]]:
+    """Log-probabilities of the tokens of completions, as long as its completion each.
+
+    Of the model at the temperature of sampling, over the whole vocabulary: a nucleus is left out of it, as TRL
+    does.
+
+    Args:
+        model: The policy.
+        prompts: Token ids, one list for each completion.
+        completions: Token ids.
+        settings: Batch size, temperature and device.
+    """
+    data = whole_texts(prompts, completions)
+    found = score_sequences(
+        data,
+        lambda batch: completion_logprobs(model, batch, settings.temperature),
+        micro_batch_size=rows_at_once(model, data, settings),
+        device=settings.device,
+        width=data.ids.shape[1],
+    )
+    note_scored(data, model)
+    return supervised_columns(found, data)
+
+
+def whole_texts(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Sequences:
+    """Prompts with their completions, which are what is supervised."""
+    ids = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
+    return Sequences.of(ids, [len(prompt) for prompt in prompts], [0.0] * len(ids))
+
+
+def rows_at_once(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> int:
+    """How many texts fit beside each other."""
+    logits: int = max(1, data.ids.shape[1]) * int(model.config.get_text_config().vocab_size)
+    return max(1, min(settings.batch_size, LOGITS_AT_ONCE // logits))

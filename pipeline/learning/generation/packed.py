@@ -1,0 +1,188 @@
+"""One forward pass over the candidates of all rows as a single sequence, without padding between rows.
+
+Rows of a batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest.
+Packed, everything that works token by token sees real candidates only. Attention alone has to know which row a
+candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers has
+for that: each candidate sees the cached prefix of its row and itself. Candidates leave no trace in the cache until
+one is chosen.
+
+Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads that share keys and values,
+S cached slots, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from pipeline.learning.generation.slots import SlotCache
+
+NAME = "pipeline_packed"
+"""Of the attention function, as transformers knows it."""
+
+CHANGES = ("position_bias", "s_aux", "sliding_window", "softcap")
+"""Arguments by which some models change what attention computes; `attend` computes plain attention."""
+
+
+class CannotPack(Exception):  # noqa: N818 - not an error: the caller has another way
+    """The model's attention is more than `attend` computes, or does not go through it."""
+
+
+class Packing:
+    """Where the candidates of a step are, in the sequence and in the rectangle.
+
+    Attributes:
+        flat: Place in the rectangle of each candidate, shape [N], ascending.
+        rows: Row of each candidate, shape [N].
+        nearest: For each place of the rectangle its candidate, or an earlier one of its row, shape [B * W].
+    """
+
+    def __init__(self, valid: Tensor) -> None:
+        """Pack.
+
+        Args:
+            valid: Which places of the rectangle hold a candidate, shape [B, W]; all of the first column do.
+        """
+        self.shape = valid.shape
+        places = valid.reshape(-1)
+        self.flat = places.nonzero().squeeze(-1)
+        self.rows = self.flat.div(valid.shape[1], rounding_mode="floor")
+        self.nearest = places.cumsum(0) - 1
+        self._spread: Tensor | None = None
+        self._gather: Tensor
+
+    def pack(self, rectangle: Tensor) -> Tensor:
+        """Take the candidates of a rectangle, shape [B, W], as a sequence, shape [1, N]."""
+        return rectangle.reshape(-1).index_select(0, self.flat)[None]
+
+    def unpack(self, sequence: Tensor) -> Tensor:
+        """Lay a sequence, shape [1, N, ...], out as a rectangle, shape [B, W, ...].
+
+        Places without a candidate hold what another one of their row has.
+        """
+        rectangle: Tensor = sequence[0].index_select(0, self.nearest).unflatten(0, self.shape)
+        return rectangle
+
+    def chosen(self, columns: Tensor) -> Tensor:
+        """Index in the sequence of the candidate in a column of each row; both of shape [B]."""
+        return self.nearest.view(self.shape).gather(1, columns[:, None]).squeeze(1)
+
+    def by_head(self, heads: int) -> tuple[Tensor, Tensor]:
+        """Indices that bring queries of the sequence, N by H, into the order B by H by W, and back; both flat."""
+        if self._spread is None:
+            rows, width = self.shape
+            head = torch.arange(heads, device=self.flat.device)
+            self._spread = torch.add(head[:, None], self.nearest.view(rows, 1, width), alpha=heads).view(-1)
+            first = torch.add(self.flat, self.rows, alpha=width * (heads - 1))
+            self._gather = torch.add(first[:, None], head, alpha=width).view(-1)
+        return self._spread, self._gather
+
+
+class PackedStep:
+    """Attention of one step: the packing, the cache, and what is padding in it."""
+
+    def __init__(self, packing: Packing, cache: SlotCache, hidden: Tensor | None) -> None:
+        """Prepare a step.
+
+        Args:
+            packing: Of the candidates.
+            cache: With the prefix of every row.
+            hidden: -inf where the prefix is padding and 0 elsewhere, shape [B, 1, slots in all]; None where
+                nothing is.
+        """
+        self.packing = packing
+        self.cache = cache
+        self.hidden = hidden
+        self.attended = 0
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            layer: Index of the layer.
+            query: Shape [1, H, N, D].
+            key: Shape [1, H / G, N, D].
+            value: Shape [1, H / G, N, D].
+            scaling: Of the products of queries and keys.
+
+        Returns:
+            Shape [1, N, H, D].
+        """
+        slots = self.cache.layers[layer]
+        used, shared = slots.used, key.shape[1]
+        _, heads, count, size = query.shape
+        spread, gather = self.packing.by_head(heads)
+        queries = (query[0].transpose(0, 1) * scaling).view(count, shared, -1, size)
+        own = (queries * key[0].transpose(0, 1).unsqueeze(2)).sum(-1)
+        blocks = queries.reshape(-1, size).index_select(0, spread).view(len(slots.keys) * shared, -1, size)
+        keys, values = slots.keys.flatten(0, 1), slots.values.flatten(0, 1)
+        # One slot more than there are: its scores make room for those of the candidates with themselves.
+        scores = torch.bmm(blocks, keys[:, : used + 1].transpose(1, 2)).view(-1, used + 1)
+        torch.index_select(own.view(-1), 0, spread, out=scores[:, used])
+        if self.hidden is not None:
+            scores.view(len(slots.keys), -1, used + 1).add_(self.hidden[..., : used + 1])
+        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+        seen = torch.bmm(weights.view(len(blocks), -1, used + 1)[..., :used], values[:, :used])
+        seen = seen.view(-1, size).index_select(0, gather).view(queries.shape)
+        weight = weights[:, used].index_select(0, gather).view(*own.shape, 1)
+        self.attended += 1
+        output = torch.addcmul(seen, weight, value[0].transpose(0, 1).unsqueeze(2))
+        return output.view(1, count, heads, size)
+
+
+_current: ContextVar[PackedStep] = ContextVar("_current")
+
+
+@contextmanager
+def packed(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
+    """Let a model's forward pass be one over candidates.
+
+    Args:
+        model: Whose attention is replaced; it is as before afterwards.
+        step: What attention has to know.
+
+    Raises:
+        CannotPack: The model's attention is not `attend`'s, so that what the pass gave is of no use.
+    """
+    before = model.config._attn_implementation
+    token = _current.set(step)
+    step.cache.hold(True)
+    model.config._attn_implementation = NAME
+    try:
+        yield
+        if step.attended != len(step.cache.layers):
+            raise CannotPack(f"{step.attended} of {len(step.cache.layers)} layers use the interface for attention")
+    finally:
+        model.config._attn_implementation = before
+        step.cache.hold(False)
+        _current.reset(token)
+
+
+def can_pack(model: PreTrainedModel) -> bool:
+    """Whether a model says that its attention can be replaced."""
+    return bool(model._supports_attention_backend)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - part of the interface
+    scaling: float | None = None,
+    dropout: float = 0.0,  # noqa: ARG001 - part of the interface
+    **options: object,
+) -> tuple[Tensor, None]:
+    changed = [name for name in CHANGES if options.get(name) is not None]
+    if changed:
+        raise CannotPack(f"attention with {', '.join(changed)}")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return _current.get().attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
+
+
+AttentionInterface.register(NAME, _attention)

@@ -1,0 +1,205 @@
+"""A policy that completes prompts: a reference model with its tokenizer, plain or guided by a value model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.config.schema import GenerationConfig, LongPrompts
+from pipeline.errors import DataError
+from pipeline.learning.datasets.base import Dataset, Text
+from pipeline.learning.datasets.tokenized import encode_prompts
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.sampling import Keys
+from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.load import context_length, end_ids
+
+
+class TextPolicy:
+    """Completes prompts given as token ids.
+
+    Attributes:
+        limit: New tokens per completion at most.
+        eos_id: Token that ends a completion, or None.
+        end_ids: All tokens that do, `eos_id` first.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        generation: GenerationConfig,
+        dataset: Dataset,
+        device: str,
+        guidance: Guidance | None = None,
+        sizes: BatchSizes | None = None,
+        guide_context: int | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            model: The reference, or what was trained from it.
+            tokenizer: Its tokenizer.
+            generation: How to complete.
+            dataset: Says how long completions are.
+            device: ``cpu`` or ``cuda``.
+            guidance: Tilts the model's distribution.
+            sizes: Batch sizes that fitted before.
+            guide_context: Tokens of prompt and completion that the value model takes that guides it, or that will
+                be trained on what it completes; None where there is no such limit.
+        """
+        self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
+        self.end_ids = end_ids(model, tokenizer)
+        self.eos_id = self.end_ids[0] if self.end_ids else None
+        contexts = {"model": context_length(model), "value model": guide_context}
+        self._contexts = {name: length for name, length in contexts.items() if length is not None}
+        self._long_prompts = generation.long_prompts
+        self._fixed_length = dataset.fixed_length
+        self._model = model
+        self._tokenizer = tokenizer
+        self._guidance = guidance
+        self._sizes = BatchSizes(None, device, model) if sizes is None else sizes
+        self._settings = DecodeSettings(
+            batch_size=generation.batch_size,
+            temperature=generation.temperature,
+            top_p=generation.top_p,
+            eos_id=self.eos_id,
+            further_end_ids=self.end_ids[1:],
+            pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+            device=device,
+        )
+
+    def encode(self, prompts: Sequence[Text]) -> list[list[int]]:
+        """Token ids of prompts; see `encode_prompts`."""
+        return encode_prompts(self._tokenizer, prompts)
+
+    def fitted(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Prompts that leave room for a whole completion in the model's context, and in that of its guide.
+
+        Raises:
+            DataError: One does not, and `generation.long_prompts` says to refuse it.
+        """
+        if not self._contexts:
+            return [list(prompt) for prompt in prompts]
+        whose = min(self._contexts, key=self._contexts.__getitem__)
+        context = self._contexts[whose]
+        room = context - self.limit
+        if room < 1:
+            raise DataError(
+                f"generation.max_new_tokens={self.limit} leaves no room for a prompt in the {whose}'s context of "
+                f"{context} tokens; ask for fewer"
+            )
+        for prompt in prompts:
+            if len(prompt) > room and self._long_prompts is LongPrompts.refuse:
+                start = str(self._tokenizer.decode(list(prompt[:20])))
+                raise DataError(
+                    f"a prompt of {len(prompt)} tokens ({start!r}...) does not fit: the {whose}'s context of "
+                    f"{context} tokens has room for {room} beside the {self.limit} of a completion. Leave such "
+                    "rows out, lower generation.max_new_tokens, or set generation.long_prompts=truncate to keep "
+                    "the last tokens."
+                )
+        return [list(prompt[-room:]) for prompt in prompts]
+
+    def text(self, completions: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of completions, without special tokens."""
+        return [str(self._tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in completions]
+
+    def truncated(self, completion: Sequence[int]) -> bool:
+        """Whether a completion was cut off at the limit rather than ended by the policy."""
+        return not self._fixed_length and len(completion) >= self.limit and not self.ended(completion)
+
+    def ended(self, completion: Sequence[int]) -> bool:
+        """Whether the policy itself ended a completion."""
+        return bool(completion) and completion[-1] in self.end_ids
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int = 1,
+        budgets: NDArray[np.int64] | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> Decoded:
+        """Complete prompts, shortest first; see `decode`.
+
+        When memory runs out, the batch that did not fit is done again in halves: whole prompts, with all of their
+        samples. What was finished before is kept.
+
+        Args:
+            prompts: Token ids.
+            keys: Streams of draws, shape [prompts, samples]; None takes the likeliest tokens.
+            samples: Completions of each prompt.
+            budgets: New tokens at most for each prompt; None allows `limit`.
+            on_batch: Called after each batch with samples done and tokens generated so far.
+
+        Raises:
+            OutOfMemory: Not even the samples of one prompt fit.
+        """
+        limits = np.full(len(prompts), self.limit) if budgets is None else budgets
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        batch = self._sizes.begin(
+            "generate",
+            min(self._settings.batch_size, max(1, len(prompts)) * samples),
+            length=int((lengths + limits).max(initial=1)),
+            group=samples,
+            remedy="Try a lower generation.max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
+        )
+        tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
+        kl = np.zeros(len(tokens))
+        order, done = np.argsort(lengths, kind="stable"), 0
+        generated = 0
+
+        def chosen() -> NDArray[np.int64]:
+            return order[done : done + batch.size // samples]
+
+        def some() -> Decoded:
+            picked = chosen()
+            return self._decode(
+                [prompts[index] for index in picked],
+                limits[picked],
+                None if keys is None else keys[picked],
+                samples,
+            )
+
+        while done < len(order):
+            part = batch.run(some, used=lambda: len(chosen()) * samples)
+            places = (chosen()[:, None] * samples + np.arange(samples)).reshape(-1)
+            for place, row in zip(places, part.tokens, strict=True):
+                tokens[place] = row
+            kl[places] = part.kl
+            done += len(chosen())
+            generated += sum(map(len, part.tokens))
+            if on_batch is not None:
+                on_batch(done * samples, generated)
+        return Decoded(tokens, kl)
+
+    def logprobs(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]]:
+        """Log-probabilities of completions' tokens under a policy without guidance; see `completion_scores`."""
+        from pipeline.learning.generation.likelihood import completion_scores
+
+        return completion_scores(self._model, prompts, completions, self._settings)
+
+    def _decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        budgets: NDArray[np.int64],
+        keys: Keys | None,
+        samples: int,
+    ) -> Decoded:
+        """Decode prompts in one batch."""
+        return decode(
+            self._model,
+            prompts,
+            budgets,
+            replace(self._settings, batch_size=len(prompts) * samples),
+            keys=keys,
+            samples=samples,
+            guidance=self._guidance,
+        )

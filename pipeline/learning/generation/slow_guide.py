@@ -1,0 +1,76 @@
+"""Guided decoding the plain way: a `LogitsProcessor` without a cache, one full forward pass per candidate.
+
+It is what papers' code does and is easy to check by eye. The fast decoder is proven equal to it by the tests, and
+measured against it by `benchmarks/generation.py`. With it, `model.generate` of transformers is guided too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from pipeline.config.schema import HeadType
+from pipeline.learning.generation.guide import candidate_values
+from pipeline.learning.generation.sampling import policy_logprobs
+from pipeline.learning.generation.tilt import Tilt, find_candidates, full_row, guided_logprobs
+from pipeline.learning.models.value import ValueModel
+
+
+class GuidedLogitsProcessor(LogitsProcessor):
+    """Replaces the reference's logits by the log-probabilities of the guided policy."""
+
+    def __init__(
+        self,
+        model: ValueModel,
+        tilt: Tilt,
+        pad_id: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+    ) -> None:
+        """Guide by a value model.
+
+        Args:
+            model: The value model.
+            tilt: Settings of guidance.
+            pad_id: Leading tokens of this id are padding; None where nothing is padded.
+            temperature: Of the reference, before guidance.
+            top_p: Its nucleus.
+        """
+        self.model = model
+        self.tilt = tilt
+        self.pad_id = pad_id
+        self.temperature = temperature
+        self.top_p = top_p
+
+    @torch.inference_mode()
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Guide one step.
+
+        Args:
+            input_ids: Prompt and completion so far, shape [B, T].
+            scores: The reference's logits, shape [B, V].
+
+        Returns:
+            Log-probabilities of the guided policy, shape [B, V].
+        """
+        logprobs = policy_logprobs(scores, self.temperature, self.top_p)
+        candidates = find_candidates(logprobs, self.tilt)
+        values = self._values(input_ids, candidates.ids)
+        return full_row(logprobs, candidates, guided_logprobs(candidates, values, self.tilt), self.tilt)
+
+    def _values(self, prefix: Tensor, candidates: Tensor) -> Tensor:
+        if self.model.config.head == HeadType.q.name:
+            return candidate_values(self._forward(prefix)[:, -1], candidates)
+        columns = [
+            self._forward(torch.cat([prefix, candidates[:, [k]]], -1))[:, -1] for k in range(candidates.shape[1])
+        ]
+        return torch.stack(columns, 1)
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        mask = torch.ones_like(ids)
+        if self.pad_id is not None:
+            mask = ((ids != self.pad_id).cumsum(-1) > 0).long()
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+        values: Tensor = self.model(ids, attention_mask=mask, position_ids=positions)
+        return values

@@ -1,0 +1,251 @@
+"""How values tilt a reference distribution: pure functions of one decoding step.
+
+The guided policy is ``pi(a|s) ~ pi_ref(a|s) * exp(Q(s,a) / eta)`` over the candidates, the reference's likeliest
+tokens. What becomes of all other tokens is a setting (`Others`): they keep exactly the probability that the
+reference gives them, or have none, and then adding a constant to all values of a step changes nothing. Or they
+have an offset of 0 where candidates have theirs, as in the papers' code; then the constant counts. They share that
+offset, so they are tilted as one: a last column stands for all of them.
+
+Shapes: B rows, V tokens of the vocabulary, K columns; candidates are sorted by the reference, likeliest first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipeline.config.schema import Others
+from pipeline.learning.generation.sampling import draw_tokens
+
+Offset = Callable[[Tensor], Tensor]
+"""From value logits z, any shape, to what is added to the reference's log-probabilities."""
+
+
+def bernoulli_offset(eta: float) -> Offset:
+    """Q# for rewards in {0, 1}: ``log(1 - p + p * exp(1/eta))``, ``p = sigmoid(z)`` (arXiv 2502.20548, section 3).
+
+    It is log E[exp(R/eta)] for a reward R that is 1 with probability p. Written with softplus, it is exact for any
+    z and eta.
+    """
+    return lambda z: F.softplus(z + 1 / eta) - F.softplus(z)
+
+
+def atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
+    """Q# for rewards with a distribution: ``log E[exp(R/eta)]``, R one of n atoms (arXiv 2502.20548, section 3).
+
+    Values have n logits each, in their last dimension. With the atoms 0 and 1 it is `bernoulli_offset` of the
+    difference of the two logits.
+    """
+    return lambda z: (z.log_softmax(-1) + torch.tensor(atoms, device=z.device) / eta).logsumexp(-1)
+
+
+def expected_offset(eta: float, low: float = 0.0, high: float = 1.0) -> Offset:
+    """CD, the baseline of Q#: ``E[R] / eta``; R is `high` with chance sigmoid(z), else `low`."""
+    return lambda z: (low + (high - low) * torch.sigmoid(z)) / eta
+
+
+def expected_atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
+    """CD with a distribution: ``E[R] / eta``, R one of n atoms."""
+    return lambda z: (z.softmax(-1) * torch.tensor(atoms, device=z.device)).sum(-1) / eta
+
+
+def preference_offset(eta: float) -> Offset:
+    """PITA: ``Psi(sigmoid(z)) / eta = z / eta``, the log-odds of being preferred (arXiv 2507.20067, section 3)."""
+    return lambda z: z / eta
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """The settings of guidance.
+
+    Attributes:
+        offset: From values to offsets.
+        top_k: Candidates per step at most.
+        min_p: Tokens that the reference gives less are no candidates; the likeliest always is one.
+        others: What becomes of tokens that are no candidates.
+    """
+
+    offset: Offset
+    top_k: int
+    min_p: float = 0.0
+    others: Others = Others.kept
+
+    def widest(self, vocabulary: int) -> int:
+        """Tokens that the value model is given beside each other at a step, at most.
+
+        Args:
+            vocabulary: Tokens that there are.
+        """
+        # Beside the candidates one other token, which may be the one that is taken.
+        return min(self.top_k, vocabulary) + self.leaves_others(vocabulary)
+
+    def leaves_others(self, vocabulary: int) -> bool:
+        """Whether a token may be taken that is no candidate.
+
+        Args:
+            vocabulary: Tokens that there are.
+        """
+        return self.others is not Others.dropped and (self.top_k < vocabulary or self.min_p > 0)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of a step.
+
+    Attributes:
+        ids: Token ids, shape [B, K].
+        logprobs: The reference's, -inf where a column is no candidate of its row, shape [B, K].
+        pooled: Whether the last column stands for all other tokens together: its probability is that of all of
+            them, -inf where there are none, its id the one that is taken if the draw falls on them.
+    """
+
+    ids: Tensor
+    logprobs: Tensor
+    pooled: bool = False
+
+
+def find_candidates(logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None) -> Candidates:
+    """The candidates of each row; as many columns as the row with most candidates has.
+
+    Args:
+        logprobs: The reference's, shape [B, V].
+        tilt: Settings of guidance.
+        uniform: With an offset of 0 for the other tokens: draws that say which of them would be taken, of no other
+            use, shape [B], float64, in (0, 1); None takes the likeliest.
+    """
+    found = _likeliest(logprobs, tilt)
+    pooled = tilt.others is Others.offset_zero and tilt.leaves_others(logprobs.shape[-1])
+    return _with_others(logprobs, found, uniform) if pooled else found
+
+
+def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
+    found = logprobs.topk(min(tilt.top_k, logprobs.shape[-1]), dim=-1)
+    if tilt.min_p <= 0:
+        return Candidates(found.indices, found.values)
+    dropped = found.values < math.log(tilt.min_p)
+    dropped[:, 0] = False
+    # Columns are sorted, so those that all rows drop are the last ones.
+    width = dropped.shape[1] - int(dropped.all(0).sum())
+    return Candidates(found.indices[:, :width], found.values.masked_fill_(dropped, -math.inf)[:, :width])
+
+
+def _with_others(logprobs: Tensor, candidates: Candidates, uniform: Tensor | None) -> Candidates:
+    rest = _without(logprobs, candidates)
+    # A row that has no others draws what is no token; its column is never taken.
+    taken = rest.argmax(-1) if uniform is None else draw_tokens(rest, uniform).clamp_max(rest.shape[-1] - 1)
+    # float64: candidates may all be suppressed, and the little that the others have is then all there is.
+    mass = rest.double().logsumexp(-1).to(logprobs.dtype)
+    return Candidates(
+        torch.cat([candidates.ids, taken[:, None]], -1),
+        torch.cat([candidates.logprobs, mass[:, None]], -1),
+        pooled=True,
+    )
+
+
+def _without(logprobs: Tensor, candidates: Candidates) -> Tensor:
+    """The reference without the candidates, not normalised, shape [B, V]."""
+    kept = logprobs.gather(-1, candidates.ids).masked_fill(candidates.logprobs > -math.inf, -math.inf)
+    return logprobs.scatter(-1, candidates.ids, kept)
+
+
+def guided_logprobs(candidates: Candidates, values: Tensor, tilt: Tilt) -> Tensor:
+    """Log-probabilities of the columns under the guided policy, shape [B, K].
+
+    Args:
+        candidates: Of the step.
+        values: Their value logits z, shape [B, K], or [B, K, n] with n atoms; of no meaning in a pooled column.
+        tilt: Settings of guidance.
+    """
+    offsets = tilt.offset(values.float())
+    if candidates.pooled:
+        offsets = F.pad(offsets[:, :-1], (0, 1))
+    tilted = (candidates.logprobs + offsets).log_softmax(-1)
+    return tilted + candidates.logprobs.logsumexp(-1, keepdim=True) if tilt.others is Others.kept else tilted
+
+
+def step_kl(candidates: Candidates, guided: Tensor) -> Tensor:
+    """KL divergence of the guided policy from the reference at one step, in nats, exact, shape [B].
+
+    Only the columns contribute: other tokens have the reference's probability, or none, and those of a pooled
+    column all have the same ratio to it.
+    """
+    exact = guided.double()
+    terms = exact.exp() * (exact - candidates.logprobs)
+    return terms.masked_fill_(candidates.logprobs.isinf(), 0.0).sum(-1)
+
+
+def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Tilt) -> Tensor:
+    """The guided policy over the whole vocabulary as log-probabilities, shape [B, V]."""
+    base = torch.full_like(logprobs, -math.inf) if tilt.others is Others.dropped else logprobs
+    ids, known = candidates.ids, candidates.logprobs
+    if candidates.pooled:
+        base = base + (guided[:, -1:] - known[:, -1:]).masked_fill(known[:, -1:].isinf(), 0.0)
+        ids, known, guided = ids[:, :-1], known[:, :-1], guided[:, :-1]
+    return base.scatter(-1, ids, torch.where(known.isinf(), base.gather(-1, ids), guided))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which part of the distribution a draw falls into, known before any value is.
+
+    Attributes:
+        uniform: The draw within that part, shape [B], float64.
+        outside: Whether it falls on a token that is no candidate, shape [B].
+        tokens: Which one, where it does, shape [B].
+    """
+
+    uniform: Tensor
+    outside: Tensor
+    tokens: Tensor
+
+
+def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: Tilt) -> Draw:
+    """Decide whether a draw falls on a column.
+
+    Where tokens that are no candidates keep the reference's probability, this does not depend on the values, and
+    the token that will be taken can be put before the value model together with the candidates. Otherwise every
+    draw falls on a column.
+
+    Args:
+        logprobs: The reference's, shape [B, V].
+        candidates: Of the step.
+        uniform: Shape [B], float64, in (0, 1).
+        tilt: Settings of guidance.
+    """
+    if tilt.others is not Others.kept:
+        none = torch.zeros_like(uniform, dtype=torch.bool)
+        return Draw(uniform, none, torch.zeros_like(uniform, dtype=torch.long))
+    rest = _without(logprobs, candidates)
+    mass = rest.double().exp().sum(-1)
+    outside = uniform < mass
+    within = torch.where(
+        outside, uniform / mass.clamp_min(1e-300), (uniform - mass) / (1 - mass).clamp_min(1e-300)
+    )
+    within = within.clamp(2.0**-53, 1 - 2.0**-53)
+    tokens = draw_tokens(rest, within) if bool(outside.any()) else torch.zeros_like(uniform, dtype=torch.long)
+    return Draw(within, outside, tokens.clamp_max(logprobs.shape[-1] - 1))
+
+
+def draw_columns(guided: Tensor, draw: Draw) -> Tensor:
+    """The column that is drawn, shape [B]; of no meaning where the draw falls outside."""
+    return draw_tokens(guided, draw.uniform).clamp_max(guided.shape[-1] - 1)
+
+
+def likeliest_columns(logprobs: Tensor, candidates: Candidates, guided: Tensor) -> Tensor:
+    """The column of the likeliest token, shape [B].
+
+    Args:
+        logprobs: The reference's, shape [B, V].
+        candidates: Of the step; the token of a pooled column is the likeliest of those that it stands for.
+        guided: The guided policy's, shape [B, K].
+    """
+    if not candidates.pooled:
+        return guided.argmax(-1)
+    share = logprobs.gather(-1, candidates.ids[:, -1:]) - candidates.logprobs[:, -1:]
+    share = share.masked_fill(candidates.logprobs[:, -1:].isinf(), 0.0)
+    return torch.cat([guided[:, :-1], guided[:, -1:] + share], -1).argmax(-1)

@@ -1,0 +1,1 @@
+"""How much memory a model needs, by arithmetic alone, and which way of training it fits."""

@@ -1,0 +1,106 @@
+"""The shape of a model, from its configuration alone: it is built on torch's meta device, which holds no numbers.
+
+This imports torch and transformers, so it is for commands that plan memory, never for the engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.learning.datasets.hub import is_hub_id, reaching, why_not
+from pipeline.learning.memory.training import ModelShape
+
+
+def read_shape(model: str) -> ModelShape:
+    """Read the shape of a causal language model.
+
+    Args:
+        model: A folder with a `config.json`, or the id of a model on the hub.
+
+    Raises:
+        ConfigError: There is no such model, it is none that generates text, or the hub cannot be reached and
+            nothing is in the cache.
+    """
+    folder = model if Path(model).exists() else _fetched(model)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f"cannot read the configuration of model '{model}': {first}") from error
+    return shape_of_config(config, model)
+
+
+def _fetched(model: str) -> str:
+    """The folder with the configuration of a model on the hub."""
+    if not is_hub_id(model):
+        raise ConfigError(f"model '{model}': there is no such file or folder")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    with reaching("models", model) as trouble:
+        try:
+            return str(Path(hf_hub_download(model, "config.json")).parent)
+        except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            why, cause = why_not(error, trouble)
+            raise ConfigError(
+                f"cannot get the configuration of model '{model}' from the hub: {why}. Give a folder with its "
+                f"config.json: on a machine with network run `hf download {model} config.json --local-dir DIR`, "
+                "then copy DIR here."
+            ) from cause
+
+
+def shape_of_config(config: Any, name: str) -> ModelShape:
+    """As `read_shape`, for a configuration that is loaded.
+
+    Raises:
+        ConfigError: It is not that of a model that generates text.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            build: Any = AutoModelForCausalLM.from_config
+            model = build(config, trust_remote_code=False)
+    except ValueError as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model '{name}' is no causal language model: {first}") from error
+    text = config.get_text_config()
+    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return ModelShape(
+        name=name,
+        parameters=_count(model),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        heads=text.num_attention_heads,
+        kv_width=kv_heads * head_width,
+        vocabulary=text.vocab_size,
+        largest_unit=_largest_unit(model),
+        lora_width=_lora_width(model),
+    )
+
+
+def _count(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())  # shared ones are listed once
+
+
+def _largest_unit(model: Any) -> int:
+    """FSDP wraps each block, and what is in none (embeddings, output layer) together."""
+    names = set(model._no_split_modules or ())
+    blocks = [_count(module) for module in model.modules() if type(module).__name__ in names]
+    return max(*blocks, _count(model) - sum(blocks)) if blocks else _count(model)
+
+
+def _lora_width(model: Any) -> int:
+    head = model.get_output_embeddings()
+    return sum(
+        sum(module.weight.shape)
+        for module in model.modules()
+        # GPT-2 has linear layers of a class of its own.
+        if module is not head and type(module).__name__ in ("Linear", "Conv1D")
+    )

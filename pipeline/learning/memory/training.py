@@ -1,0 +1,229 @@
+"""How much memory a training takes on each GPU, by arithmetic alone.
+
+    per GPU:  weights + gradients + optimizer state   (N parameters, divided by D GPUs as the layout says)
+              + what is gathered or copied to work with + activations and logits of one micro-batch
+    usable:   0.9 of what is free, less 1 GB          (fragmentation; CUDA context and NCCL of each process)
+
+The terms are those of ZeRO (arXiv 1910.02054) for N and D, and of arXiv 2205.05198 for activations of a
+transformer whose feed-forward layer is four times as wide. It is an estimate; a training step is the measure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+GB = 10**9
+
+
+class Precision(Enum):
+    """What weights, gradients and optimizer state are kept in."""
+
+    float32 = "float32"
+    amp = "amp"  # float32, with a 16-bit copy of the weights to compute with (autocast)
+    mixed = "mixed"  # 16-bit weights and gradients, float32 master weights and state
+    bfloat16 = "bfloat16"  # 16-bit throughout
+
+
+class Optimizer(Enum):
+    """What an optimizer remembers of each parameter."""
+
+    adam = "adam"
+    adam8bit = "adam8bit"
+    momentum = "momentum"
+    sgd = "sgd"
+
+
+class Layout(Enum):
+    """Where weights, gradients and optimizer state are."""
+
+    single = "single"
+    ddp = "ddp"
+    zero1 = "zero1"  # the optimizer state is spread
+    shard_grad_op = "shard_grad_op"  # gradients as well
+    full_shard = "full_shard"  # weights as well
+    hybrid_shard = "hybrid_shard"  # as full_shard, within each machine
+
+
+_WEIGHT_AND_GRADIENT = {
+    Precision.float32: (4, 4),
+    Precision.amp: (6, 4),
+    Precision.mixed: (2, 2),
+    Precision.bfloat16: (2, 2),
+}
+_STATE = {Optimizer.adam: 8, Optimizer.adam8bit: 2, Optimizer.momentum: 4, Optimizer.sgd: 0}
+"""Bytes per parameter with float32 state."""
+_SPREAD = {
+    Layout.single: "",
+    Layout.ddp: "",
+    Layout.zero1: "o",
+    Layout.shard_grad_op: "go",
+    Layout.full_shard: "wgo",
+    Layout.hybrid_shard: "wgo",
+}
+"""What each layout divides by the number of GPUs: (w)eights, (g)radients, (o)ptimizer state."""
+
+
+_HALF_A_DIGIT = 0.0005
+"""Of a number with three digits: from 999.5 on it is told as 1000, in the next unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What of a model decides its memory; `pipeline.learning.memory.shape` reads it from a configuration.
+
+    Attributes:
+        name: For messages.
+        parameters: Shared ones once.
+        layers: Transformer blocks.
+        hidden: Width of the residual stream.
+        heads: Attention heads.
+        kv_width: Width of keys, and of values, of one layer.
+        vocabulary: Entries of the output layer.
+        largest_unit: Parameters of the largest part that FSDP gathers at once.
+        lora_width: Sum of inputs and outputs of all linear layers but the output layer; adapters of rank r have r
+            times as many parameters.
+    """
+
+    name: str
+    parameters: int
+    layers: int = 0
+    hidden: int = 0
+    heads: int = 0
+    kv_width: int = 0
+    vocabulary: int = 0
+    largest_unit: int = 0
+    lora_width: int = 0
+
+    @property
+    def size(self) -> str:
+        """How many parameters it has, as people say it: ``1.54 B``, ``135 M``, ``76.1 k``."""
+        for unit, limit in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+            if self.parameters >= limit * (1 - _HALF_A_DIGIT):
+                return f"{float(f'{self.parameters / limit:.3g}'):g} {unit}"
+        return str(self.parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """How the model is trained.
+
+    Attributes:
+        batch: Sequences of one micro-batch on one GPU; accumulated steps add nothing.
+        tokens: Tokens of a sequence.
+        precision: Of weights and state.
+        optimizer: Which.
+        checkpointing: Whether activations are computed again in the backward pass.
+        flash: Whether attention scores are never stored (sdpa, FlashAttention).
+        lora_rank: Train adapters of this rank on frozen weights; None trains everything.
+    """
+
+    batch: int = 1
+    tokens: int = 1024
+    precision: Precision = Precision.mixed
+    optimizer: Optimizer = Optimizer.adam
+    checkpointing: bool = False
+    flash: bool = True
+    lora_rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes on each GPU, by what they are for; and of the machine's memory, for each GPU."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buckets: int
+    gathered: int
+    activations: int
+    logits: int
+    host: int = 0
+
+    @property
+    def state(self) -> int:
+        """Weights, gradients and optimizer state on the GPU."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """All of it on the GPU."""
+        return self.state + self.buckets + self.gathered + self.activations + self.logits
+
+
+def bytes_per_parameter(precision: Precision, optimizer: Optimizer) -> tuple[int, int, int]:
+    """Bytes of weight, gradient and optimizer state of a parameter that is trained."""
+    weight, gradient = _WEIGHT_AND_GRADIENT[precision]
+    state = _STATE[optimizer]
+    if precision is Precision.mixed:
+        state += 4  # the master weights
+    if precision is Precision.bfloat16 and optimizer is not Optimizer.adam8bit:
+        state //= 2
+    return weight, gradient, state
+
+
+def compute_bytes(precision: Precision) -> int:
+    """Bytes of a number in the forward pass."""
+    return 4 if precision is Precision.float32 else 2
+
+
+def training_footprint(
+    shape: ModelShape,
+    work: Workload,
+    layout: Layout = Layout.single,
+    gpus: int = 1,
+    *,
+    offload: bool = False,
+    gpus_per_machine: int | None = None,
+) -> Footprint:
+    """What a training takes on each GPU.
+
+    Args:
+        shape: The model.
+        work: How it is trained.
+        layout: What is spread.
+        gpus: Over how many.
+        offload: Keep what is spread in the machine's memory.
+        gpus_per_machine: For `hybrid_shard`; None means that all are in one.
+    """
+    weight, gradient, state = bytes_per_parameter(work.precision, work.optimizer)
+    compute = compute_bytes(work.precision)
+    trained = shape.parameters if work.lora_rank is None else work.lora_rank * shape.lora_width
+    frozen = 0 if work.lora_rank is None else shape.parameters
+    across = gpus_per_machine or gpus if layout is Layout.hybrid_shard else gpus
+    spread = _SPREAD[layout]
+    parts = {
+        "w": (trained * weight + frozen * compute) // (across if "w" in spread else 1),
+        "g": trained * gradient // (across if "g" in spread else 1),
+        "o": trained * state // (across if "o" in spread else 1),
+    }
+    host = sum(size for name, size in parts.items() if name in spread) if offload else 0
+    kept = {name: 0 if offload and name in spread else size for name, size in parts.items()}
+    return Footprint(
+        weights=kept["w"],
+        gradients=kept["g"],
+        optimizer=kept["o"],
+        buckets=trained * gradient if layout in (Layout.ddp, Layout.zero1) else 0,
+        # The block that computes and the next one, fetched ahead.
+        gathered=2 * shape.largest_unit * compute if "w" in spread else 0,
+        activations=activation_bytes(shape, work),
+        logits=work.batch * work.tokens * shape.vocabulary * (compute + 4),  # as computed, and in float32
+        host=host,
+    )
+
+
+def activation_bytes(shape: ModelShape, work: Workload) -> int:
+    """What the forward pass keeps for the backward pass of one micro-batch (arXiv 2205.05198, section 4)."""
+    if not shape.layers:
+        return 0
+    scores = 0.0 if work.flash else 5 * shape.heads * work.tokens / shape.hidden
+    width = work.batch * work.tokens * shape.hidden * compute_bytes(work.precision) / 2
+    layer = width * (34 + scores)
+    # With checkpointing the input of each layer stays, and one layer at a time has everything.
+    return int(layer + 2 * width * shape.layers if work.checkpointing else layer * shape.layers)
+
+
+def generation_bytes(shape: ModelShape, precision: Precision, batch: int, tokens: int) -> int:
+    """What decoding takes: the weights and a fifth on top, and keys and values of every token."""
+    compute = compute_bytes(precision)
+    return int(1.2 * shape.parameters * compute) + 2 * shape.layers * batch * tokens * shape.kv_width * compute

@@ -1,0 +1,270 @@
+"""Batch sizes that fit: work is repeated in smaller batches when memory runs out, and the size is remembered.
+
+What is halved is whole groups (all samples of a prompt, all completions that are compared), so none is split.
+A remembered size is a hint: it spares later jobs the failure, and never makes a batch larger than configured.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import psutil
+import torch
+from msgspec import Meta
+from torch import nn
+from transformers import PreTrainedConfig
+
+from pipeline.errors import OutOfMemory
+from pipeline.hints import recall
+
+Result = TypeVar("Result")
+
+MICRO_BATCH = "micro-batch"
+"""What the log calls a batch whose gradients are accumulated."""
+
+_TEXTS = ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+_SHARED: ContextVar[bool] = ContextVar("shared", default=False)
+
+
+@contextmanager
+def on_device(*, shared: bool) -> Iterator[None]:
+    """Say whether other jobs may run on the device meanwhile.
+
+    On a shared device memory may run out because of the others. Smaller batches would then change the last bits of
+    the result, and be remembered, for a reason that is gone the next time. So nothing is halved there.
+    """
+    token = _SHARED.set(shared)
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+class BatchSize:
+    """How many sequences are worked on at once.
+
+    Attributes:
+        size: Sequences, a multiple of the group; at least one group.
+    """
+
+    def __init__(
+        self,
+        configured: int,
+        *,
+        group: int = 1,
+        what: str = "batch",
+        remedy: str = "",
+        start: int | None = None,
+        remember: Callable[[int], None] | None = None,
+    ) -> None:
+        """Start with the configured size, or a smaller one.
+
+        Args:
+            configured: Sequences at once at most.
+            group: Sequences that belong together.
+            what: What the log calls it: ``micro-batch``, ``batch``.
+            remedy: What a user may try when not even one group fits.
+            start: Size that fitted before; None where nothing is known.
+            remember: Told the size that fitted after a larger one had not; None tells nobody.
+        """
+        self.group = group
+        self.configured = self._whole(configured)
+        self.size = self.configured
+        self._what = what
+        self._remedy = remedy
+        self._remember = remember
+        self._unproven = False
+        self._tried: list[int] = []
+        if start is not None:
+            self.start_at(start)
+
+    def start_at(self, size: int) -> None:
+        """Go on with a size that fitted before, unless a smaller one is configured."""
+        self.size = min(self.configured, self._whole(size))
+
+    def run(
+        self,
+        work: Callable[[], Result],
+        *,
+        undo: Callable[[], None] = lambda: None,
+        used: Callable[[], int] | None = None,
+    ) -> Result:
+        """Do work that looks at `size`; when memory runs out, halve the size and do it again from its start.
+
+        Args:
+            work: Must be repeatable after `undo`.
+            undo: Takes back what a failed attempt has changed and lets go of its tensors.
+            used: How many sequences the work has at once with the present `size`, where that may be fewer.
+
+        Raises:
+            OutOfMemory: Not even one group fits. On a shared device what the allocator said goes on as it is.
+        """
+        while True:
+            try:
+                result = work()
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or _SHARED.get():
+                    raise
+                said = (str(error).splitlines() or [type(error).__name__])[0]
+            else:
+                if self._unproven and self._remember is not None:
+                    self._remember(self.size)
+                self._unproven = False
+                return result
+            # Not inside `except`: the traceback there holds the frames of the failed work and all their tensors.
+            undo()
+            free_memory()
+            self._halve(said, self.size if used is None else min(self.size, used()))
+
+    def give_up(self, error: BaseException) -> OutOfMemory:
+        """Remember half of the size for the next attempt, where this one cannot go on.
+
+        Returns:
+            What to raise.
+        """
+        groups = self.size // self.group
+        if groups > 1 and self._remember is not None:
+            self._remember(groups // 2 * self.group)
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        return OutOfMemory(self._what, (*self._tried, self.size), self.group, said, self._remedy)
+
+    def _halve(self, said: str, tried: int) -> None:
+        self._tried.append(tried)
+        groups = tried // self.group
+        if groups <= 1:
+            raise OutOfMemory(self._what, tuple(self._tried), self.group, said, self._remedy)
+        self.size = groups // 2 * self.group
+        self._unproven = True
+        accumulated = f" with {self.configured / self.size:.3g}x accumulation" if self._what == MICRO_BATCH else ""
+        with suppress(OSError):
+            print(  # noqa: T201 - the job's log
+                f"out of memory at {self._what} {tried}: using {self.size}{accumulated}", flush=True
+            )
+
+    def _whole(self, size: int) -> int:
+        return max(1, size // self.group) * self.group
+
+
+class BatchSizes:
+    """Batch sizes of the work that a job does with some models on its device."""
+
+    def __init__(self, hints: Path | None, device: str, *models: nn.Module) -> None:
+        """Prepare.
+
+        Args:
+            hints: Folder of what jobs have learnt; None remembers nothing.
+            device: ``cpu`` or ``cuda``.
+            models: All that are in memory at once.
+        """
+        self._hints = hints
+        self._device = device
+        self._models = models
+
+    def begin(
+        self, work: str, configured: int, *, length: int, group: int = 1, what: str = "batch", remedy: str = ""
+    ) -> BatchSize:
+        """The batch size for a kind of work.
+
+        Args:
+            work: Kind of work, such as ``generate``: what fits differs between kinds.
+            configured: Sequences at once at most.
+            length: Tokens of the longest sequence.
+            group: Sequences that belong together.
+            what: What the log calls it.
+            remedy: What a user may try when not even one group fits.
+        """
+        about = {**self._about, "work": work, "tokens_up_to": 1 << max(0, length - 1).bit_length()}
+        text = json.dumps(about, sort_keys=True)
+        path = None
+        if self._hints is not None:
+            path = self._hints / "batch_sizes" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+        def remember(size: int) -> None:
+            if path is not None:
+                _write_hint(path, size, about)
+
+        start = None if path is None else _read_hint(path)
+        return BatchSize(configured, group=group, what=what, remedy=remedy, start=start, remember=remember)
+
+    @cached_property
+    def _about(self) -> dict[str, Any]:
+        return {"device": _device_name(self._device), "models": [memory_identity(model) for model in self._models]}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, as the several allocators word it."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def free_memory() -> None:
+    """Give back what nobody refers to any more, to other allocations of other sizes."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def memory_identity(model: nn.Module) -> str:
+    """Name what decides how much memory work with a model takes: architecture and types, not its weights."""
+    config = getattr(model, "config", None)
+    described = config.to_dict() if isinstance(config, PreTrainedConfig) else {}
+    for name in ("_name_or_path", "transformers_version"):
+        described.pop(name, None)
+    parameters = list(model.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return " ".join(
+        [
+            type(model).__name__,
+            f"{sum(parameter.numel() for parameter in parameters)} parameters",
+            f"{trained} trained",
+            *types,
+            digest,
+        ]
+    )
+
+
+def _device_name(device: str) -> str:
+    if device.startswith("cuda"):
+        about = torch.cuda.get_device_properties(torch.device(device))
+        return f"{about.name} {about.total_memory >> 30} GiB"
+    return f"{device} {psutil.virtual_memory().total >> 30} GiB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hint:
+    size: Annotated[int, Meta(ge=1, le=1 << 40)]
+
+
+def _read_hint(path: Path) -> int | None:
+    hint = recall(path, _Hint)
+    return None if hint is None else hint.size
+
+
+def _write_hint(path: Path, size: int, about: dict[str, Any]) -> None:
+    """One file per kind of work, replaced whole: writers need no lock, whichever comes last has seen it fit."""
+    known = _read_hint(path)
+    if known is not None and known < size:
+        size = known
+    text = json.dumps({"size": size, "about": about}, indent=1) + "\n"
+    with suppress(OSError):  # without the hint later jobs are slower to start, and that is all
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)

@@ -1,0 +1,230 @@
+"""FLOPs of what a stage computes, counted where the tokens are known.
+
+They are model FLOPs, as in MFU (Chowdhery et al., arXiv 2204.02311, appendix B): matrix products alone, each
+multiplication with its addition being two. Left out is what depends on how work is cut and not on what is learnt
+or answered: padding, layers that gradient checkpointing computes again, attempts that failed. So the number
+follows from models and tokens, and is the same on every machine.
+
+    a token             2 x the weights that it is multiplied with; of experts, those that it is given to
+    attention           4 x layers x width of all heads, for each position that is attended to
+    a text read whole   every token attends to all T positions, as in the paper and in torch's own counter
+    a token after it    attends to those before it and to itself: their keys and values are cached
+    a gradient          that of activations costs a forward pass, that of trained weights another one
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Purpose = Literal["decoding", "guidance", "scoring", "rewards", "training"]
+"""What FLOPs go into.
+
+    decoding    the policy that writes
+    guidance    value models that steer it, reward models that pick
+    scoring     log-probabilities, divergences, calibration
+    rewards     scores of reward models
+    training    forward and backward passes of trainings
+"""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Tokens that a model reads.
+
+    Attributes:
+        tokens: How many.
+        positions: Those that each of them attends to, added up.
+        outputs: Positions whose outputs are computed, by the output head of a policy, say.
+    """
+
+    tokens: int
+    positions: int
+    outputs: int
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(self.tokens + other.tokens, self.positions + other.positions, self.outputs + other.outputs)
+
+    def __mul__(self, times: int) -> Pass:
+        return Pass(self.tokens * times, self.positions * times, self.outputs * times)
+
+
+def whole_texts(lengths: NDArray[np.integer[Any]], outputs: int | None = None) -> Pass:
+    """Texts that are read whole.
+
+    Args:
+        lengths: Tokens of each, shape [N].
+        outputs: Positions whose outputs are computed; None for all.
+    """
+    each = np.asarray(lengths, np.int64)
+    tokens = int(each.sum())
+    return Pass(tokens, int((each * each).sum()), tokens if outputs is None else outputs)
+
+
+def continued(before: NDArray[np.integer[Any]], tokens: NDArray[np.integer[Any]]) -> Pass:
+    """Texts that are continued token by token, with the keys and values of what precedes in a cache.
+
+    Args:
+        before: Tokens that are read already, shape [N].
+        tokens: Further tokens that are read, shape [N].
+    """
+    start, more = np.asarray(before, np.int64), np.asarray(tokens, np.int64)
+    read = int(more.sum())
+    return Pass(read, int((more * start + more * (more + 1) // 2).sum()), read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCost:
+    """What a model costs, in products of two numbers: half of the FLOPs.
+
+    Attributes:
+        body: For each token: weights that it is multiplied with, without those of the output head.
+        head: For each output.
+        attention: For each position that a token attends to.
+        trained_body: Weights of the body that are trained.
+        trained_head: Weights of the head that are trained.
+    """
+
+    body: int
+    head: int
+    attention: int
+    trained_body: int
+    trained_head: int
+
+    def forward(self, read: Pass) -> int:
+        """FLOPs of reading tokens."""
+        return 2 * (self.body * read.tokens + self.head * read.outputs + self.attention * read.positions)
+
+    def training(self, read: Pass) -> int:
+        """FLOPs of reading tokens and of all gradients."""
+        weights = self.trained_body * read.tokens + self.trained_head * read.outputs
+        # Both factors of a product in attention are activations, so its gradient is two products.
+        return 2 * self.forward(read) + 2 * (weights + self.attention * read.positions)
+
+
+def model_cost(model: nn.Module) -> ModelCost:
+    """The cost of a model, by its weights and its configuration.
+
+    Args:
+        model: Of transformers, or a value model; adapters may be around it. What is trained is what requires
+            gradients.
+    """
+    head = _output_head(model)
+    outer = set() if head is None else {id(part) for part in head.modules()}
+    found: Counter[str] = Counter()
+    for module in model.modules():
+        place = "head" if id(module) in outer else "body"
+        for count, is_trained in _weights(module, model):
+            found[place] += count
+            found[f"trained_{place}"] += count if is_trained else 0
+    return ModelCost(
+        body=found["body"],
+        head=found["head"],
+        attention=_attention(model),
+        trained_body=found["trained_body"],
+        trained_head=found["trained_head"],
+    )
+
+
+def _output_head(model: Any) -> nn.Module | None:
+    """What is computed where outputs are asked for alone; None where there is no such part."""
+    from pipeline.learning.models.value import ValueModel
+
+    found: nn.Module | None = model.head if isinstance(model, ValueModel) else model.get_output_embeddings()
+    return found
+
+
+def _weights(module: nn.Module, model: Any) -> Iterator[tuple[int, bool]]:
+    """Weights of a module that tokens are multiplied with, and whether they are trained."""
+    from torch import nn
+
+    if isinstance(module, nn.Embedding):
+        return  # looked up
+    for weight in module.parameters(recurse=False):
+        if weight.ndim == 2:
+            yield weight.numel(), weight.requires_grad
+        elif weight.ndim == 3:  # experts side by side, a few of which a token is given to
+            active = getattr(_shape(model), "num_experts_per_tok", None) or len(weight)
+            yield weight.numel() * active // len(weight), weight.requires_grad
+
+
+def _attention(model: Any) -> int:
+    shape = _shape(model)
+    heads = getattr(shape, "num_attention_heads", None) or 0  # a model without attention has none
+    width = heads * (getattr(shape, "head_dim", None) or shape.hidden_size // heads) if heads else 0
+    return 2 * int(shape.num_hidden_layers * width) if heads else 0
+
+
+def _shape(model: Any) -> Any:
+    from pipeline.learning.models.value import ValueModel
+
+    config: Any = model.config.backbone if isinstance(model, ValueModel) else model.config
+    return config.get_text_config()
+
+
+# -- what a stage has spent ------------------------------------------------------------------------------------
+
+
+class Meter:
+    """FLOPs of what is computed while it is the current one.
+
+    Attributes:
+        flops: By what they went into.
+        answers: Completions that an evaluation gives, among which those of decoding and guidance are shared out.
+    """
+
+    def __init__(self) -> None:
+        self.flops: Counter[Purpose] = Counter()
+        self.answers = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.flops.values())
+
+
+_current: ContextVar[Meter | None] = ContextVar("_current", default=None)
+
+
+@contextmanager
+def metered() -> Iterator[Meter]:
+    """Count what is computed inside; a meter around this one does not count it too."""
+    meter = Meter()
+    token = _current.set(meter)
+    try:
+        yield meter
+    finally:
+        _current.reset(token)
+
+
+def spend(purpose: Purpose, flops: int) -> None:
+    """Count FLOPs of the running stage; where nobody counts, nothing happens.
+
+    Args:
+        purpose: What they went into.
+        flops: How many.
+    """
+    meter = _current.get()
+    if meter is not None:
+        meter.flops[purpose] += flops
+
+
+def answered(count: int) -> None:
+    """Count completions that the running stage gives as answers, as `spend` counts FLOPs.
+
+    Args:
+        count: How many.
+    """
+    meter = _current.get()
+    if meter is not None:
+        meter.answers += count

@@ -1,0 +1,113 @@
+"""Where the files of a model are: a folder as it is, the snapshot of a hub id, a GGUF file made into a folder.
+
+The output of the reference's first stage points to a folder or a commit on the hub, or is itself the model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.schema import HFModelConfig, ModelConfig
+from pipeline.errors import JobError
+from pipeline.files import json_text
+from pipeline.learning.datasets.hub import reaching, why_not
+from pipeline.outputs.formats import POINTER, read_input, read_pointer
+
+_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+"""What is fetched of a hub id: no weights in other formats."""
+
+
+def write_reference(model: ModelConfig, out: Path) -> None:
+    """Note where the model is that the configuration names; a GGUF file becomes a folder here.
+
+    Args:
+        model: Of kind ``hf``.
+        out: Folder to write to.
+
+    Raises:
+        JobError: The hub has no such model, or cannot be reached.
+    """
+    path = str(model.path)
+    if Path(path).is_file():
+        from pipeline.learning.models.gguf import convert
+
+        convert(Path(path), out)
+        return
+    pointer: dict[str, Any] = {"path": str(Path(path).absolute())}
+    if not Path(path).is_dir():
+        revision = model.revision if isinstance(model, HFModelConfig) else None
+        # Every later job takes the commit that was found now, whatever the branch points to by then.
+        pointer = {"hub": path, "commit": Path(snapshot(path, revision)).name}
+    (out / POINTER).write_text(json_text(pointer) + "\n")
+
+
+def reference_folder(output: Path, model: ModelConfig) -> str:
+    """The folder of the reference's model and tokenizer.
+
+    Args:
+        output: Of the reference's first stage.
+        model: As the configuration of the present run has it: a folder may have moved since the output was made.
+    """
+    if not (output / POINTER).is_file():
+        return str(output)
+    pointer = read_input(output, POINTER, read_pointer)
+    if pointer.hub is not None:
+        return snapshot(pointer.hub, pointer.commit)
+    return str(Path(str(model.path)).absolute())
+
+
+def value_folder(model: ModelConfig, scratch: Path) -> str | None:
+    """The folder of the value models' backbone, or None where it is the reference's.
+
+    Args:
+        model: The configuration.
+        scratch: Folder in which a GGUF file may be made into a model; removed by the caller.
+    """
+    path = model.value_path
+    if path is None:
+        return None
+    if Path(path).is_file():
+        from pipeline.learning.models.gguf import convert
+
+        convert(Path(path), scratch)
+        return str(scratch)
+    if Path(path).is_dir():
+        return path
+    return snapshot(path, model.value_revision if isinstance(model, HFModelConfig) else None)
+
+
+def value_context(model: ModelConfig) -> int | None:
+    """Tokens that fit into the backbone of value models, where that is not the reference; None for no limit."""
+    from transformers import AutoConfig
+
+    from pipeline.learning.models.load import config_context
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = value_folder(model, Path(scratch))
+        if folder is None:
+            return None
+        trust = isinstance(model, HFModelConfig) and model.trust_remote_code
+        return config_context(AutoConfig.from_pretrained(folder, trust_remote_code=trust))
+
+
+def snapshot(repo: str, revision: str | None) -> str:
+    """The local folder of a model on the hub, fetched if it is not there.
+
+    Raises:
+        JobError: The hub has no such model, or cannot be reached and nothing is in the cache.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    with reaching("models", repo) as trouble:
+        try:
+            return str(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS))
+        except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            at = "" if revision is None else f" at revision {revision}"
+            reason, cause = why_not(error, trouble)
+            raise JobError(
+                f"cannot get the model '{repo}'{at} from the hub: {reason}. On a machine with network run `hf "
+                f"download {repo} --local-dir DIR`, copy DIR here and set the path to it."
+            ) from cause

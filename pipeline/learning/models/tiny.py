@@ -1,0 +1,176 @@
+"""The embedded reference: a GPT-2 of some 76,000 parameters, trained in the run on a dataset's demonstrations."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from pipeline.config.schema import TinyModelConfig, Warmup
+from pipeline.learning.datasets.base import Dataset
+from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.learning.models.flops import model_cost, spend, whole_texts
+from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.distributed import ALONE, Ranks
+from pipeline.learning.training.loop import TrainSettings, train
+
+_INITIAL = 0.8
+"""Standard deviation of initial weights times the root of the width. GPT-2's own 0.02 is 0.55 at its width of 768
+but 0.16 at 64, where attention is then so even that some seeds never find out which digits belong together."""
+
+
+def make_tokenizer(dataset: Dataset) -> PreTrainedTokenizerFast:
+    """One token per match of the dataset's `symbol_pattern`; every text begins with its BOS token."""
+    vocabulary = {token: index for index, token in enumerate(dataset.vocabulary)}
+    bos = dataset.bos_token
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=bos))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(dataset.symbol_pattern), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, pad_token=bos)
+
+
+def make_model(config: TinyModelConfig, dataset: Dataset) -> GPT2LMHeadModel:
+    """An untrained model, initialised from the model's own seed."""
+    shape = GPT2Config(
+        vocab_size=len(dataset.vocabulary),
+        n_embd=config.n_embd,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_inner=config.n_inner,
+        n_positions=config.n_positions,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        initializer_range=_INITIAL / math.sqrt(config.n_embd),
+        bos_token_id=dataset.vocabulary.index(dataset.bos_token),
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.references[0])
+        return GPT2LMHeadModel(shape)
+
+
+class Encoder:
+    """Does with demonstrations what the tokenizer does, without its overhead on every step."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        """Take the vocabulary of a dataset."""
+        self._ids = {token: index for index, token in enumerate(dataset.vocabulary)}
+        self._bos = self._ids[dataset.bos_token]
+        self._symbols = re.compile(dataset.symbol_pattern).findall
+
+    def __call__(self, shown: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, int]:
+        """Token ids of prompts with their completions, and where these begin.
+
+        Args:
+            shown: Prompts and completions; all prompts have as many tokens, and so have all completions.
+
+        Returns:
+            Shape [B, T], int64, BOS first; and the number of tokens before a completion.
+        """
+        texts = [[self._bos, *map(self._ids.__getitem__, self._symbols(p + c))] for p, c in shown]
+        ids = torch.tensor(texts)
+        return ids, ids.shape[1] - len(self._symbols(shown[0][1]))
+
+
+class Demonstrations:
+    """Which rows are shown at each step, and how: a function of the step, whatever was asked for before."""
+
+    def __init__(self, config: TinyModelConfig, count: int) -> None:
+        """Prepare to draw `config.batch_size` of `count` rows per step."""
+        self._config = config
+        self._count = count
+        self._start()
+
+    def at(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Rows and draws of a step, each of shape [batch]."""
+        if step < self._step:
+            self._start()
+        # One generator serves all steps, so those before are drawn and let go: a millisecond for a hundred.
+        while self._step <= step:
+            self._drawn = (
+                self._generator.integers(0, self._count, self._config.batch_size),
+                self._generator.random(self._config.batch_size),
+            )
+            self._step += 1
+        return self._drawn
+
+    def _start(self) -> None:
+        self._generator = np.random.Generator(np.random.Philox(key=[self._config.references[0], 2]))
+        self._step = 0
+
+
+def train_reference(
+    config: TinyModelConfig,
+    dataset: Dataset,
+    device: str,
+    on_step: Callable[[int, int], None],
+    *,
+    checkpoint: Checkpoints | None = None,
+    hints: Path | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple[GPT2LMHeadModel, list[float]]:
+    """Train on fresh demonstrations of training rows by next-token prediction.
+
+    Args:
+        config: Sizes and training settings.
+        dataset: Has demonstrations and a vocabulary.
+        device: ``cpu`` or ``cuda``.
+        on_step: Called after each step with the number of steps done and the tokens seen.
+        checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
+        hints: Folder of batch sizes that fitted; None remembers nothing.
+        ranks: Who else does this training.
+
+    Returns:
+        The model, and the loss of every step in nats per token of the completion.
+    """
+    encode = Encoder(dataset)
+    model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
+    rows = dataset.ids("train")
+    demonstrations = Demonstrations(config, len(rows))
+    micro_batch = BatchSizes(hints, device, model).begin(
+        "train" if ranks.size == 1 else f"train on {ranks}",
+        config.batch_size,
+        length=config.n_positions,
+        what=MICRO_BATCH,
+        remedy="Try a smaller model or shorter texts.",
+    )
+
+    def losses_of(step: int) -> Iterator[torch.Tensor]:
+        picked, draws = demonstrations.at(step)
+        shown = [dataset.demonstration(int(rows[p]), float(draw)) for p, draw in zip(picked, draws, strict=True)]
+        ids, prompt = encode(shown)
+        ids = ids.to(device)
+        for places, weight in ranks.share(np.arange(len(ids)), micro_batch.size):
+            part = ids[torch.from_numpy(places)]
+            logits = model(part, use_cache=False).logits[:, prompt - 1 : -1]
+            loss = F.cross_entropy(logits.flatten(0, 1), part[:, prompt:].flatten())
+            yield loss * (weight * len(part) / len(ids))
+        on_step(step + 1, (step + 1) * ids.numel())
+
+    settings = TrainSettings(
+        steps=config.steps,
+        learning_rate=config.learning_rate,
+        weight_decay=0.01,
+        betas=(0.9, 0.98),
+        grad_clip=1.0,
+        warmup_steps=config.warmup_steps,
+        schedule=Warmup.cosine,
+    )
+    picked, draws = demonstrations.at(0)  # all demonstrations are of one length
+    ids, _ = encode([dataset.demonstration(int(rows[picked[0]]), float(draws[0]))])
+    texts = config.batch_size * config.steps
+    spend("training", model_cost(model).training(whole_texts(np.array([ids.shape[1]])) * texts))
+    ranks.say_batch(config.batch_size, micro_batch.size)
+    return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)

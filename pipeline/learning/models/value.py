@@ -1,0 +1,201 @@
+"""Value models: a language-model backbone with a scalar head per candidate token.
+
+Shapes: B sequences, T positions, V tokens of the vocabulary.
+
+    head "v"    one output per position: the value of the token that stands there, given what precedes it
+    head "q"    V outputs per position: the value of each token that could come next
+
+An output is one logit, or with n atoms n of them: a distribution over n rewards.
+
+A saved one is its backbone as transformers saves it, which any program loads with `AutoModel`, and the head:
+
+    config.json, model.safetensors      the backbone
+    value_head.json                     {"head": "v", "atoms": 1}
+    value_head.safetensors              weight, shape [outputs, hidden size], and bias, shape [outputs]
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+
+from pipeline.config.schema import HeadType
+from pipeline.errors import JobError
+from pipeline.files import write_whole
+from pipeline.foreign import parse_json, read_plain
+
+HEAD_SETTINGS = "value_head.json"
+HEAD_WEIGHTS = "value_head.safetensors"
+
+
+class ValueConfig(PreTrainedConfig):
+    """Configuration of a `ValueModel`: its backbone's own configuration and the type of its head."""
+
+    model_type = "pipeline_value"
+    sub_configs = {"backbone": AutoConfig}  # noqa: RUF012 - the name and type that transformers looks for
+
+    def __init__(
+        self,
+        backbone: dict[str, Any] | PreTrainedConfig | None = None,
+        head: str = "v",
+        atoms: int = 1,
+        **rest: Any,
+    ) -> None:
+        if isinstance(backbone, dict):
+            kind = AutoConfig.for_model(backbone["model_type"])
+            backbone = type(kind).from_dict(backbone)
+        self.backbone = backbone
+        self.head = head
+        self.atoms = atoms
+        super().__init__(**rest)
+
+
+class ValueModel(PreTrainedModel):
+    """Scores candidate tokens. Saved and loaded by the methods of any model of transformers."""
+
+    config_class = ValueConfig
+    config: ValueConfig
+    base_model_prefix = "backbone"
+    _supports_sdpa = True
+    _supports_flash_attn = True
+
+    def __init__(self, config: ValueConfig, backbone: PreTrainedModel | None = None) -> None:
+        """Make a model.
+
+        Args:
+            config: Of backbone and head.
+            backbone: Taken as it is; None makes one with random weights.
+        """
+        super().__init__(config)
+        shape = config.backbone
+        assert isinstance(shape, PreTrainedConfig)
+        made = AutoModel.from_config(shape) if backbone is None else backbone
+        outputs = 1 if config.head == HeadType.v.name else shape.get_text_config().vocab_size
+        self.head = nn.Linear(shape.get_text_config().hidden_size, outputs * config.atoms)
+        if backbone is None:
+            self.backbone = made
+            self.post_init()
+        else:
+            # Initialised after the head alone, whose weights are there to be replaced.
+            self.post_init()
+            self.backbone = made
+            self.head.to(dtype=made.dtype, device=made.device)
+
+    def save_pretrained(  # type: ignore[override]
+        self, save_directory: str | os.PathLike[str], **options: Any
+    ) -> None:
+        """Save backbone and head; see the top of the module.
+
+        Args:
+            save_directory: Folder to write to.
+            options: As transformers takes them for the backbone.
+        """
+        folder = Path(save_directory)
+        self.backbone.save_pretrained(folder, **options)
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
+        save_file(weights, folder / HEAD_WEIGHTS)
+        write_whole(
+            folder / HEAD_SETTINGS, json.dumps({"head": self.config.head, "atoms": self.config.atoms}) + "\n"
+        )
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], **options: Any) -> ValueModel:  # type: ignore[override]
+        """Load what `save_pretrained` saved.
+
+        Args:
+            folder: Where.
+            options: As transformers takes them: ``dtype``, ``attn_implementation``, ...
+
+        Raises:
+            JobError: There is no head, or it does not belong to this backbone.
+        """
+        backbone: PreTrainedModel = AutoModel.from_pretrained(str(folder), **options)
+        try:
+            settings = parse_json(read_plain(Path(folder) / HEAD_SETTINGS))
+            head, atoms = HeadType[settings["head"]].name, int(settings["atoms"])
+            # A copy: what a model does to its configuration is not for the backbone's, which is loaded already.
+            shape = copy.deepcopy(backbone.config)
+            attention = backbone.config._attn_implementation
+            config = ValueConfig(backbone=shape, head=head, atoms=atoms, attn_implementation=attention)
+            model = cls(config, backbone)
+            model.head.load_state_dict(load_file(Path(folder) / HEAD_WEIGHTS))
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise JobError(
+                f"{folder}: no value model: {HEAD_SETTINGS} and {HEAD_WEIGHTS} must hold a head that fits the "
+                f"model beside them ({type(error).__name__}: {error})"
+            ) from error
+        model.eval()
+        return model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool = False,
+    ) -> Tensor:
+        """Compute values.
+
+        Args:
+            input_ids: Shape [B, T].
+            attention_mask: As the backbone takes it; 4-D additive masks included.
+            position_ids: Shape [B, T].
+            past_key_values: Extended in place.
+            use_cache: Whether to extend it.
+
+        Returns:
+            Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
+            With n atoms one more dimension at the end, along which softmax(z) is a distribution.
+        """
+        hidden = self.backbone(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        ).last_hidden_state
+        values: Tensor = self.head(hidden).float()
+        if self.config.atoms > 1:
+            values = values.unflatten(-1, (-1, self.config.atoms))
+            return values.squeeze(-2) if self.config.head == HeadType.v.name else values
+        return values.squeeze(-1) if self.config.head == HeadType.v.name else values
+
+
+def value_model_from(backbone: PreTrainedModel, head: HeadType, atoms: int = 1) -> ValueModel:
+    """A value model that starts as a copy of a language model's backbone.
+
+    The head starts at zero, so that before training every candidate has the same value and guidance changes
+    nothing.
+
+    Args:
+        backbone: A causal language model, or the model inside it.
+        head: Type of the head.
+        atoms: Rewards that the head has a distribution over; 1 is a single probability.
+    """
+    inner = backbone.base_model
+    assert isinstance(inner, PreTrainedModel)
+    config = copy.deepcopy(inner.config)
+    _without_dropout(config)
+    # Where the backbone was loaded from is no part of the result.
+    config._name_or_path = ""
+    model = ValueModel(ValueConfig(backbone=config, head=head.name, atoms=atoms))
+    model.backbone.load_state_dict(inner.state_dict())
+    nn.init.zeros_(model.head.weight)
+    nn.init.zeros_(model.head.bias)
+    model.float()
+    return model
+
+
+def _without_dropout(config: PreTrainedConfig) -> None:
+    """Set every dropout rate to 0: its noise would come from the global generator, and depend on earlier jobs."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and (name.endswith(("dropout", "pdrop")) or "dropout" in name):
+            setattr(config, name, 0.0)

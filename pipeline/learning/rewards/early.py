@@ -1,0 +1,68 @@
+"""Main function of a process that tries rewards while a run is planned, since planning imports none of their code.
+
+input    {"parent_pid", "sys_path", "datasets": {name: settings with their schema}}, one JSON
+output   {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words}}, one JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+from pipeline.config.load import stage_config_from_plain
+from pipeline.config.place import told
+from pipeline.config.schema import DatasetConfig
+from pipeline.errors import PipelineError
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.rewards.probe import check_judge, check_rewards
+from pipeline.learning.rewards.registry import known_rewards
+from pipeline.machine.descendants import die_with_parent
+
+_ROWS = 8
+"""Rows that are looked at for their columns, as each may lack some."""
+
+
+def main() -> None:
+    """Try the rewards of datasets that make their rows."""
+    given = json.load(sys.stdin)
+    die_with_parent(int(given["parent_pid"]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that plans
+    sys.path[:] = given["sys_path"]
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a module prints while it is imported is no answer
+    problems: list[str] = []
+    warnings: list[str] = []
+    graded: dict[str, str] = {}
+    for name, plain in given["datasets"].items():
+        try:
+            config = stage_config_from_plain({"dataset": plain}).dataset
+            warnings += _tried(name, config)
+            graded[name] = _graded(config)
+        except PipelineError as error:
+            problems.append(str(error))
+        except KeyboardInterrupt as error:  # not of a terminal, see above
+            problems.append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
+    with answers:
+        json.dump({"problems": problems, "warnings": warnings, "graded": graded}, answers)
+
+
+def _tried(name: str, config: DatasetConfig) -> list[str]:
+    dataset = load_dataset(config)
+    if dataset.prepared:  # its rows are not there yet
+        check_judge(name, config)
+        return []
+    rows = [dataset.row(int(row_id)) for row_id in dataset.ids("train")[:_ROWS]]
+    columns = dict.fromkeys(column for row in rows for column in row.columns)
+    return check_rewards(name, config, dataset, rows[0], columns)
+
+
+def _graded(config: DatasetConfig) -> str:
+    """The first reward that is declared to be graded, in words; "" for none."""
+    found = [reward.name for reward in known_rewards(config) if reward.traits.graded and reward.weight]
+    return f"its reward '{found[0]}'" if found else ""
+
+
+if __name__ == "__main__":
+    main()

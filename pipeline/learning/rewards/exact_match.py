@@ -1,0 +1,23 @@
+"""Reward 1 for the very text of the solution, else 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, stripped, text_of
+
+
+def _right(columns: Mapping[str, Any]) -> Sequence[str]:
+    return [] if columns["solution"] is None else [columns["solution"]]
+
+
+@reward(RewardTraits(verifies=True, judges="correctness", isolated=False, answer=stripped, right=_right))
+def exact_match(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
+    """Compare each completion with its solution, both without surrounding white space.
+
+    Args:
+        completions: Texts or conversations.
+        solution: The dataset's column of that name; a row without one gets None.
+    """
+    return judged(completions, solution, lambda given, wanted: float(text_of(given).strip() == wanted.strip()))

@@ -1,0 +1,174 @@
+"""Main function of a process that grades: calls rewards, one completion at a time, as `pool` tells it.
+
+It imports nothing but the rewards it is asked for. Requests and answers are lines of JSON over one socket; an
+answer is data that a hostile completion may have shaped, so nothing else than JSON is read from it.
+
+    request   {"function", "options", "limit_s", "items": [{"id", "prompt", "completion", "ids", "columns"}]}
+    answers   {"loaded": true} once per request, or {"broken": message};
+              for each item {"start": id}, and then one of
+              {"id", "value", "answer"}, {"id", "error", "certain", "column"}, {"id", "timeout"}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from pipeline.config.place import own_place, told
+from pipeline.learning.rewards.calling import Bound, bind
+from pipeline.learning.rewards.cause import cause_of
+from pipeline.learning.rewards.traits import RewardTraits, is_async, read_scores
+from pipeline.machine.descendants import die_with_parent
+
+_LONGEST_ERROR = 4000
+_LONGEST_ANSWER = 1000
+
+
+def main() -> None:
+    """Grade until the pool hangs up."""
+    settings = json.loads(sys.argv[1])
+    # Even while a regular expression holds the interpreter.
+    die_with_parent(int(settings["parent_pid"]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the pool
+    sys.path[:] = settings["sys_path"]
+    os.set_inheritable(int(settings["fd"]), False)
+    connection = socket.socket(fileno=int(settings["fd"]))
+    answers = _Answers(connection)
+    with connection.makefile("rb") as requests:
+        for line in requests:
+            _serve(json.loads(line), answers, float(settings["memory_gib"]))
+    os._exit(0)
+
+
+class _Answers:
+    """Sends answers, whole lines only."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, **fields: Any) -> None:
+        with self._lock:
+            self._connection.sendall(json.dumps(fields).encode() + b"\n")
+
+
+def _serve(request: dict[str, Any], answers: _Answers, memory_gib: float) -> None:
+    try:
+        bound = _load(request["function"], json.dumps(request["options"]))
+    except BaseException as error:  # a module may raise anything, SystemExit included
+        answers.send(broken=f"cannot import the reward '{request['function']}': {_told(error)}")
+        return
+    _limit_memory(memory_gib)
+    answers.send(loaded=True)
+    if is_async(bound.function):
+        asyncio.run(_grade_together(bound, request, answers))
+        return
+    for item in request["items"]:
+        answers.send(start=item["id"])
+        answers.send(id=item["id"], **_grade(bound, item))
+
+
+@cache
+def _load(path: str, options: str) -> Bound:
+    return bind(resolve_name(path), json.loads(options), path)
+
+
+@cache
+def _limit_memory(gib: float) -> None:
+    """Allow so much more address space than the process has now, after its imports. Linux only."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return
+    import resource
+
+    held = int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = held + int(gib * 2**30)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _grade(bound: Bound, item: dict[str, Any]) -> dict[str, Any]:
+    try:
+        given = bound.function(**_arguments(item, bound.arguments))
+        return _checked(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given, bound.traits, item)
+    except BaseException as error:  # whatever it is belongs to this completion alone
+        return _failed(error)
+
+
+async def _awaited(given: Awaitable[Any]) -> Any:
+    return await given
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    return {"error": _told(error), **asdict(cause_of(error))}
+
+
+async def _grade_together(bound: Bound, request: dict[str, Any], answers: _Answers) -> None:
+    """Await all items at once; each has the deadline that the pool would otherwise enforce."""
+
+    async def grade(item: dict[str, Any]) -> None:
+        answers.send(start=item["id"])
+        try:
+            async with asyncio.timeout(request["limit_s"]):
+                given = await bound.function(**_arguments(item, bound.arguments))
+            answers.send(id=item["id"], **_checked(given, bound.traits, item))
+        except TimeoutError:
+            answers.send(id=item["id"], timeout=True)
+        except BaseException as error:  # as above
+            answers.send(id=item["id"], **_failed(error))
+
+    await asyncio.gather(*(grade(item) for item in request["items"]))
+
+
+def _arguments(item: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """One item in TRL's signature: every list has one entry."""
+    return {
+        "prompts": [item["prompt"]],
+        "completions": [item["completion"]],
+        "completion_ids": [item["ids"]],
+        **{name: [value] for name, value in item["columns"].items()},
+        **options,
+        "trainer_state": None,
+        "log_extra": _ignore,
+        "log_metric": _ignore,
+    }
+
+
+def _checked(given: Any, traits: RewardTraits, item: dict[str, Any]) -> dict[str, Any]:
+    value = read_scores(given, 1)[0]
+    if value is not None and math.isinf(value):
+        raise ValueError("the reward is infinite")
+    answer = traits.vote(item["completion"])
+    return {
+        "value": None if value is None or math.isnan(value) else value,
+        "answer": None if answer is None else str(answer)[:_LONGEST_ANSWER],
+    }
+
+
+def _told(error: BaseException) -> str:
+    text = told(error)
+    if len(text) <= _LONGEST_ERROR:
+        return text
+    return f"{text[:_LONGEST_ERROR]}... ({own_place(error)})"
+
+
+def _ignore(name: str, value: object) -> None:
+    """TRL's hooks for rewards that log something of their own."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""A reward model: any sequence-classification model in a folder or on the hub, as TRL's `RewardTrainer` saves it.
+
+Unlike function rewards it runs in the worker, on the worker's device, in batches of a size of its own: figures may
+depend a little on what shares a batch, so the batches must not depend on how fast the rest of the run is set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from pipeline.errors import ConfigError, unknown_name
+from pipeline.learning.datasets.hub import is_hub_id
+from pipeline.learning.models.flops import model_cost, spend, whole_texts
+from pipeline.learning.models.source import snapshot
+from pipeline.learning.rewards.traits import Text, text_of
+
+Output = Literal["logit", "probability", "log_odds"]
+DType = Literal["float32", "bfloat16", "float16"]
+_LONGEST = 1 << 20
+"""Tokenizers that know no limit say a huge number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Settings of a reward model, under ``grading.options.<name>``.
+
+    Attributes:
+        path: Folder or hub id.
+        label: The class that counts, by name or index; None for a model with one output.
+        output: ``logit`` as the model gives it; ``probability`` and ``log_odds`` of `label` among all classes, or
+            the sigmoid of a single output and that output itself. None takes ``logit`` for a single output, else
+            ``probability``.
+        pair: Give prompt and completion as the two segments of a pair, as some reward models were trained.
+        with_prompt: False scores the completion alone.
+        batch_size: Texts at once.
+        max_length: Tokens; longer texts lose their beginning. None for what the model allows.
+        dtype: Of weights and activations.
+    """
+
+    path: str
+    label: str | int | None = None
+    output: Output | None = None
+    pair: bool = False
+    with_prompt: bool = True
+    batch_size: int = 32
+    max_length: int | None = None
+    dtype: DType = "float32"
+
+
+def model_settings(name: str, options: Mapping[str, Any]) -> ModelSettings:
+    """Read the settings of the reward called `name`.
+
+    Raises:
+        ConfigError: A setting is missing, unknown or wrong.
+    """
+    where = f"grading.options.{name}"
+    known = [item.name for item in fields(ModelSettings)]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{where}: " + unknown_name("setting", option, known))
+    if not options.get("path"):
+        raise ConfigError(f"{where}.path is missing: a reward model needs a folder or hub id")
+    settings = ModelSettings(**options)
+    for option, allowed in (("output", get_args(Output)), ("dtype", get_args(DType))):
+        value = getattr(settings, option)
+        if value is not None and value not in allowed:
+            raise ConfigError(f"{where}.{option}={value!r}: must be one of {', '.join(allowed)}")
+    if settings.batch_size < 1:
+        raise ConfigError(f"{where}.batch_size={settings.batch_size}: must be at least 1")
+    return settings
+
+
+class RewardModel:
+    """A loaded reward model; called like any other reward."""
+
+    def __init__(self, settings: ModelSettings, device: str) -> None:
+        """Load model and tokenizer. No code from the folder is ever run.
+
+        Raises:
+            ConfigError: There is no such model, or it has no such label.
+            JobError: The hub does not give it.
+        """
+        self._settings = settings
+        self._device = device
+        path = settings.path
+        if not Path(path).exists() and is_hub_id(path):
+            path = snapshot(path, None)
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
+            model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+                path, dtype=getattr(torch, settings.dtype), use_safetensors=True
+            )
+        except (OSError, ValueError) as error:
+            first = str(error).strip().partition("\n")[0]
+            raise ConfigError(f"cannot load the reward model '{settings.path}': {first}") from error
+        self._tokenizer = tokenizer
+        self._tokenizer.truncation_side = "left"
+        self._tokenizer.padding_side = "right"
+        self._model = model
+        self._model.to(device)  # type: ignore[arg-type]
+        self._model.train(False)
+        self._model.requires_grad_(False)
+        self._pads_freely = self._model.config.pad_token_id is None
+        self._pad()
+        self._label = self._find_label()
+        self._max_length = self._find_max_length()
+
+    def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: Any) -> list[float | None]:
+        """Score completions of prompts; a text without any token has no score."""
+        size = self._settings.batch_size
+        scores: list[float | None] = []
+        for start in range(0, len(prompts), size):
+            part = slice(start, start + size)
+            encoded = self._encode(prompts[part], completions[part])
+            empty = (encoded["attention_mask"].sum(1) == 0).tolist()
+            found = [0.0] * len(empty) if all(empty) else self._scores(encoded).tolist()
+            scores += [None if nothing else value for nothing, value in zip(empty, found, strict=True)]
+        return scores
+
+    @torch.inference_mode()
+    def _scores(self, encoded: Mapping[str, Tensor]) -> Tensor:
+        """Scores, shape [B], float64."""
+        if self._pads_freely:
+            encoded = self._padded_apart(encoded)
+        spend("rewards", model_cost(self._model).forward(whole_texts(encoded["attention_mask"].sum(1).numpy())))
+        on_device = {name: ids.to(self._device) for name, ids in encoded.items()}
+        logits: Tensor = self._model(**on_device).logits.double().cpu()
+        if self._label is None:
+            single = logits[:, 0]
+            return single.sigmoid() if self._settings.output == "probability" else single
+        if self._settings.output == "logit":
+            return logits[:, self._label]
+        chances = logits.log_softmax(-1)
+        if self._settings.output == "log_odds":
+            others = [index for index in range(logits.shape[1]) if index != self._label]
+            return chances[:, self._label] - chances[:, others].logsumexp(-1)
+        return chances[:, self._label].exp()
+
+    def _encode(self, prompts: Sequence[Text], completions: Sequence[Text]) -> Mapping[str, Tensor]:
+        answers = [text_of(completion) for completion in completions]
+        if not self._settings.with_prompt:
+            return self._tokenized(answers)
+        if self._settings.pair:
+            return self._tokenized([text_of(prompt) for prompt in prompts], answers)
+        if self._tokenizer.chat_template:
+            talks = [
+                [*_conversation(prompt), {"role": "assistant", "content": answer}]
+                for prompt, answer in zip(prompts, answers, strict=True)
+            ]
+            texts = self._tokenizer.apply_chat_template(talks, tokenize=False)
+            # The template has written the special tokens already.
+            return self._tokenized(texts, add_special_tokens=False)
+        return self._tokenized([text_of(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)])
+
+    def _tokenized(self, *segments: Any, **options: Any) -> Mapping[str, Tensor]:
+        encoded: Mapping[str, Tensor] = self._tokenizer(
+            *segments, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt", **options
+        )
+        return encoded
+
+    def _pad(self) -> None:
+        if self._tokenizer.pad_token is None:
+            if self._tokenizer.eos_token is None:
+                raise ConfigError(
+                    f"the tokenizer of '{self._settings.path}' has neither a padding nor an end token"
+                )
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+
+    def _padded_apart(self, encoded: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Pad with a token that ends no text of the batch.
+
+        Decoders read their score at the last token that is not the padding one. A model that names none was
+        trained to read it at the very last token, which often is the end token that tokenizers pad with; any other
+        token does as well, as the mask hides it.
+        """
+        ids, mask = encoded["input_ids"], encoded["attention_mask"]
+        last = set(ids.gather(1, (mask.sum(1, keepdim=True) - 1).clamp(min=0)).flatten().tolist())
+        padding = next(token for token in range(len(last) + 1) if token not in last)
+        self._model.config.pad_token_id = padding
+        return {**encoded, "input_ids": ids.masked_fill(mask == 0, padding)}
+
+    def _find_label(self) -> int | None:
+        label = self._settings.label
+        names = {str(name): int(index) for index, name in (self._model.config.id2label or {}).items()}
+        if len(names) == 1:
+            if label not in (None, 0):
+                raise ConfigError(f"'{self._settings.path}' has one output, so it has no label {label!r}")
+            return None
+        if label is None:
+            raise ConfigError(
+                f"'{self._settings.path}' has {len(names)} classes: say which one counts as the reward by "
+                f"`label`, one of {', '.join(names)}"
+            )
+        if isinstance(label, int) and 0 <= label < len(names):
+            return label
+        if str(label) not in names:
+            raise ConfigError(unknown_name("label", str(label), names))
+        return names[str(label)]
+
+    def _find_max_length(self) -> int | None:
+        known = (
+            self._settings.max_length,
+            getattr(self._model.config, "max_position_embeddings", None),
+            self._tokenizer.model_max_length,
+        )
+        limits = [limit for limit in known if limit and limit < _LONGEST]
+        return min(limits) if limits else None
+
+
+def _conversation(prompt: Text) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]

@@ -1,0 +1,154 @@
+"""Where preferences come from: the correctness or the scores of two completions, or pairs that a dataset has.
+
+Shapes: N pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.schema import Preference, PreferenceSource, Ties
+from pipeline.errors import JobError
+from pipeline.learning.datasets.base import Row
+from pipeline.learning.rewards.scoring import Scored
+from pipeline.learning.rewards.traits import Message, Text, text_of
+
+FIRST, SECOND, UNDECIDED = 1, 0, -1
+
+
+@dataclass(frozen=True)
+class ExistingPair:
+    """A pair that came with the dataset.
+
+    Attributes:
+        row: Id of the dataset's row.
+        prompt: Text or conversation.
+        chosen: Text of the preferred completion.
+        rejected: Text of the other one.
+    """
+
+    row: int
+    prompt: Text
+    chosen: str
+    rejected: str
+
+
+def decide(
+    first: Scored,
+    second: Scored,
+    draws: NDArray[np.float64],
+    *,
+    source: PreferenceSource = PreferenceSource.correctness_then_reward,
+    preference: Preference = Preference.bradley_terry,
+    beta: float = 1.0,
+    ties: Ties = Ties.drop,
+) -> NDArray[np.int8]:
+    """Decide every pair.
+
+    Args:
+        first: Of the first completions.
+        second: Of the second ones.
+        draws: In (0, 1), shape [N]; the pair's own, so that a decision depends on no other pair.
+        source: What is asked. Of correctness the difference is 1, where one of the two alone is correct.
+        preference: How a difference decides: drawn with probability sigmoid(beta * difference) (Bradley and Terry
+            1952), or the one that is ahead wins.
+        beta: Slope of that draw.
+        ties: What happens where scores are equal. With `drop` no pair of equals is kept, so a reward of 0 and 1
+            gives no coin flips for labels.
+
+    Returns:
+        1 where the first is preferred, 0 where the second is, -1 where nothing can be said, shape [N]. A
+        completion at which a reward failed is never part of a decided pair.
+    """
+    difference = _differences(first, second, source)
+    decided = _verdicts(difference, draws, preference, beta, ties)
+    if source is PreferenceSource.correctness:  # equals in it say nothing, and are no ties of scores
+        decided = np.where(difference == 0, UNDECIDED, decided)
+    failed = [a is not None or b is not None for a, b in zip(first.faults, second.faults, strict=True)]
+    return np.where(np.array(failed, bool), UNDECIDED, decided).astype(np.int8)
+
+
+def _differences(first: Scored, second: Scored, source: PreferenceSource) -> NDArray[np.float64]:
+    """By how much the first completion is ahead, NaN where that is not known; 1 where it alone is correct."""
+    scores = first.values - second.values
+    if source is PreferenceSource.reward:
+        return scores
+    right, other = (_correctness(scored) for scored in (first, second))
+    by_correctness: NDArray[np.float64] = right - other
+    if source is PreferenceSource.correctness:
+        return by_correctness
+    told = ~np.isnan(by_correctness) & (by_correctness != 0)
+    return np.where(told, by_correctness, scores)
+
+
+def _correctness(scored: Scored) -> NDArray[np.float64]:
+    return np.array([np.nan if one is None else float(one) for one in scored.correct], np.float64)
+
+
+def _verdicts(
+    difference: NDArray[np.float64],
+    draws: NDArray[np.float64],
+    preference: Preference,
+    beta: float,
+    ties: Ties,
+) -> NDArray[np.int8]:
+    if preference is Preference.bradley_terry:
+        # The logistic function by tanh, which cannot overflow.
+        wins = draws < 0.5 * (1 + np.tanh(0.5 * beta * difference))
+    else:
+        wins = difference > 0
+    tied = np.full(len(draws), UNDECIDED, np.int8) if ties is Ties.drop else (draws < 0.5).astype(np.int8)
+    decided = np.where(difference == 0, tied, wins.astype(np.int8))
+    return np.where(np.isnan(difference), UNDECIDED, decided).astype(np.int8)
+
+
+def existing_pairs(rows: Sequence[Row]) -> list[ExistingPair]:
+    """The pairs in the columns ``chosen`` and ``rejected`` of a preference dataset, in TRL's forms.
+
+    Where the two hold the prompt as well (TRL's implicit prompt), it is taken off: what both begin with, up to the
+    last turn of a conversation. Pairs of equal completions say nothing and are left out.
+
+    Raises:
+        JobError: A row has no such columns, or they hold something else than text or conversations.
+    """
+    pairs = [_pair(row) for row in rows]
+    return [pair for pair in pairs if pair.chosen != pair.rejected]
+
+
+def _pair(row: Row) -> ExistingPair:
+    missing = [name for name in ("chosen", "rejected") if row.columns.get(name) is None]
+    if missing:
+        raise JobError(f"row {row.id} has no column '{missing[0]}'; existing pairs need 'chosen' and 'rejected'")
+    chosen, rejected = (_checked(row, name) for name in ("chosen", "rejected"))
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        starts = bool(row.prompt) and all(text.startswith(str(row.prompt)) for text in (chosen, rejected))
+        cut = len(row.prompt) if starts else 0
+        return ExistingPair(row.id, row.prompt, chosen[cut:], rejected[cut:])
+    if isinstance(chosen, str) or isinstance(rejected, str):
+        raise JobError(f"row {row.id}: of 'chosen' and 'rejected' one is text and the other a conversation")
+    prompt: Text = row.prompt or _shared(chosen, rejected)
+    return ExistingPair(row.id, prompt, text_of(chosen), text_of(rejected))
+
+
+def _checked(row: Row, name: str) -> Text:
+    value: Any = row.columns[name]
+    turns = isinstance(value, (list, tuple)) and bool(value)
+    if isinstance(value, str) or (turns and all(isinstance(turn, dict) and "content" in turn for turn in value)):
+        found: Text = value
+        return found
+    raise JobError(f"row {row.id}: column '{name}' must hold text, or a list of messages with role and content")
+
+
+def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Message]:
+    """The turns that both begin with; the last turn of each is its completion."""
+    shared = []
+    for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
+        if one != other:
+            break
+        shared.append(one)
+    return shared

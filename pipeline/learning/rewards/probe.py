@@ -1,0 +1,214 @@
+"""Rewards tried before anything is generated: do they fit the columns, and what do they return for one row?
+
+What no completion can bring about is refused: a column that is missing, a name that is not defined, a result that
+is no list of numbers (`cause`). What may be due to the completion, which is made up here, is only a warning.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from pipeline.config.schema import DatasetConfig
+from pipeline.errors import ConfigError, JobError
+from pipeline.learning.datasets.base import Dataset, Row, plain_text
+from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
+from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.rewards.base import columns_of, items_of
+from pipeline.learning.rewards.pool import Graded, GraderPool
+from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions
+from pipeline.learning.rewards.scoring import pool_settings
+from pipeline.learning.rewards.signature import Mismatch, mismatch, needed_columns
+from pipeline.learning.rewards.traits import WrongScores
+
+_ANSWERS = ("answer", "label", "target", "ground_truth", "gold", "output", "response", "completion")
+"""What the column that a reward compares with is often called."""
+_QUESTIONS = ("question", "instruction", "problem", "query", "input", "text")
+"""What the column with the prompt is often called."""
+_MADE_UP = "0"
+
+
+def check_rewards(
+    name: str, config: DatasetConfig, dataset: Dataset, row: Row, columns: Iterable[str]
+) -> list[str]:
+    """Try the rewards of a dataset that are functions; models are not loaded for it.
+
+    Args:
+        name: Of the dataset in the configuration, for messages.
+        config: Of the dataset.
+        dataset: As the configuration makes it, for messages.
+        row: One to call the rewards with.
+        columns: All columns that rows have besides their texts.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        ConfigError: A reward cannot work, whatever the completions.
+    """
+    check_judge(name, config)
+    rewards, known = load_functions(config), list(columns)
+    problems = []
+    for reward in rewards:
+        if (
+            found := mismatch(reward.function, columns_of(row) | dict.fromkeys(known), reward.arguments)
+        ) is not None:
+            problems.append(_told(reward, found, name, dataset, row, known))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return _called(rewards, name, config, dataset, row, known)
+
+
+def check_judge(name: str, config: DatasetConfig) -> None:
+    """See whether it is known which reward of a dataset says what is correct, or that none does.
+
+    Args:
+        name: Of the dataset in the configuration, for messages.
+        config: Of the dataset.
+
+    Raises:
+        ConfigError: It is not known.
+    """
+    rewards = known_rewards(config)
+    try:
+        judge_of(rewards, config)
+    except ConfigError as error:
+        raise ConfigError(f"datasets.{name}: {error}") from error
+
+
+def _called(
+    rewards: list[LoadedReward], name: str, config: DatasetConfig, dataset: Dataset, row: Row, columns: list[str]
+) -> list[str]:
+    text = _completion(row)
+    found: dict[str, Graded] = {}
+    with GraderPool(pool_settings(config.grading)) as pool:
+        for reward in rewards:
+            graded = _graded(pool, reward, config, row, text)
+            if graded is not None:
+                found[reward.name] = graded
+    for reward in rewards:
+        problem = _certain(found.get(reward.name), reward, columns)
+        if problem is not None:
+            raise ConfigError(_told(reward, problem, name, dataset, row, columns))
+    tried = f"datasets.{name}: for the completion {text[:40]!r} of row {row.id}"
+    warnings = [
+        f"{tried} the reward '{reward}' gives no score: {graded.message}. If it does so for others too, mend it"
+        for reward, graded in found.items()
+        if graded.fault is not None
+    ]
+    if found and not warnings and all(graded.value is None for graded in found.values()):
+        warnings.append(f"{tried} no reward gives a score, but None or nan")
+    return warnings
+
+
+def _graded(pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str) -> Graded | None:
+    """What becomes of a call in a grading process; None where the row cannot be sent to one, and need not be."""
+    items = items_of([row], [text], [[0]], _needed(reward), reward.messages)
+    try:
+        return pool.grade(reward.path, reward.options, items)[0]
+    except JobError:
+        if reward.traits.isolated and config.grading.isolated:
+            raise
+        return None
+
+
+def _certain(graded: Graded | None, reward: LoadedReward, columns: list[str]) -> Mismatch | None:
+    if graded is None or graded.fault != "error":
+        return None
+    if graded.cause.column and graded.cause.column not in columns:  # else it is this row alone that lacks it
+        return Mismatch(missing=(graded.cause.column,))
+    # Those that ship raise for no completion, so it must be the row.
+    if _ships(reward) or (graded.cause.certain and not graded.cause.column):
+        said = graded.message.removeprefix(f"{WrongScores.__module__}.{WrongScores.__qualname__}: the reward ")
+        return Mismatch(said=said if said != graded.message else f"fails: {said}")
+    return None
+
+
+def _ships(reward: LoadedReward) -> bool:
+    return reward.path.startswith("pipeline.learning.rewards.")
+
+
+def _completion(row: Row) -> str:
+    """Something to score: an answer that the row has, where it has one."""
+    for text in (row.completion, row.chosen):
+        if text is not None:
+            return text if isinstance(text, str) else plain_text([text[-1]]).partition(": ")[2]
+    solution = row.columns.get("solution")
+    return solution if isinstance(solution, str) else _MADE_UP
+
+
+def _told(
+    reward: LoadedReward, problem: Mismatch, name: str, dataset: Dataset, row: Row, columns: list[str]
+) -> str:
+    who = f"datasets.{name}: reward '{reward.name}'{'' if _ships(reward) else _where(reward)}"
+    if not problem.missing:
+        return f"{who} {problem.said}"
+    texts = [each for each in ("prompt", "completion", "chosen", "rejected") if getattr(row, each) is not None]
+    there = [*texts, *columns]
+    several = "columns" if len(problem.missing) > 1 else "a column"
+    wanted = ", ".join(f"`{each}`" for each in problem.missing)
+    advice = _advice(problem.missing, name, dataset, [each for each in there if each != "prompt"])
+    return f"{who} needs {several} {wanted}; this dataset has: {', '.join(there)}; {advice}"
+
+
+def _where(reward: LoadedReward) -> str:
+    """The line where a function begins, in brackets; "" for what is no plain function."""
+    code = getattr(inspect.unwrap(reward.function), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _advice(missing: tuple[str, ...], name: str, dataset: Dataset, there: list[str]) -> str:
+    another = f"choose another reward by datasets.{name}.reward"
+    own = dataset.config.class_path is not None
+    if not isinstance(dataset, FilesDataset):
+        return f"give it in row() as one of the columns of Row, or {another}" if own else another
+    if type(dataset).adapt is not FilesDataset.adapt:
+        return f"give it in adapt(), or {another}" if own else another
+    return f"write {_typed(name, dataset.source.columns, missing, there)}"
+
+
+def advice_on(error: MissingColumns | ReservedColumn, name: str, config: DatasetConfig) -> str:
+    """How to name columns: those that a row lacks and with them those that the rewards will, or one to rename.
+
+    Args:
+        error: Tells which columns are missing and which are there, or which one has a name that is taken.
+        name: Of the dataset in the configuration.
+        config: Of the dataset.
+    """
+    dataset = load_dataset(config)
+    assert isinstance(dataset, FilesDataset)
+    if isinstance(error, ReservedColumn):
+        renamed = _setting(name, {**dataset.source.columns, f"dataset_{error.column}": error.column})
+        return f"Rename it by {renamed}, or list those to keep in datasets.{name}.further_columns."
+    missing = list(error.missing)
+    if type(dataset).adapt is FilesDataset.adapt:
+        missing += [each for reward in load_functions(config) for each in _needed(reward)]
+    lacking = [each for each in dict.fromkeys(missing) if each in error.missing or each not in error.there]
+    mapped = _typed(name, dataset.source.columns, lacking, list(error.there))
+    return f"If they are called otherwise, write {mapped}."
+
+
+def _needed(reward: LoadedReward) -> tuple[str, ...]:
+    return needed_columns(reward.function, reward.arguments)
+
+
+def _typed(name: str, known: Mapping[str, str], missing: Iterable[str], there: list[str]) -> str:
+    """The setting that names columns, as it is typed in a shell."""
+    mapping = dict(known)
+    for each in missing:
+        mapping[each] = _likely(each, [other for other in there if other not in mapping.values()])
+    return _setting(name, mapping)
+
+
+def _setting(name: str, columns: Mapping[str, str]) -> str:
+    pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in columns.items())
+    return f"'datasets.{name}.columns={{{pairs}}}'"
+
+
+def _likely(missing: str, there: list[str]) -> str:
+    if len(there) == 1:
+        return there[0]
+    usual = [each for each in (_QUESTIONS if missing == "prompt" else _ANSWERS) if each in there]
+    return next(iter([*get_close_matches(missing, there, n=1, cutoff=0.6), *usual]), "NAME")

@@ -1,0 +1,253 @@
+"""Rewards by name; any other name with a dot in it is the dotted path of a function."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.config.install import install_command
+from pipeline.config.schema import NOTHING, OWN_REWARD_NAMES, DatasetConfig
+from pipeline.config.user_code import import_object, split_path
+from pipeline.errors import ConfigError, unknown_name
+from pipeline.learning.rewards.base import RewardFunction
+from pipeline.learning.rewards.calling import bind, makes_rewards
+from pipeline.learning.rewards.signature import GIVEN
+from pipeline.learning.rewards.traits import GRADING, RewardTraits
+from pipeline.learning.rewards.trl import TRL_REWARDS
+
+MODEL = "model"
+"""The reward that is a sequence-classification model rather than a function."""
+MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's score", isolated=False)
+
+REWARDS = {name: f"pipeline.learning.rewards.{name}:{name}" for name in OWN_REWARD_NAMES if name != MODEL}
+"""Name -> dotted path of the function."""
+_NAMED = REWARDS | TRL_REWARDS
+
+
+@dataclass(frozen=True)
+class KnownReward:
+    """What can be said of a reward without calling it.
+
+    Attributes:
+        name: As the configuration has it.
+        weight: In the sum of several.
+        traits: What the engine may know of it.
+    """
+
+    name: str
+    weight: float
+    traits: RewardTraits
+
+
+Known = TypeVar("Known", bound=KnownReward)
+
+
+@dataclass(frozen=True)
+class LoadedReward(KnownReward):
+    """A reward with its settings.
+
+    Attributes:
+        path: Dotted path of the function, or of the one that made it.
+        function: The function.
+        options: Settings from the configuration.
+        arguments: Those of them that are arguments of each call.
+        messages: Which of "prompts" and "completions" it takes as conversations alone.
+    """
+
+    path: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    messages: frozenset[str] = frozenset()
+
+    def identity(self) -> dict[str, Any]:
+        """Plain data that determines its scores, as far as can be known: code that it imports is not covered."""
+        named = inspect.unwrap(import_object(self.path))
+        source = inspect.getsourcefile(named) if inspect.isroutine(named) else None
+        return {
+            "function": self.path,
+            "version": self.traits.version,
+            "grading": GRADING,
+            "options": dict(self.options),
+            "source": hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else None,
+            "packages": package_versions(self.traits),
+        }
+
+
+def package_versions(traits: RewardTraits) -> dict[str, str | None]:
+    """Versions of the packages that a reward's scores depend on; None for one that is not installed."""
+    return {name: _version(name) for name in traits.packages}
+
+
+def load_reward(name: str) -> RewardFunction:
+    """Find a reward that is a function, or the function that makes one.
+
+    Raises:
+        ConfigError: The name is unknown, or the path names nothing that can be called.
+    """
+    if name == MODEL:
+        raise ConfigError("the reward 'model' needs settings: grading.options={model: {path: FOLDER_OR_HUB_ID}}")
+    if name not in _NAMED and "." not in name:
+        known = [*_NAMED, MODEL]
+        raise ConfigError(unknown_name("reward", name, known) + " Or give the dotted path of a function.")
+    reward = import_object(_NAMED.get(name, name))
+    if _is_method_of_class(_NAMED.get(name, name)):
+        owner = split_path(name)[1].rpartition(".")[0]
+        raise ConfigError(
+            f"'{name}' is a method of the class {owner}, and rewards are called without an object of it; name a "
+            f"function, or an object that the module makes, such as my_reward = {owner}()"
+        )
+    if not callable(reward):
+        raise ConfigError(f"'{name}' cannot be called; a reward is a function with TRL's signature")
+    found: RewardFunction = reward
+    return found
+
+
+def _is_method_of_class(path: str) -> bool:
+    module, name = split_path(path)
+    owner, _, leaf = name.rpartition(".")
+    kind = import_object(f"{module}:{owner}") if owner else None
+    return isinstance(kind, type) and inspect.isfunction(inspect.getattr_static(kind, leaf, None))
+
+
+def load_rewards(dataset: DatasetConfig, device: str) -> list[LoadedReward]:
+    """The rewards of a dataset, in the order of the configuration.
+
+    Args:
+        dataset: Its settings.
+        device: For reward models: ``cpu`` or ``cuda``.
+
+    Raises:
+        ConfigError: A name or a setting is wrong.
+    """
+    return [_load(*settings, device) for settings in _settings(dataset)]
+
+
+def load_functions(dataset: DatasetConfig) -> list[LoadedReward]:
+    """Those rewards of a dataset that are functions; no model is loaded.
+
+    Raises:
+        ConfigError: A name or a setting is wrong.
+    """
+    return [one for one in known_rewards(dataset) if isinstance(one, LoadedReward)]
+
+
+def known_rewards(dataset: DatasetConfig) -> list[KnownReward]:
+    """What can be said of the rewards of a dataset, in the order of the configuration; no model is loaded.
+
+    Raises:
+        ConfigError: A name or a setting is wrong.
+    """
+    return [
+        KnownReward(name, weight, MODEL_TRAITS)
+        if options.get("use", name) == MODEL
+        else _load(name, weight, options, "cpu")
+        for name, weight, options in _settings(dataset)
+    ]
+
+
+def shipped_traits(dataset: DatasetConfig) -> dict[str, RewardTraits]:
+    """Traits of those rewards of a dataset that have a name of ours or of TRL's, by that name.
+
+    Code of the user's own is not imported and no model is loaded.
+
+    Raises:
+        ConfigError: A name or a setting is wrong.
+    """
+    used = [
+        (str(options.get("use", name)), (name, weight, options)) for name, weight, options in _settings(dataset)
+    ]
+    return {
+        path: MODEL_TRAITS if path == MODEL else _load(*settings, "cpu").traits
+        for path, settings in used
+        if path == MODEL or path in _NAMED
+    }
+
+
+def _settings(dataset: DatasetConfig) -> list[tuple[str, float, dict[str, Any]]]:
+    """Name, weight and further arguments of every reward."""
+    weights = dict(dataset.rewards) or {dataset.reward: 1.0}
+    options = dataset.grading.options
+    if odd := sorted(set(options) - set(weights)):
+        raise ConfigError(unknown_name("reward in grading.options", odd[0], weights))
+    return [(name, weight, dict(options.get(name) or {})) for name, weight in weights.items()]
+
+
+def judge_of(rewards: Sequence[Known], dataset: DatasetConfig) -> Known | None:
+    """The reward that says which completions are correct, or None where none can.
+
+    Nothing is guessed: it is the one that `correct_by` names, else the first that is known to verify. A single
+    reward of which nobody has said so judges nothing, and its mean is the result. Of several the weighted sum is
+    no result that can be read, so someone must say.
+
+    Raises:
+        ConfigError: `correct_by` names none of the rewards, or one that judges something else; or it must be set.
+    """
+    wanted, by_name = dataset.grading.correct_by, {reward.name: reward for reward in rewards}
+    able = [name for name, reward in by_name.items() if reward.traits.verifies is not False]
+    if wanted in by_name:
+        if wanted not in able:
+            judges = by_name[wanted].traits.judges or "something else than correctness"
+            raise ConfigError(
+                f"grading.correct_by={wanted}: this reward judges {judges}, so its values do not say which "
+                f"completions are correct. Choose one of {', '.join([*able, NOTHING])}"
+            )
+        return by_name[wanted]
+    if wanted not in (None, NOTHING):
+        raise ConfigError("grading.correct_by: " + unknown_name("reward", str(wanted), [*by_name, NOTHING]))
+    known = next((reward for reward in rewards if reward.traits.verifies), None)
+    if wanted is None and known is None and able and len(rewards) > 1:
+        raise ConfigError(
+            "of several rewards it must be known which one says whether a completion is correct, and none of "
+            f"{', '.join(by_name)} is known to. Set grading.correct_by to one of {', '.join(able)}, whose values "
+            f"of 1 or more then mean correct; or to '{NOTHING}', if none does: results are then mean rewards"
+        )
+    return known if wanted is None else None
+
+
+def _load(name: str, weight: float, options: Mapping[str, Any], device: str) -> LoadedReward:
+    options = dict(options)
+    used = str(options.pop("use", name))
+    if used == MODEL:
+        # Imports torch, which the other rewards do without.
+        from pipeline.learning.rewards.model import RewardModel, model_settings
+
+        model = RewardModel(model_settings(name, options), device)
+        return LoadedReward(name, weight, MODEL_TRAITS, MODEL, model, options, options)
+    named: Callable[..., Any] = load_reward(used)
+    _check_options(name, named, options, lenient=used not in REWARDS)
+    bound = bind(named, options, name)
+    if "math-verify" in bound.traits.packages and _version("math-verify") is None:
+        raise ConfigError(f"the reward '{name}' needs a package: {install_command('math')}")
+    path = _NAMED.get(used, used)
+    return LoadedReward(name, weight, bound.traits, path, bound.function, options, bound.arguments, bound.messages)
+
+
+def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any], lenient: bool) -> None:
+    if makes_rewards(function):
+        return  # which settings it takes is seen when it is called
+    parameters = inspect.signature(function).parameters.values()
+    if lenient and any(item.kind is item.VAR_KEYWORD for item in parameters):
+        return
+    known = [
+        item.name
+        for item in parameters
+        if item.kind is not item.VAR_KEYWORD and item.name not in GIVEN and item.default is not item.empty
+    ]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"grading.options.{name}: " + unknown_name("setting", option, known))
+
+
+@cache
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

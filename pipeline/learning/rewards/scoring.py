@@ -1,0 +1,252 @@
+"""Scoring completions by the rewards of a dataset: weighted, isolated where they need it, with failures counted.
+
+Scorer --- isolated functions ---> cache ---> pool of grading processes
+       --- other functions    ---> called here, in batches
+       --- reward models      ---> run here, on the worker's device
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.place import told
+from pipeline.config.schema import DatasetConfig, GradingConfig
+from pipeline.errors import JobError, PipelineError
+from pipeline.learning.datasets.base import Row
+from pipeline.learning.rewards.base import arguments, batches, checked, items_of
+from pipeline.learning.rewards.cache import FILE, ScoreCache, score_key
+from pipeline.learning.rewards.pool import FAULTS, Fault, Graded, GraderPool, Item, PoolSettings
+from pipeline.learning.rewards.registry import MODEL, LoadedReward, judge_of, load_rewards
+from pipeline.learning.rewards.signature import needed_columns
+
+log = logging.getLogger("pipeline")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of N completions.
+
+    Attributes:
+        values: Weighted sum of the rewards, shape [N]; NaN where none of them applies, or where one failed.
+        parts: Each reward by itself and without its weight, shape [N]; NaN as above.
+        correct: Whether a completion is right; None where no reward can say so. One that made the reward fail is
+            not right.
+        answers: What a completion votes for in maj@k; None where the reward that judges cannot tell answers.
+        faults: How a reward failed, or None.
+    """
+
+    values: NDArray[np.float64]
+    parts: Mapping[str, NDArray[np.float64]]
+    correct: Sequence[bool | None]
+    answers: Sequence[str | None]
+    faults: Sequence[Fault | None]
+
+    @property
+    def errors(self) -> int:
+        """Completions at which a reward raised an exception."""
+        return self.faults.count("error")
+
+    @property
+    def timeouts(self) -> int:
+        """Completions at which a reward missed its deadline."""
+        return self.faults.count("timeout")
+
+    @property
+    def crashes(self) -> int:
+        """Completions at which a reward ended its process."""
+        return self.faults.count("crash")
+
+
+class Scorer:
+    """The rewards of a dataset, ready to be called; to be kept, as it holds models, processes and known scores."""
+
+    def __init__(self, dataset: DatasetConfig, device: str = "cpu", hints: Path | None = None) -> None:
+        """Load the rewards.
+
+        Args:
+            dataset: Its settings name them.
+            device: For reward models.
+            hints: Folder for scores that later runs may use.
+
+        Raises:
+            ConfigError: A reward or a setting of one is wrong.
+        """
+        grading = dataset.grading
+        self._grading = grading
+        self.rewards = load_rewards(dataset, device)
+        self._judge = judge_of(self.rewards, dataset)
+        self._pool = GraderPool(pool_settings(grading))
+        self._cache = ScoreCache(path=hints / FILE if hints and grading.keep_scores else None)
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the grading processes; they end with the scorer anyway."""
+        self._pool.close()
+
+    def score(
+        self,
+        rows: Sequence[Row],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        batch_size: int = 256,
+    ) -> Scored:
+        """Score completions.
+
+        Args:
+            rows: The row of each completion, repeated where it has several; N of them.
+            completions: Texts, without special tokens.
+            completion_ids: The sampled token ids.
+            batch_size: Completions per call of a function that runs in this process.
+
+        Raises:
+            JobError: A reward fails at every completion, returns the wrong number of scores, or cannot be run.
+        """
+        asked = (rows, completions, completion_ids)
+        graded = {reward.name: self._grade(reward, *asked, batch_size) for reward in self.rewards}
+        for name, found in graded.items():
+            _report(name, found)
+        return _combine(self.rewards, graded, self._judge, len(rows))
+
+    def _grade(
+        self,
+        reward: LoadedReward,
+        rows: Sequence[Row],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        batch_size: int,
+    ) -> list[Graded]:
+        if not rows:
+            return []
+        needed = needed_columns(reward.function, reward.arguments)
+        items = items_of(rows, completions, completion_ids, needed, reward.messages)
+        if reward.traits.isolated and self._grading.isolated:
+            return self._isolated(reward, items)
+        # A model looks at no columns, and batches its texts by itself.
+        places = [list(range(len(items)))] if reward.path == MODEL else batches(items, batch_size)
+        parts = [[items[at] for at in part] for part in places]
+        found: dict[int, Graded] = {}
+        for at, part, given in zip(
+            places, parts, _call(reward, [arguments(part, reward.arguments) for part in parts]), strict=True
+        ):
+            found.update(zip(at, _read(reward, part, given), strict=True))
+        return [found[at] for at in range(len(items))]
+
+    def _isolated(self, reward: LoadedReward, items: Sequence[Item]) -> list[Graded]:
+        identity = reward.identity()
+        keys = [score_key(identity, item) for item in items]
+        known = self._cache.find(keys)
+        missing = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
+        if missing:
+            found = self._pool.grade(reward.path, reward.options, list(missing.values()))
+            fresh = dict(zip(missing, found, strict=True))
+            self._cache.add(fresh)
+            known |= fresh
+        return [known[key] for key in keys]
+
+
+def pool_settings(grading: GradingConfig) -> PoolSettings:
+    """How completions are graded, as the configuration has it."""
+    return PoolSettings(
+        processes=grading.processes,
+        timeout_s=grading.timeout_s,
+        memory_gib=grading.memory_gib,
+        start_timeout_s=grading.start_timeout_s,
+    )
+
+
+def _call(reward: LoadedReward, calls: Sequence[dict[str, Any]]) -> list[Any]:
+    """Call a function in this process; what can be awaited is, for all batches at once."""
+    try:
+        given = [reward.function(**call) for call in calls]
+        return asyncio.run(_awaited(given)) if any(map(isawaitable, given)) else given
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise JobError(f"the reward '{reward.name}' failed: {told(error)}") from error
+
+
+async def _awaited(given: Sequence[Any]) -> list[Any]:
+    async def result(one: Any) -> Any:
+        return await one if isawaitable(one) else one
+
+    return await asyncio.gather(*map(result, given))
+
+
+def _read(reward: LoadedReward, items: Sequence[Item], given: Any) -> list[Graded]:
+    return [
+        Graded(fault="error", message="the reward is infinite")
+        if math.isinf(value)
+        else Graded(None if math.isnan(value) else value, reward.traits.vote(item.completion))
+        for item, value in zip(items, checked(given, len(items)), strict=True)
+    ]
+
+
+def _report(name: str, graded: Sequence[Graded]) -> None:
+    """Say in the log what failed.
+
+    Raises:
+        JobError: The reward raised an exception at every one of several completions, so the fault is its own.
+    """
+    failed = [entry for entry in graded if entry.fault is not None]
+    if not failed:
+        return
+    if len(graded) > 1 and all(entry.fault == "error" for entry in graded):
+        raise JobError(
+            f"the reward '{name}' failed at all of {len(graded)} completions, the first time with: "
+            f"{failed[0].message}"
+        )
+    kinds = Counter(entry.fault for entry in failed)
+    counts = ", ".join(f"{kinds[kind]} {kind}{'s' if kinds[kind] > 1 else ''}" for kind in FAULTS if kinds[kind])
+    log.warning(
+        "reward '%s': %s among %d completions; the first: %s", name, counts, len(graded), failed[0].message
+    )
+
+
+def _combine(
+    rewards: Sequence[LoadedReward],
+    graded: Mapping[str, Sequence[Graded]],
+    judge: LoadedReward | None,
+    count: int,
+) -> Scored:
+    parts = {
+        name: np.array([math.nan if one.value is None else one.value for one in found], np.float64)
+        for name, found in graded.items()
+    }
+    faults = [
+        next((graded[reward.name][index].fault for reward in rewards if graded[reward.name][index].fault), None)
+        for index in range(count)
+    ]
+    weighted = np.array([reward.weight * parts[reward.name] for reward in rewards]).reshape(len(rewards), count)
+    applies = ~np.isnan(weighted)
+    sums = np.where(applies, weighted, 0.0).sum(0)
+    # A part that failed must not look like one that gave 0.
+    unknown = ~applies.any(0) | np.array([fault is not None for fault in faults], bool)
+    return Scored(
+        values=np.where(unknown, math.nan, sums),
+        parts=parts,
+        correct=[None] * count if judge is None else [_is_correct(one, judge) for one in graded[judge.name]],
+        answers=[None] * count if judge is None else [one.answer for one in graded[judge.name]],
+        faults=faults,
+    )
+
+
+def _is_correct(graded: Graded, judge: LoadedReward) -> bool | None:
+    if graded.fault is not None:
+        return False
+    return None if graded.value is None else graded.value >= judge.traits.correct_from

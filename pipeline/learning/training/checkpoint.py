@@ -1,0 +1,403 @@
+"""Checkpoints of a training: what lets one that was cut off go on and end in the same bytes.
+
+    <folder>/step-00000120/tensors.safetensors     weights, the optimizer's tensors, random states
+                           state.json              everything else: losses so far, settings of the optimizer
+                           manifest.json           format, whose it is, checksums; written last
+    <folder>/.writing-<host>-<pid>/                the next one, until it is renamed whole
+
+Nothing is pickled. The position in the data is the step: a training whose batches follow from the number of the
+step needs no more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import pipeline
+from pipeline.errors import JobError, JobStopped
+from pipeline.files import file_sha256, fsync
+from pipeline.foreign import parse_json, read_plain
+from pipeline.learning.training.distributed import ALONE, Ranks
+
+FORMAT = 1
+TENSORS = "tensors.safetensors"
+VALUES = "state.json"
+MANIFEST = "manifest.json"
+
+_FILES = (TENSORS, VALUES)
+_NAME = re.compile(r"step-(\d{8,})")
+_WRITING = re.compile(r"\.writing-(?P<host>.*)-(?P<pid>\d+)")
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds.
+
+    Attributes:
+        tensors: By name, on any device; no two may share memory.
+        values: Plain data, as JSON has it.
+    """
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was found.
+
+    Attributes:
+        step: Steps that were done when it was made.
+        state: What was saved; its tensors are on the CPU and nobody else's.
+    """
+
+    step: int
+    state: State
+
+
+class _Unusable(Exception):  # noqa: N818 - the checkpoint is the subject
+    """A checkpoint cannot be used; the message says why."""
+
+
+class Checkpoints:
+    """The checkpoints of one training, in a folder of their own. The newest good one is kept."""
+
+    def __init__(
+        self,
+        folder: Path,
+        about: Mapping[str, Any],
+        *,
+        every_steps: int = 0,
+        every_minutes: float = 5.0,
+        stopping: Callable[[], bool] = lambda: False,
+        also_finished: bool = False,
+        ranks: Ranks = ALONE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to save and to find checkpoints; nothing is read or written yet.
+
+        Args:
+            folder: For this training alone; made with the first checkpoint.
+            about: Whose they are, as plain data: one that was saved with another `about` is never taken.
+            every_steps: Steps between checkpoints; 0 does not count steps.
+            every_minutes: Minutes between checkpoints; 0 does not look at the clock. Whichever comes first.
+            stopping: Whether the run is about to end.
+            also_finished: Save the end of the training too, for a job that has more to do afterwards.
+            ranks: The processes that do this training. All save, find and stop together, and rank 0 writes.
+            clock: Seconds.
+        """
+        self.folder = folder
+        self._about = json.loads(json.dumps({**about, "torch": str(torch.__version__)}))
+        self._every_steps = every_steps
+        self._every_s = every_minutes * 60
+        self._stopping = stopping
+        self._also_finished = also_finished
+        self._ranks = ranks
+        self._clock = clock
+        self._saved_at = clock()
+        self._saved_step = 0
+
+    def latest(self, problem: Callable[[Saved], str | None] | None = None) -> Saved | None:
+        """The newest checkpoint that can be used; the others are passed over with a line in the job's log.
+
+        Args:
+            problem: Says why the training cannot go on from a checkpoint that is whole, or None if it can.
+        """
+        if self._ranks.is_first:
+            self._remove_abandoned()
+        found = self._latest(problem)
+        self._ranks.check_same(found.step if found else -1, f"the newest checkpoint in {self.folder}")
+        return found
+
+    def _latest(self, problem: Callable[[Saved], str | None] | None) -> Saved | None:
+        for step, path in sorted(self._present(), reverse=True):
+            try:
+                found = self._read(step, path)
+                if problem is not None and (wrong := problem(found)):
+                    raise _Unusable(wrong)
+            except _Unusable as error:
+                _say(f"warning: the checkpoint of step {step} is passed over: {error}")
+            else:
+                _say(f"going on from the checkpoint of step {step}")
+                self._saved_step = step
+                return found
+        return None
+
+    def after_step(self, step: int, state: Callable[[], State], *, last: bool = False) -> None:
+        """Save if it is time to, and end the job if the run is about to end. Call it after every step.
+
+        Args:
+            step: Steps done.
+            state: Makes what is to be saved; called only if something is.
+            last: Whether the training is finished with this step.
+
+        Raises:
+            JobStopped: The run is about to end; the state is saved.
+        """
+        # The clock of rank 0 counts, and a request to stop may reach one rank a step before another.
+        is_time = self._ranks.is_first and not last and self._is_time(step)
+        stopping, is_time = self._ranks.any_of(not last and self._stopping(), is_time)
+        due = stopping or (self._also_finished if last else is_time)
+        if due and step != self._saved_step:
+            self._save_or_warn(step, state)
+        if stopping:
+            where = (
+                f"from step {self._saved_step}" if self._saved_step else "from the start: nothing could be saved"
+            )
+            raise JobStopped(f"at step {step}; the next attempt goes on {where}")
+
+    def save(self, step: int, state: State) -> None:
+        """Save now, and remove the checkpoints before.
+
+        Raises:
+            OSError: It could not be written; what was saved before is still there.
+        """
+        target = self.folder / f"step-{step:08d}"
+        writing = self.folder / f".writing-{platform.node()}-{os.getpid()}"
+        try:
+            shutil.rmtree(writing, ignore_errors=True)
+            writing.mkdir(parents=True)
+            self._write(writing, step, state)
+            if target.exists():
+                # Damaged, or by another process that does the same job and so has the same state.
+                shutil.rmtree(target, ignore_errors=True)
+            writing.rename(target)
+            fsync(self.folder)
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+        self._saved_step = step
+        for _, path in self._present():
+            if path != target:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _is_time(self, step: int) -> bool:
+        by_steps = self._every_steps > 0 and step % self._every_steps == 0
+        return by_steps or (self._every_s > 0 and self._clock() - self._saved_at >= self._every_s)
+
+    def _save_or_warn(self, step: int, state: Callable[[], State]) -> None:
+        # A full disk must not end a training that may still finish; the last good checkpoint is untouched.
+        made = state()
+        try:
+            if self._ranks.is_first:
+                self.save(step, made)
+            self._saved_step = step
+        except OSError as error:
+            _say(f"warning: the checkpoint of step {step} could not be saved: {error}")
+        # Counted from the end, so that a slow disk does not keep a training from going on.
+        self._saved_at = self._clock()
+
+    def _write(self, folder: Path, step: int, state: State) -> None:
+        tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
+        save_file(tensors, folder / TENSORS)
+        (folder / VALUES).write_text(json.dumps(state.values), encoding="utf-8")
+        files = {
+            name: {"size": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)} for name in _FILES
+        }
+        manifest = {
+            "format": FORMAT,
+            "pipeline": pipeline.__version__,
+            "step": step,
+            "about": self._about,
+            "files": files,
+        }
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        for name in (*_FILES, MANIFEST):
+            fsync(folder / name)
+        fsync(folder)
+
+    def _present(self) -> Iterator[tuple[int, Path]]:
+        if self.folder.is_dir():
+            for path in list(self.folder.iterdir()):
+                if match := _NAME.fullmatch(path.name):
+                    yield int(match[1]), path
+
+    def _read(self, step: int, path: Path) -> Saved:
+        """Read a checkpoint.
+
+        Raises:
+            _Unusable: It is damaged or not of this training.
+        """
+        try:
+            manifest = parse_json(read_plain(path / MANIFEST))
+            if manifest["format"] != FORMAT:
+                raise _Unusable(f"its format is {manifest['format']}, and this version reads {FORMAT}")
+            if manifest["step"] != step:
+                raise _Unusable(f"its manifest is of step {manifest['step']}")
+            if manifest["about"] != self._about:
+                raise _Unusable(f"it is of another training: {_difference(manifest['about'], self._about)}")
+            for name in _FILES:
+                size, checksum = manifest["files"][name]["size"], manifest["files"][name]["sha256"]
+                if (path / name).stat().st_size != size or file_sha256(path / name) != checksum:
+                    raise _Unusable(f"{name} does not have its size and checksum")
+            # Copies: what safetensors returns lies in the mapped file, at any alignment.
+            tensors = {name: tensor.clone() for name, tensor in load_file(path / TENSORS).items()}
+            return Saved(step, State(tensors, parse_json(read_plain(path / VALUES), infinite=True)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _Unusable(f"it cannot be read ({type(error).__name__}: {error})") from error
+
+    def _remove_abandoned(self) -> None:
+        """Remove what killed processes of this machine have left half written."""
+        if not self.folder.is_dir():
+            return
+        for path in list(self.folder.iterdir()):
+            match = _WRITING.fullmatch(path.name)
+            if match and match["host"] == platform.node() and not _runs(int(match["pid"])):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks = ALONE, **values: Any
+) -> State:
+    """Everything that decides how a training goes on, as one process would have it however many ranks there are.
+
+    Args:
+        model: Its trained parameters and its buffers are saved; frozen parameters come with the model.
+        optimizer: Its state is saved exactly, tensor by tensor.
+        ranks: Where the training is done by several; all of them must ask, and rank 0 gets the whole.
+        values: What else the training needs, as plain data.
+    """
+    tensors = {f"model.{name}": ranks.whole(tensor) for name, tensor in _model_tensors(model).items()}
+    loose: dict[str, Any] = {}
+    described = optimizer.state_dict()
+    for index, entry in described["state"].items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = ranks.whole(value)
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                loose.setdefault(str(index), {})[name] = value
+            else:
+                raise JobError(
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} as '{name}': a checkpoint holds "
+                    "tensors and plain values only. Use an optimizer of torch.optim, such as AdamW."
+                )
+    random_tensors, random_values = random_state()
+    return State(
+        {**tensors, **{f"random.{name}": tensor for name, tensor in random_tensors.items()}},
+        {
+            "optimizer": {"state": loose, "param_groups": described["param_groups"]},
+            "random": random_values,
+            "own": values,
+        },
+    )
+
+
+def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
+    """Say why a training of this model cannot go on from a state, or None if it can."""
+    own = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
+    saved = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
+    if odd := sorted(set(own) ^ set(saved)):
+        return f"its model has other tensors ({', '.join(odd[:3])})"
+    for name, tensor in own.items():
+        if (tensor.shape, tensor.dtype) != (saved[name].shape, saved[name].dtype):
+            return f"its {name} is {_shape(saved[name])} instead of {_shape(tensor)}"
+    groups = [len(group["params"]) for group in state.values["optimizer"]["param_groups"]]
+    if groups != [len(group["params"]) for group in optimizer.param_groups]:
+        return "its optimizer has other groups of parameters"
+    return None
+
+
+def restore_training(
+    state: State, model: nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks = ALONE
+) -> dict[str, Any]:
+    """Put a model, its optimizer and all random generators into a saved state.
+
+    Args:
+        state: What `training_state` made, of a model for which `state_problem` finds nothing.
+        model: Set in place.
+        optimizer: Of that model, as it was made anew.
+        ranks: Where the training is done by several: as many as before, or fewer, or more.
+
+    Returns:
+        The values that were given to `training_state`.
+    """
+    with torch.no_grad():
+        for name, tensor in _model_tensors(model).items():
+            tensor.copy_(ranks.part(state.tensors[f"model.{name}"], tensor))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    entries: dict[int, dict[str, Any]] = {}
+    for index, values in state.values["optimizer"]["state"].items():
+        entries.setdefault(int(index), {}).update(values)
+    for full_name, tensor in state.tensors.items():
+        if full_name.startswith("optimizer."):
+            _, index, name = full_name.split(".", 2)
+            entries.setdefault(int(index), {})[name] = ranks.part(tensor, parameters[int(index)])
+    groups = [
+        {name: tuple(value) if isinstance(now.get(name), tuple) else value for name, value in saved.items()}
+        for now, saved in zip(optimizer.param_groups, state.values["optimizer"]["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    prefix = "random."
+    tensors = {name[len(prefix) :]: value for name, value in state.tensors.items() if name.startswith(prefix)}
+    restore_random_state(tensors, state.values["random"])
+    own: dict[str, Any] = state.values["own"]
+    return own
+
+
+def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The global generators of torch (CPU and every GPU), numpy and Python, as tensors and plain values."""
+    version, words, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        tensors |= {f"cuda.{index}": one for index, one in enumerate(torch.cuda.get_rng_state_all())}
+    values = {
+        "python": [version, list(words), gauss],
+        "numpy": [str(kind), int(place), int(has_gauss), float(cached)],
+    }
+    return tensors, values
+
+
+def restore_random_state(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    """Set the global generators to what `random_state` returned. GPUs that are not here are passed over."""
+    torch.set_rng_state(tensors["torch"])
+    for name, tensor in tensors.items():
+        if name.startswith("cuda.") and int(name[5:]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(tensor, int(name[5:]))
+    kind, place, has_gauss, cached = values["numpy"]
+    np.random.set_state((kind, tensors["numpy"].numpy().astype(np.uint32), place, has_gauss, cached))
+    version, words, gauss = values["python"]
+    random.setstate((version, tuple(words), gauss))
+
+
+def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Trained parameters and saved buffers by name; those that are tied appear once."""
+    saved = set(model.state_dict())
+    trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    return {**trained, **{name: tensor for name, tensor in model.named_buffers() if name in saved}}
+
+
+def _difference(theirs: Any, ours: dict[str, Any]) -> str:
+    if not isinstance(theirs, dict):
+        return "it does not say of which"
+    odd = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+    return ", ".join(f"{name}={theirs.get(name)} instead of {ours.get(name)}" for name in odd[:3])
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _runs(pid: int) -> bool:
+    return pid != os.getpid() and psutil.pid_exists(pid)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(text, flush=True)  # noqa: T201 - the job's log

@@ -1,0 +1,169 @@
+"""Group-relative policy optimisation (Shao et al., arXiv 2402.03300, section 4.1): advantages, loss, training.
+
+The loss is TRL's for groups that were sampled beforehand; the tests compare the two on random inputs.
+
+Shapes: N completions in groups of G adjacent ones, B completions of a micro-batch, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pipeline.config.schema import GRPOLoss, ScaleRewards
+from pipeline.learning.training.policy import Fitting, completion_logprobs, fit
+from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.sequences import Batch
+
+_SCALE_FLOOR = 1e-4
+"""Added to standard deviations, as TRL does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The settings of the loss.
+
+    Attributes:
+        loss_type: How it averages over tokens.
+        beta: Weight of the KL divergence from the anchor.
+        epsilon_low: The ratio is clipped to 1 - epsilon_low ...
+        epsilon_high: ... and 1 + epsilon_high.
+        longest: Tokens that a completion may have; `dr_grpo` divides by it.
+        temperature: Of the policy that drew the completions, and so of the one that is trained.
+    """
+
+    loss_type: GRPOLoss
+    beta: float
+    epsilon_low: float
+    epsilon_high: float
+    longest: int
+    temperature: float = 1.0
+
+
+def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewards) -> NDArray[np.float32]:
+    """How much better each completion is than its group.
+
+    Args:
+        rewards: Shape [N], members of a group adjacent; NaN where there is none.
+        group: Completions of each prompt, G.
+        scale: What the differences are divided by.
+
+    Returns:
+        Shape [N]; 0 for a completion without a reward, which the others of its group are not measured against.
+
+    Raises:
+        ValueError: N is not a multiple of `group`.
+    """
+    if len(rewards) % group:
+        raise ValueError(f"{len(rewards)} rewards in groups of {group}")
+    table = np.asarray(rewards, np.float64).reshape(-1, group)
+    difference = table - _mean(table)
+    if scale is ScaleRewards.group:
+        difference = difference / (_deviation(table) + _SCALE_FLOOR)
+    elif scale is ScaleRewards.batch:
+        difference = difference / (_deviation(table.reshape(1, -1)) + _SCALE_FLOOR)
+    return np.nan_to_num(difference, nan=0.0).reshape(-1).astype(np.float32)
+
+
+def _mean(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    count = (~np.isnan(table)).sum(1, keepdims=True)
+    mean: NDArray[np.float64] = np.nansum(table, 1, keepdims=True) / np.maximum(1, count)
+    return mean
+
+
+def _deviation(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Standard deviation of each row, with n - 1; 0 where fewer than two have a reward."""
+    count = (~np.isnan(table)).sum(1, keepdims=True)
+    squares = np.nansum((table - _mean(table)) ** 2, 1, keepdims=True)
+    deviation: NDArray[np.float64] = np.sqrt(squares / np.maximum(1, count - 1))
+    return deviation
+
+
+def token_losses(
+    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, objective: Objective
+) -> Tensor:
+    """Loss of every token: the clipped ratio times the advantage, and beta times the k3 estimate of the KL.
+
+    Args:
+        logprobs: Of the policy that is trained, shape [B, T].
+        old: Of the policy that drew the tokens, shape [B, T].
+        anchor: Of the anchor, shape [B, T]; None without a KL term.
+        advantages: Shape [B].
+        objective: Settings.
+
+    Returns:
+        Shape [B, T].
+    """
+    ratio = (logprobs - old).exp()
+    clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
+    losses = -torch.min(ratio * advantages[:, None], clipped * advantages[:, None])
+    if anchor is not None:
+        losses = losses + objective.beta * ((anchor - logprobs).exp() - (anchor - logprobs) - 1)
+    return losses
+
+
+def averaged(losses: Tensor, mask: Tensor, objective: Objective, *, sequences: int, tokens: float) -> Tensor:
+    """A micro-batch's share of the loss of its batch.
+
+    Args:
+        losses: Of every token, shape [B, T].
+        mask: True where a token was drawn, shape [B, T].
+        objective: Settings.
+        sequences: Completions of the whole batch.
+        tokens: Tokens of the whole batch, for `dapo` of an average batch.
+    """
+    kept = torch.where(mask, losses, torch.zeros_like(losses))
+    if objective.loss_type is GRPOLoss.grpo:
+        return (kept.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / sequences
+    if objective.loss_type is GRPOLoss.dr_grpo:
+        return kept.sum() / (sequences * objective.longest)
+    return kept.sum() / max(1.0, tokens)
+
+
+def fit_grpo(
+    model: nn.Module,
+    data: Samples,
+    advantages: NDArray[np.float32],
+    anchor: NDArray[np.float32] | None,
+    objective: Objective,
+    fitting: Fitting,
+    group: int,
+) -> list[float]:
+    """Train a policy in place on groups that were drawn beforehand.
+
+    Args:
+        model: On its device.
+        data: Whole groups.
+        advantages: Shape [N].
+        anchor: Log-probabilities of the drawn tokens under the anchor, laid out as `data.logprobs` are; None
+            without a KL term.
+        objective: Settings of the loss.
+        fitting: How to train.
+        group: Completions of each prompt.
+
+    Returns:
+        The loss of every step.
+    """
+    drawn = (data.sequences.lengths - data.sequences.starts).astype(np.float64)
+    device = fitting.device
+
+    def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
+        logprobs = completion_logprobs(model, batch, objective.temperature)
+        old = _laid_out(data.logprobs, part, batch, device)
+        held = None if anchor is None else _laid_out(anchor, part, batch, device)
+        losses = token_losses(logprobs, old, held, torch.from_numpy(advantages[part]).to(device), objective)
+        of_batch = drawn.mean() * len(whole) if objective.loss_type is GRPOLoss.dapo else drawn[whole].sum()
+        return averaged(losses, batch.mask, objective, sequences=len(whole), tokens=float(of_batch))
+
+    return fit(model, data.sequences, fitting, loss_of, group=group)
+
+
+def _laid_out(values: NDArray[np.float32], rows: NDArray[np.int64], batch: Batch, device: str) -> Tensor:
+    """Values of completions' tokens, shape [N, C], at the places of these tokens in a batch, shape [B, T]."""
+    table = torch.from_numpy(values[rows]).to(device)
+    places = (batch.mask.cumsum(-1) - 1).clamp(min=0, max=table.shape[1] - 1)
+    return torch.where(batch.mask, table.gather(1, places), torch.zeros((), device=device))

@@ -1,0 +1,248 @@
+"""One training loop for every method: AdamW, warm-up, schedule, clipping, accumulated micro-batches.
+
+Deterministic: the order of the data comes from a seed, nothing is drawn while training, and a step is a function
+of the weights, the optimizer's state and the number of the step, all of which `TrainState` holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.config.schema import Warmup
+from pipeline.learning.models.batch_size import BatchSize, is_out_of_memory
+from pipeline.learning.training.checkpoint import (
+    Checkpoints,
+    State,
+    random_state,
+    restore_random_state,
+    restore_training,
+    state_problem,
+    training_state,
+)
+from pipeline.learning.training.distributed import ALONE, Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """How to train.
+
+    Attributes:
+        steps: Optimizer steps.
+        learning_rate: At its highest.
+        head_learning_rate: The same for a value model's head; None takes `learning_rate`.
+        weight_decay: Of AdamW, on every parameter.
+        betas: Of AdamW.
+        grad_clip: Largest norm of the gradient; 0 does not clip.
+        warmup_steps: Steps over which the rate rises from 0.
+        schedule: What follows the warm-up.
+        clear_cache_interval: Steps between calls of `torch.cuda.empty_cache`; 0 never.
+    """
+
+    steps: int
+    learning_rate: float
+    head_learning_rate: float | None = None
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    grad_clip: float = 1.0
+    warmup_steps: int = 0
+    schedule: Warmup = Warmup.constant
+    clear_cache_interval: int = 0
+
+
+@dataclass
+class TrainState:
+    """Everything a training needs to go on: what a checkpoint holds.
+
+    Attributes:
+        step: Steps done.
+        history: The loss of each.
+        micro_batch: Sequences at once, which may have had to be fewer than configured.
+        ranks: The processes that do this training.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    micro_batch: BatchSize
+    ranks: Ranks = ALONE
+    step: int = 0
+    history: list[float] = field(default_factory=list)
+
+    def snapshot(self) -> State:
+        """For a checkpoint."""
+        return training_state(
+            self.model,
+            self.optimizer,
+            ranks=self.ranks,
+            history=self.history,
+            micro_batch_size=self.micro_batch.size,
+        )
+
+    def resume(self, checkpoint: Checkpoints) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        saved = checkpoint.latest(lambda found: state_problem(found.state, self.model, self.optimizer))
+        if saved is not None:
+            own = restore_training(saved.state, self.model, self.optimizer, ranks=self.ranks)
+            self.step, self.history = saved.step, list(own["history"])
+            # Not a size that others have found since: the rest must be what it would have been.
+            self.micro_batch.start_at(int(own["micro_batch_size"]))
+
+
+def rate_at(step: int, settings: TrainSettings) -> float:
+    """Learning rate of a step, counted from 0: linear warm-up, then constant or a cosine to 0."""
+    warmup = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    if settings.schedule is Warmup.constant:
+        return settings.learning_rate * warmup
+    return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * step / max(1, settings.steps)))
+
+
+def train(
+    model: nn.Module,
+    settings: TrainSettings,
+    losses_of: Callable[[int], Iterator[Tensor]],
+    *,
+    checkpoint: Checkpoints | None = None,
+    micro_batch: BatchSize | None = None,
+    ranks: Ranks = ALONE,
+) -> list[float]:
+    """Train a model in place; where several ranks do it, all of them call this together.
+
+    Args:
+        model: Its parameters that require gradients are trained.
+        settings: How.
+        losses_of: Step -> the losses of its micro-batches, weighted so that they add up to the loss of the batch.
+            Each is back-propagated before the next is asked for, so that only one is in memory. The step is the
+            position in the data: it may be asked for again, and the first to be asked for need not be 0.
+        checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
+        micro_batch: Its `size` is what `losses_of` cuts batches by. When memory runs out it is halved, the
+            gradients of the step are dropped, and the step is done again.
+        ranks: Who else does this training. `losses_of` gives the part of this rank then; see `Ranks.share`. A
+            model that is spread stays so: `distributed.save_model` saves it.
+
+    Returns:
+        The loss of every step, of all ranks together.
+
+    Raises:
+        JobStopped: The run is about to end; the checkpoint is saved.
+        OutOfMemory: Not even the smallest micro-batch fits.
+    """
+    ranks.prepare(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        _groups(model, settings),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        **_all_at_once(trained),
+    )
+    state = TrainState(model, optimizer, BatchSize(1) if micro_batch is None else micro_batch, ranks)
+    if checkpoint is not None:
+        state.resume(checkpoint)
+    state.micro_batch.start_at(ranks.least(state.micro_batch.size))
+    model.train()
+    while state.step < settings.steps:
+        state.history.append(_step(state, settings, trained, losses_of))
+        if checkpoint is not None:
+            checkpoint.after_step(state.step, state.snapshot, last=state.step == settings.steps)
+    model.eval()
+    return state.history
+
+
+def _all_at_once(trained: list[nn.Parameter]) -> dict[str, bool]:
+    """How AdamW takes many parameters in one go."""
+    # On the CPU `foreach` has MKL take square roots, which begin with an approximation of the processor's own.
+    whole_on_cpu = all(weight.device.type == "cpu" and not hasattr(weight, "full_tensor") for weight in trained)
+    return {"fused" if whole_on_cpu else "foreach": True}
+
+
+def _groups(model: nn.Module, settings: TrainSettings) -> list[dict[str, Any]]:
+    """Parameters to train, by learning rate; `scale` is what that of a step is multiplied by."""
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    if settings.head_learning_rate is None:
+        return [{"params": [weight for _, weight in trained]}]
+    scale = settings.head_learning_rate / settings.learning_rate
+    head = [weight for name, weight in trained if name.startswith("head.")]
+    rest = [weight for name, weight in trained if not name.startswith("head.")]
+    return [{"params": rest, "scale": 1.0}, {"params": head, "scale": scale}]
+
+
+def _step(
+    state: TrainState,
+    settings: TrainSettings,
+    trained: list[nn.Parameter],
+    losses_of: Callable[[int], Iterator[Tensor]],
+) -> float:
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate_at(state.step, settings) * group.get("scale", 1.0)
+    before = random_state()
+
+    ranks = state.ranks
+
+    def clip() -> None:
+        if settings.grad_clip:
+            nn.utils.clip_grad_norm_(trained, settings.grad_clip)
+
+    def own_gradients() -> float:
+        total = 0.0
+        for loss in losses_of(state.step):
+            (loss * ranks.gradient_scale if ranks.is_sharded else loss).backward()
+            total += loss.item()
+        return total
+
+    def gradients() -> float:
+        total = _together(own_gradients, state)
+        if ranks.size == 1:
+            clip()
+        return total
+
+    def drop() -> None:
+        state.optimizer.zero_grad(set_to_none=True)
+        restore_random_state(*before)
+
+    total = state.micro_batch.run(gradients, undo=drop)
+    if ranks.size > 1:
+        # Not to be repeated by one rank alone: the others would be a message ahead.
+        ranks.add_up_gradients(trained)
+        clip()
+        total = ranks.sum(total)
+    # Outside of what is repeated: it changes weights and moments in place, and no micro-batch makes it smaller.
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    if (
+        settings.clear_cache_interval
+        and state.step % settings.clear_cache_interval == 0
+        and torch.cuda.is_available()
+    ):
+        torch.cuda.empty_cache()
+    return total
+
+
+def _together(work: Callable[[], float], state: TrainState) -> float:
+    """Do this rank's part of a step; if one rank runs out of memory, all have, so that all do it again.
+
+    Raises:
+        MemoryError: Another rank ran out of memory.
+        OutOfMemory: This one did, in the middle of what it does with the others.
+    """
+    if state.ranks.size == 1:
+        return work()
+    try:
+        total = work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if state.ranks.is_sharded:
+            # The others wait for this one to gather a block of the model; the attempt is over, and the next one
+            # starts with less.
+            raise state.micro_batch.give_up(error) from error
+        state.ranks.any_of(True)
+        raise
+    if state.ranks.any_of(False)[0]:
+        raise MemoryError("another rank ran out of memory")
+    return total

@@ -1,0 +1,262 @@
+"""Training a policy's weights: what every method does besides its loss.
+
+Shapes: B sequences of a micro-batch, T positions, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pipeline.config.schema import DType, TrainingConfig
+from pipeline.learning.generation.sampling import nucleus, policy_logprobs
+from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
+from pipeline.learning.models.load import checkpoint_activations
+from pipeline.learning.models.value import ValueModel
+from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.distributed import ALONE, Ranks
+from pipeline.learning.training.loop import TrainSettings, train
+from pipeline.learning.training.precision import computing_in
+from pipeline.learning.training.sequences import Batch, Sequences, batch_of, epoch_order
+
+_REMEDY = "Try training.gradient_checkpointing=true, lora.rank=16, shorter texts, or a device with more memory."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """How a model is fitted, whatever the loss.
+
+    Attributes:
+        batch_size: Sequences per optimizer step.
+        epochs: Passes over the data.
+        learning_rate: At its highest.
+        training: Micro-batch size, decay, clipping, schedule.
+        seed: Of the order of the data.
+        device: ``cpu`` or ``cuda``.
+        dtype: To compute in; see `computing_in`.
+        clear_cache_interval: As `TrainSettings` has it.
+        on_step: Called after each step with the sequences seen so far, those of all epochs, and the tokens seen
+            so far, by all ranks and before an interruption too.
+        checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
+        hints: Folder of batch sizes that fitted; None remembers nothing.
+        ranks: Who else does this training; `training.micro_batch_size` is for each of them.
+    """
+
+    batch_size: int
+    epochs: int
+    learning_rate: float
+    training: TrainingConfig
+    seed: int
+    device: str
+    dtype: DType = DType.float32
+    clear_cache_interval: int = 0
+    on_step: Callable[[int, int, int], None] | None = None
+    checkpoint: Checkpoints | None = None
+    hints: Path | None = None
+    ranks: Ranks = ALONE
+
+
+def fit(
+    model: nn.Module,
+    data: Sequences,
+    fitting: Fitting,
+    loss_of: Callable[[Batch, NDArray[np.int64], NDArray[np.int64]], Tensor],
+    *,
+    group: int = 1,
+    backbone: PreTrainedModel | None = None,
+) -> list[float]:
+    """Train a model in place on groups of adjacent sequences, which no batch and no micro-batch ever splits.
+
+    Args:
+        model: Its parameters that require gradients are trained.
+        data: Whole groups.
+        fitting: How.
+        loss_of: From a micro-batch, the indices of its sequences and those of its whole batch to its share of the
+            batch's loss: the shares of all micro-batches add up to it.
+        group: Sequences that belong together; divides `fitting.batch_size`.
+        backbone: What gradient checkpointing is switched on for; None where that is the model.
+
+    Returns:
+        The loss of every step.
+
+    Raises:
+        ValueError: The batch size or the data do not consist of whole groups.
+    """
+    if fitting.batch_size % group or len(data) % group:
+        raise ValueError(f"batches of {fitting.batch_size} and {len(data)} sequences in groups of {group}")
+    if len(data) == 0:
+        return []
+    order = grouped_order(len(data), group, fitting.epochs, fitting.seed)
+    checkpointing, ranks = fitting.training.gradient_checkpointing, fitting.ranks
+    work = "train with gradient checkpointing" if checkpointing else "train"
+    micro_batch = BatchSizes(fitting.hints, fitting.device, model).begin(
+        work if ranks.size == 1 else f"{work} on {ranks}",
+        min(fitting.training.micro_batch_size, fitting.batch_size, len(order)),
+        length=int(data.lengths.max()),
+        group=group,
+        what=MICRO_BATCH,
+        remedy=_REMEDY,
+    )
+    # Of the data and not counted on the way: a training that is resumed begins with those of the steps before.
+    tokens = np.cumsum(data.lengths[order])
+
+    def losses_of(step: int) -> Iterator[Tensor]:
+        rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
+        for part, weight in ranks.share(rows, micro_batch.size, group):
+            batch = batch_of(data, part, fitting.device)
+            with computing_in(fitting.dtype, fitting.device):
+                loss = loss_of(batch, part, rows)
+            yield loss if weight == 1 else loss * weight
+        if fitting.on_step is not None:
+            done = min(len(order), (step + 1) * fitting.batch_size)
+            fitting.on_step(done, len(order), int(tokens[done - 1]))
+
+    settings = TrainSettings(
+        steps=math.ceil(len(order) / fitting.batch_size),
+        learning_rate=fitting.learning_rate,
+        weight_decay=fitting.training.weight_decay,
+        grad_clip=fitting.training.grad_clip,
+        warmup_steps=fitting.training.warmup_steps,
+        schedule=fitting.training.schedule,
+        clear_cache_interval=fitting.clear_cache_interval,
+    )
+    spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
+    ranks.say_batch(fitting.batch_size, micro_batch.size)
+    if checkpointing:
+        deep: Any = model if backbone is None else backbone
+        checkpoint_activations(deep)
+        # With frozen weights below adapters no gradient would reach these otherwise.
+        deep.enable_input_require_grads()
+    return train(model, settings, losses_of, checkpoint=fitting.checkpoint, micro_batch=micro_batch, ranks=ranks)
+
+
+def grouped_order(count: int, group: int, epochs: int, seed: int) -> NDArray[np.int64]:
+    """Indices of all epochs, groups in an order of their own in each, their members adjacent."""
+    groups = epoch_order(count // group, epochs, seed)
+    return (groups[:, None] * group + np.arange(group)).reshape(-1)
+
+
+def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities of the supervised tokens of whole sequences.
+
+    Args:
+        model: A causal language model.
+        batch: Padded on the right.
+        temperature: Of the policy.
+
+    Returns:
+        Shape [B, T], float32: at position t that of token t given what precedes it; 0 where nothing is supervised.
+    """
+    logprobs, first = _next_token_logprobs(model, batch, temperature)
+    taken = logprobs.gather(-1, batch.ids[:, first + 1 :, None]).squeeze(-1)
+    taken = nn.functional.pad(taken, (first + 1, 0))
+    return torch.where(batch.mask, taken, torch.zeros_like(taken))
+
+
+def sequence_divergence(
+    model: nn.Module, reference: nn.Module, batch: Batch, temperature: float, top_p: float = 1.0
+) -> Tensor:
+    """KL divergence of a policy from the reference at every supervised position, summed over each sequence.
+
+    Exact: over the whole vocabulary at each step of the sequences that are given.
+
+    Args:
+        model: The policy.
+        reference: What it is compared with.
+        batch: Sequences that the policy has drawn.
+        temperature: Of both.
+        top_p: Nucleus that the policy is sampled from; the reference is whole.
+
+    Returns:
+        In nats, shape [B], float64.
+    """
+    logprobs, first = _next_token_logprobs(model, batch, temperature)
+    logprobs = nucleus(logprobs, top_p)
+    others, _ = _next_token_logprobs(reference, batch, temperature)
+    terms = logprobs.double().exp() * (logprobs.double() - others.double())
+    steps = terms.masked_fill_(logprobs.isinf(), 0.0).sum(-1)
+    return torch.where(batch.mask[:, first + 1 :], steps, torch.zeros_like(steps)).sum(-1)
+
+
+def _next_token_logprobs(model: nn.Module, batch: Batch, temperature: float) -> tuple[Tensor, int]:
+    """Distributions from position `first` to the last but one: those that supervised tokens are drawn from."""
+    # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
+    first = max(0, int(batch.mask.int().argmax(-1).min()) - 1) if bool(batch.mask.any()) else 0
+    width = batch.ids.shape[1]
+    logits = model(input_ids=batch.ids, use_cache=False, logits_to_keep=width - first).logits
+    return policy_logprobs(logits[:, :-1], temperature), first
+
+
+# Not `inference_mode`: what is spread over ranks is gathered into tensors that are used again.
+@torch.no_grad()
+def score_sequences(
+    data: Sequences,
+    score: Callable[[Batch], Tensor],
+    *,
+    micro_batch_size: int,
+    device: str,
+    width: int | None = None,
+    ranks: Ranks = ALONE,
+) -> NDArray[np.float64]:
+    """Evaluate a function of sequences without gradients, longest ones apart from short ones.
+
+    Args:
+        data: The sequences.
+        score: From a batch to one row per sequence, shape [B] or [B, T].
+        micro_batch_size: Sequences at once.
+        device: ``cpu`` or ``cuda``.
+        width: Columns of the result where `score` gives shape [B, T]; None where it gives [B].
+        ranks: Who shares the work. All must call this together, and all get the whole result.
+
+    Returns:
+        Shape [N], or [N, width] padded with 0.
+    """
+    found = np.zeros((len(data),) if width is None else (len(data), width))
+    order = np.argsort(data.lengths, kind="stable")
+    for rows, weight in ranks.share(order, micro_batch_size):
+        batch = batch_of(data, rows, device)
+        values = score(batch).double().cpu().numpy()
+        if not weight:
+            continue
+        if width is None:
+            found[rows] = values
+        else:
+            found[rows, : values.shape[1]] = values
+    return ranks.sum_array(found)
+
+
+def note_scored(data: Sequences, *models: nn.Module) -> None:
+    """Count that these models have read sequences for their log-probabilities."""
+    spend("scoring", sum(model_cost(model).forward(_read(model, data)) for model in models))
+
+
+def _read(model: nn.Module, data: Sequences) -> Pass:
+    """What a model reads of sequences: a policy's outputs matter from one before the first supervised token on."""
+    whole = isinstance(model, ValueModel)
+    return whole_texts(data.lengths, None if whole else data.supervised + len(data))
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Switch dropout off: its noise would come from the global generator, and depend on earlier jobs."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            # Attention modules keep rates as plain numbers.
+            if isinstance(value, float) and "dropout" in name:
+                setattr(module, name, 0.0)
+
+
+def trained_tokens(data: Sequences, epochs: int) -> int:
+    """Tokens of prompts and completions that a training goes over."""
+    return int(data.lengths.sum()) * epochs

@@ -1,0 +1,194 @@
+"""Labelled sequences: what value models are trained on, as files of token ids and as batches.
+
+Shapes: N sequences, T tokens of the longest, B sequences of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from pipeline.files import open_plain
+from pipeline.foreign import ForeignDataError
+from pipeline.outputs.formats import read_input
+
+FILE = "sequences.safetensors"
+UNKNOWN = -1
+"""Stands for a prompt that is not told."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences of token ids, each with one label for its tail.
+
+    Attributes:
+        ids: Prompt and completion as sampled, padded on the right with 0, shape [N, T], int32.
+        lengths: Tokens of each, shape [N], int32.
+        starts: First position that is supervised; all from there to the end are, shape [N], int32.
+        labels: Target for these positions, in [0, 1], shape [N], float32.
+        prompts: Id of the prompt's row, or `UNKNOWN`, so that sequences of one prompt can be kept together,
+            shape [N], int64.
+    """
+
+    ids: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    labels: NDArray[np.float32]
+    prompts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @staticmethod
+    def of(
+        ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        labels: Sequence[float],
+        prompts: Sequence[int] | None = None,
+    ) -> Sequences:
+        """Pad lists of tokens.
+
+        Args:
+            ids: Prompt and completion of each sequence.
+            starts: Its first supervised position.
+            labels: Its target.
+            prompts: Id of its prompt's row. None where nobody asks: a value model is then calibrated on nothing,
+                since no prompts can be held out.
+        """
+        lengths = np.array([len(row) for row in ids], np.int32)
+        padded = np.zeros((len(ids), int(lengths.max(initial=0))), np.int32)
+        for row, tokens in enumerate(ids):
+            padded[row, : len(tokens)] = tokens
+        rows = np.full(len(ids), UNKNOWN, np.int64) if prompts is None else np.array(prompts, np.int64)
+        return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32), rows)
+
+    @property
+    def supervised(self) -> int:
+        """Positions that are supervised, of all sequences."""
+        return int((self.lengths - self.starts).sum(dtype=np.int64))
+
+    def some(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Sequences:
+        """Some of them, as wide as before.
+
+        Args:
+            rows: Their places, or of each whether it is one of them, shape [N].
+        """
+        return Sequences(**{name: array[rows] for name, array in vars(self).items()})
+
+    def save(self, folder: Path, name: str = FILE) -> None:
+        """Write them to a folder; prompts only where they are known."""
+        arrays = dict(vars(self))
+        if (self.prompts == UNKNOWN).all():
+            del arrays["prompts"]
+        save_file(arrays, folder / name)
+
+    @staticmethod
+    def load(folders: Sequence[Path], name: str = FILE) -> Sequences:
+        """Read and join the sequences of several folders, in their order.
+
+        Raises:
+            JobError: A file is missing or holds something else; says which job wrote it.
+        """
+        parts = [read_input(folder, name, _read) for folder in folders]
+        width = max(part["ids"].shape[1] for part in parts)
+        ids = [np.pad(part["ids"], ((0, 0), (0, width - part["ids"].shape[1]))) for part in parts]
+        rest = {
+            name: np.concatenate([part[name] for part in parts])
+            for name in ("lengths", "starts", "labels", "prompts")
+        }
+        return Sequences(np.concatenate(ids), **rest)
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    shapes = {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN", "prompts": "iN"}
+    part = read_arrays(path, shapes, optional=("prompts",))
+    part.setdefault("prompts", np.full(len(part["lengths"]), UNKNOWN, np.int64))
+    lengths, starts = part["lengths"], part["starts"]
+    if ((starts < 0) | (starts > lengths) | (lengths > part["ids"].shape[1])).any():
+        raise ForeignDataError("expected 0 <= `starts` <= `lengths` <= T of every sequence")
+    if (part["ids"] < 0).any():
+        raise ForeignDataError("expected ids of tokens in `ids`, and found a negative number")
+    return part
+
+
+def read_arrays(
+    path: Path, expected: Mapping[str, str], optional: Collection[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a safetensors file.
+
+    Args:
+        path: The file.
+        expected: Name -> kind of number (``i`` whole, ``f`` floating) and the names of its dimensions:
+            ``iN,T``. Dimensions of the same name are equally long.
+        optional: Names that may be missing.
+
+    Raises:
+        ForeignDataError: It holds something else.
+        OSError: It cannot be read.
+    """
+    try:
+        with open_plain(path):  # a named pipe in its place would hold the reader below for ever
+            found = load_file(path)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ForeignDataError(f"this is no safetensors file that numpy can read ({error})") from error
+    sizes: dict[str, int] = {}
+    for name, shape in expected.items():
+        kind, dimensions = shape[0], shape[1:].split(",")
+        if name not in found and name in optional:
+            continue
+        if name not in found:
+            raise ForeignDataError(f"it lacks the array `{name}`; it has {', '.join(sorted(found)) or 'none'}")
+        array = found[name]
+        right = array.ndim == len(dimensions) and all(
+            size == sizes.setdefault(dimension, size)
+            for dimension, size in zip(dimensions, array.shape, strict=True)
+        )
+        if not right or array.dtype.kind != kind:
+            known = ", ".join(f"{dimension}={sizes[dimension]}" for dimension in dimensions if dimension in sizes)
+            raise ForeignDataError(
+                f"expected `{name}` of shape [{shape[1:]}]{f' with {known}' if known else ''} and "
+                f"{'whole' if kind == 'i' else 'floating'} numbers, got {list(array.shape)} of {array.dtype}"
+            )
+    return {name: found[name] for name in expected if name in found}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch.
+
+    Attributes:
+        ids: Shape [B, T], int64.
+        mask: True where a position is supervised, shape [B, T].
+        labels: Shape [B], float32.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    labels: Tensor
+
+
+def epoch_order(count: int, epochs: int, seed: int) -> NDArray[np.int64]:
+    """Indices of all epochs one after the other, each epoch in an order of its own, shape [epochs * count]."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, 3]))
+    return np.concatenate([generator.permutation(count) for _ in range(epochs)])
+
+
+def batch_of(data: Sequences, rows: NDArray[np.int64], device: str) -> Batch:
+    """Some sequences as tensors, as wide as the longest of them."""
+    width = int(data.lengths[rows].max())
+    places = np.arange(width)
+    mask = (places >= data.starts[rows, None]) & (places < data.lengths[rows, None])
+    return Batch(
+        ids=torch.from_numpy(data.ids[rows, :width].astype(np.int64)).to(device),
+        mask=torch.from_numpy(mask).to(device),
+        labels=torch.from_numpy(data.labels[rows]).to(device),
+    )

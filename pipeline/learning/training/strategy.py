@@ -1,0 +1,67 @@
+"""How several ranks share a model where the request leaves that open: the simplest way that should fit.
+
+Decided by the ranks, who have the devices, from what is free there and the model of `learning.memory.training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pipeline.config.schema import Sharding, Strategy
+from pipeline.learning.memory.fit import fit
+from pipeline.learning.memory.training import Layout, ModelShape, Workload
+from pipeline.learning.training.distributed import Ranks, Spread
+from pipeline.machine.memory import memory_available_bytes
+
+
+def choose_spread(
+    shape: ModelShape, work: Workload, size: int, *, free_bytes: int, host_bytes: int
+) -> tuple[Spread, str]:
+    """The simplest strategy that fits on a number of equal devices.
+
+    Args:
+        shape: The model.
+        work: How it is trained.
+        size: Devices.
+        free_bytes: Of the fullest of them.
+        host_bytes: Free memory of the machine.
+
+    Returns:
+        The strategy, and why: what others lack. Where nothing fits, the one that needs least: the estimate is one,
+        and micro-batches that turn out too large are halved.
+    """
+    found = fit(shape, work, size, lambda _: free_bytes, host_bytes=host_bytes, num_gpus=size)
+    chosen = found.chosen or min(found.trials, key=lambda trial: (trial.short, trial.host_short))
+    before = found.trials[: found.trials.index(chosen) + 1]
+    reasons = "; ".join(f"{trial.label} {trial.verdict}" for trial in before)
+    if chosen.layout is Layout.ddp:
+        return Spread(strategy=Strategy.ddp), reasons
+    sharding = Sharding[chosen.layout.name]
+    return Spread(strategy=Strategy.fsdp, sharding=sharding, cpu_offload=chosen.offload), reasons
+
+
+def settle(ranks: Ranks, read_shape: Callable[[], ModelShape], work: Workload) -> None:
+    """Choose where `auto` was asked for. All ranks must call it.
+
+    Args:
+        ranks: Changed in place.
+        read_shape: Reads that of the model; called where a GPU's memory is the question.
+        work: How it is trained.
+    """
+    if ranks.spread.strategy is not Strategy.auto:
+        return
+    if not ranks.device.startswith("cuda"):
+        ranks.spread = Spread(strategy=Strategy.ddp)
+        return
+    free, _ = torch.cuda.mem_get_info(torch.device(ranks.device))
+    ranks.spread, reasons = choose_spread(
+        read_shape(),
+        work,
+        ranks.size,
+        free_bytes=ranks.least(free),
+        host_bytes=ranks.least(memory_available_bytes()),
+    )
+    if ranks.is_first:
+        print(f"training.strategy=auto: {ranks}. {reasons}", flush=True)  # noqa: T201 - the job's log

@@ -1,0 +1,416 @@
+"""The files of an output that someone reads back: what they hold, and how they are read.
+
+A stage of the user's own may write any of them, so they are foreign. `check_output` holds every output to these
+formats before it is committed: a wrong file fails the job that wrote it, and nothing of it is stored. What reads a
+stored one reads it by the same types, since an older version may have committed it without a look.
+docs/extending.md has them for users.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
+
+from pipeline.outputs.manifest import job_of
+from pipeline.files import walk
+from pipeline.errors import JobError
+from pipeline.files import open_plain
+from pipeline.foreign import ForeignDataError, read_json, read_json_file, read_plain
+from pipeline.outputs.prompts import LARGEST, PROMPTS, read_prompts
+
+METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
+GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
+GREEDY = "greedy"
+"""Folder of the samples of the greedy reference, in the output of its evaluation."""
+ETA = "eta="
+"""What names of strengths of guidance begin with: of folders in the output of a sweep, and in those of metrics."""
+ANSWERING = ("decoding", "guidance")
+"""What FLOPs of an evaluation go into answers, and not into measuring them."""
+SWEEP_SPLIT = "validation"
+"""Prompts that strengths of guidance are tried on."""
+PAGE = "docs/extending.md#results"
+
+MAX_LEVELS = 64
+"""Folders in one another that an output may have, so that every path in it can be opened on every file system."""
+MAX_FILES = 1_000_000
+"""Files and folders of an output at most, so that its manifest can be read whole."""
+_LINE = 16 << 20
+"""Bytes that a line of ``samples.jsonl`` has at most."""
+_SHOWN = 64 << 20
+"""Bytes of the samples beside metrics: they are for people, and those of all chains come together in one file."""
+
+Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Note = Annotated[str, Meta(max_length=2000)]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A row of ``metrics.json``: one measured number with its interval.
+
+    Attributes:
+        metric: Its name, which no other row has.
+        value: The estimate; None where there is nothing to estimate it from.
+        ci_low: Lower end of its interval, or None where there is none.
+        ci_high: Upper end. The interval of a bootstrap need not hold the estimate.
+        n: Prompts that it rests on.
+    """
+
+    metric: Name
+    value: Number | None
+    ci_low: Number | None
+    ci_high: Number | None
+    n: Count
+
+    def __post_init__(self) -> None:
+        if not self.metric.isprintable() or self.metric != self.metric.strip():
+            raise ValueError(
+                f"expected a name that can be printed, without blanks around it, got {self.metric[:40]!a}"
+            )
+        if self.ci_low is not None and self.ci_high is not None and self.ci_low > self.ci_high:
+            raise ValueError(f"expected `ci_low` <= `ci_high`, got {self.ci_low} and {self.ci_high}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What ``metrics.json`` holds.
+
+    Attributes:
+        rows: In any order.
+    """
+
+    rows: Annotated[list[Metric], Meta(max_length=100_000)]
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for row in self.rows:
+            if row.metric in seen:
+                raise ValueError(f"expected one row for each metric, got two for {row.metric!r}")
+            seen.add(row.metric)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One evaluated completion: a line of ``samples.jsonl`` in the output of a stage that evaluates.
+
+    Attributes:
+        row: Id of the dataset's row.
+        sample: Index among the samples of the row.
+        prompt: Text.
+        completion: Text, without special tokens.
+        tokens: Tokens of the completion, an end-of-text token included.
+        reward: Of the completion; None where the reward did not apply.
+        correct: Whether the reward says that it is right; None where no reward can say so.
+        kl: KL divergence of the policy from the reference over the completion, in nats; None where it is no finite
+            number, as of a policy whose training has diverged.
+        truncated: Whether it was cut off at the token limit.
+        answer: What it votes for in maj@k; None for no vote.
+        parts: Each of several rewards by itself.
+        fault: How a reward failed: ``error``, ``timeout`` or ``crash``.
+    """
+
+    row: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    sample: Count
+    prompt: str
+    completion: str
+    tokens: Count
+    reward: Number | None
+    correct: bool | None
+    kl: Number | None
+    truncated: bool
+    answer: str | None = None
+    parts: Mapping[str, Number | None] = field(default_factory=dict)
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the things that a generation drew.
+
+    Attributes:
+        what: What is counted, in the plural.
+        count: How many there are.
+        unscored: Those without any score: the reward failed, or does not apply.
+        equal: Those whose completions all scored equal.
+        wrong: Those without a correct completion, where a reward says what is correct.
+        same: Those whose completions are all the same text.
+    """
+
+    what: Name
+    count: Count
+    unscored: Count = 0
+    equal: Count = 0
+    wrong: Count = 0
+    same: Count = 0
+
+    def __str__(self) -> str:
+        said = {
+            "scored equal": self.equal,
+            "had no score": self.unscored,
+            "had no correct completion": self.wrong,
+            "had the same completion every time": self.same,
+        }
+        parts = [f"{number} {text}" for text, number in said.items() if number]
+        return (
+            f"of {self.count} {self.what} {', '.join(parts)}" if parts else f"{self.count} {self.what} were drawn"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What ``generation.json`` says a stage has drawn."""
+
+    prompts: Count
+    completions: Count
+    tokens: Count
+    tally: Tally | None = None
+
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How good a value model is on prompts that it was not trained on.
+
+    Its prediction at a supervised token is the mean of the label that it expects; tokens count alike.
+
+    Attributes:
+        prompts: Prompts that were held out.
+        tokens: Supervised tokens of their sequences.
+        base_rate: Mean of their labels: what a model that knows nothing says everywhere.
+        auc: Chance that a token labelled 1 is predicted higher than one labelled 0, ties counting half; None where
+            labels are not 0 and 1, or only one of the two.
+        auc_se: Its standard error, prompts being what is drawn; None where fewer than five have one of the labels.
+        brier: Mean squared error of the predictions; None of all figures where one is no number, as those of a
+            model whose training has diverged.
+        brier_skill: 1 - brier / that of the base rate; None where all labels are equal.
+        ece: Expected calibration error: mean distance of prediction and label over ten bins of equal width.
+    """
+
+    prompts: Count
+    tokens: Count
+    base_rate: Share
+    auc: Share | None = None
+    auc_se: Annotated[float, Meta(ge=0, le=LARGEST)] | None = None
+    brier: Share | None = None
+    brier_skill: Number | None = None
+    ece: Share | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is read of ``training.json``: what a reader of the results must know of the training."""
+
+    note: Note | None = None
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFit(Training):
+    """What is read of ``reward.json``.
+
+    Attributes:
+        tokens_trained: Of all reward models.
+        folds: How many there are.
+        held_out_pairs: Pairs that were decided by a model that was not fitted to them.
+        held_out_accuracy: Share of these that it decides as they are; None where there are none.
+    """
+
+    tokens_trained: Count
+    folds: Count = 1
+    held_out_pairs: Count = 0
+    held_out_accuracy: Number | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointer:
+    """``model.json``: where the reference's model is, if it is not in the output itself.
+
+    Attributes:
+        path: Its folder.
+        hub: Or its id on the hub,
+        commit: and the commit there.
+    """
+
+    path: str | None = None
+    hub: str | None = None
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is None and (self.hub is None or self.commit is None):
+            raise ValueError("expected `path`, or `hub` and `commit`")
+
+
+# -- before the commit -----------------------------------------------------------------------------------------
+
+
+def check_output(folder: Path) -> None:
+    """Hold a finished folder to the formats above, whichever stage it is of.
+
+    Raises:
+        JobError: A file with one of these names holds something else; says which, where and what. Or there are
+            more files, or folders in one another, than an output may have.
+    """
+    _check_extent(folder)
+    for name, read in _READERS.items():
+        further = (*sorted(folder.glob(f"{ETA}*/{name}")), folder / GREEDY / name) if name == SAMPLES else ()
+        for path in (folder / name, *further):
+            with suppress(FileNotFoundError):
+                _hold(path, path.relative_to(folder).as_posix(), read)
+
+
+def _check_extent(folder: Path) -> None:
+    try:
+        for number, (name, _) in enumerate(walk(folder)):
+            if name.count("/") >= MAX_LEVELS:
+                start = "/".join(name.split("/")[:3])
+                raise JobError(f"its output has more than {MAX_LEVELS} folders in one another, under {start}")
+            if number > MAX_FILES:
+                raise JobError(
+                    f"its output has more than {MAX_FILES:,} files and folders. Put them together in fewer"
+                )
+    except OSError as error:
+        raise JobError(f"its output cannot be read: {error.strerror}") from error
+
+
+def _hold(path: Path, shown: str, read: Callable[[Path], object]) -> None:
+    try:
+        read(path)
+    except FileNotFoundError:
+        raise
+    except (ForeignDataError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # no fault of the file
+            raise JobError(f"the output cannot be looked at: {problem_in_words(error)}") from error
+        raise JobError(
+            f"{shown} is not as it must be: {problem_in_words(error)}. What it must hold, with an example: {PAGE}"
+        ) from error
+
+
+def _read_samples(path: Path) -> None:
+    if os.path.lexists(path.parent / METRICS):
+        read_shown_samples(path.parent)
+    else:
+        for _ in read_lines(path, Sample):
+            pass
+
+
+# -- reading what is stored ------------------------------------------------------------------------------------
+
+
+def read_metrics(output: Path) -> Metrics:
+    """Read the ``metrics.json`` of an output.
+
+    Raises:
+        ForeignDataError: It holds something else.
+        OSError: It is not there, or cannot be read.
+    """
+    return read_json_file(output / METRICS, Metrics)
+
+
+def read_shown_samples(output: Path) -> list[dict[str, Any]]:
+    """Read the ``samples.jsonl`` beside metrics: any objects, for people.
+
+    Raises:
+        ForeignDataError: It holds something else.
+        OSError: It is not there, or cannot be read.
+    """
+    lines = read_plain(output / SAMPLES, _SHOWN).splitlines(keepends=True)
+    return list(_objects(enumerate(lines, 1), dict[str, Any]))
+
+
+def read_lines(path: Path, kind: type[_T]) -> Iterator[_T]:
+    """Read a file of JSON lines as objects of a type, one by one. Empty lines are passed over.
+
+    Raises:
+        ForeignDataError: A line is of another type; says which.
+        OSError: The file is not there, or cannot be read.
+    """
+    with open_plain(path) as file:
+        numbered = ((number, file.readline(_LINE + 1)) for number in count(1))
+        yield from _objects(_until_the_end(numbered), kind)
+
+
+def _until_the_end(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    for number, line in lines:
+        if not line:
+            return
+        yield number, line
+
+
+def _objects(lines: Iterator[tuple[int, bytes]] | enumerate[bytes], kind: type[_T]) -> Iterator[_T]:
+    for number, line in lines:
+        if len(line) > _LINE:
+            raise ForeignDataError(f"line {number}: it is longer than {_LINE:,} bytes")
+        if not line.strip():
+            continue
+        try:
+            yield read_json(line, kind)
+        except ForeignDataError as error:
+            raise ForeignDataError(f"line {number}: {error}") from error
+
+
+def read_input(output: Path, name: str, read: Callable[[Path], _T]) -> _T:
+    """Read a file of an output that this job reads.
+
+    Args:
+        output: Folder of the stored output.
+        name: The file.
+        read: Reads it.
+
+    Raises:
+        JobError: It is not there or not as it must be; says which job wrote it.
+    """
+    try:
+        return read(output / name)
+    except (ForeignDataError, OSError) as error:
+        raise JobError(
+            f"{name} in the output of {job_of(output)} ({output}) cannot be used: {problem_in_words(error)}. "
+            f"What it must hold: {PAGE}"
+        ) from error
+
+
+def read_generation(path: Path) -> Generation:
+    """Read a ``generation.json``; raises as `read_metrics` does."""
+    return read_json_file(path, Generation)
+
+
+def read_training(path: Path) -> Training:
+    """Read a ``training.json``; raises as `read_metrics` does."""
+    return read_json_file(path, Training)
+
+
+def read_reward_fit(path: Path) -> RewardFit:
+    """Read a ``reward.json``; raises as `read_metrics` does."""
+    return read_json_file(path, RewardFit)
+
+
+def read_pointer(path: Path) -> Pointer:
+    """Read a ``model.json``; raises as `read_metrics` does."""
+    return read_json_file(path, Pointer)
+
+
+def problem_in_words(error: ForeignDataError | OSError) -> str:
+    """What is wrong with a file that could not be read."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+_READERS: Mapping[str, Callable[[Path], object]] = {
+    METRICS: lambda path: read_metrics(path.parent),
+    PROMPTS: lambda path: read_prompts(path.parent),
+    SAMPLES: _read_samples,
+    TRAINING: read_training,
+    GENERATION: read_generation,
+    REWARD: read_reward_fit,
+}
+"""Names that any stage may write; ``model.json`` is left to the reference."""

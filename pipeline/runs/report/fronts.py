@@ -1,0 +1,109 @@
+"""Tables below that of results: fronts of reward against divergence, and methods at equal training budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from pipeline.runs.cost import BudgetRow
+from pipeline.runs.record import FrontRow, MatchedRow, Results
+from pipeline.runs.report.format import interval, si, title
+from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
+from pipeline.terminal.columns import Column, FittedTable
+
+_MATCHED = "(matched)"
+_HOW = (
+    "best: no other point of the front has more at no more KL, or as much at less. (matched): on the line between "
+    "the two best points beside that KL, as are the ends of its interval, which leaves the error of KL out; - is "
+    "beyond what was measured. It picks the best points on these prompts, which flatters fronts of more points. "
+    "Compare points of the same split."
+)
+_WITHIN = "Each method after its last round whose training, all rounds before included, is within the budget."
+
+
+def front_tables(results: Results, label: str = "") -> list[FittedTable]:
+    """One table for each dataset and model with fronts: their points by KL, then what they reach at equal KL."""
+    tables = []
+    for (dataset, model), rows in groupby(results.fronts, key=lambda row: (row.dataset, row.model)):
+        matched = [row for row in results.matched if (row.dataset, row.model) == (dataset, model)]
+        tables.append(_front_table(title(dataset, model, "fronts", label), list(rows), matched, results))
+    return tables
+
+
+def budget_tables(rows: Iterable[BudgetRow], results: Results, label: str = "") -> list[FittedTable]:
+    """One table for each dataset and model: every method at every training budget.
+
+    Args:
+        rows: Methods at budgets.
+        results: Of the same run.
+        label: As for `result_tables`.
+    """
+    tables = []
+    for (dataset, model), own in groupby(rows, key=lambda row: (row.dataset, row.model)):
+        tables.append(_budget_table(title(dataset, model, "training budgets", label), list(own), results))
+    return tables
+
+
+def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow], results: Results) -> FittedTable:
+    heading = HEADINGS[rows[0].metric]
+    bounded = results.bounded_among(row.front for row in rows)
+    table = FittedTable(
+        [
+            Column(heading="front", least=LEAST_NAME),
+            Column(heading="point", least=LEAST_NAME),
+            number_column("KL/seq", 1),
+            number_column(heading, 1),
+            Column(heading="split", rank=2),
+            number_column("interval", 3),
+            Column(heading="best", rank=4),
+            number_column("KL interval", 5),
+        ],
+        title=headline,
+        caption="\n".join([_HOW, *about_bounds(bounded, "(matched) is a lower one")]),
+    )
+    for front, points in groupby(rows, key=lambda row: row.front):
+        for row in points:
+            bounds = (interval(row.ci_low, row.ci_high), interval(row.kl_low, row.kl_high))
+            best = "yes" if row.is_best else ""
+            own, of_kl = bounds
+            table.add_row(front, row.point, _shown(row.kl), _shown(row.value), row.split, own, best, of_kl)
+        for at in (row for row in matched if row.front == front):
+            value = "-" if at.value is None else f"{at.value:.3f}"
+            ends = interval(at.ci_low, at.ci_high)
+            table.add_row(front, _MATCHED, _shown(at.kl), value, at.split, ends, "", "")
+        table.end_section()
+    return table
+
+
+def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> FittedTable:
+    metric = next((row.metric for row in rows if row.metric), "")
+    table = FittedTable(
+        [
+            number_column("budget", 0),
+            Column(heading="algorithm", least=LEAST_NAME),
+            number_column("round", 1),
+            number_column("FLOPs", 2),
+            number_column(HEADINGS.get(metric, "value"), 1),
+            number_column("interval", 3),
+            number_column("KL/seq", 4),
+        ],
+        title=headline,
+        caption="\n".join([_WITHIN, *about_bounds(results.bounded_among(row.algo for row in rows))]),
+    )
+    for budget, own in groupby(rows, key=lambda row: row.budget):
+        for row in own:
+            table.add_row(
+                si(budget),
+                row.algo,
+                "-" if row.round is None else str(row.round),
+                "" if row.flops is None else si(row.flops),
+                "-" if row.value is None else f"{row.value:.3f}",
+                interval(row.ci_low, row.ci_high),
+                "" if row.kl is None else f"{row.kl:.3f}",
+            )
+        table.end_section()
+    return table
+
+
+def _shown(number: float) -> str:
+    return f"{number:z.3f}"

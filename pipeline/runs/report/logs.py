@@ -1,0 +1,189 @@
+"""Prints logs: of the engine, or of one attempt at a job; and follows them while they grow.
+
+A log is whatever a job wrote: bytes that are no UTF-8 are replaced, and what it is printed to sees to the rest.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pipeline.runs.index import RecordedRun
+from pipeline.terminal.log import Out
+
+POLL_S = 0.25
+_QUIET_S = 1.0
+_CHUNK = 1 << 16
+
+Note = Callable[[str], None]
+"""Tells the user something that is no part of the log."""
+
+
+class Tail:
+    """What a file has got since the last look. Survives that it is not there yet, is cut short, or is replaced."""
+
+    def __init__(self, path: Path, lines: int | None = None) -> None:
+        """Begin so many lines before the end, or at the start.
+
+        Args:
+            path: The file.
+            lines: How many of its last lines come first; None for all.
+        """
+        self._path = path
+        self._lines = lines
+        self._offset = 0
+        self._file_id: tuple[int, int] | None = None
+        self._decoder = _decoder()
+
+    def print_new(self, out: Out) -> bool:
+        """Print what is new; say whether there was something."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return False
+        with file:
+            status = os.fstat(file.fileno())
+            if self._file_id != (status.st_dev, status.st_ino) or status.st_size < self._offset:
+                first = self._file_id is None
+                self._file_id, self._decoder = (status.st_dev, status.st_ino), _decoder()
+                self._offset = (
+                    start_of_last(file.fileno(), self._lines) if first and self._lines is not None else 0
+                )
+            file.seek(self._offset)
+            found = False
+            while chunk := file.read(_CHUNK):
+                found = True
+                self._offset += len(chunk)
+                out.write(self._decoder.decode(chunk))
+        if found:
+            out.flush()
+        return found
+
+    def end(self, out: Out) -> None:
+        """Print what may be left of a character whose other bytes never came."""
+        out.write(self._decoder.decode(b"", final=True))
+        out.flush()
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")
+
+
+def start_of_last(descriptor: int, lines: int) -> int:
+    """Where the last lines of a file begin, in bytes; reads from its end, however long it is."""
+    position = os.fstat(descriptor).st_size
+    if lines <= 0 or position == 0:
+        return position
+    # The break that ends the file ends its last line and begins none.
+    if os.pread(descriptor, 1, position - 1) == b"\n":
+        position -= 1
+    while position:
+        size = min(_CHUNK, position)
+        block = os.pread(descriptor, size, position - size)
+        at = len(block)
+        while (at := block.rfind(b"\n", 0, at)) >= 0:
+            lines -= 1
+            if not lines:
+                return position - size + at + 1
+        position -= size
+    return 0
+
+
+def print_log(path: Path, out: Out, lines: int | None = None) -> None:
+    """Print a file, or its last lines."""
+    tail = Tail(path, lines)
+    tail.print_new(out)
+    tail.end(out)
+
+
+def follow_run(
+    run: RecordedRun,
+    out: Out,
+    note: Note,
+    lines: int | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Print the engine's log until the run is over."""
+    tail = Tail(run.folder.log, lines)
+    quiet_s = 0.0
+    # The engine ends its journal first and then has a few more words to say.
+    while quiet_s < _QUIET_S:
+        run.refresh()
+        over = run.engine_runs() is False
+        grew = tail.print_new(out)
+        quiet_s = quiet_s + POLL_S if over and not grew else 0.0
+        sleep(POLL_S)
+    note(f"the run is over: {run.state()}")
+
+
+def follow_job(
+    run: RecordedRun,
+    job_id: str,
+    out: Out,
+    note: Note,
+    *,
+    attempt: int | None = None,
+    lines: int | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Print the log of a job until the job or the run is over, going on with the next attempt when one begins.
+
+    Args:
+        run: The run.
+        job_id: The job.
+        out: Gets the log.
+        note: Told of what is no part of the log: that the job has not begun, that another attempt has.
+        attempt: Follow this one only.
+        lines: How many of the last lines there are so far come first; None for all.
+        sleep: Waits so many seconds.
+    """
+    tail: Tail | None = None
+    shown = 0
+    waiting = False
+    while True:
+        run.refresh()
+        over = _over(run, job_id, attempt)  # before reading, so that what came last is still read
+        logs = run.logs(job_id)
+        for number in _to_show(logs, attempt, shown):
+            if tail is not None:
+                tail.print_new(out)
+                tail.end(out)
+                note(f"attempt {number} of {job_id}")
+            tail, shown, lines = Tail(logs[number], lines), number, None
+        if tail is not None:
+            tail.print_new(out)
+        elif not over and not waiting:
+            waiting = True
+            note(f"{job_id} has not begun yet; waiting for it")
+        if over:
+            if tail is not None:
+                tail.end(out)
+            note(over)
+            return
+        sleep(POLL_S)
+
+
+def _to_show(logs: Mapping[int, Path], attempt: int | None, shown: int) -> list[int]:
+    """Attempts whose logs come next: the last one at first, then each that begins."""
+    if attempt is not None:
+        return [attempt] if attempt in logs and not shown else []
+    return [number for number in logs if number > shown] if shown else list(logs)[-1:]
+
+
+def _over(run: RecordedRun, job_id: str, attempt: int | None) -> str:
+    """Why there is nothing more to come, or ""."""
+    job = run.view.jobs.get(job_id)
+    if job is not None and job.settled:
+        reason = f": {job.reason}" if job.status == "failed" else ""
+        reason = f" by {job.root_cause}" if job.status == "blocked" else reason
+        return f"{job_id}: {job.status}{reason}"
+    if attempt is not None and job is not None:
+        ended = [view for view in job.attempts if view.number == attempt and view.ended is not None]
+        if ended:
+            return f"attempt {attempt} of {job_id}: {ended[0].outcome} {ended[0].reason}".rstrip()
+    if run.engine_runs() is False:
+        return f"the run is over: {run.state()}"
+    return ""

@@ -1,0 +1,141 @@
+"""The live view of a run as it fits a terminal: the run in short, chains x rounds, and what each worker does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from pipeline.engine.status import RunStatus, WorkerStatus
+from pipeline.runs.report.format import duration, gibibytes, jobs, rate
+from pipeline.runs.report.grid import chains_of, current_grid
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
+
+_Row = TypeVar("_Row")
+
+_BAR = 16
+_LEAST_JOB = 28
+_LEAST_DEVICE = 8
+_STAGE = len("/r10/generate/000")
+_DEVICE = re.compile(r"cpu slot (\d+)|((?:GPU|MIG)-\w{8})")
+_LEAST_CHAINS = 3
+"""Rows that chains get, at least, where there are more workers than lines."""
+
+
+def headline(status: RunStatus) -> str:
+    """The run in one line."""
+    return " ".join(_headline(status))
+
+
+def screen(status: RunStatus, width: int, height: int) -> RenderableType:
+    """The live view for a terminal of so many columns and lines; it leaves the last line free."""
+    first, *rest = _headline(status)
+    top = in_lines([f"{duration(status.elapsed_s)}: {first}", *rest], width)[: max(1, height - 1)]
+    parts: list[RenderableType] = [Text("\n".join(top), no_wrap=True, overflow="ellipsis")]
+    chains = chains_of(status.cells)
+    for_chains, for_workers = share_lines(height - 1 - len(top), len(chains), len(status.workers))
+    if for_chains:
+        parts += _chains(status, chains, for_chains)
+    if for_workers:
+        parts += _workers(status.workers, for_workers, max(map(cell_len, chains), default=0) + _STAGE)
+    return Group(*parts)
+
+
+def share_lines(lines: int, chains: int, workers: int) -> tuple[int, int]:
+    """How many lines chains and workers get, headings not counted; 0 for those that are not shown at all."""
+    room = lines - 2
+    if room < 2 or not chains or not workers:
+        return (min(chains, lines - 1), 0) if chains and lines > 1 else (0, max(0, min(workers, lines - 1)))
+    for_workers = min(workers, max(room - chains, room - max(_LEAST_CHAINS, room // 3), 1))
+    return min(chains, room - for_workers), for_workers
+
+
+def _headline(status: RunStatus) -> list[str]:
+    total = status.total
+    finished = total.done + total.stored
+    left = total.total - finished - total.running - total.failed - total.blocked
+    parts = [f"{finished:,}/{jobs(total.total)} done", f"{total.running} running", f"{left:,} left"]
+    if total.failed or total.blocked:
+        parts.append(f"{total.failed} failed, {total.blocked} blocked")
+    parts.append(f"{rate(status.samples_per_s)} samples/s")
+    parts.append(f"{rate(status.tokens_per_s)} tokens/s")
+    if status.remaining_s is not None:
+        parts.append(f"about {duration(status.remaining_s)} left")
+    return [f"{part}," for part in parts[:-1]] + parts[-1:]
+
+
+def _chains(status: RunStatus, chains: list[str], lines: int) -> Iterator[RenderableType]:
+    busy = {chain for (chain, _), cell in status.cells.items() if cell.running}
+    # Where there are more chains than lines, those that are at work come first.
+    shown, more = _first(chains, lines, lambda chain: chain in busy)
+    yield current_grid(status.cells, shown)
+    if more:
+        yield Text(f"and {more} more chains", no_wrap=True, overflow="ellipsis")
+
+
+def _workers(workers: tuple[WorkerStatus, ...], lines: int, job_width: int) -> Iterator[RenderableType]:
+    shown, more = _first(workers, lines, lambda worker: worker.state == "running")
+    gpus = any(worker.gpu for worker in workers)
+    table = FittedTable(_columns(job_width, gpus=gpus), lines=False)
+    for worker in shown:
+        busy = worker.state == "running"
+        part = min(1.0, worker.done / worker.total) if worker.total else 0.0
+        table.add_row(
+            str(worker.index),
+            worker.gpu.label if worker.gpu else _device(worker.device),
+            worker.job_id if busy else worker.state,
+            f"{part:.0%}" if busy else "",
+            _bar(part) if busy else "",
+            duration(worker.running_s) if busy else "",
+            gibibytes(worker.rss_bytes) if worker.rss_bytes else "",
+            *(_gpu(worker) if gpus else ()),
+        )
+    yield table
+    if more:
+        yield Text(f"and {more} more workers", no_wrap=True, overflow="ellipsis")
+
+
+def _columns(job_width: int, *, gpus: bool) -> Iterator[Column]:
+    """Of widths that do not change from one moment to the next."""
+    yield Column(heading="worker", right=True)
+    yield Column(heading="device", rank=7, least=_LEAST_DEVICE)
+    yield Column(heading="job", rank=1, least=_LEAST_JOB, width=job_width)
+    yield Column(heading="done", right=True, rank=4)
+    yield Column(heading="", rank=EXTRA + 1, width=_BAR)
+    yield Column(heading="time", right=True, rank=2, width=len("59 min 59 s"))
+    yield Column(heading="memory", right=True, rank=5, width=len("999.9 GiB"))
+    if gpus:
+        yield Column(heading="GPU memory", right=True, rank=3, width=len("140.0/140.0 GiB"))
+        yield Column(heading="load", right=True, rank=6, width=len("100 %"))
+
+
+def _first(rows: Sequence[_Row], lines: int, at_work: Callable[[_Row], bool]) -> tuple[list[_Row], int]:
+    """The rows that have room, and how many more there are, which takes a line to say."""
+    if len(rows) <= lines:
+        return list(rows), 0
+    shown = sorted(rows, key=lambda row: not at_work(row))[: lines - 1]
+    return shown, len(rows) - len(shown)
+
+
+def _device(words: str) -> str:
+    """As short as it can be told apart: ``cpu 0``, or the beginning of the UUID of a GPU."""
+    found = _DEVICE.match(words)
+    if found is None:
+        return words
+    return f"cpu {found[1]}" if found[1] else found[2]
+
+
+def _bar(part: float) -> str:
+    done = round(part * _BAR)
+    return "━" * done + "·" * (_BAR - done)
+
+
+def _gpu(worker: WorkerStatus) -> tuple[str, str]:
+    if worker.gpu is None:
+        return "", ""
+    load = "" if worker.gpu.utilization is None else f"{worker.gpu.utilization} %"
+    return f"{worker.gpu.used_bytes / 2**30:.1f}/{gibibytes(worker.gpu.total_bytes)}", load

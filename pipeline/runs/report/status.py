@@ -1,0 +1,347 @@
+"""Where runs stand, as seen from another terminal: all experiments in one table, or one run in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from pipeline.engine.status import CellStatus
+from pipeline.runs.index import RecordedRun
+from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
+from pipeline.runs.report.grid import whole_grids
+from pipeline.runs.run_view import AttemptView, JobView, RunView, failures
+from pipeline.terminal.columns import Column, FittedTable
+from pipeline.terminal.text import printable
+
+MAX_LISTED = 10
+_LEAST_NAME = 12
+_LEAST_JOB = 28
+_LEAST_DEVICE = 8
+_COLORS: Mapping[str, str] = {
+    "done": "green",
+    "running": "bold",
+    "failed": "bold red",
+    "killed": "bold red",
+    "halted": "bold red",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glance:
+    """The newest run of an experiment in one row.
+
+    Attributes:
+        name: The experiment.
+        run: Timestamp of the run.
+        state: The run in one word, see `RunView.state`.
+        started: Wall-clock seconds, or None.
+        elapsed_s: Seconds that it took so far.
+        jobs: How many it has.
+        done: How many of them are there, stored ones included.
+        failed: How many failed.
+        blocked: How many a failed one blocks.
+        stored: How many of those that are there were stored before the run began.
+        problem: Why the run cannot be read, or "".
+    """
+
+    name: str
+    run: str
+    state: str
+    started: float | None
+    elapsed_s: float
+    jobs: int
+    done: int
+    failed: int
+    blocked: int
+    stored: int = 0
+    problem: str = ""
+
+
+def unreadable_run(name: str, problem: str) -> Glance:
+    """The row of an experiment whose newest run cannot be read."""
+    nothing = {"jobs": 0, "done": 0, "failed": 0, "blocked": 0}
+    return Glance(name=name, run="", state="unreadable", started=None, elapsed_s=0.0, problem=problem, **nothing)
+
+
+def glance_at(run: RecordedRun, now: float) -> Glance:
+    """One row of the overview."""
+    counts, runs = run.view.counts(), run.engine_runs()
+    return Glance(
+        name=run.name,
+        run=run.stamp,
+        state=run.view.state(runs),
+        started=run.view.started,
+        elapsed_s=round(run.view.elapsed_s(now, runs), 3),
+        jobs=counts.total,
+        done=counts.done + counts.stored,
+        failed=counts.failed,
+        blocked=counts.blocked,
+        stored=counts.stored,
+    )
+
+
+def overview_table(rows: Iterable[Glance]) -> FittedTable:
+    """The newest run of every experiment, the one that began last on top."""
+    table = FittedTable(
+        [
+            Column(heading="experiment", least=_LEAST_NAME),
+            Column(heading="newest run", rank=5),
+            Column(heading="state", rank=1),
+            Column(heading="done", right=True, rank=2),
+            Column(heading="failed", right=True, rank=3),
+            Column(heading="time", right=True, rank=4),
+        ],
+        lines=False,
+    )
+    for row in sorted(rows, key=lambda row: (row.run, row.name), reverse=True):
+        table.add_row(
+            row.name,
+            row.run,
+            Text(row.state, style=_COLORS.get(row.state, "")),
+            f"{row.done:,}/{row.jobs:,}",
+            Text(str(row.failed), style="bold red") if row.failed else "",
+            _time(row),
+        )
+    return table
+
+
+def _time(row: Glance) -> str:
+    if row.started is None:
+        return ""
+    return "nothing ran" if row.state == "done" and row.stored == row.jobs else duration(row.elapsed_s)
+
+
+# -- one run ---------------------------------------------------------------------------------------------------
+
+
+def print_run(run: RecordedRun, now: float, console: Console) -> None:
+    """Print one run. Only tables are fitted to the terminal: ids and paths below them stay whole, to be copied."""
+    for part in run_page(run, now, console.width):
+        console.print(part, highlight=False, soft_wrap=isinstance(part, Text))
+
+
+def run_page(run: RecordedRun, now: float, width: int) -> list[RenderableType]:
+    """One run: a headline, chains x rounds, what runs, and what went wrong.
+
+    Args:
+        run: The run.
+        now: Wall-clock seconds.
+        width: Columns of the terminal.
+    """
+    view, engine = run.view, run.engine_runs()
+    parts: list[RenderableType] = [_headline(run, now, engine)]
+    for grid in whole_grids(view.cells(), width):
+        parts += ["", grid]
+    running = view.having("running")
+    if running:
+        stale = "" if engine else " (when the engine was last heard of)"
+        parts += ["", _running_table(running, now if engine else view.last, stale)]
+    lines = [*_failed(run), *_blocked(view), *_waiting(view), *_quarantined(view), *_retries(view)]
+    lines += list(_unreadable(run))
+    return parts + [Text(printable(text), style=style) for text, style in lines]
+
+
+def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
+    view, counts = run.view, run.view.counts()
+    state = view.state(engine)
+    text = Text()
+    text.append(f"{run.name} ", style="bold")
+    text.append(f"{run.stamp}: ")
+    text.append(state, style=_COLORS.get(state, ""))
+    if view.interrupted:
+        text.append(f" by {view.interrupted}")
+    if view.halted:
+        text.append(f" ({view.halted})")
+    if state == "done" and counts.stored == counts.total:
+        text.append(", nothing ran: every output was stored before")
+    elif view.started is not None:
+        text.append(f", {duration(view.elapsed_s(now, engine))}")
+    parts = [f"{counts.done + counts.stored:,}/{jobs(counts.total)} done ({counts.stored} stored before)"]
+    parts += [f"{number:,} {what}" for what, number in _rest(counts).items() if number]
+    text.append("\n" + ", ".join(parts))
+    hint = {
+        "killed": "The engine is gone without having ended the run; the same command goes on from here.",
+        "interrupted": "The same command goes on from here.",
+        "halted": "Mend that, then run the same command.",
+        "not started": "It ended before its first job; see its log.",
+        "unknown": "Its engine is on another machine, or this file system has no locks: it may still run.",
+    }.get(state)
+    if hint:
+        text.append(f"\n{hint}", style="bold")
+    return text
+
+
+def _rest(counts: CellStatus) -> dict[str, int]:
+    settled = counts.done + counts.stored + counts.failed + counts.blocked
+    return {
+        "running": counts.running,
+        "left": counts.total - settled - counts.running,
+        "failed": counts.failed,
+        "blocked": counts.blocked,
+    }
+
+
+def _running_table(running: list[JobView], now: float, stale: str) -> FittedTable:
+    table = FittedTable(
+        [
+            Column(heading="job", least=_LEAST_JOB),
+            Column(heading="worker", right=True, rank=2),
+            Column(heading="device", rank=4, least=_LEAST_DEVICE),
+            Column(heading="attempt", right=True, rank=3),
+            Column(heading="time", right=True, rank=1),
+        ],
+        title=f"running{stale}",
+        lines=False,
+    )
+    for job in running:
+        attempt = job.attempts[-1]
+        table.add_row(
+            job.id, str(attempt.worker), attempt.device, str(attempt.number), duration(attempt.elapsed_s(now))
+        )
+    return table
+
+
+Lines = Iterator[tuple[str, str]]
+"""Text and its style."""
+
+
+def _failed(run: RecordedRun) -> Lines:
+    found = list(failures(run.view))
+    if found:
+        yield f"\nfailed: {jobs(len(found))}", "bold red"
+    for job, attempt in found[:MAX_LISTED]:
+        kind = f" ({job.kind}, {count(len(job.attempts), 'attempt')})" if job.kind else ""
+        yield f"  {job.id}{kind}", ""
+        yield f"    {job.reason}", "red"
+        log = log_path(run, job.id, attempt)
+        if log is not None:
+            yield f"    log: {shown_path(log)}", ""
+            yield f"    read it: {logs_command(run.folder.path.parent.parent, run.name, job.id)}", ""
+    yield from _more(len(found), "    ")
+
+
+def _blocked(view: RunView) -> Lines:
+    found = view.blocked_by()
+    if found:
+        yield f"\nblocked: {jobs(sum(map(len, found.values())))}", "bold red"
+    for cause, blocked in list(found.items())[:MAX_LISTED]:
+        shown = blocked[0] if len(blocked) == 1 else f"{jobs(len(blocked))}, from {blocked[0]} to {blocked[-1]}"
+        yield f"  by {cause}:", ""
+        yield f"    {shown}", ""
+    yield from _more(len(found), "    ")
+
+
+def _waiting(view: RunView) -> Lines:
+    found = [(job, text) for job in view.having("pending") if (text := _why_it_waits(job))]
+    if found:
+        yield "\nwaiting", "bold"
+    for job, text in found[:MAX_LISTED]:
+        yield f"  {job.id}: {text}", ""
+    yield from _more(len(found), "  ")
+
+
+def _why_it_waits(job: JobView) -> str:
+    last = job.attempts[-1] if job.attempts else None
+    if last is not None and last.outcome == "failed" and last.retry:
+        return f"attempt {last.number} failed ({last.kind}), another one follows: {last.reason}"
+    if job.waits:
+        return job.waits
+    if job.stopped:
+        return "it was stopped and goes on in the next run"
+    return f"made again, its stored output is damaged: {job.reopened[-1]}" if job.reopened else ""
+
+
+def _quarantined(view: RunView) -> Lines:
+    if view.quarantined:
+        yield "\ndevices that are used no more", "bold red"
+    for place in view.quarantined:
+        after = f", after {', '.join(place.jobs[:3])}" if place.jobs else ""
+        yield f"  worker {place.worker} ({place.device}): {place.reason}{after}", ""
+
+
+def _retries(view: RunView) -> Lines:
+    if view.retries:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in view.retries.most_common())
+        yield f"\nretries so far: {view.retries.total()} ({kinds})", ""
+
+
+def _unreadable(run: RecordedRun) -> Lines:
+    if run.unreadable:
+        yield (
+            f"\n{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here",
+            "bold",
+        )
+
+
+def _more(found: int, indent: str) -> Lines:
+    if found > MAX_LISTED:
+        yield f"{indent}and {found - MAX_LISTED} more; --json lists all", ""
+
+
+def log_path(run: RecordedRun, job_id: str, attempt: AttemptView | None) -> Path | None:
+    """The log of an attempt, where there is one: in the run's folder, which may have been moved since."""
+    logs = run.logs(job_id)
+    if attempt is None:
+        return None
+    if attempt.number in logs:
+        return logs[attempt.number]
+    recorded = run.folder.path / attempt.log
+    return recorded if attempt.log and recorded.is_file() else None
+
+
+# -- as data ---------------------------------------------------------------------------------------------------
+
+
+def run_json(run: RecordedRun, now: float) -> dict[str, Any]:
+    """One run as plain data, nothing cut off."""
+    view, engine = run.view, run.engine_runs()
+    counts = view.counts()
+    return {
+        **asdict(glance_at(run, now)),
+        "folder": str(run.folder.path),
+        "started_at": None
+        if view.started is None
+        else datetime.fromtimestamp(view.started).astimezone().isoformat(),
+        "interrupted": view.interrupted or None,
+        "halted": view.halted or None,
+        "pid": view.pid,
+        "host": view.host,
+        "counts": {**asdict(counts), "pending": _rest(counts)["left"]},
+        "cells": [
+            {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells().items()
+        ],
+        "running_jobs": [
+            _attempt_json(job, job.attempts[-1], now if engine else view.last) for job in view.having("running")
+        ],
+        "failed_jobs": [
+            {
+                "job": job.id,
+                "kind": job.kind,
+                "reason": job.reason,
+                "attempts": len(job.attempts),
+                "log": str(log) if (log := log_path(run, job.id, attempt)) else None,
+            }
+            for job, attempt in failures(view)
+        ],
+        "blocked_jobs": view.blocked_by(),
+        "waiting_jobs": {job.id: text for job in view.having("pending") if (text := _why_it_waits(job))},
+        "quarantined": [asdict(place) for place in view.quarantined],
+        "retries": dict(view.retries),
+        "unreadable_lines": run.unreadable,
+    }
+
+
+def _attempt_json(job: JobView, attempt: AttemptView, now: float) -> dict[str, Any]:
+    return {
+        "job": job.id,
+        "attempt": attempt.number,
+        "worker": attempt.worker,
+        "device": attempt.device,
+        "elapsed_s": round(attempt.elapsed_s(now), 3),
+    }

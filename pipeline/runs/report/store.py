@@ -1,0 +1,68 @@
+"""Tables about a store: what takes its space, and what a clean-up would remove."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.filesize import decimal
+
+from pipeline.engine.store.gc import Garbage
+from pipeline.engine.store.usage import Space, Usage
+from pipeline.terminal.columns import Column, FittedTable
+
+_NAMED = 2
+_LEAST_NAME = 12
+_SPACE = (Column(heading="number", right=True, rank=5), Column(heading="size", right=True, rank=1))
+
+
+def usage_table(usage: Usage) -> FittedTable:
+    """Outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
+    kinds = [
+        Column(heading="experiment", least=_LEAST_NAME),
+        Column(heading="dataset/model", rank=3, least=_LEAST_NAME),
+        Column(heading="algorithm", rank=2, least=_LEAST_NAME),
+        Column(heading="stage", rank=4),
+    ]
+    table = FittedTable([*kinds, *_SPACE], title="store")
+    for kind, space in sorted(usage.outputs.items()):
+        where = (_experiments(kind.experiments), kind.chain, kind.algo, kind.stage)
+        table.add_row(*where, *_space(space))
+    table.end_section()
+    for name, space in (
+        ("damaged", usage.aside),
+        ("checkpoints", usage.checkpoints),
+        ("unfinished", usage.unfinished),
+    ):
+        table.add_row(f"({name})", "", "", "", *_space(space))
+    table.add_row("(other)", "", "", "", "", decimal(usage.other.size))
+    table.end_section()
+    table.add_row("total", "", "", "", "", decimal(usage.total), style="bold")
+    return table
+
+
+def garbage_table(garbage: Iterable[Garbage]) -> FittedTable:
+    """What may be removed, by reason and by what it was, with a total."""
+    kinds = [Column(heading="why"), Column(heading="what", rank=2, least=_LEAST_NAME)]
+    table = FittedTable([*kinds, *_SPACE], title="no longer needed")
+    grouped: dict[tuple[str, str], Space] = {}
+    for thing in garbage:
+        grouped.setdefault((thing.kind.value, thing.what), Space()).add(thing.size)
+    last = ""
+    for (why, what), space in grouped.items():
+        table.add_row("" if why == last else why, what, *_space(space))
+        last = why
+    total = Space(sum(space.number for space in grouped.values()), sum(space.size for space in grouped.values()))
+    table.end_section()
+    table.add_row("total", "", *_space(total), style="bold")
+    return table
+
+
+def _space(space: Space) -> tuple[str, str]:
+    return f"{space.number:,}", decimal(space.size)
+
+
+def _experiments(names: tuple[str, ...]) -> str:
+    if not names:
+        return "(no run)"
+    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + rest

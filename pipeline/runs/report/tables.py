@@ -1,0 +1,336 @@
+"""The table of results that a run ends with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import median
+
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.learning.evaluation.crossed import ENOUGH
+from pipeline.outputs.formats import ETA, SWEEP_SPLIT
+from pipeline.runs.cost import CostRow
+from pipeline.runs.primary import primary_metric
+from pipeline.runs.record import ByMetric, Comparison, PooledRow, Results
+from pipeline.runs.report.format import count, interval, si, title
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
+
+HEADINGS: Mapping[str, str] = {
+    "pass@1": "pass@1",
+    "reward": "reward",
+    "kl_per_sequence": "KL/seq",
+    "regularized_reward": "J",
+    "regret": "regret",
+    "kl_per_token": "KL/token",
+    "length": "tokens",
+}
+"""Metrics of the table, in its order, with their headings. KL is in nats."""
+_RANKS: Mapping[str, int] = {
+    "round": 1,
+    "interval": 3,
+    "vs ref": 4,
+    "kl_per_sequence": 5,
+    "p": 6,
+    "regret": 7,
+    "regularized_reward": 8,
+    "its interval": 9,
+    "FLOPs": EXTRA,
+    "per answer": EXTRA + 1,
+    "length": EXTRA + 2,
+    "device s": EXTRA + 3,
+    "kl_per_token": EXTRA + 4,
+}
+"""What is left out first, where there is no room, has the highest rank."""
+ANCHORS = ("greedy", "optimum")
+"""Policies beside the reference whose metrics stand among its own, as ``NAME/METRIC``."""
+_PRIMARY_RANK = 2
+_SECOND_RANK = 7
+LEAST_NAME = 12
+"""Cells to which names of methods may be cut."""
+_PASS = re.compile(r"pass@\d+")
+_SMALLEST_P = 0.001
+_MOST_FEW = 6
+"""Rows that are named below a table."""
+
+At = tuple[str, int]
+"""Algorithm and round."""
+
+
+def result_tables(results: Results, costs: Iterable[CostRow] = (), label: str = "") -> list[FittedTable]:
+    """One table for each dataset and model: the reference with its anchors, then every algorithm round by round.
+
+    A number is the mean over all seeds and references. What its interval holds for, what the p-values of the last
+    round are corrected for, and what differences such a run finds at all, stand below the table.
+
+    Args:
+        results: The results.
+        costs: What methods took.
+        label: What tells these results from others that are printed beside them, for the titles; "" for nothing.
+    """
+    grouped: dict[tuple[str, str], dict[At, dict[str, PooledRow]]] = {}
+    for row in results.pooled:
+        table = grouped.setdefault((row.dataset, row.model), {})
+        table.setdefault((row.algo, row.round), {})[row.metric] = row
+    spent = {(row.dataset, row.model, row.algo, row.round): row for row in costs}
+    tables = []
+    for place, cells in grouped.items():
+        own = {at: spent[*place, *at] for at in cells if (*place, *at) in spent}
+        tested = [one for one in results.comparisons if (one.dataset, one.model) == place]
+        headline = title(*place, *_sizes(cells, results.split), label)
+        tables.append(_table(headline, cells, tested, own, results))
+    align(tables)
+    return tables
+
+
+def number_column(heading: str, rank: int) -> Column:
+    """A column of numbers; those of the highest rank are left out first."""
+    return Column(heading=heading, right=True, rank=rank)
+
+
+def about_bounds(bounded: list[str], so: str = "") -> list[str]:
+    """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
+
+    Args:
+        bounded: Methods of the table whose divergence is a bound.
+        so: What follows for other numbers of the table.
+    """
+    if not bounded:
+        return []
+    return [f"{', '.join(_few(bounded, 'methods'))}: KL is an upper bound{f', so {so}' if so else ''}."]
+
+
+def _sizes(cells: Mapping[At, ByMetric], split: str | None) -> list[str]:
+    """Numbers of references, seeds and prompts, without the prompts that strengths of guidance were tried on."""
+    every = [row for cell in cells.values() for row in cell.values()]
+    every = [row for row in every if f"/{ETA}" not in row.metric] or every
+    references, seeds = max(row.references for row in every), max(row.seeds for row in every)
+    crossed = [count(references, "reference")] if references > 1 else []
+    prompt = f"{SWEEP_SPLIT} prompt" if split == SWEEP_SPLIT else "prompt"
+    return [*crossed, count(seeds, "seed"), count(max(row.n for row in every), prompt)]
+
+
+def _table(
+    headline: str,
+    cells: Mapping[At, ByMetric],
+    comparisons: list[Comparison],
+    costs: Mapping[At, CostRow],
+    results: Results,
+) -> FittedTable:
+    metrics = _worth_showing(cells)
+    valued = ([name for name, row in cell.items() if row.value is not None] for cell in cells.values())
+    primary = primary_metric(valued)
+    metrics.sort(key=lambda name: name != primary)
+    comparisons = [one for one in comparisons if one.metric in metrics[:1]]
+    anchors = _anchors(cells)
+    about = [*_notes(cells, metrics, comparisons, results.confidence)]
+    if chosen := _chosen(cells):
+        # A report on what was chosen by is of the luck of the choice too.
+        where = "the same prompts, which flatters" if results.split == SWEEP_SPLIT else f"{SWEEP_SPLIT} prompts"
+        about.append(f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}.")
+    about += _about_anchors(anchors, metrics, results.common_eta)
+    about += about_bounds(results.bounded_among(algo for algo, _ in cells), _so(metrics))
+    caption = "\n".join(about)
+    table = FittedTable(
+        _columns(metrics, results.confidence, with_costs=bool(costs)), title=headline, caption=caption
+    )
+    p_values = {(one.first, one.round): one.p for one in comparisons if one.second == REFERENCE}
+    last = ""
+    for algo, number in sorted(cells, key=lambda at: (at[0] != REFERENCE, at)):
+        if last and algo != last:
+            table.end_section()
+        last = algo
+        numbers = _numbers(cells[algo, number], metrics, p_values.get((algo, number)))
+        table.add_row(algo, str(number), *numbers, *_spent(costs.get((algo, number))))
+        if algo == REFERENCE:
+            for name, cell in anchors.items():
+                table.add_row(name, "-", *_numbers(cell, metrics, None))
+    return table
+
+
+def _anchors(cells: Mapping[At, ByMetric]) -> dict[str, ByMetric]:
+    """What results are held against besides the reference: rows of their own, of metrics that it has."""
+    own = cells.get((REFERENCE, 0), {})
+    found: dict[str, ByMetric] = {
+        anchor: {
+            name.removeprefix(f"{anchor}/"): row for name, row in own.items() if name.startswith(f"{anchor}/")
+        }
+        for anchor in ANCHORS
+    }
+    most = max((int(name.removeprefix("pass@")) for name in own if _PASS.fullmatch(name)), default=1)
+    if most > 1:
+        found = {"greedy": found["greedy"], f"pass@{most}": {"pass@1": own[f"pass@{most}"]}, **found}
+    return {name: cell for name, cell in found.items() if cell}
+
+
+def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> Iterator[Column]:
+    yield Column(heading="algorithm", least=LEAST_NAME)
+    yield _number("round", "round")
+    for position, name in enumerate(metrics):
+        if position == 0:
+            yield number_column(HEADINGS[name], _PRIMARY_RANK)
+            yield _number("interval", f"{confidence:.0%} interval")
+            yield _number("vs ref", "vs ref")
+            yield _number("its interval", "its interval")
+            yield _number("p", "p")
+        else:
+            yield _number(name, HEADINGS[name])
+    if with_costs:
+        yield _number("FLOPs", "FLOPs")
+        yield _number("per answer", "per answer")
+        yield _number("device s", "device s")
+
+
+def _number(name: str, heading: str) -> Column:
+    return number_column(heading, _RANKS.get(name, _SECOND_RANK))
+
+
+def _spent(cost: CostRow | None) -> list[str]:
+    if cost is None:
+        return []
+    flops = ["" if number is None else si(number) for number in (cost.flops, cost.answer)]
+    return [*flops, "" if cost.device_s is None else f"{cost.device_s:.1f}"]
+
+
+def _worth_showing(cells: Mapping[At, ByMetric]) -> list[str]:
+    """Metrics that occur, without a reward that is nothing but correctness again."""
+    found = [name for name in HEADINGS if any(name in cell for cell in cells.values())]
+    if all(_value(cell, "reward") == _value(cell, "pass@1") for cell in cells.values()):
+        found = [name for name in found if name != "reward" or "pass@1" not in found]
+    return found
+
+
+def _value(cell: ByMetric, metric: str) -> float | None:
+    return cell[metric].value if metric in cell else None
+
+
+def _numbers(cell: ByMetric, metrics: list[str], p: float | None) -> Iterator[str]:
+    for name in metrics:
+        row = cell.get(name)
+        yield "-" if row is None or row.value is None else f"{row.value:z.3f}"
+        if name == metrics[0]:
+            yield interval(row.ci_low, row.ci_high) if row else ""
+            yield f"{row.difference:+.3f}" if row and row.difference is not None else ""
+            yield interval(row.difference_low, row.difference_high, "+") if row else ""
+            yield _p_value(p)
+
+
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return ""
+    return f"<{_SMALLEST_P}" if p < _SMALLEST_P else f"{p:.3f}"
+
+
+# -- what stands below a table ---------------------------------------------------------------------------------
+
+
+def _notes(
+    cells: Mapping[At, ByMetric], metrics: list[str], comparisons: list[Comparison], confidence: float
+) -> Iterator[str]:
+    shown = {at: cell[name] for at, cell in cells.items() for name in metrics[:1] if name in cell}
+    if few := _on_fewer_chains(shown):
+        yield few
+    if any(row.ci_low is not None for row in shown.values()):
+        yield _what_intervals_hold_for(shown)
+    with_reference = [one for one in comparisons if one.second == REFERENCE]
+    if with_reference:
+        yield _what_p_says(with_reference)
+    if pairs := [one for one in comparisons if one.second != REFERENCE]:
+        told = sum(one.p < 1 - confidence for one in pairs)
+        differ = "differs" if told == 1 else "differ"
+        yield (
+            f"{told} of {count(len(pairs), 'pair')} of methods {differ} at the level of {1 - confidence:.2g}: "
+            "comparisons in results.json"
+        )
+
+
+def _chosen(cells: Mapping[At, ByMetric]) -> list[str]:
+    """Of each method, which strengths of guidance its last round is tested at."""
+    last = dict(sorted(cells))  # of each algorithm the highest round comes last
+    names = {
+        algo: [name.removeprefix("chosen/") for name in cell if name.startswith("chosen/") and _value(cell, name)]
+        for algo, number in last.items()
+        for cell in [cells[algo, number]]
+    }
+    return [f"{algo} at {' or '.join(sorted(found))}" for algo, found in names.items() if found]
+
+
+def _about_anchors(anchors: Mapping[str, ByMetric], metrics: list[str], common_eta: float | None) -> Iterator[str]:
+    """What the rows of anchors are, and the columns of J and regret."""
+    samples = [name for name in anchors if name not in ANCHORS]
+    of_reference = ["greedy: the reference's likeliest tokens"] if "greedy" in anchors else []
+    of_reference += [f"{name}: one of its {name.removeprefix('pass@')} samples is right" for name in samples]
+    if of_reference:
+        yield "; ".join(of_reference) + "."
+    if "regularized_reward" in metrics and common_eta is not None:
+        j = f"J = reward - {common_eta:g} KL"
+        yield f"optimum: the highest {j}; regret: how far J is below it." if "optimum" in anchors else f"{j}."
+
+
+def _so(metrics: Iterable[str]) -> str:
+    """What follows for J and regret where KL is an upper bound."""
+    follows = {"regularized_reward": "J is a lower one", "regret": "regret is an upper one"}
+    return " and ".join(said for name, said in follows.items() if name in metrics)
+
+
+def _on_fewer_chains(shown: Mapping[At, PooledRow]) -> str:
+    """Which rows lack seeds or references that other rows have; "" where none does."""
+    few = []
+    for what in ("references", "seeds"):
+        every = max((getattr(row, what) for row in shown.values()), default=0)
+        few += [
+            f"{algo} round {number}: {least} of {every} {what}"
+            for (algo, number), row in sorted(shown.items())
+            if (least := _least(row, what)) < every
+        ]
+    return "; ".join(_few(few, "rows"))
+
+
+def _few(names: list[str], what: str) -> list[str]:
+    more = [f"and {len(names) - _MOST_FEW} more {what}"] if len(names) > _MOST_FEW else []
+    return [*names[:_MOST_FEW], *more]
+
+
+def _least(row: PooledRow, what: str) -> int:
+    """Of what a row's mean rests on and its difference, the fewer."""
+    numbers = getattr(row, what), getattr(row, f"difference_{what}")
+    return min(int(number) for number in numbers if number is not None)
+
+
+def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
+    rows = list(shown.values())
+    scopes = {scope for row in rows for scope in (row.over, row.difference_over) if scope}
+    if scopes == {"policies"}:
+        which = "this one policy" if max(row.seeds * row.references for row in rows) == 1 else "these policies"
+        few_seeds = min(_least(row, "seeds") for row in rows) < ENOUGH
+        more = (
+            f"{ENOUGH} seeds or more tell" if few_seeds else "seeds and prompts that all say the same do not tell"
+        )
+        return f"Intervals: noise of evaluating {which}; {more} what another seed would give."
+    few = [
+        f"{algo} round {number}"
+        for (algo, number), row in sorted(shown.items())
+        if "policies" in (row.over, row.difference_over)
+    ]
+    alone = f"; some of {', '.join(_few(few, 'rows'))} for these policies alone" if few else ""
+    if scopes <= {"references", "policies"}:
+        return f"Intervals hold for other seeds and other references{alone}."
+    references = max(row.references for row in rows)
+    which = "this model" if references == 1 else f"these {references} references"
+    return f"Intervals hold for other seeds, conditional on {which}{alone}."
+
+
+def _what_p_says(comparisons: list[Comparison]) -> str:
+    tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
+    smallest = median(one.detectable for one in comparisons)
+    return (
+        f"p: with the reference, {tests}; a difference of {smallest:.3f} is about what such a run can find."
+        f"{_compared_alone(comparisons)}"
+    )
+
+
+def _compared_alone(comparisons: list[Comparison]) -> str:
+    """Of which methods a test says nothing of other seeds."""
+    few = [one.first for one in comparisons if one.over == "policies"]
+    if len(few) == len(comparisons):
+        return " These policies alone are compared."
+    return f" Of {', '.join(_few(few, 'methods'))} these policies alone are compared." if few else ""

@@ -1,0 +1,414 @@
+"""From a journal to the state of its run: what a status, a log viewer or a question about one job rests on. Pure.
+
+Events are taken one by one, as `events.read_event` gives them, so a view can follow a run that goes on. Events and
+fields that are not known are passed over, and a field that is missing has its empty value: a journal may come from
+another version.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from pipeline.engine.events import Event
+from pipeline.engine.status import CellStatus
+from pipeline.plan.recorded import RecordedPlan
+
+SETTLED = frozenset({"done", "stored", "failed", "blocked"})
+"""Statuses of a job that nothing more happens to in this run."""
+
+_NOT_DONE = ("failed", "blocked", "pending", "ready", "running")
+
+
+@dataclass(kw_only=True)
+class AttemptView:
+    """One try at a job. Times are wall-clock seconds since 1970.
+
+    Attributes:
+        number: From 1.
+        worker: Index of its worker.
+        device: The worker's device in words.
+        started: When the worker began it, or None where it did not come to that.
+        ended: When it ended, or None while it runs.
+        outcome: ``running``, ``done``, ``failed`` or ``stopped`` (by the end of the run).
+        kind: Class of the failure, such as ``lost`` or ``bug``; else "".
+        reason: The failure in words.
+        exit_code: Of a worker that was lost.
+        log: Path of its log in the run's folder, or "".
+        traceback: Of an exception.
+        retry: Whether the failure was followed by another attempt.
+        wait_s: Seconds until that attempt might begin.
+        run_s: Seconds that a finished attempt took, by the worker's clock.
+    """
+
+    number: int
+    worker: int = -1
+    device: str = ""
+    started: float | None = None
+    ended: float | None = None
+    outcome: str = "running"
+    kind: str = ""
+    reason: str = ""
+    exit_code: int | None = None
+    log: str = ""
+    traceback: str = ""
+    retry: bool = False
+    wait_s: float = 0.0
+    run_s: float = 0.0
+
+    def elapsed_s(self, now: float) -> float:
+        """Seconds between its begin and its end, or `now`."""
+        if self.started is None:
+            return 0.0
+        return max(0.0, (now if self.ended is None else self.ended) - self.started)
+
+
+@dataclass(kw_only=True)
+class JobView:
+    """Where a job stands.
+
+    Attributes:
+        id: Its id.
+        chain: Its chain, or "" where there is no plan to know it from.
+        round: Its round.
+        status: ``pending``, ``running``, ``done``, ``stored``, ``failed`` or ``blocked``.
+        attempts: In order.
+        reason: Why it failed.
+        kind: Class of that failure.
+        root_cause: The failed job that blocks it, or "".
+        waits: Why it waits although nothing that it reads is missing, or "".
+        stopped: It was stopped with the run and goes on in the next.
+        found_stored: Another run finished it meanwhile.
+        reopened: Why it ran again in this run, each time that it did.
+        settled_at: When it reached its status, where that is final.
+    """
+
+    id: str
+    chain: str = ""
+    round: int = 0
+    status: str = "pending"
+    attempts: list[AttemptView] = field(default_factory=list)
+    reason: str = ""
+    kind: str = ""
+    root_cause: str = ""
+    waits: str = ""
+    stopped: bool = False
+    found_stored: bool = False
+    reopened: list[str] = field(default_factory=list)
+    settled_at: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more happens to it in this run."""
+        return self.status in SETTLED
+
+
+@dataclass(kw_only=True)
+class WorkerView:
+    """One place in the pool.
+
+    Attributes:
+        index: Its number.
+        device: Its device in words.
+        pid: Of the process that is there now.
+        job_id: The job that it runs, or "".
+        status: ``ready``, ``gone`` or ``quarantined``.
+    """
+
+    index: int
+    device: str = ""
+    pid: int = 0
+    job_id: str = ""
+    status: str = "ready"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantine:
+    """A device that is used no more.
+
+    Attributes:
+        worker: Index of the worker it belonged to.
+        device: The device in words.
+        reason: Why.
+        jobs: Ids of the jobs that failed on it.
+        time: When.
+    """
+
+    worker: int
+    device: str
+    reason: str
+    jobs: tuple[str, ...]
+    time: float
+
+
+class RunView:
+    """The state of one run as far as its journal tells.
+
+    Attributes:
+        jobs: Job id -> job; without a plan only those that the journal names.
+        workers: Index -> worker.
+        quarantined: Devices that are used no more, in order.
+        started: When it began, or None while it has not.
+        last: When its last event was.
+        finished: The event that ended it, or None.
+        pid: Process of the engine, or None where that was not recorded.
+        host: Its machine, or "".
+        total: How many jobs it has.
+        retries: Class of failure -> how many attempts failed by it and were followed by another.
+    """
+
+    def __init__(self, plan: RecordedPlan | None = None) -> None:
+        self.jobs: dict[str, JobView] = {}
+        self.workers: dict[int, WorkerView] = {}
+        self.quarantined: list[Quarantine] = []
+        self.started: float | None = None
+        self.last = 0.0
+        self.finished: Event | None = None
+        self.pid: int | None = None
+        self.host = ""
+        self.total = 0
+        self.retries: Counter[str] = Counter()
+        self._planned = plan is not None
+        self._stored = 0
+        if plan is not None:
+            self.total = len(plan.jobs)
+            for job in plan.jobs.values():
+                status = "stored" if job.id in plan.stored else "pending"
+                self.jobs[job.id] = JobView(id=job.id, chain=job.chain, round=job.round, status=status)
+
+    # -- questions ---------------------------------------------------------------------------------------------
+
+    @property
+    def interrupted(self) -> str:
+        """The signal that ended the run before its work was done, or ""."""
+        return str((self.finished or {}).get("interrupted") or "")
+
+    @property
+    def halted(self) -> str:
+        """Why the run ended early by itself, for example a full disk, or ""."""
+        return str((self.finished or {}).get("halted") or "")
+
+    def state(self, engine_runs: bool | None) -> str:
+        """The run in one word.
+
+        Args:
+            engine_runs: Whether the process that carries it out lives; None where nobody can tell.
+
+        Returns:
+            ``running``, ``done``, ``failed`` (some jobs failed), ``interrupted``, ``halted`` (it ended early by
+            itself), ``killed`` (the engine is gone without a word), ``not started``, or ``unknown``.
+        """
+        if self.finished is not None:
+            if self.interrupted:
+                return "interrupted"
+            if self.halted:
+                return "halted"
+            return "failed" if any(self.finished.get(status) for status in _NOT_DONE) else "done"
+        if engine_runs is None:
+            return "unknown"
+        if engine_runs:
+            return "running"
+        return "not started" if self.started is None else "killed"
+
+    def elapsed_s(self, now: float, engine_runs: bool | None = True) -> float:
+        """Seconds from the run's begin to its end; to `now` while it runs, to its last event if it was killed."""
+        if self.started is None:
+            return 0.0
+        return max(0.0, (now if self.finished is None and engine_runs else self.last) - self.started)
+
+    def counts(self) -> CellStatus:
+        """All jobs by status."""
+        if self._planned:
+            return _count(self.jobs.values(), self.total)
+        if self.finished is not None:
+            kinds = ("stored", "done", "failed", "blocked")
+            return CellStatus(total=self.total, **{kind: int(self.finished.get(kind) or 0) for kind in kinds})
+        seen = _count(self.jobs.values(), self.total)
+        return replace(seen, stored=seen.stored + self._stored)
+
+    def cells(self) -> dict[tuple[str, int], CellStatus]:
+        """(Chain, round) -> its jobs by status, in plan order."""
+        grouped: dict[tuple[str, int], list[JobView]] = {}
+        for job in self.jobs.values():
+            grouped.setdefault((job.chain, job.round), []).append(job)
+        return {cell: _count(jobs, len(jobs)) for cell, jobs in grouped.items()}
+
+    def having(self, status: str) -> list[JobView]:
+        """Jobs of one status, in plan order."""
+        return [job for job in self.jobs.values() if job.status == status]
+
+    def blocked_by(self) -> dict[str, list[str]]:
+        """Failed job -> ids of the jobs that it blocks."""
+        found: dict[str, list[str]] = {}
+        for job in self.having("blocked"):
+            found.setdefault(job.root_cause, []).append(job.id)
+        return found
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def feed(self, events: Iterable[Event]) -> None:
+        """Take several events."""
+        for event in events:
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Change the state as one event says."""
+        self.last = float(event.get("time") or self.last)
+        match event.get("event"):
+            case "RunStarted":
+                self._run_started(event)
+            case "WorkerStarted":
+                worker = self._worker(event)
+                worker.pid, worker.status, worker.job_id = int(event.get("pid") or 0), "ready", ""
+                worker.device = str(event.get("device", ""))
+            case "WorkerExited":
+                self._worker_exited(event)
+            case "DeviceQuarantined":
+                self._quarantined(event)
+            case "DeviceReleased":
+                worker = self._worker(event)
+                worker.status = "gone"
+                self.quarantined = [place for place in self.quarantined if place.worker != worker.index]
+            case "RunFinished":
+                self._run_finished(event)
+            case str(name) if "job" in event:
+                self._job_event(name, event, self._job(event))
+
+    def _job_event(self, name: str, event: Event, job: JobView) -> None:
+        match name:
+            case "JobStarted":
+                self._job_started(event, job)
+            case "JobFinished":
+                self._end(event, job, "done").run_s = float(event.get("run_s") or 0.0)
+                self._settle(job, "done")
+            case "AttemptFailed":
+                self._attempt_failed(event, job)
+            case "JobFailed":
+                self._settle(job, "failed")
+                job.reason, job.kind = str(event.get("reason", "")), str(event.get("kind", ""))
+                if job.attempts and job.attempts[-1].outcome == "running":
+                    self._end(event, job, "failed")
+            case "JobBlocked":
+                self._settle(job, "blocked")
+                job.root_cause = str(event.get("root_cause", ""))
+            case "JobStopped":
+                self._end(event, job, "stopped")
+                self._reopen(job)
+                job.stopped = True
+            case "JobReopened":
+                if not self._planned and not job.attempts:
+                    self._stored -= 1  # it was one of those that were stored, which only a plan names
+                self._reopen(job)
+                job.reopened.append(str(event.get("reason", "")))
+            case "JobWaits":
+                job.waits = str(event.get("reason", ""))
+            case "JobFoundStored":
+                self._settle(job, "stored")
+                job.found_stored = True
+
+    def _run_started(self, event: Event) -> None:
+        self.started = self.last
+        self.pid, self.host = event.get("pid"), str(event.get("host", ""))
+        self.total = int(event.get("jobs", self.total))
+        self._stored = self.total - int(event.get("unsettled", self.total))
+
+    def _run_finished(self, event: Event) -> None:
+        self.finished = event
+        for job in self.jobs.values():
+            if job.status == "running":
+                self._end(event, job, "stopped")
+                self._reopen(job)
+
+    def _worker_exited(self, event: Event) -> None:
+        worker = self._worker(event)
+        job, worker.job_id = self.jobs.get(worker.job_id), ""
+        if worker.status != "quarantined":
+            worker.status = "gone"
+        if job is not None and job.status == "running":
+            # Of a worker that was lost the next event says what became of its job.
+            self._end(event, job, "stopped")
+            self._reopen(job)
+
+    def _quarantined(self, event: Event) -> None:
+        worker = self._worker(event)
+        worker.status = "quarantined"
+        self.quarantined.append(
+            Quarantine(
+                worker=worker.index,
+                device=str(event.get("device", "")) or worker.device,
+                reason=str(event.get("reason", "")),
+                jobs=tuple(event.get("jobs") or ()),
+                time=self.last,
+            )
+        )
+
+    def _job_started(self, event: Event, job: JobView) -> None:
+        worker = self._worker(event)
+        worker.job_id = job.id
+        attempt = self._attempt(event, job)
+        attempt.worker, attempt.device, attempt.started = worker.index, worker.device, self.last
+        job.status, job.waits, job.stopped = "running", "", False
+
+    def _attempt_failed(self, event: Event, job: JobView) -> None:
+        attempt = self._end(event, job, "failed")
+        attempt.kind, attempt.reason = str(event.get("kind", "")), str(event.get("reason", ""))
+        attempt.device = str(event.get("device") or attempt.device)
+        attempt.exit_code, attempt.log = event.get("exit_code"), str(event.get("log") or "")
+        attempt.traceback = str(event.get("traceback") or "")
+        attempt.retry, attempt.wait_s = bool(event.get("retry")), float(event.get("wait_s") or 0.0)
+        self._reopen(job)
+        if attempt.retry:
+            self.retries[attempt.kind] += 1
+
+    def _end(self, event: Event, job: JobView, outcome: str) -> AttemptView:
+        attempt = self._attempt(event, job)
+        attempt.outcome, attempt.ended = outcome, self.last
+        worker = self.workers.get(attempt.worker)
+        if worker is not None and worker.job_id == job.id:
+            worker.job_id = ""
+        return attempt
+
+    def _settle(self, job: JobView, status: str) -> None:
+        job.status, job.settled_at, job.waits, job.stopped = status, self.last, "", False
+
+    def _reopen(self, job: JobView) -> None:
+        job.status, job.settled_at, job.root_cause = "pending", None, ""
+
+    # -- what events speak of ----------------------------------------------------------------------------------
+
+    def _job(self, event: Event) -> JobView:
+        job_id = str(event["job"])
+        return self.jobs.setdefault(job_id, JobView(id=job_id))
+
+    def _worker(self, event: Event) -> WorkerView:
+        index = int(event.get("worker", -1))
+        return self.workers.setdefault(index, WorkerView(index=index))
+
+    def _attempt(self, event: Event, job: JobView) -> AttemptView:
+        """The attempt that an event speaks of: by its number, else the last."""
+        number = int(event.get("attempt") or (job.attempts[-1].number if job.attempts else 1))
+        for attempt in reversed(job.attempts):
+            if attempt.number == number:
+                return attempt
+        attempt = AttemptView(number=number, worker=int(event.get("worker", -1)))
+        job.attempts.append(attempt)
+        return attempt
+
+
+def failures(view: RunView) -> Iterator[tuple[JobView, AttemptView | None]]:
+    """Failed jobs with their last attempt."""
+    for job in view.having("failed"):
+        yield job, job.attempts[-1] if job.attempts else None
+
+
+def _count(jobs: Iterable[JobView], total: int) -> CellStatus:
+    found = Counter(job.status for job in jobs)
+    return CellStatus(
+        total=total,
+        stored=found["stored"],
+        done=found["done"],
+        running=found["running"],
+        failed=found["failed"],
+        blocked=found["blocked"],
+    )

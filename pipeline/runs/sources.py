@@ -1,0 +1,85 @@
+"""What datasets and models are besides their settings: the content of files, an id on the hub.
+
+Reads files, so it comes before planning, which does not. Hashes of unchanged files are remembered.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from pipeline.config.schema import Config
+from pipeline.files import file_sha256
+from pipeline.hints import recall, remember
+from pipeline.learning.datasets.fingerprint import source_fingerprint
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.plan.models import model_identities
+
+FILE = "file_hashes.json"
+_Sum = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Fingerprints of all datasets of a request, by name; empty for those that make their rows.
+
+    Args:
+        config: The request.
+        hints: Folder of the store in which hashes are remembered; None, or one that is not there, remembers none.
+
+    Raises:
+        PipelineError: A dataset's settings are wrong, or a file is not there.
+    """
+    known = _Hashes(hints)
+    found = {
+        name: source_fingerprint(load_dataset(section), known.sha256) for name, section in config.datasets.items()
+    }
+    known.save()
+    return found
+
+
+def check_sources(config: Config) -> None:
+    """See that the source of every dataset is there, without reading it.
+
+    Raises:
+        PipelineError: As `read_sources` does.
+    """
+    for section in config.datasets.values():
+        source_fingerprint(load_dataset(section), lambda _: "")
+
+
+def read_models(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
+    """What identifies the content of all models of a request, by name; see `plan.models`.
+
+    Args:
+        config: The request; its models are checked.
+        hints: As in `read_sources`.
+    """
+    known = _Hashes(hints)
+    found = {name: model_identities(section, known.sha256) for name, section in config.models.items()}
+    known.save()
+    return found
+
+
+class _Hashes:
+    """SHA-256 of files by path, size, inode and time of change."""
+
+    def __init__(self, hints: Path | None) -> None:
+        self._path = hints / FILE if hints is not None and hints.is_dir() else None
+        self._known: dict[str, str] = {}
+        self._new = False
+        if self._path is not None:
+            self._known = recall(self._path, dict[str, _Sum]) or {}
+
+    def sha256(self, path: Path) -> str:
+        status = path.stat()
+        name = f"{path.absolute()}:{status.st_size}:{status.st_ino}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+        if name not in self._known:
+            self._known[name] = file_sha256(path, follow=True)
+            self._new = True
+        return self._known[name]
+
+    def save(self) -> None:
+        if self._path is not None and self._new:
+            remember(self._path, self._known)

@@ -1,0 +1,246 @@
+"""A table of machines and what the doctor says of each: pure functions, so no machine is needed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.commands.doctor.check import Verdict
+from pipeline.commands.doctor.devices import gpu_checks
+from pipeline.commands.doctor.environment import environment_checks
+from pipeline.commands.doctor.facts import Facts, TorchFacts
+from pipeline.commands.doctor.host import host_checks
+from pipeline.engine.devices.inventory import Machine, read_machine
+from tests.doubles import fake_nvml
+
+GIB = 2**30
+TORCH = {"version": "2.13.0+cu128", "cuda": "12.8", "available": True, "architectures": ("sm_80", "sm_90")}
+UUIDS = tuple(f"{index:08x}-aaaa-bbbb-cccc-000000000000" for index in range(8))
+
+
+def facts(machine: Machine, **changed: Any) -> Facts:
+    """A machine on which all is well, but for what is changed."""
+    count = len(machine.devices)
+    torch = TorchFacts(**{**TORCH, "count": count, "uuids": UUIDS[:count], **changed.pop("torch", {})})
+    fine: dict[str, Any] = {
+        "machine": machine,
+        "driver": "570.86.15",
+        "driver_cuda": (12, 8),
+        "nodes": {f"/dev/nvidia{index}": "" for index in range(len(machine.uuids))},
+        "torch": torch,
+        "cores": 16,
+        "memory_bytes": 64 * GIB,
+        "shm_bytes": 32 * GIB,
+        "disks": {"outputs": 100 * GIB},
+        "inodes": {"outputs": 10**6},
+    }
+    return Facts(**{**fine, **changed})
+
+
+def complaints(seen: Facts) -> dict[str, tuple[Verdict, str]]:
+    """Name -> verdict and text of every check that did not pass."""
+    checks = [*gpu_checks(seen), *environment_checks(seen), *host_checks(seen)]
+    assert all(check.remedy for check in checks if check.verdict is not Verdict.PASS)
+    assert not any(check.remedy for check in checks if check.verdict is Verdict.PASS)
+    return {
+        check.name: (check.verdict, f"{check.detail} | {check.remedy}")
+        for check in checks
+        if check.verdict is not Verdict.PASS
+    }
+
+
+def described(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str | dict[str, Any]) -> Machine:
+    fake_nvml.use(monkeypatch, folder, name)
+    return read_machine()
+
+
+@pytest.mark.parametrize("name", ["one", "two", "eight"])
+def test_machines_on_which_all_is_well(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert complaints(facts(described(monkeypatch, tmp_path, name))) == {}
+
+
+def test_a_machine_without_gpus() -> None:
+    assert (
+        complaints(facts(Machine(), driver="", driver_cuda=None, torch={"cuda": None, "available": False})) == {}
+    )
+
+
+WARN, FAIL = Verdict.WARN, Verdict.FAIL
+MASK = "CUDA_VISIBLE_DEVICES"
+CONTAINER = "NVIDIA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "verdict", "says"),
+    [
+        # The driver, and torch beside it.
+        ({"torch": {"cuda": None}}, "torch and driver", FAIL, "built without CUDA, but there are 2 GPUs"),
+        (
+            {"torch": {"cuda": "13.0", "available": False, "error": "driver too old (found 12080)"}},
+            "torch and driver",
+            FAIL,
+            "the driver runs CUDA up to 12.8: driver too old (found 12080) | update the driver, or install a "
+            "torch for CUDA 12.8 (cu128)",
+        ),
+        ({"torch": {"available": False}}, "torch and driver", FAIL, "cannot use the GPUs"),
+        (
+            {"torch": {"architectures": ("sm_70",)}},
+            "torch and driver",
+            FAIL,
+            "none for GPU 0 (sm_90), GPU 1 (sm_90)",
+        ),
+        ({"torch": {"count": 1}}, "torch and driver", FAIL, "torch sees 1 GPUs, NVML 2"),
+        ({"torch": {"failure": "ImportError: libcudart"}}, "torch and driver", FAIL, "libcudart"),
+        (
+            {"torch": {"uuids": UUIDS[1::-1]}},
+            "order of GPUs",
+            WARN,
+            "another order than nvidia-smi | `export CUDA_DEV",
+        ),
+        # Masks.
+        ({"environment": {MASK: ""}}, MASK, WARN, "hides all 2 GPUs | `unset"),
+        ({"environment": {MASK: "0,7"}}, MASK, FAIL, "'7' names no GPU of this machine"),
+        ({"environment": {MASK: "0,0"}}, MASK, FAIL, "given twice, which leaves no GPU at all"),
+        ({"environment": {MASK: "all"}}, MASK, FAIL, "'all' is no GPU"),
+        ({"environment": {MASK: "GPU-ffff"}}, MASK, FAIL, "'GPU-ffff' names no GPU"),
+        (
+            {"environment": {CONTAINER: "1,0", MASK: "1,0"}, "torch": {"uuids": UUIDS[1::-1]}},
+            "container masks",
+            WARN,
+            "but here they are 0 to 1 | `unset",
+        ),
+        ({"environment": {CONTAINER: "0"}}, "container masks", WARN, "grants 1 GPUs, but NVML lists 2"),
+        (
+            {"nodes": {"/dev/nvidia0": "", "/dev/nvidia1": "Operation not permitted"}},
+            "/dev/nvidia*",
+            WARN,
+            "nvidia1: Op",
+        ),
+        ({"nodes": {"/dev/nvidia0": ""}}, "/dev/nvidia*", WARN, "NVML lists 2 GPUs, but only /dev/nvidia0"),
+        # What another launcher left.
+        (
+            {"environment": {"RANK": "0", "WORLD_SIZE": "8"}},
+            "leaked ranks",
+            WARN,
+            "RANK=0, WORLD_SIZE=8: a script of yours would wait for 8 processes | `unset RANK WORLD_SIZE`",
+        ),
+        ({"environment": {"WORLD_SIZE": "1"}}, "leaked ranks", WARN, "train on one GPU"),
+        ({"environment": {"OMPI_COMM_WORLD_RANK": "1"}}, "leaked ranks", WARN, "OMPI_COMM_WORLD_RANK=1"),
+        # Limits of the machine.
+        ({"cpu_quota": 4.0}, "CPU limit", WARN, "16 cores are shown, but the cgroup allows the time of 4"),
+        (
+            {"memory_limit_bytes": 6 * GIB},
+            "memory limit",
+            WARN,
+            "6.0 GiB can be taken, by the limit of the cgroup",
+        ),
+        ({"memory_bytes": GIB // 2}, "memory limit", WARN, "0.5 GiB can be taken, by the limit of the machine"),
+        ({"shm_bytes": 64 * 2**20}, "/dev/shm", WARN, "0.06 GiB: data loaders with num_workers > 0 die"),
+        ({"disks": {"outputs": GIB}}, "disks", WARN, "outputs has 1.0 GiB free"),
+        ({"inodes": {"outputs": 10}}, "disks", WARN, "outputs takes 10 more files"),
+        # Ports.
+        (
+            {"environment": {"MASTER_PORT": "1234"}, "busy_ports": {1234: " by python (pid 7)"}},
+            "ports",
+            FAIL,
+            "MASTER_PORT=1234 is in use by python (pid 7): a training would die with 'address already in use'",
+        ),
+        ({"environment": {"MASTER_PORT": "x"}}, "ports", FAIL, "MASTER_PORT=x is no port"),
+        ({"loopback_error": "Cannot assign"}, "ports", FAIL, "no port can be opened on 127.0.0.1"),
+        ({"host_resolves": False}, "ports", WARN, "GLOO_SOCKET_IFNAME=lo"),
+        # Runs that are on.
+        (
+            {"held": {f"GPU-{uuid}": "'a' (pid 7 since 12:00)" for uuid in UUIDS[:2]}},
+            "leases",
+            WARN,
+            "GPU 0: 'a' (pid 7 since 12:00)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_machine_of_two_gpus(
+    changed: dict[str, Any],
+    name: str,
+    verdict: Verdict,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    found = complaints(facts(described(monkeypatch, tmp_path, "two"), **changed))
+    assert list(found) == [name]
+    assert found[name][0] is verdict
+    assert says in found[name][1]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"environment": {MASK: "1"}, "torch": {"count": 1, "uuids": UUIDS[1:2]}},
+        {"environment": {CONTAINER: "all"}},
+        {"environment": {CONTAINER: "0,1"}},
+        {"environment": {CONTAINER: "void"}},
+        {"environment": {"MASTER_PORT": "1234"}},
+        {"busy_ports": {29500: " by python (pid 7)"}},
+        {"cpu_quota": 16.0},
+        {"memory_limit_bytes": 60 * GIB},
+        {"torch": {"architectures": ("compute_80",)}},
+        {"torch": {"architectures": ("sm_90a",)}},
+        {"held": {f"GPU-{UUIDS[0]}": "'a' (pid 7 since 12:00)"}},
+    ],
+)
+def test_what_is_odd_but_well(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert complaints(facts(described(monkeypatch, tmp_path, "two"), **changed)) == {}
+
+
+def test_gpus_that_others_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = described(monkeypatch, tmp_path, "busy")
+    verdict, text = complaints(facts(machine))["GPU memory"]
+    assert verdict is WARN
+    assert "GPU 1: 93% in use" in text
+    assert "by processes 101, 102" in text
+    assert "distributed.gpu_ids=[0,2]" in text
+    held = {f"GPU-{UUIDS[index]}": "'a' (pid 101 since 12:00)" for index in (1, 3)}
+    assert complaints(facts(machine, held=held)) == {}
+
+
+def test_mixed_gpus_need_an_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = described(monkeypatch, tmp_path, "mixed")
+    torch = {"architectures": ("sm_80",)}
+    assert "the fastest first" in complaints(facts(machine, torch=torch))["order of GPUs"][1]
+    assert complaints(facts(machine, torch=torch, environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})) == {}
+
+
+def test_gpus_in_slices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = described(monkeypatch, tmp_path, "mig")
+    found = complaints(facts(machine, torch={"uuids": ()}, environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
+    assert "split into 2 slices: each takes one worker" in found["MIG"][1]
+    bare = described(monkeypatch, tmp_path, {"gpus": [fake_nvml.gpu(0, slices=[])]})
+    assert "in MIG mode without a slice" in complaints(facts(bare))["MIG"][1]
+
+
+def test_a_mask_that_names_a_split_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = described(monkeypatch, tmp_path, "mig")
+    found = complaints(facts(machine, environment={MASK: "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
+    assert "in MIG mode" in found[MASK][1]
+
+
+def test_a_gpu_that_fell_off_the_bus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = described(monkeypatch, tmp_path, "lost")
+    found = complaints(facts(machine, torch={"uuids": ()}))
+    assert found["driver"][0] is WARN
+    assert "GPU 1: GPU is lost" in found["driver"][1]
+
+
+def test_a_driver_that_does_not_answer() -> None:
+    found = complaints(facts(Machine(), driver_error="the NVIDIA driver does not answer: mismatch"))
+    assert found["driver"][0] is FAIL
+    assert "reboot" in found["driver"][1]
+
+
+def test_a_container_without_the_library() -> None:
+    found = complaints(facts(Machine(), nodes={"/dev/nvidia0": ""}))
+    assert "libnvidia-ml.so.1 is not | start the container with --gpus all" in found["driver"][1]
+
+
+def test_a_container_that_was_given_no_gpu() -> None:
+    found = complaints(facts(Machine(), environment={CONTAINER: "void"}))
+    assert "keeps every GPU out" in found["container masks"][1]

@@ -1,0 +1,97 @@
+"""Batch scripts are read before they wait a day in a queue."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands.doctor.check import Verdict
+from pipeline.commands.doctor.sbatch import check_script, read_job
+from pipeline.commands.doctor.slurm import SlurmJob, Starter
+from pipeline.errors import ConfigError
+
+RIGHT = """#!/bin/bash
+#SBATCH --job-name=x
+#SBATCH --gres=gpu:h200:8        # all of them
+#SBATCH --ntasks-per-node=1
+#SBATCH -c 128
+
+cd /scratch/me
+python -m pipeline launch -- train.py \\
+    --lr 1
+"""
+
+
+def names(folder: Path, text: str, starter: Starter | None = None) -> list[str]:
+    (folder / "job.slurm").write_text(text)
+    checks = list(check_script(folder / "job.slurm", starter))
+    return [check.name.removeprefix("Slurm: ") for check in checks if check.verdict is not Verdict.PASS]
+
+
+def test_a_right_script_passes(tmp_path: Path) -> None:
+    assert names(tmp_path, RIGHT) == []
+    assert read_job(RIGHT.splitlines()) == SlurmJob(gpus=8, tasks_per_node=1, cpus_per_task=128)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ("gpu:h200:8 ", "gpu:h200:1 ", []),
+        ("--ntasks-per-node=1", "--ntasks-per-node=8", ["several copies"]),
+        ("python -m pipeline launch -- train.py", "python train.py", ["one GPU of several"]),
+        ("train.py \\", "train.py \\    # a remark", ["broken command"]),
+        ("train.py \\", "train.py \\ ", ["broken command"]),
+        ("cd /scratch/me", "export WORLD_SIZE=8", ["ranks by hand"]),
+        ("cd /scratch/me", "cd /scratch/me\n#SBATCH --mem=9G", ["late line"]),
+        ("gpu:h200:8 ", "gpu:h200 ", ["no number"]),
+        ("-c 128", "-c 128\n#SBATCH --nodes=2", ["no srun"]),
+        ("cd /scratch/me", "export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7", []),
+        ("cd /scratch/me", "export CUDA_VISIBLE_DEVICES=0,1", ["GPUs hidden from the job"]),
+        ("--lr 1", "data.num_workers=16", ["few CPUs"]),
+        ("#SBATCH --gres", "##SBATCH --gres", ["no GPU"]),
+    ],
+)
+def test_what_is_wrong_is_named(old: str, new: str, wrong: list[str], tmp_path: Path) -> None:
+    assert old in RIGHT
+    assert names(tmp_path, RIGHT.replace(old, new)) == wrong
+
+
+def test_one_gpu_for_eight_tasks(tmp_path: Path) -> None:
+    """The script that hung: every row of it that is wrong has a message."""
+    script = (
+        "#!/bin/bash\n#SBATCH --gres=gpu:h200:1   # Only requests 1 GPU!\n#SBATCH --ntasks-per-node=8\n"
+        "#SBATCH --cpus-per-task=16\nexport CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\npython train.py\n"
+    )
+    assert names(tmp_path, script) == ["fewer GPUs than tasks", "ranks need srun", "mask of its own"]
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus"),
+    [
+        ("--gres=gpu:8", 8),
+        ("--gres=gpu:a100:4,nvme:1", 4),
+        ("--gres nvme:1,gpu:2", 2),
+        ("--gres=gpu", 1),
+        ("--gpus-per-node=h100:4", 4),
+        ("--gpus=8", 4),
+        ("-G 8", 4),
+        ("--gpus-per-task=1", 3),
+        ("--gres=nvme:1", 0),
+    ],
+)
+def test_gpus_of_a_node(line: str, gpus: int) -> None:
+    lines = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=3", f"#SBATCH {line}"]
+    assert read_job(lines).gpus == gpus
+
+
+def test_the_starter_may_be_said(tmp_path: Path) -> None:
+    plain = RIGHT.replace("python -m pipeline launch -- train.py", "python train.py")
+    assert names(tmp_path, plain) == ["one GPU of several"]
+    assert names(tmp_path, plain, Starter.itself) == []
+
+
+def test_what_is_no_batch_script_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        list(check_script(tmp_path / "missing"))
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(ConfigError, match="has no #SBATCH line"):
+        list(check_script(tmp_path / "text"))

@@ -1,0 +1,139 @@
+"""Wrong launches are refused in one line that says what to do; right ones become arguments of torchrun."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.commands.launch.command import parse_ids
+from pipeline.commands.launch.request import (
+    LaunchRequest,
+    Meeting,
+    Program,
+    check_request,
+    find_meeting,
+    find_program,
+)
+from pipeline.config.schema import DeviceChoice
+from pipeline.errors import ConfigError
+
+TWO = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.4", "master_port": 29500}
+
+
+def asked(**fields: Any) -> LaunchRequest:
+    return LaunchRequest(program=["train.py"], **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"device": DeviceChoice.cpu}, "needs --nproc N"),
+        ({"device": DeviceChoice.cpu, "nproc": 0}, "--nproc 0: at least 1"),
+        ({"device": DeviceChoice.cpu, "nproc": 2, "gpus": [0]}, "--device cpu uses no GPU"),
+        ({"device": DeviceChoice.cpu, "nproc": 2, "num_gpus": 1}, "--device cpu uses no GPU"),
+        ({"nproc": 2}, "use --num-gpus N"),
+        ({"grace_s": 0}, "--grace 0: at least 1 second"),
+    ],
+)
+def test_options_that_contradict_each_other(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_request(asked(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "environment", "says"),
+    [
+        ({**TWO, "master_addr": None}, {}, "--nnodes needs --master-addr"),
+        ({**TWO, "master_port": None}, {}, "--nnodes needs --master-port"),
+        ({**TWO, "node_rank": None}, {}, "--nnodes needs --node-rank"),
+        ({**TWO, "node_rank": 2}, {}, "--node-rank 2 with --nnodes 2: it is 0 to 1"),
+        ({**TWO, "node_rank": -1}, {}, "--node-rank -1"),
+        ({"nnodes": 0}, {}, "--nnodes 0: at least 1"),
+        ({"node_rank": 0}, {}, "--node-rank is for several machines"),
+        ({"master_addr": "a"}, {}, "--master-addr is for several machines"),
+        ({"master_port": 70000}, {}, "--master-port 70000 is no port"),
+        ({"master_port": 0}, {}, "--master-port 0 is no port"),
+        ({}, {"MASTER_PORT": "many"}, "MASTER_PORT=many is no port"),
+        ({**TWO, "master_port": None}, {"MASTER_PORT": "29500", "RANK": "0"}, "needs --master-port"),
+    ],
+)
+def test_a_meeting_that_cannot_be(fields: dict[str, Any], environment: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        find_meeting(asked(**fields), environment)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "environment", "expected"),
+    [
+        ({}, {}, Meeting(1, 0, "127.0.0.1", None)),
+        ({}, {"MASTER_PORT": "1234", "MASTER_ADDR": "elsewhere"}, Meeting(1, 0, "127.0.0.1", 1234)),
+        ({"master_port": 99}, {"MASTER_PORT": "1234"}, Meeting(1, 0, "127.0.0.1", 99)),
+        # What torchrun set for its own rank is not what a user wants.
+        ({}, {"MASTER_PORT": "1234", "RANK": "3"}, Meeting(1, 0, "127.0.0.1", None)),
+        (TWO, {}, Meeting(2, 1, "10.0.0.4", 29500)),
+        ({"nnodes": 2}, {"MASTER_ADDR": "a", "MASTER_PORT": "7", "SLURM_NODEID": "1"}, Meeting(2, 1, "a", 7)),
+        ({**TWO, "node_rank": 0}, {"SLURM_NODEID": "1"}, Meeting(2, 0, "10.0.0.4", 29500)),
+    ],
+    ids=[
+        "free port",
+        "environment",
+        "option first",
+        "outer launcher",
+        "two nodes",
+        "Slurm",
+        "option before Slurm",
+    ],
+)
+def test_where_processes_meet(fields: dict[str, Any], environment: dict[str, str], expected: Meeting) -> None:
+    assert find_meeting(asked(**fields), environment) == expected
+
+
+def test_a_meeting_as_torchrun_takes_it() -> None:
+    assert Meeting(2, 1, "a", 7).torchrun() == [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--master-addr=a",
+        "--master-port=7",
+    ]
+    assert str(Meeting(2, 1, "a", 7)) == "node 1 of 2, meeting at a:7"
+
+
+def test_programs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+    assert find_program(["train.py", "--lr", "1"], tmp_path) == Program((), "train.py", ("--lr", "1"))
+    assert find_program(["-m", "mine.train", "-m"], tmp_path) == Program(("--module",), "mine.train", ("-m",))
+    found = find_program(["env", "-0"], tmp_path)
+    assert (found.flags, Path(found.name).name, found.arguments) == (("--no-python",), "env", ("-0",))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "there is no program to start"),
+        (["-m"], "there is no program to start"),
+        (["missing.py"], "there is no file missing.py in"),
+        (["missing-program"], "there is no program missing-program: neither"),
+        (["-m", "no_such_module.train"], "'no_such_module' is not installed"),
+        (["--lr", "1"], "'--lr' is not an option of launch"),
+        (["run_parallel.py"], "starts a process on each GPU by itself"),
+    ],
+)
+def test_programs_that_cannot_be_started(words: list[str], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        find_program(words, tmp_path)
+
+
+def test_looking_for_a_module_does_not_import_it(tmp_path: Path) -> None:
+    (tmp_path / "loud").mkdir()
+    (tmp_path / "loud" / "__init__.py").write_text("raise AssertionError")
+    assert find_program(["-m", "loud.train"], tmp_path).name == "loud.train"
+
+
+def test_ids() -> None:
+    assert parse_ids("4, 5,6") == [4, 5, 6]
+    for wrong in ("a", "0,,1", "0-3", ""):
+        with pytest.raises(ConfigError, match=r"is no id\. Give numbers with commas"):
+            parse_ids(wrong)

@@ -1,0 +1,167 @@
+"""The devices, the environment and the port of a launch, on a described machine."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.commands.launch import run
+from pipeline.commands.launch.agent import _hindsight
+from pipeline.commands.launch.request import LaunchRequest, Meeting
+from pipeline.commands.launch.run import describe, hold_port, rank_environment, take_devices
+from pipeline.config.schema import DeviceChoice
+from pipeline.engine.devices.inventory import cpu_slots, find_gpus
+from pipeline.engine.devices.lease import LeaseSet
+from pipeline.errors import ConfigError, DeviceError
+from tests.doubles import fake_nvml
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(autouse=True)
+def eight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight GPUs, and leases of the test's own."""
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake_nvml.use(monkeypatch, tmp_path, "eight")
+
+
+@pytest.fixture
+def heard() -> Iterator[list[str]]:
+    lines: list[str] = []
+    yield lines
+    assert not any("\n" in line for line in lines)
+
+
+def take(heard: list[str], environ: dict[str, str] | None = None, **fields: Any) -> LeaseSet:
+    return take_devices(LaunchRequest(program=["x"], **fields), "x.py", environ or {}, heard.append)
+
+
+def test_local_rank_i_is_on_the_ith_of_the_list(heard: list[str]) -> None:
+    with take(heard, gpus=[6, 1, 4]) as lease:
+        assert [device.index for device in lease.devices] == [6, 1, 4]
+        environment = rank_environment({}, lease.devices, 16, alone=True)
+    ids = [uuid.split("-")[1] for uuid in environment["CUDA_VISIBLE_DEVICES"].split(",")]
+    assert ids == ["00000006", "00000001", "00000004"]
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert environment["OMP_NUM_THREADS"] == "5"
+
+
+def test_ids_are_positions_in_what_is_visible(heard: list[str]) -> None:
+    with take(heard, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, gpus=[2, 0]) as lease:
+        assert [device.index for device in lease.devices] == [6, 4]
+
+
+def test_all_that_are_visible_in_their_order(heard: list[str]) -> None:
+    with take(heard, {"CUDA_VISIBLE_DEVICES": "5,2,7"}) as lease:
+        assert [device.index for device in lease.devices] == [5, 2, 7]
+        assert "LOCAL_RANK 0=GPU 5, 1=GPU 2, 2=GPU 7" in describe(lease.devices, Meeting(1, 0, "a", None))
+
+
+def test_so_many_take_what_others_left(heard: list[str]) -> None:
+    with take(heard, gpus=[7, 6]), take(heard, num_gpus=2) as lease:
+        assert [device.index for device in lease.devices] == [4, 5]
+
+
+def test_what_another_launch_holds_is_refused_by_name(heard: list[str]) -> None:
+    with take(heard, gpus=[0, 1]), pytest.raises(DeviceError, match=r"leased: 'launch x.py'.*--wait"):
+        take(heard, gpus=[1, 2])
+    with take(heard, gpus=[1, 2]):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fields", "environ", "says"),
+    [
+        ({"gpus": [0, 9]}, {}, "there is no GPU 9. Ids are 0 to 7"),
+        ({"gpus": [1, 1]}, {}, "names a GPU twice"),
+        ({"num_gpus": 9}, {}, "Use --num-gpus=8 or less, or --device cpu --nproc N"),
+        ({"num_gpus": 0}, {}, "must be at least 1"),
+        ({"gpus": [0], "num_gpus": 2}, {}, "make them agree"),
+        ({"gpus": [0]}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES='' hides them"),
+        ({"gpus": [0]}, {"CUDA_VISIBLE_DEVICES": "0,99"}, "'99' names no GPU"),
+    ],
+)
+def test_wrong_lists(fields: dict[str, Any], environ: dict[str, str], says: str, heard: list[str]) -> None:
+    with pytest.raises(DeviceError, match=says) as refused:
+        take(heard, environ, **fields)
+    assert "\n" not in str(refused.value)
+
+
+def test_slices_cannot_work_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: list[str]) -> None:
+    fake_nvml.use(monkeypatch, tmp_path, "mig")
+    with pytest.raises(DeviceError, match="one MIG slice"):
+        take(heard, gpus=[0, 1])
+    with take(heard, gpus=[1]) as lease:
+        assert lease.devices[0].slice_index == 1
+
+
+def test_the_cpu_needs_no_lease(heard: list[str]) -> None:
+    with take(heard, device=DeviceChoice.cpu, nproc=3) as lease:
+        assert len(lease.devices) == 3
+        assert rank_environment({}, lease.devices, 2, alone=True)["CUDA_VISIBLE_DEVICES"] == ""
+        assert describe(lease.devices, Meeting(1, 0, "a", 7)) == "3 processes on the CPU, meeting at a:7"
+
+
+def test_nothing_of_another_launcher_is_inherited() -> None:
+    leaked = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "x",
+        "SLURM_NTASKS": "8",
+        "SLURM_PROCID": "1",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "PMI_RANK": "1",
+    }
+    kept = {"SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "3", "NCCL_DEBUG": "INFO"}
+    environment = rank_environment({**leaked, **kept}, cpu_slots(2), 64, alone=False)
+    assert not set(leaked) & set(environment)
+    assert kept.items() <= environment.items()
+
+
+def test_a_port_is_held_from_the_start(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} is in use.*Give another"), hold_port(port):
+            pass
+    with hold_port(port), pytest.raises(ConfigError, match="held by another launch"), hold_port(port):
+        pass
+    with hold_port(port):
+        pass
+    assert find_gpus()  # leases and ports share a folder, not names
+
+
+def test_the_rank_that_began_it_is_told_from_those_it_took_along() -> None:
+    codes = [-signal.SIGTERM, 1, 7, -signal.SIGABRT, -signal.SIGKILL]
+    assert sorted(codes, key=_hindsight)[-3:] == [-signal.SIGABRT, 1, -signal.SIGTERM]
+
+
+def test_memory_that_ranks_leave_behind_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: list[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    fake_nvml.use(monkeypatch, tmp_path, {**fake_nvml.MACHINES["eight"], "taken": str(taken)})
+    uuid = find_gpus()[3].uuid
+
+    def die_with_memory(*_: object) -> int:
+        code = (
+            "from pathlib import Path; from tests.doubles import fake_nvml; "
+            f"fake_nvml.take(Path({str(taken)!r}), {uuid!r}, 9)"
+        )
+        return subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT).returncode
+
+    monkeypatch.setattr(run, "_run_agent", die_with_memory)
+    monkeypatch.setattr(run, "FREE_TIMEOUT_S", 0.0)
+    assert run.launch(LaunchRequest(program=[str(tmp_path / "train.py")], gpus=[2, 3]), heard.append) == 0
+    assert len(heard) == 2
+    assert heard[1].startswith("GPU 3: 9216 MB are still taken after the process that had them ended")

@@ -1,0 +1,202 @@
+"""Several runs by one command: exit codes, labels, Ctrl-C, and what a sweeper is given to choose by."""
+
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from pipeline import cli
+from pipeline.commands import multirun
+from pipeline.commands.exits import WRONG_REQUEST
+from pipeline.commands.multirun import RunFailed, primary_result
+from pipeline.config.load import load_config
+from pipeline.config.schema import Config
+from pipeline.errors import ConfigError, JobError
+from pipeline.runs.record import ResultRow, Results
+from pipeline.runs.report.tables import result_tables
+from tests.doubles.launching import PLACE, Chooser
+from tests.doubles.pooled import pooled_row
+
+Arguments = Callable[..., list[str]]
+CHOOSE = f"++hydra.sweeper._target_={PLACE}.Chooser"
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arguments:
+    monkeypatch.chdir(tmp_path)
+    base = ["--multirun", "experiment.name=t", "device=cpu", "algos=[PITA]", "rounds_of_training=1"]
+    return lambda *more: [*base, *more]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Experiment and label of every run that is carried out; seed n ends with exit code n, by a refusal if 2."""
+    seen = []
+
+    def run_experiment(config: Config, console: Console, label: str, given: Sequence[str]) -> int:
+        seen.append((config.experiment.name, label))
+        if config.experiment.seeds[0] == WRONG_REQUEST:
+            raise JobError("not so")
+        return config.experiment.seeds[0]
+
+    monkeypatch.setattr(cli, "run_experiment", run_experiment)
+    return seen
+
+
+def row(
+    algo: str, metric: str, value: float | None, *, seed: int = 0, number: int = 1, reference: int = 0
+) -> ResultRow:
+    where = ("addition" if algo == "" else algo, "addition", "tiny", seed, number)
+    return ResultRow(*where, metric, value, None, None, 9, reference=reference)
+
+
+def test_the_exit_code_is_the_highest_of_all_runs(
+    runs: list[Any], arguments: Arguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments("experiment.seeds=[2],[1],[0]")) == 2
+    assert [label for _, label in runs] == [f"experiment.seeds=[{seed}]" for seed in (2, 1, 0)]
+    told = capsys.readouterr().err
+    assert "error: the run experiment.seeds=[2] ended with exit code 2: not so" in told
+    assert "error: the run experiment.seeds=[1] ended with exit code 1\n" in told
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_an_interruption_ends_all_runs(runs: list[Any], arguments: Arguments, code: int) -> None:
+    assert cli.main(arguments(f"experiment.seeds=[{code}],[0]")) == code
+    assert len(runs) == 1
+
+
+def test_a_run_is_labelled_by_what_is_its_own_and_may_be_named_after_it(
+    runs: list[Any], arguments: Arguments
+) -> None:
+    sweep = ["experiment.name=eta_${algos.PITA.eta}", "algos.PITA.eta=0.5,2.0"]
+    assert cli.main(arguments(*sweep, "experiment.seeds=[0]", "algos.PITA.top_k=4,5")) == 0
+    assert runs == [
+        (f"eta_{eta}", f"algos.PITA.eta={eta} algos.PITA.top_k={top_k}") for eta in (0.5, 2.0) for top_k in (4, 5)
+    ]
+
+
+def test_a_run_by_itself_has_no_label(runs: list[Any], arguments: Arguments) -> None:
+    assert cli.main(arguments()[1:]) == 0
+    assert runs == [("t", "")]
+
+
+def test_the_label_heads_the_table() -> None:
+    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", n=9)]), label="dataset=[addition]")
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    assert "9 prompts · dataset=[addition]" in captured.get()
+
+
+def test_exit_codes_come_back_from_other_processes(
+    arguments: Arguments, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sweep = arguments(f"hydra.launcher._target_={PLACE}.Elsewhere", "dry_run=true", "algos.PITA.eta=0,1.0")
+    assert cli.main(sweep) == 2
+    printed = capfd.readouterr()
+    assert "Nothing was started" in printed.out
+    assert (
+        "error: the run algos.PITA.eta=0 ended with exit code 2: algos.PITA.eta=0.0: must be at least"
+        in printed.err
+    )
+
+
+def test_every_failure_that_arrives_is_noted() -> None:
+    multirun.failed_runs.clear()
+    pickle.loads(pickle.dumps(RunFailed(1, "a=1", "why")))
+    assert [(each.exit_code, each.run, each.reason) for each in multirun.failed_runs] == [(1, "a=1", "why")] * 2
+
+
+def test_a_sweeper_is_given_the_result_of_the_last_round_on_the_validation_split(
+    runs: list[Any], arguments: Arguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        row("reference", "pass@1", 0.1, number=0),
+        row("PITA", "pass@1", 0.2, number=1),
+        row("PITA", "pass@1", 0.6, number=2),
+        row("QSharp", "pass@1", 0.4, number=2),
+        row("QSharp", "length", 4.0, number=2),
+    ]
+    monkeypatch.setattr(multirun, "collect_rows", lambda store, jobs: found)
+    sweep = ["algos=[PITA,QSharp]", "rounds_of_training=2", "evaluation.split=validation", CHOOSE]
+    assert cli.main(arguments(*sweep, "algos.PITA.eta=0.5")) == 0
+    assert Chooser.seen == [0.5]
+    assert cli.main(arguments(*sweep, "evaluation.objective=*/s0/PITA", "algos.PITA.eta=0.5")) == 0
+    assert Chooser.seen == [0.6]
+
+
+def test_a_sweeper_is_given_the_mean_over_references_or_what_one_of_them_gives(
+    runs: list[Any], arguments: Arguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [row("PITA", "pass@1", value, reference=reference) for reference, value in ((0, 0.25), (3, 0.75))]
+    monkeypatch.setattr(multirun, "collect_rows", lambda store, jobs: found)
+    sweep = arguments("evaluation.split=validation", CHOOSE, "models.tiny.seeds=[0,3]", "algos.PITA.eta=0.5")
+    assert cli.main(sweep) == 0
+    assert Chooser.seen == [0.5]
+    assert cli.main([*sweep, "evaluation.objective=addition/tiny/ref3/s0/PITA"]) == 0
+    assert Chooser.seen == [0.75]
+    assert cli.main([*sweep, "evaluation.objective=addition/tiny/s0/PITA"]) == 2
+    assert "There are: addition/tiny/ref0/s0/PITA, addition/tiny/ref3/s0/PITA" in str(Chooser.seen)
+
+
+def test_a_failed_run_is_a_failure_to_the_sweeper(runs: list[Any], arguments: Arguments) -> None:
+    sweep = ["evaluation.split=validation", CHOOSE, "experiment.seeds=[1]", "algos.PITA.eta=0.5"]
+    assert cli.main(arguments(*sweep)) == 1
+    assert [type(each) for each in Chooser.seen] == [RunFailed]
+
+
+@pytest.fixture(scope="module")
+def request_of_a_sweeper() -> Config:
+    return load_config(["experiment.name=t", "algos=[PITA]", "evaluation.split=validation"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sweeper", "said"),
+    [
+        ({"evaluation": {"split": "test"}}, {}, "Add evaluation.split=validation"),
+        ({}, {"direction": "minimize"}, "Add hydra.sweeper.direction=maximize"),
+        (
+            {},
+            {"ax_config": {"experiment": {"minimize": True}}},
+            "hydra.sweeper.ax_config.experiment.minimize=false",
+        ),
+        ({}, {"optim": {"maximize": False}}, "Add hydra.sweeper.optim.maximize=true"),
+        ({"dry_run": True}, {}, "leave no results"),
+        (
+            {"evaluation": {"objective": "DPO"}},
+            {},
+            "names no chain of this run. There are: addition/tiny/s0/PITA.",
+        ),
+    ],
+    ids=["test split", "Optuna", "Ax", "Nevergrad", "dry run", "chain"],
+)
+def test_what_a_sweeper_could_not_use_is_refused(
+    request_of_a_sweeper: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    sweeper: dict[str, Any],
+    said: str,
+) -> None:
+    hydra = OmegaConf.create({"sweeper": {"_target_": "some.Sweeper", **sweeper}})
+    monkeypatch.setattr(multirun, "in_multirun", lambda: True)
+    monkeypatch.setattr(multirun.HydraConfig, "get", lambda: hydra)
+    evaluation = replace(request_of_a_sweeper.evaluation, **changes.get("evaluation", {}))
+    wrong = replace(request_of_a_sweeper, evaluation=evaluation, dry_run="dry_run" in changes)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        multirun.check_objective(wrong)
+    multirun.check_objective(replace(wrong, evaluation=replace(evaluation, objective=None)))
+
+
+def test_the_objective_is_one_metric_that_all_chains_have() -> None:
+    rows = [row("A", "pass@1", 0.2), row("B", "pass@1", None), row("A", "reward", 0.4), row("B", "reward", 0.8)]
+    assert primary_result(rows[:1]) == 0.2
+    assert primary_result(rows) == pytest.approx(0.6)
+    with pytest.raises(JobError, match=r"no chain has one of pass@1, reward"):
+        primary_result([row("A", "length", 4.0)])

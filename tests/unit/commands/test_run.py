@@ -1,0 +1,154 @@
+"""A request from its plan to its end, where no job needs to run."""
+
+import io
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import arithmetic
+from pipeline.commands import run as experiment
+from pipeline.config.load import load_config
+from pipeline.config.schema import Config
+from pipeline.engine.run_folder import RunFolder
+from pipeline.errors import ConfigError
+from pipeline.files import remove_tree
+from pipeline.runs.record import ResultRow, Results, read_results, write_results
+from pipeline.terminal.console import Terminal
+from pipeline.terminal.streams import LastingFile, LastingStream
+
+
+@pytest.fixture
+def nothing_to_do(tmp_path: Path) -> Config:
+    return load_config(["experiment.name=x", "stage=prepare", "device=cpu", f"output_dir={tmp_path}/outputs"])
+
+
+def test_a_fault_of_the_program_is_in_the_log_of_the_run(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("\x1b[2Jboom \udcff")
+
+    monkeypatch.setattr(experiment, "write_results", broken)
+    with pytest.raises(RuntimeError, match="boom"):
+        experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO()))
+    log = (Path(nothing_to_do.output_dir) / "x/latest/run.log").read_text()
+    assert "please report it" in log
+    assert "Traceback" in log
+    assert r"RuntimeError: \x1b[2Jboom \udcff" in log
+
+
+def test_where_nobody_reads_a_request_is_carried_out_all_the_same(nothing_to_do: Config) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = LastingStream(LastingFile(writing), "ascii")
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=stream)) == 0
+    os.close(writing)
+    assert (Path(nothing_to_do.output_dir) / "x/latest/results.json").is_file()
+
+
+def test_results_name_the_algorithms_whose_divergence_is_a_bound(tmp_path: Path) -> None:
+    own = "algos.Mine.class_path=pipeline.learning.algos.best_of_n.BestOfN"
+    asked = ["experiment.name=x", "stage=prepare", "device=cpu", f"output_dir={tmp_path}", "algos=[PITA]", own]
+    assert experiment.run_experiment(load_config(asked), Terminal(file=io.StringIO())) == 0
+    assert read_results(tmp_path / "x/latest/results.json").bounded == ["Mine"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2], ids=str)
+def test_signals_while_results_are_written_interrupt_nothing(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """When nothing is left to do the results are finished, and the exit code says so."""
+    write, got = experiment.write_samples, list[int]()
+
+    def signalled(*args: Any) -> None:
+        for _ in range(2):
+            signal.raise_signal(number)
+        write(*args)
+
+    monkeypatch.setattr(experiment, "write_samples", signalled)
+    before = signal.signal(number, lambda number, _: got.append(number))
+    try:
+        assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 0
+        assert not got
+        signal.raise_signal(number)
+        assert got == [number]
+    finally:
+        signal.signal(number, before)
+    names = {path.name for path in (Path(nothing_to_do.output_dir) / "x/latest/").iterdir()}
+    assert {"results.json", "results.csv", "samples.jsonl", "compute.json"} <= names
+    assert not [name for name in names if name.startswith(".")]
+
+
+@pytest.mark.parametrize(("label", "settled"), [("", [0]), ("algos.PITA.eta=1", [])], ids=["only", "one of many"])
+def test_only_the_last_run_of_a_command_settles_its_exit_code(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, label: str, settled: list[int]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(experiment, "settle", codes.append)
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO()), label=label) == 0
+    assert codes == settled
+
+
+@pytest.mark.parametrize("inline", ["execution=inline", "system.use_parallel_execution=false"])
+def test_jobs_are_not_run_in_a_process_whose_arithmetic_is_pinned_too_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inline: str
+) -> None:
+    config = load_config(["experiment.name=t", f"output_dir={tmp_path}", "device=cpu", inline])
+    monkeypatch.setattr(arithmetic, "imported_unpinned", lambda: ["numpy", "torch"])
+    with pytest.raises(ConfigError, match="this process imported numpy and torch before"):
+        experiment.run_experiment(config, Terminal(file=io.StringIO()))
+    assert not list(tmp_path.glob("t/*"))
+
+
+@pytest.mark.parametrize(("name", "code"), [("plan.json", 0), ("results.json", 1)])
+def test_files_that_somebody_removed_during_the_run_are_told(
+    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    write = experiment.write_compute
+
+    def removed(folder: Path, *what: Any) -> None:
+        write(folder, *what)
+        (folder / name).unlink()
+
+    monkeypatch.setattr(experiment, "write_compute", removed)
+    out = io.StringIO()
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=out, width=1000)) == code
+    (line,) = [line for line in out.getvalue().splitlines() if "removed" in line]
+    assert line.startswith(f"warning: somebody has removed {name} of this run")
+
+
+def test_without_results_the_exit_code_says_so(nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(run: RunFolder, rows: Any) -> None:
+        remove_tree(run.path)
+        write_results(run, rows)
+
+    monkeypatch.setattr(experiment, "write_results", away)
+    assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 1
+
+
+def test_a_plan_that_takes_its_time_is_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = ["data_collection.prompts_per_round=10", "evaluation.num_prompts=10", "dry_run=true", "device=cpu"]
+    config = load_config(["experiment.name=x", f"output_dir={tmp_path}", *small])
+    for large, announced in ((10, True), (10**6, False)):
+        monkeypatch.setattr(experiment, "LARGE", large)
+        out = io.StringIO()
+        assert experiment.run_experiment(config, Terminal(file=out, width=200)) == 0
+        assert out.getvalue().startswith("planning some ") == announced
+        assert "Not looked at" not in out.getvalue()  # rows are made, and the model is
+
+
+def test_a_run_of_an_earlier_version_is_shown_without_fronts(tmp_path: Path) -> None:
+    """It tried strengths of guidance on the prompts that it reported, so they are none of validation."""
+    rows = [
+        ResultRow("QSharp", "addition", "tiny", 0, 1, f"{metric}{suffix}", value, None, None, 100)
+        for metric, value in (("pass@1", 0.75), ("kl_per_sequence", 0.5))
+        for suffix in ("", "/eta=0.1", "/eta=1")
+    ]
+    out = io.StringIO()
+    experiment.print_results(Terminal(file=out, width=200), Results(rows=rows), RunFolder(tmp_path))
+    assert "0.750" in out.getvalue()
+    assert "fronts" not in out.getvalue()
+    assert "validation" not in out.getvalue()

@@ -1,0 +1,99 @@
+"""The one way into every command: Ctrl-C while modules are imported, faults of the program, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+INTERRUPTS = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+FAILS = r"""
+import sys
+
+def fails():
+    raise RuntimeError("\x1b[2Jboom \udcff")
+
+def leaves():
+    sys.exit("too bad")
+
+def returns(code):
+    return code
+
+def interrupted():
+    raise KeyboardInterrupt
+
+def late(name):
+    import signal, time
+    from pipeline.engine.scheduler.signals import StopSignals
+    from pipeline.commands.start import settle
+
+    with StopSignals():
+        settle(3)
+    signal.raise_signal(signal.Signals[name])
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run_parallel.py", "experiment.name=x"],
+        ["test_parallel_setup.py"],
+        ["-m", "pipeline", "status"],
+        ["-c", "from pipeline.commands.start import pipeline; pipeline()", "status"],
+    ],
+    ids=["run_parallel.py", "test_parallel_setup.py", "python -m pipeline", "pipeline"],
+)
+def test_ctrl_c_while_modules_are_imported_ends_it_without_a_word(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "hydra").mkdir()
+    (tmp_path / "hydra" / "__init__.py").write_text(INTERRUPTS)
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def started(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    (folder / "odd.py").write_text(FAILS)
+    code = f"from pipeline.commands.start import start; start({command})"
+    where = {"PYTHONPATH": f"{folder}:{ROOT}"}
+    return subprocess.run([sys.executable, "-c", code], env=where, capture_output=True, text=True, timeout=600)
+
+
+def test_a_fault_of_the_program_is_told_with_its_traceback(tmp_path: Path) -> None:
+    done = started(tmp_path, "'odd:fails'")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "RuntimeError: \\x1b[2Jboom \\udcff" in done.stderr
+    assert "report" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("'odd:leaves'", 1, "too bad\n"),
+        ("'odd:returns', None", 0, ""),
+        ("'odd:returns', 7", 7, ""),
+        ("'odd:interrupted'", 130, ""),
+    ],
+    ids=["a message", "nothing", "a code", "Ctrl-C"],
+)
+def test_exit_codes_are_those_of_the_command(tmp_path: Path, command: str, code: int, said: str) -> None:
+    done = started(tmp_path, command)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"])
+def test_a_signal_that_comes_after_the_results_changes_nothing(tmp_path: Path, name: str) -> None:
+    done = started(tmp_path, f"'odd:late', '{name}'")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")

@@ -1,0 +1,193 @@
+"""What README and docs tell users to type can be typed: into bash and zsh, and the program understands it."""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from pipeline.__main__ import app
+from pipeline.commands.device_flags import as_overrides
+from pipeline.config.load import load_config
+
+ROOT = Path(__file__).parents[3]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples/README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
+PROGRAMS = r"(?:\S*/)?(?:python3?|pip|pipeline|pytest|ruff|mypy|srun|hf|eval|nvidia-smi)"
+COMMAND = re.compile(rf"(?:\$ )?((?:[A-Z_]+=\S* )*{PROGRAMS}(?: .*)?)$")
+ASSIGNMENT = re.compile(r"[A-Z_]+=")
+ELSEWHERE = ("my_package.", "my_conf", "hydra/", "--shell-completion", "--help", "--version")
+"""Marks of a command about files of the user's, about plugins, or about the program itself."""
+
+GROUPS = {folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir()}
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command of a page, lines that end in a backslash joined."""
+
+    page: str
+    line: int
+    text: str
+
+
+def typed_commands(page: Path) -> Iterator[Typed]:
+    lines = page.read_text().splitlines()
+    number, fenced = 0, False
+    while number < len(lines):
+        line, start = lines[number], number + 1
+        fenced ^= line.startswith("```")
+        text = line.strip() if line.startswith("    ") or fenced else ""
+        while text.endswith("\\"):
+            number += 1
+            text = text[:-1] + lines[number].strip()
+        if found := COMMAND.match(text):
+            yield Typed(page.relative_to(ROOT).as_posix(), start, found[1])
+        number += 1
+
+
+COMMANDS = [command for page in PAGES for command in typed_commands(page)]
+
+
+def unquoted(text: str) -> str:
+    """A command with what stands in quotes, `$(...)` and what a backslash protects left out."""
+    return re.sub(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\([^)]*\)", "Q", text)
+
+
+def without_remark(text: str) -> str:
+    return re.split(r"\s+#", text)[0]
+
+
+def words_of(text: str) -> list[str]:
+    """The words of the last program of a line, assignments before it left out."""
+    words = shlex.split(text, comments=True)
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word in ("&&", "|", "&", ";"):
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    kept = [part for part in parts if part][-1]
+    while ASSIGNMENT.match(kept[0]):
+        kept.pop(0)
+    return kept
+
+
+def arguments_of(command: Typed) -> tuple[str, list[str]]:
+    """What is run ("main" or "commands") with which arguments; ("", []) for other programs."""
+    program, *rest = words_of(command.text)
+    name = Path(program).name
+    if name == "srun":
+        while rest and not rest[0].startswith("python"):
+            rest.pop(0)
+        name, rest = (rest[0], rest[1:]) if rest else ("", [])
+    if name in ("python", "python3") and rest[:2] == ["-m", "pipeline"]:
+        name, rest = "pipeline", rest[2:]
+    if name == "pipeline":
+        return ("main", rest[1:]) if rest[:1] == ["run"] else ("commands", rest)
+    if name in ("python", "python3") and rest[:1] == ["run_parallel.py"]:
+        return "main", rest[1:]
+    return "", []
+
+
+def test_pages_are_full_of_commands() -> None:
+    assert len(COMMANDS) > 80
+    assert {command.page for command in COMMANDS} >= {"README.md", "docs/devices.md", "docs/looking-at-runs.md"}
+
+
+def test_no_shell_reads_a_command_otherwise_than_it_stands_there() -> None:
+    """A bare `[` or `{` is a pattern to zsh, which ends the command; words behind it would be arguments."""
+    wrong = []
+    for command in COMMANDS:
+        try:
+            shlex.split(command.text, comments=True)
+        except ValueError as error:
+            wrong.append(f"{command}: {error}")
+        bare = without_remark(unquoted(command.text))
+        if odd := sorted(set(re.findall(r"[][{}*?()<>!~^]", bare))):
+            wrong.append(f"{command.page}:{command.line}: {' '.join(odd)} without quotes: {command.text}")
+        if re.search(r"\S {2,}[^ #]", unquoted(command.text).split(" #")[0]):
+            wrong.append(f"{command.page}:{command.line}: an explanation without '#': {command.text}")
+    assert not wrong, "\n".join(wrong)
+
+
+def overrides_of(arguments: list[str]) -> list[str]:
+    """The settings of a main command; of a multirun those of its first run."""
+    words = [word for word in as_overrides(arguments) if word not in ("--cfg", "job", "-m", "--multirun")]
+    return [re.sub(r"=([\w.]+),[\w.,]+$", r"=\1", word) for word in words if not word.startswith("--")]
+
+
+def is_choice(override: str) -> bool:
+    """Whether it decides which keys there are."""
+    key = override.partition("=")[0]
+    return key in GROUPS or key.endswith(".class_path")
+
+
+def packs(requests: Iterable[list[str]]) -> list[list[str]]:
+    """The same settings in fewer requests: what chooses the same groups and sets no key differently is joined."""
+    packed: dict[frozenset[str], list[dict[str, str]]] = {}
+    for overrides in requests:
+        values = {override.partition("=")[0]: override for override in overrides}
+        alike = packed.setdefault(frozenset(filter(is_choice, overrides)), [{}])
+        if any(alike[-1].get(key, value) != value for key, value in values.items() if key != "experiment.name"):
+            alike.append({})
+        alike[-1].update(values)
+    return [list(values.values()) for alike in packed.values() for values in alike]
+
+
+def refusal(overrides: list[str]) -> str:
+    try:
+        load_config(overrides)
+    except Exception as error:  # whatever it is, the page is wrong
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_settings_in_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT))
+    requests = {}
+    for command in COMMANDS:
+        what, arguments = arguments_of(command)
+        if what == "main" and not any(mark in command.text for mark in ELSEWHERE):
+            requests[f"{command.page}:{command.line}"] = overrides_of(arguments)
+    assert len(requests) > 40
+    if any(refusal(overrides) for overrides in packs(requests.values())):
+        wrong = [f"{place}: {said}" for place, overrides in requests.items() if (said := refusal(overrides))]
+        assert not wrong, "\n".join(wrong)
+
+
+def parse(command: click.Command, arguments: list[str], parent: click.Context | None = None) -> None:
+    """Read arguments as the program would, without carrying them out."""
+    context = command.make_context(command.name, list(arguments), parent=parent)
+    rest = [*context._protected_args, *context.args]
+    if isinstance(command, click.Group) and rest:
+        _, inner, further = command.resolve_command(context, rest)
+        assert inner is not None
+        parse(inner, further, context)
+
+
+def test_commands_and_their_options_exist() -> None:
+    wrong, parsed = [], 0
+    program = typer.main.get_command(app)
+    for command in COMMANDS:
+        what, arguments = arguments_of(command)
+        if what != "commands" or "--install-completion" in arguments:  # reading that would carry it out
+            continue
+        try:
+            parse(program, arguments)
+            parsed += 1
+        except (click.exceptions.Exit, typer.Exit):
+            parsed += 1
+        except click.ClickException as error:
+            wrong.append(f"{command.page}:{command.line}: {error.format_message()}")
+    assert not wrong, "\n".join(wrong)
+    assert parsed > 25

@@ -1,0 +1,37 @@
+"""The environment of a worker."""
+
+from pipeline.engine.devices.inventory import Device, cpu_slots
+from pipeline.engine.devices.worker_env import describe_device, worker_environment
+
+GPU = Device(kind="cuda", index=3, uuid="GPU-0123", name="H200", memory_total_bytes=1)
+
+
+def test_a_gpu_is_named_by_its_uuid() -> None:
+    env = worker_environment(GPU, 4, {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "HOME": "/home/me"})
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-0123"
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert env["HOME"] == "/home/me"
+    assert describe_device(GPU, env) == "GPU-0123 as cuda:0"
+
+
+def test_a_cpu_slot_sees_no_gpu_and_has_its_threads() -> None:
+    slot = cpu_slots(2)[1]
+    env = worker_environment(slot, 2, {"OMP_NUM_THREADS": "64"})
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert {env[f"{library}_NUM_THREADS"] for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")} == {"2"}
+    assert describe_device(slot, env) == "cpu slot 1, 2 threads"
+    assert describe_device(slot, worker_environment(slot, 1, {})) == "cpu slot 1, 1 thread"
+
+
+def test_the_ranks_of_a_launcher_are_not_inherited() -> None:
+    launcher = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    env = worker_environment(GPU, 1, {**launcher, "TORCHELASTIC_RUN_ID": "x", "RANKING": "kept"})
+    assert not set(launcher) & set(env)
+    assert "TORCHELASTIC_RUN_ID" not in env
+    assert env["RANKING"] == "kept"
+
+
+def test_the_given_environment_is_not_changed() -> None:
+    given = {"RANK": "1"}
+    worker_environment(GPU, 1, given)
+    assert given == {"RANK": "1"}

@@ -1,0 +1,106 @@
+"""Where the device time went."""
+
+import pytest
+
+from pipeline.engine.scheduler.makespan import Attempt, Makespan, WorkerSpan, account
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from tests.doubles.simulate import simulate
+
+PLAN = Plan(
+    [Job(id=name, key=name, entry="m:f", payload={}) for name in ("a", "b", "c")], [("a", "b"), ("a", "c")]
+)
+
+
+def attempt(
+    name: str, worker: int, sent: float, ended: float, load: float = 0.0, outcome: str = "done"
+) -> Attempt:
+    return Attempt(job_id=name, attempt=1, worker=worker, sent_s=sent, ended_s=ended, load_s=load, outcome=outcome)
+
+
+def parts(made: Makespan | None) -> tuple[float, ...]:
+    assert made is not None
+    total = made.work_s + made.load_s + made.dependency_s + made.retry_s + made.tail_s
+    assert total == pytest.approx(made.devices * made.actual_s)
+    return tuple(round(value, 6) for value in (made.load_s, made.dependency_s, made.retry_s, made.tail_s))
+
+
+def spans(*ready: float) -> list[WorkerSpan]:
+    return [WorkerSpan(worker=index, started_s=0.0, ready_s=at) for index, at in enumerate(ready)]
+
+
+def test_a_run_without_losses_meets_the_bound() -> None:
+    made = account(PLAN, [attempt("a", 0, 0, 2), attempt("b", 0, 2, 4)], spans(0.0), 1, 0.0)
+    assert parts(made) == (0, 0, 0, 0)
+    assert made is not None
+    assert made.ratio == 1
+
+
+def test_every_lost_second_has_a_cause() -> None:
+    attempts = [
+        attempt("a", 0, 1, 5, load=1),  # 1 s of start before, 1 s of loading inside
+        attempt("b", 1, 5, 6, outcome="lost"),
+        attempt("c", 0, 5, 8),
+        attempt("b", 1, 7, 10),
+    ]
+    workers = [*spans(1.0, 2.0), WorkerSpan(worker=1, started_s=6.0, ready_s=7.0)]
+    workers[1] = WorkerSpan(worker=1, started_s=0.0, ready_s=2.0, ended_s=6.0)
+    made = account(PLAN, attempts, workers, 2, 0.0)
+    # load: starts 1 + 2, loading 1; dependency: worker 1 from 2 to 5; retry: lost 1, restart 1; tail: worker 0.
+    assert parts(made) == (4, 3, 2, 2)
+    assert made is not None
+    assert (made.work_s, made.critical_path_s, made.lower_bound_s, made.actual_s) == (9, 6, 6, 10)
+
+
+def test_a_worker_that_never_became_ready_is_all_load() -> None:
+    workers = [*spans(0.0), WorkerSpan(worker=1, started_s=0.0)]
+    assert parts(account(PLAN, [attempt("a", 0, 0, 4)], workers, 2, 0.0)) == (4, 0, 0, 0)
+
+
+def test_what_came_after_the_last_job_does_not_count() -> None:
+    workers = [*spans(0.0), WorkerSpan(worker=0, started_s=5.0, ready_s=6.0)]
+    assert parts(account(PLAN, [attempt("a", 0, 0, 4)], workers, 1, 0.0)) == (0, 0, 0, 0)
+
+
+def test_there_is_no_account_where_nothing_was_finished() -> None:
+    assert account(PLAN, [], spans(0.0), 1, 0.0) is None
+    assert account(PLAN, [attempt("a", 0, 0, 1, outcome="lost")], spans(0.0), 1, 0.0) is None
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_the_parts_add_up_for_any_schedule(workers: int) -> None:
+    jobs = [Job(id=str(i), key=str(i), entry="m:f", payload={}, seconds=1 + i % 4) for i in range(30)]
+    plan = Plan(jobs, [(str(i), str(i + 7)) for i in range(23)])
+    made = account(plan, simulate(plan, workers), spans(*([0.0] * workers)), workers, 0.0)
+    parts(made)
+    assert made is not None
+    assert made.ratio >= 1
+
+
+def test_the_line_names_everything() -> None:
+    made = Makespan(
+        actual_s=71.24, lower_bound_s=66.0, critical_path_s=40.1, work_s=132.0, devices=2,
+        load_s=5.0, dependency_s=3.1, retry_s=0.0, tail_s=2.1,
+    )  # fmt: skip
+    assert str(made) == (
+        "makespan 71.2 s = 1.08 x the lower bound 66.0 s (critical path 40.1 s, work 132.0 s on 2 devices); "
+        "lost device-seconds: load 5.0, dependency 3.1, retry 0.0, tail 2.1"
+    )
+    assert made.in_words() == (
+        "took 71.2 s; at best it could have taken 66.0 s (longest chain of jobs 40.1 s; work 132.0 s on 2 "
+        "devices). Device time not used for work: loading 5.0 s, waiting for inputs 3.1 s, failed attempts 0.0 s, "
+        "idle at the end 2.1 s"
+    )
+
+
+def test_a_job_of_several_devices_takes_all_of_them() -> None:
+    jobs = [Job(id=name, key=name, entry="m:f", payload={}, devices=3) for name in "ab"]
+    attempts = [
+        Attempt(job_id=name, attempt=1, worker=0, sent_s=at, ended_s=at + 2, load_s=0.5, devices=3)
+        for name, at in (("a", 0), ("b", 2))
+    ]
+    made = account(Plan(jobs, []), attempts, spans(0.0, 0.0, 0.0, 0.0), 4, 0.0)
+    assert made is not None
+    # No two of them fit beside each other.
+    assert (made.work_s, made.load_s, made.lower_bound_s) == (9.0, 3.0, 3.0)
+    assert (made.dependency_s, made.tail_s) == (2.0, 2.0)

@@ -1,0 +1,49 @@
+"""What a run has measured for the estimates of later ones."""
+
+import pytest
+
+from pipeline.engine.scheduler.makespan import Attempt, WorkerSpan
+from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan
+
+
+def attempt(job_id: str, worker: int, sent_s: float, ended_s: float, load_s: float, how: str = "done") -> Attempt:
+    return Attempt(
+        job_id=job_id, attempt=1, worker=worker, sent_s=sent_s, ended_s=ended_s, load_s=load_s, outcome=how
+    )
+
+
+def test_loading_is_measured_by_worker_and_by_later_job() -> None:
+    """A worker that was replaced counts twice, and one whose first job failed says nothing of loading."""
+    plan = Plan([Job(id=name, key=name, entry="m:f", payload={}, model="tiny") for name in "abcd"], [])
+    outcome = Outcome(
+        jobs={},
+        workers=[
+            WorkerSpan(worker=0, started_s=0, ready_s=1, ended_s=20),
+            WorkerSpan(worker=0, started_s=20, ready_s=23),
+            WorkerSpan(worker=1, started_s=0, ready_s=1, ended_s=5),
+        ],
+        attempts=[
+            attempt("a", 0, 1, 11, 8),
+            attempt("b", 0, 11, 12, 0.2),
+            attempt("c", 0, 23, 34, 10),
+            attempt("d", 1, 1, 5, 0, "lost"),
+            attempt("d", 0, 34, 36, 0.4),
+        ],
+    )
+    assert outcome.load_seconds(plan) == {WORKER_LOAD: 11.0, "load: tiny": pytest.approx(0.3)}
+    assert Outcome(jobs={}).load_seconds(plan) == {}
+
+
+def test_the_estimate_of_the_same_work_is_what_the_run_took() -> None:
+    jobs = [Job(id=str(at), key=str(at), entry="m:f", payload={}, model="tiny", seconds=1.0) for at in range(20)]
+    attempts = [attempt("0", 0, 2, 13, 10.0)] + [attempt(str(at), 0, 12 + at, 13 + at, 0.1) for at in range(1, 20)]
+    plan = Plan(jobs, [(str(at), str(at + 1)) for at in range(19)])
+    outcome = Outcome(jobs={}, workers=[WorkerSpan(worker=0, started_s=0, ready_s=2)], attempts=attempts)
+    everything = list(plan.jobs)
+    estimate = estimated_makespan(plan, everything, 1) + estimated_load(
+        plan, everything, 1, outcome.load_seconds(plan)
+    )
+    assert 32 / 1.5 < estimate < 32 * 1.5

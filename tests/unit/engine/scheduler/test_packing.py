@@ -1,0 +1,358 @@
+"""Several jobs on one device, and devices of different sizes: what fits where, and what that guarantees."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.scheduler.memory_needs import MARGIN, Needs
+from pipeline.engine.scheduler.placement import Room
+from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_actions
+from pipeline.engine.scheduler.state import JobStatus, RunState
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from tests.doubles.simulate import simulate
+
+
+def job(name: str, memory_mb: int | None = None, seconds: float = 1.0, devices: int = 1, kind: str = "") -> Job:
+    return Job(
+        id=name, key=name, entry="m:f", payload={}, seconds=seconds, devices=devices, memory_mb=memory_mb,
+        memory_kind=kind,
+    )  # fmt: skip
+
+
+def layout(*sizes: int, slots: int = 4, vouched: bool = False) -> Layout:
+    places = tuple(Place(label=f"GPU {at}", free_mb=size, usable_mb=size) for at, size in enumerate(sizes))
+    return Layout(places=places, slots=slots, vouched=vouched)
+
+
+def ready(where: Layout, *jobs: Job, peaks: dict[str, int] | None = None) -> RunState:
+    state = RunState(Plan(jobs, []), (), where.workers, layout=where, needs=Needs(where, peaks))
+    for index in range(where.workers):
+        state.worker_ready(index, "gpu")
+    return state
+
+
+def carry_out(state: RunState, now_s: float = 0.0) -> list[Action]:
+    """Decide, and do it."""
+    actions = next_actions(state, now_s)
+    for action in actions:
+        if isinstance(action, Reserve):
+            state.reserve(action.job_id)
+        else:
+            state.start(action.job_id, action.worker, action.members, now_s)
+    return actions
+
+
+def on(state: RunState) -> dict[int, list[str]]:
+    """Device -> the jobs on it."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for worker in state.workers:
+        if worker.job_id:
+            found[state.layout.device_of(worker.index)].append(worker.job_id)
+    return dict(found)
+
+
+# -- several jobs on one device ---------------------------------------------------------
+
+
+def test_jobs_share_a_device_as_far_as_its_memory_goes() -> None:
+    state = ready(layout(100), *(job(name, 30) for name in "abcde"))
+    carry_out(state)
+    assert on(state) == {0: ["a", "b", "c"]}
+    state.finished(1, 0, 0)
+    carry_out(state)
+    assert on(state) == {0: ["a", "d", "c"]}
+
+
+def test_empty_devices_go_first() -> None:
+    state = ready(layout(100, 100), *(job(name, 10) for name in "abcd"))
+    carry_out(state)
+    assert on(state) == {0: ["a", "c"], 1: ["b", "d"]}
+
+
+def test_there_are_never_more_jobs_than_slots() -> None:
+    state = ready(layout(100, slots=2), *(job(name, 1) for name in "abc"))
+    carry_out(state)
+    assert on(state) == {0: ["a", "b"]}
+
+
+def test_a_job_of_unknown_need_is_alone_until_its_kind_is_measured() -> None:
+    state = ready(layout(100, 100), *(job(str(number), kind="k") for number in range(7)))
+    carry_out(state)
+    assert on(state) == {0: ["0"], 1: ["1"]}
+    state.finished(0, 0, 0, peak_mb=20)
+    carry_out(state)
+    # 20 x 1.2 each; the other device stays with the job that began alone on it.
+    assert on(state) == {0: ["2", "3", "4", "5"], 1: ["1"]}
+    state.finished(1, 0, 0, peak_mb=60)
+    assert state.needs.of(job("x", kind="k")) == 60
+    assert state.needs.seen == {"k": 60}
+
+
+def test_what_earlier_runs_measured_counts_from_the_start() -> None:
+    state = ready(layout(100), *(job(name, kind="k") for name in "abc"), peaks={"k": 40})
+    carry_out(state)
+    assert on(state) == {0: ["a", "b"]}
+
+
+def test_with_a_number_of_jobs_the_unknown_counts_as_an_equal_share() -> None:
+    where = layout(90, slots=3, vouched=True)
+    state = ready(where, *(job(name, kind="k") for name in "abcd"))
+    carry_out(state)
+    assert on(state) == {0: ["a", "b", "c"]}
+    state = ready(where, job("large", 70, seconds=9), *(job(name, kind="k") for name in "ab"))
+    carry_out(state)
+    assert on(state) == {0: ["large"]}
+
+
+def test_a_job_that_takes_no_memory_runs_beside_others() -> None:
+    state = ready(layout(100), job("a", 100), job("b", 0))
+    carry_out(state)
+    assert on(state) == {0: ["a", "b"]}
+
+
+def test_a_job_that_waits_for_memory_is_not_overtaken_for_ever() -> None:
+    small = [job(f"s{number}", 40, seconds=1.0) for number in range(6)]
+    state = ready(layout(100), job("first", 40, seconds=9), job("large", 80, seconds=5), *small)
+    assert carry_out(state, 0.0)[1] == Reserve("large")
+    # Those that end before the large one could start may run beside the first.
+    assert on(state) == {0: ["first", "s0"]}
+    state.finished(1, 0, 0)
+    carry_out(state, 8.5)
+    assert on(state) == {0: ["first"]}
+    state.finished(0, 0, 0)
+    carry_out(state, 9.0)
+    assert on(state) == {0: ["large"]}
+
+
+def test_memory_that_idle_workers_hold_is_emptied_where_it_is_needed() -> None:
+    state = ready(layout(100), job("a", 50, seconds=9), job("b", 40, seconds=8), job("c", 90, seconds=3))
+    carry_out(state)
+    state.finished(0, 0, 0, held_mb=45)
+    state.finished(1, 0, 0, held_mb=5)
+    # The worker that holds most starts the job, as it lets go of its models first; 5 fit beside it.
+    assert next_actions(state) == [Start("c", 0)]
+    state.workers[1].held_mb = 30
+    assert next_actions(state) == [Start("c", 0, (), (1,))]
+
+
+def test_models_are_kept_on_a_shared_device_only_for_jobs_that_use_them() -> None:
+    jobs = [replace(job(name, 10, seconds=9 - at), affinity=model) for at, (name, model) in
+            enumerate(zip("abcd", ["m1", "m1", "m2", ""], strict=True))]  # fmt: skip
+    state = ready(layout(100, slots=2), *jobs)
+    kept = []
+    for one in jobs:
+        state.start(one.id, 0)
+        state.finished(0, 0, 0)
+        kept.append(state.jobs[one.id].keep_models)
+    assert kept == [False, True, False, False]
+    assert state.workers[0].holds == []
+
+
+def test_running_out_of_memory_beside_others_leads_to_an_attempt_alone() -> None:
+    state = ready(layout(100), *(job(name, kind="k") for name in "ab"), peaks={"k": 30})
+    carry_out(state)
+    assert on(state) == {0: ["a", "b"]}
+    assert state.charge("b", 0) == 36
+    assert not state.jobs["a"].whole
+    assert state.ran_out_of_memory("a", 0)
+    state.raised(0)
+    state.retry("a")
+    carry_out(state)
+    assert on(state) == {0: ["b"]}  # "a" waits for the whole device
+    assert state.reserved == "a"
+    assert state.charge("b", 0) == 54
+    state.finished(1, 0, 0, peak_mb=30)
+    carry_out(state)
+    assert on(state) == {0: ["a"]}
+    assert state.jobs["a"].whole
+    assert not state.ran_out_of_memory("a", 0)  # that one is its own fault
+
+
+def test_blame_is_for_the_device_not_for_one_of_its_workers() -> None:
+    state = ready(layout(100, 100, slots=2), *(job(name, 10) for name in "ab"))
+    state.start("a", 0)
+    state.raised(0)
+    state.blame.failed("a", state.layout.device_of(0), FailureKind.lost)
+    state.retry("a")
+    assert next_actions(state)[0] == Start("a", 1)
+    state.quarantine(1)
+    state.quarantine(3)
+    assert state.usable_devices() == [0]
+    assert next_actions(state)[0] == Start("a", 0)
+
+
+# -- devices of different sizes ---------------------------------------------------------
+
+
+def test_a_job_goes_only_where_it_fits() -> None:
+    state = ready(layout(24, 80, slots=1), job("a", 40, 5), job("b", 40, 4), job("c", 10, 1))
+    carry_out(state)
+    assert on(state) == {0: ["c"], 1: ["a"]}
+
+
+def test_the_smallest_device_that_does_is_taken_if_another_job_needs_the_larger() -> None:
+    small, large = job("small", 10, seconds=9), job("large", 40, seconds=1)
+    assert next_actions(ready(layout(80, 24, slots=1), small, large)) == [Start("small", 1), Start("large", 0)]
+    assert next_actions(ready(layout(80, 24, slots=1), small)) == [Start("small", 0)]
+
+
+def test_no_large_device_idles_for_jobs_that_are_not_there() -> None:
+    state = ready(layout(80, 24, slots=1), job("a", 10), job("b", 10))
+    carry_out(state)
+    assert on(state) == {0: ["a"], 1: ["b"]}
+
+
+def test_what_is_unknown_goes_to_the_largest_device_and_grows_out_of_the_small_ones() -> None:
+    state = ready(layout(24, 80, slots=1), job("a", kind="k"), job("b", kind="k"), job("c", 50))
+    carry_out(state)
+    assert on(state)[1] == ["a"]
+    assert not state.ran_out_of_memory("b", 0)
+    state.raised(0)
+    state.retry("b")
+    assert state.fitting_devices(job("x", kind="k")) == [1]
+    assert not [one for one in carry_out(state) if isinstance(one, Start)]
+
+
+def test_a_measurement_refuses_nothing() -> None:
+    state = ready(layout(24, 16, slots=1), job("a", kind="k"), peaks={"k": 40})
+    assert state.fitting_devices(job("x", kind="k")) == [0]
+    assert state.fitting_devices(job("x", 40)) == []
+    carry_out(state)
+    assert on(state) == {0: ["a"]}
+    state.quarantine(0)
+    assert state.fitting_devices(job("x", kind="k")) == [1]
+    wide = ready(layout(24, 16, 8, slots=1), job("a", kind="k", devices=2), peaks={"k": 20})
+    assert wide.fitting_devices(wide.jobs["a"].job) == [0, 1]
+
+
+def test_members_of_a_gang_are_on_devices_that_fit_and_have_them_alone() -> None:
+    state = ready(
+        layout(24, 80, 80, slots=2), job("gang", 40, 9, devices=2), job("a", 1), job("b", 1), job("c", 1)
+    )
+    assert next_actions(state)[0] == Start("gang", 1, (2,))
+    carry_out(state)
+    assert on(state) == {0: ["a", "b"], 1: ["gang"], 2: ["gang"]}
+
+
+def test_a_gang_empties_all_workers_of_its_devices() -> None:
+    state = ready(layout(80, 80, slots=2), job("a", 10, 9), job("gang", None, 5, devices=2))
+    state.start("a", 2)
+    state.finished(2, 0, 0, held_mb=5)
+    # The worker that holds models does not lead: its process ends.
+    assert next_actions(state) == [Start("gang", 0, (1,), (2,))]
+
+
+def test_jobs_that_fit_no_device_that_is_left_are_told() -> None:
+    state = ready(layout(24, 80, slots=2), job("large", 40), job("small", 4))
+    assert state.too_wide() == []
+    for index in state.layout.workers_of(1):
+        state.quarantine(index)
+    assert state.too_wide() == ["large"]
+    assert [one.job_id for one in next_actions(state)] == ["small"]
+
+
+# -- whatever the jobs ------------------------------------------------------------------
+
+
+def random_run(seed: int, *, said: bool, gangs: bool = False) -> tuple[Plan, Layout, dict[str, int]]:
+    """Jobs in kinds, devices of up to three sizes, and what each job really takes."""
+    rng = random.Random(seed)
+    where = layout(*(rng.choice([24, 40, 80]) * 1000 for _ in range(rng.randint(1, 4))), slots=rng.randint(1, 4))
+    most = max(place.free_mb or 0 for place in where.places)
+    largest = sum(place.free_mb == most for place in where.places)
+    kinds = [rng.randint(1, most) if rng.random() < 0.3 else rng.randint(1, most // 4) for _ in range(6)]
+    jobs, peaks = [], {}
+    for number in range(60):
+        kind = rng.randrange(6)
+        peak = int(kinds[kind] * rng.uniform(1, MARGIN) / MARGIN)
+        width = rng.randint(1, largest) if gangs and rng.random() < 0.15 else 1
+        name, takes_s = f"{number}", rng.choice([0.1, 1, 1, 2, 10]) * rng.random()
+        jobs.append(job(name, kinds[kind] if said else None, takes_s, width, f"k{kind} on {width}"))
+        peaks[name] = peak
+    edges = [
+        (str(up), str(down))
+        for down in range(60)
+        for up in rng.sample(range(down), min(down, rng.choice([0, 0, 0, 1, 2])))
+    ]
+    return Plan(jobs, edges), where, peaks
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["needs are said", "needs are measured"])
+@pytest.mark.parametrize("seed", range(40))
+def test_packing_never_exceeds_the_memory_of_a_device(seed: int, said: bool) -> None:
+    plan, where, peaks = random_run(seed, said=said, gangs=seed % 2 == 0)
+    shared = []
+
+    def watch(state: RunState, now_s: float) -> None:
+        for device, place in enumerate(where.places):
+            workers = [state.workers[index] for index in where.workers_of(device)]
+            running = [worker.job_id for worker in workers if worker.job_id]
+            shared.append(len(running) > 1)
+            takes = sum(peaks[name] for name in running)
+            held = sum(worker.held_mb for worker in workers if not worker.job_id)
+            if said:  # what nobody knows may start anywhere, but alone
+                assert takes <= (place.free_mb or 0)
+            if len(running) > 1:
+                assert takes + held <= (place.usable_mb or 0)
+                assert not any(state.jobs[name].whole for name in running)
+            assert len(running) == len(set(running))  # the members of a gang are on devices of their own
+
+    attempts = simulate(plan, 0, watch=watch, layout=where, peaks_mb=peaks)
+    assert {attempt.job_id for attempt in attempts} == set(plan.jobs)
+    assert any(shared) or where.slots == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_device_is_empty_while_a_ready_job_fits_it_unless_it_is_promised(seed: int) -> None:
+    plan, where, peaks = random_run(seed, said=seed % 2 == 0)
+
+    def watch(state: RunState, now_s: float) -> None:
+        used = on(state)
+        waiting = [one.job for one in state.jobs.values() if one.status is JobStatus.ready]
+        for device in set(range(len(where.places))) - set(used):
+            fitting = [one for one in waiting if device in state.fitting_devices(one)]
+            # What is promised a place for its memory has one that is in use; no other job may wait for it here.
+            assert not fitting
+
+    simulate(plan, 0, watch=watch, layout=where, peaks_mb=peaks)
+
+
+def test_what_is_promised_a_place_has_it_when_it_should() -> None:
+    """However many small jobs turn up: it starts when by the estimates it could at the time of the promise."""
+    promises = 0
+    for seed in range(40):
+        plan, where, _ = random_run(seed, said=True, gangs=seed % 2 == 0)
+        promised: dict[str, float] = {}
+
+        def watch(state: RunState, now_s: float, promised: dict[str, float] = promised) -> None:
+            if state.reserved and state.reserved not in promised:
+                promised[state.reserved] = Room(state, now_s).earliest_s(state.reserved)
+
+        started = {one.job_id: one.sent_s for one in simulate(plan, 0, watch=watch, layout=where)}
+        assert all(started[name] <= at + 1e-5 for name, at in promised.items())
+        promises += len(promised)
+    assert promises > 100
+
+
+def test_thousands_of_jobs_on_shared_devices_are_no_burden() -> None:
+    jobs = [job(str(index), 30 + index % 3, 1 + index / 7, kind=f"k{index % 50}") for index in range(1_500)]
+    begin = time.process_time()
+    simulate(Plan(jobs, []), 0, layout=layout(100, 100, 80, 24))
+    # About 1 s with 150 kinds of job; a policy that looked at every ready job each time would take many minutes.
+    assert time.process_time() - begin < 60
+
+
+def test_a_whole_device_is_more_than_any_number() -> None:
+    needs = Needs(layout(100))
+    assert needs.charge(job("a"), 0) == math.inf
+    assert needs.charge(job("a", 101), 0) == math.inf
+    assert needs.charge(job("a", 100), 0) == 100

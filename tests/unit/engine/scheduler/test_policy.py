@@ -1,0 +1,313 @@
+"""Which job starts next, and what that guarantees."""
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from pipeline.config.schema import Barrier
+from pipeline.engine.scheduler.makespan import account
+from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
+from pipeline.engine.scheduler.state import JobStatus, RunState
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.plan.graph import Plan, longest_paths
+from pipeline.plan.job import Job
+from tests.doubles.simulate import simulate
+
+
+def job(name: str, seconds: float = 1.0, affinity: str = "", number: int = 0) -> Job:
+    return Job(id=name, key=name, entry="m:f", payload={}, seconds=seconds, affinity=affinity, round=number)
+
+
+def ready_state(plan: Plan, workers: int, **options: object) -> RunState:
+    state = RunState(plan, (), workers, **options)  # type: ignore[arg-type]
+    for index in range(workers):
+        state.worker_ready(index, "cpu")
+    return state
+
+
+def random_plan(seed: int, jobs: int = 60) -> Plan:
+    rng = random.Random(seed)
+    made = [
+        job(str(index), rng.choice([0.1, 1, 1, 2, 10]) * rng.random(), str(index % 5)) for index in range(jobs)
+    ]
+    edges = [
+        (str(up), str(down))
+        for down in range(jobs)
+        for up in rng.sample(range(down), min(down, rng.choice([0, 0, 1, 2, 4])))
+    ]
+    return Plan(made, edges)
+
+
+def test_the_longest_remaining_path_goes_first() -> None:
+    plan = Plan([job("long", 5), job("short", 2), job("head", 1), job("tail", 9)], [("head", "tail")])
+    assert next_actions(ready_state(plan, 2)) == [Start("head", 0), Start("long", 1)]
+
+
+def test_the_estimate_of_the_whole_path_counts_not_that_of_the_job() -> None:
+    plan = Plan([job("a", 3), job("b", 1), job("c", 1), job("d", 1.5)], [("b", "c"), ("c", "d")])
+    assert next_actions(ready_state(plan, 1)) == [Start("b", 0)]
+
+
+def test_equal_jobs_start_in_the_order_of_the_plan() -> None:
+    plan = Plan([job(name) for name in "cab"], [])
+    assert [action.job_id for action in next_actions(ready_state(plan, 3))] == ["c", "a", "b"]
+
+
+def test_equal_jobs_go_to_the_worker_that_holds_their_model() -> None:
+    plan = Plan(
+        [job(name, affinity=model) for name, model in zip("abcd", ["m1", "m2", "m1", "m2"], strict=True)], []
+    )
+    state = ready_state(plan, 2)
+    first = next_actions(state)
+    assert first == [Start("a", 0), Start("b", 1)]  # one model for each worker rather than both for one
+    for action in first:
+        state.start(action.job_id, action.worker)
+    state.finished(1, 0, 0)
+    assert next_actions(state) == [Start("d", 1)]
+    state.finished(0, 0, 0)
+    assert next_actions(state) == [Start("c", 0), Start("d", 1)]
+
+
+def test_a_model_in_memory_does_not_outweigh_urgency() -> None:
+    plan = Plan([job("a", 2, "m1"), job("urgent", 1.5, "m2"), job("held", 1, "m1")], [])
+    state = ready_state(plan, 1)
+    state.start("a", 0)
+    state.finished(0, 0, 0)
+    assert next_actions(state) == [Start("urgent", 0)]
+
+
+def test_a_new_model_goes_to_the_worker_that_holds_least() -> None:
+    plan = Plan([job("a", 9, "m1"), job("b", 1, "m2")], [])
+    state = ready_state(plan, 2)
+    state.start("a", 0)
+    state.finished(0, 0, 0)
+    assert next_actions(state) == [Start("b", 1)]
+
+
+def test_the_last_bits_of_a_sum_do_not_tell_equal_jobs_apart() -> None:
+    plan = Plan([job("a", 0.1 + 0.2, "m2"), job("b", 0.3, "m1"), job("c", 1, "m1")], [])
+    state = ready_state(plan, 1)
+    state.start("c", 0)
+    state.finished(0, 0, 0)
+    assert next_actions(state) == [Start("b", 0)]
+
+
+def test_nothing_starts_on_workers_that_are_busy_or_not_there() -> None:
+    plan = Plan([job("a"), job("b")], [])
+    state = RunState(plan, (), 2)
+    assert next_actions(state) == []
+    state.worker_ready(1, "cpu")
+    assert next_actions(state) == [Start("a", 1)]
+    state.start("a", 1)
+    assert next_actions(state) == []
+    state.worker_lost(1)
+    assert next_actions(state) == []
+
+
+def test_the_policy_does_not_change_the_state() -> None:
+    state = ready_state(random_plan(1), 3)
+    assert next_actions(state) == next_actions(state)
+
+
+def test_no_round_overtakes_another_behind_the_barrier() -> None:
+    jobs = [job(f"{number}/{index}", 1 + index, number=number) for number in range(3) for index in range(4)]
+    attempts = simulate(Plan(jobs, []), 3, barrier=Barrier.round)
+    for number in (1, 2):
+        earlier = [one.ended_s for one in attempts if one.job_id.startswith(f"{number - 1}/")]
+        later = [one.sent_s for one in attempts if one.job_id.startswith(f"{number}/")]
+        assert max(earlier) <= min(later)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_schedule_keeps_grahams_bound(seed: int, workers: int) -> None:
+    plan = random_plan(seed)
+    # The policy knows estimates; the bound holds for whatever the jobs really take.
+    rng = random.Random(seed + 1000)
+    seconds = {one.id: one.seconds * rng.uniform(0.2, 3) for one in plan.jobs.values()}
+    attempts = simulate(plan, workers, seconds)
+    makespan = max(attempt.ended_s for attempt in attempts)
+    work, path = sum(seconds.values()), max(longest_paths(plan.graph, seconds).values())
+    assert max(path, work / workers) <= makespan + 1e-9
+    assert makespan <= work / workers + (1 - 1 / workers) * path + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_inputs_end_before_their_readers_start(seed: int) -> None:
+    plan = random_plan(seed)
+    attempts = {attempt.job_id: attempt for attempt in simulate(plan, 4)}
+    assert set(attempts) == set(plan.jobs)
+    assert all(attempts[up].ended_s <= attempts[down].sent_s for up, down in plan.graph.edges)
+
+
+@pytest.mark.parametrize(
+    "seconds", [lambda index: 1.0, lambda index: 1 + index / 7], ids=["equal", "all different"]
+)
+def test_twenty_thousand_jobs_are_no_burden(seconds: object) -> None:
+    plan = Plan([job(str(index), seconds(index), str(index % 50)) for index in range(20_000)], [])  # type: ignore[operator]
+    start = time.process_time()
+    simulate(plan, 8)
+    # About 0.3 s; a policy that looked at every ready job each time would take many minutes.
+    assert time.process_time() - start < 20
+
+
+# -- jobs of several devices ------------------------------------------------------------
+
+
+def gang_plan(seed: int, devices: int = 8, jobs: int = 60) -> Plan:
+    """A random plan in which some jobs need 2, 4 or 8 devices."""
+    rng = random.Random(seed + 77)
+    plan = random_plan(seed, jobs)
+    widths = [width for width in (1, 1, 1, 2, 4, 8) if width <= devices]
+    made = [replace(one, devices=rng.choice(widths)) for one in plan.jobs.values()]
+    return Plan(made, plan.graph.edges)
+
+
+def wide(name: str, devices: int, seconds: float = 1.0) -> Job:
+    return replace(job(name, seconds), devices=devices)
+
+
+def test_a_job_of_several_devices_takes_that_many_idle_workers() -> None:
+    plan = Plan([wide("gang", 3, 5), job("one")], [])
+    assert next_actions(ready_state(plan, 4)) == [Start("gang", 0, (1, 2)), Start("one", 3)]
+
+
+def test_idle_workers_are_kept_for_the_most_urgent_job_that_does_not_fit() -> None:
+    plan = Plan([job("runs", 4), wide("gang", 3, 3), job("short", 2), job("long", 2.5)], [])
+    state = ready_state(plan, 3)
+    state.start("runs", 0, now_s=0.0)
+    # The first may use the idle workers until "runs" ends, at 4; the second would delay the job that waits.
+    assert next_actions(state, 1.8) == [Reserve("gang"), Start("short", 1)]
+    state.reserve("gang")
+    assert next_actions(state, 3) == []
+    state.finished(0, 0, 0)
+    assert next_actions(state, 4) == [Start("gang", 0, (1, 2))]
+
+
+def test_a_long_job_may_run_beside_the_one_that_waits_if_enough_are_left_for_it() -> None:
+    plan = Plan([job("runs", 4), wide("gang", 2, 30), job("a", 20), job("b", 20)], [])
+    state = ready_state(plan, 3)
+    state.start("runs", 0)
+    assert next_actions(state) == [Start("gang", 1, (2,))]
+    blocked = Plan([wide("runs", 2, 4), wide("gang", 2, 30), job("a", 20), job("b", 20)], [])
+    state = ready_state(blocked, 3)
+    state.start("runs", 0, (1,))
+    assert next_actions(state) == [Reserve("gang"), Start("a", 2)]
+
+
+def test_a_promise_is_kept_though_more_urgent_jobs_turn_up() -> None:
+    plan = Plan([job("runs", 4), wide("gang", 2, 3), job("head", 1), job("tail", 50)], [("head", "tail")])
+    state = ready_state(plan, 2)
+    state.start("runs", 0)
+    state.start("head", 1)
+    state.finished(1, 0, 0)
+    state.reserve("gang")
+    assert next_actions(state, 1) == []
+    state.finished(0, 0, 0)
+    assert next_actions(state, 4) == [Start("gang", 0, (1,))]
+
+
+def test_a_promise_ends_with_the_job_that_it_was_made_to() -> None:
+    plan = Plan([job("runs", 4), wide("gang", 2, 3), job("other", 9)], [])
+    state = ready_state(plan, 2)
+    state.start("runs", 0)
+    state.reserve("gang")
+    state.wait("gang")  # another run computes it
+    assert next_actions(state) == [Start("other", 1)]
+
+
+def test_workers_that_end_before_their_estimates_or_after_do_not_confuse_a_promise() -> None:
+    plan = Plan([job("runs", 4), wide("gang", 2, 3), job("short", 1)], [])
+    state = ready_state(plan, 2)
+    state.start("runs", 0)
+    state.reserve("gang")
+    assert next_actions(state, 9) == []  # "runs" is overdue: it may end at any moment
+
+
+def test_jobs_wider_than_what_is_left_are_told_and_keep_nobody_waiting() -> None:
+    plan = Plan([wide("gang", 3, 9), job("one")], [])
+    state = ready_state(plan, 3)
+    assert state.too_wide() == []
+    state.quarantine(1)
+    assert state.too_wide() == ["gang"]
+    assert next_actions(state) == [Start("one", 0)]
+
+
+def test_a_gang_avoids_the_device_that_failed_it_while_there_are_others() -> None:
+    plan = Plan([wide("gang", 2)], [])
+    state = ready_state(plan, 3)
+    state.start("gang", 0, (1,))
+    state.raised(0)
+    state.blame.failed("gang", 0, FailureKind.lost)
+    state.retry("gang")
+    assert next_actions(state) == [Start("gang", 1, (2,))]
+    state.quarantine(2)
+    assert next_actions(state) == [Start("gang", 0, (1,))]
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["estimates are right", "estimates are wrong"])
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_schedule_of_gangs_keeps_its_bound(seed: int, workers: int, exact: bool) -> None:
+    plan = gang_plan(seed, workers)
+    rng = random.Random(seed + 1000)
+    seconds = {one.id: one.seconds * (1 if exact else rng.uniform(0.2, 3)) for one in plan.jobs.values()}
+    made = account(plan, simulate(plan, workers, seconds), [], workers, 0.0)
+    assert made is not None
+    assert made.lower_bound_s <= made.actual_s + 1e-9
+    widest = max(one.devices for one in plan.jobs.values())
+    assert made.actual_s <= made.work_s / (workers - widest + 1) + made.critical_path_s + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_gang_starves(seed: int) -> None:
+    """It starts at the latest when the jobs have ended that ran when it was promised its workers."""
+    plan = gang_plan(seed)
+    promised: dict[str, float] = {}
+
+    def watch(state: RunState, now_s: float) -> None:
+        if state.reserved and state.reserved not in promised:
+            ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
+            promised[state.reserved] = max(ends)
+
+    attempts = {attempt.job_id: attempt for attempt in simulate(plan, 8, watch=watch)}
+    assert promised
+    assert all(attempts[name].sent_s <= at + 1e-6 for name, at in promised.items())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_gang_waits_for_jobs_that_began_after_it_should_have(seed: int) -> None:
+    """However wrong the estimates: what started before its promised time may delay it, nothing later."""
+    plan = gang_plan(seed)
+    rng = random.Random(seed)
+    seconds = {one.id: one.seconds * rng.uniform(0.2, 3) for one in plan.jobs.values()}
+    promised: dict[str, float] = {}
+
+    def watch(state: RunState, now_s: float) -> None:
+        if state.reserved and state.reserved not in promised:
+            ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
+            promised[state.reserved] = max(now_s, *ends)
+
+    attempts = simulate(plan, 8, seconds, watch=watch)
+    started = {attempt.job_id: attempt.sent_s for attempt in attempts}
+    assert promised
+    for name, at in promised.items():
+        earlier = [attempt.ended_s for attempt in attempts if attempt.sent_s <= at and attempt.job_id != name]
+        assert started[name] <= max(earlier) + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_worker_idles_that_a_ready_job_could_use_unless_it_is_promised(seed: int) -> None:
+    widest = max(one.devices for one in gang_plan(seed).jobs.values())
+
+    def watch(state: RunState, now_s: float) -> None:
+        idle = len(state.idle_workers())
+        ready = [one.job.devices for one in state.jobs.values() if one.status is JobStatus.ready]
+        if ready:
+            assert idle < widest
+        if not state.reserved:
+            assert all(devices > idle for devices in ready)
+
+    simulate(gang_plan(seed), 8, watch=watch)

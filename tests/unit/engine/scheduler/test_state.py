@@ -1,0 +1,147 @@
+"""How events change the state of a run."""
+
+import pytest
+
+from pipeline.config.schema import Barrier
+from pipeline.engine.scheduler.state import JobStatus, RunState, cell_of
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+
+
+def job(name: str, round: int = 0, **fields: object) -> Job:  # noqa: A002
+    return Job(id=name, key=name, entry="m:f", payload={}, round=round, **fields)  # type: ignore[arg-type]
+
+
+def chain_plan() -> Plan:
+    """a -> b -> d, c -> d, e alone."""
+    jobs = [job("a"), job("b", 1), job("c", 1), job("d", 2), job("e", 2)]
+    return Plan(jobs, [("a", "b"), ("b", "d"), ("c", "d")])
+
+
+def state_of(plan: Plan, *stored: str, workers: int = 2, barrier: Barrier = Barrier.none) -> RunState:
+    state = RunState(plan, stored, workers, barrier=barrier, models_in_memory=2)
+    for index in range(workers):
+        state.worker_ready(index, "cpu")
+    return state
+
+
+def status(state: RunState) -> dict[str, str]:
+    return {name: one.status.value for name, one in state.jobs.items()}
+
+
+def complete(state: RunState, name: str, worker: int = 0) -> None:
+    state.start(name, worker)
+    state.finished(worker, samples=2, tokens=5)
+
+
+def test_jobs_without_inputs_are_ready_at_once() -> None:
+    assert status(state_of(chain_plan())) == {
+        "a": "ready", "b": "pending", "c": "ready", "d": "pending", "e": "ready"
+    }  # fmt: skip
+
+
+def test_stored_inputs_count_as_there() -> None:
+    state = state_of(chain_plan(), "a", "c")
+    assert status(state)["b"] == "ready"
+    assert state.unsettled == 3
+
+
+def test_a_stored_job_may_lack_its_inputs() -> None:
+    state = state_of(chain_plan(), "b", "c")
+    assert status(state)["d"] == "ready"
+    complete(state, "a")
+    assert status(state)["b"] == "stored"
+
+
+def test_a_job_is_ready_when_its_last_input_is_there() -> None:
+    state = state_of(chain_plan())
+    complete(state, "c")
+    complete(state, "a")
+    assert status(state)["d"] == "pending"
+    complete(state, "b")
+    assert status(state)["d"] == "ready"
+    assert (state.samples, state.tokens) == (6, 15)
+
+
+def test_a_failure_blocks_what_depends_on_it_and_nothing_else() -> None:
+    state = state_of(chain_plan())
+    state.start("a", 0)
+    state.raised(0)
+    assert state.fail("a", "why") == ["b", "d"]
+    assert status(state) == {"a": "failed", "b": "blocked", "c": "ready", "d": "blocked", "e": "ready"}
+    assert state.jobs["d"].root_cause == "a"
+    assert state.unsettled == 2
+
+
+def test_a_stored_descendant_is_not_blocked() -> None:
+    state = state_of(chain_plan(), "b")
+    state.start("a", 0)
+    state.raised(0)
+    assert state.fail("a", "why") == []
+    complete(state, "c")
+    assert status(state)["d"] == "ready"
+
+
+def test_a_lost_worker_gives_its_job_back() -> None:
+    state = state_of(chain_plan())
+    assert state.start("a", 0) == 1
+    assert state.worker_lost(0) == "a"
+    assert state.workers[0].status == "gone"
+    state.retry("a")
+    assert status(state)["a"] == "ready"
+    assert state.start("a", 1) == 2
+
+
+def test_messages_of_an_earlier_attempt_are_not_current() -> None:
+    state = state_of(chain_plan())
+    state.start("a", 0)
+    assert state.is_current(0, "a", 1)
+    state.worker_lost(0)
+    state.retry("a")
+    state.worker_ready(0, "cpu")
+    state.start("a", 0)
+    assert not state.is_current(0, "a", 1)
+    assert not state.is_current(1, "a", 2)
+    assert state.is_current(0, "a", 2)
+
+
+def test_a_worker_remembers_the_models_used_last() -> None:
+    jobs = [job(str(index), affinity=affinity) for index, affinity in enumerate(["m1", "m2", "", "m1", "m3"])]
+    state = state_of(Plan(jobs, []), workers=1)
+    for one in jobs:
+        complete(state, one.id)
+    assert state.workers[0].holds == ["m1", "m3"]
+    state.worker_lost(0)
+    state.worker_ready(0, "cpu")
+    assert state.workers[0].holds == []
+
+
+def test_the_barrier_opens_a_round_when_the_one_before_is_settled() -> None:
+    state = state_of(chain_plan(), barrier=Barrier.round)
+    assert status(state) == {"a": "ready", "b": "pending", "c": "pending", "d": "pending", "e": "pending"}
+    complete(state, "a")
+    assert {name for name, where in status(state).items() if where == "ready"} == {"b", "c"}
+    state.start("b", 0)
+    state.raised(0)
+    state.fail("b", "why")
+    assert status(state)["e"] == "pending"
+    complete(state, "c")
+    assert status(state)["e"] == "ready"
+
+
+def test_a_retry_behind_the_barrier_is_ready_again() -> None:
+    state = state_of(chain_plan(), barrier=Barrier.round)
+    state.start("a", 0)
+    state.worker_lost(0)
+    state.retry("a")
+    assert status(state)["a"] == "ready"
+
+
+@pytest.mark.parametrize("barrier", Barrier)
+def test_cells_count_every_job_once(barrier: Barrier) -> None:
+    plan = chain_plan()
+    state = state_of(plan, "a", barrier=barrier)
+    complete(state, "b")
+    totals = {cell: sum(counts.values()) for cell, counts in state.cells.items()}
+    assert sum(totals.values()) == 5
+    assert state.cells[cell_of(plan.jobs["a"])][JobStatus.stored] == 1

@@ -1,0 +1,176 @@
+"""Commits on disks that are full, limited or read-only: real ones, in processes of their own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.engine.store.store import Store
+
+SETUP = """
+import errno, os, resource, shutil, signal, sys
+from pathlib import Path
+from pipeline.errors import StoreError
+from pipeline.engine.store.store import Store
+
+store, key = Store(Path(sys.argv[1])), "ab" + "0" * 38
+
+def begin(name="f"):
+    folder = store.begin(store.scratch("run"), key, 1)
+    for number in range(200):
+        (folder / f"{name}{number}").write_text("x")
+    return folder
+
+def refused(do, number, *said):
+    try:
+        do()
+    except StoreError as error:
+        assert isinstance(error.__cause__, OSError), error
+        assert error.__cause__.errno == number, error
+        for text in said:
+            assert text in str(error), error
+    else:
+        raise AssertionError("nothing was refused")
+"""
+
+FULL = """
+folder = begin()
+with open(store.root / "filler", "wb", buffering=0) as filler:
+    try:
+        while True:
+            filler.write(b"\\0" * 4096)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+refused(lambda: store.commit(key, folder, {}), errno.ENOSPC, str(store.root), "Free space there", "command again")
+assert not store.path(key).exists()
+shutil.rmtree(folder)
+(store.root / "filler").unlink()
+store.commit(key, begin(), {})
+assert store.problem(key) is None
+print("passed")
+"""
+
+LIMITED = """
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = begin()
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+refused(lambda: store.commit(key, folder, {}), errno.EFBIG, str(store.root), "ulimit -f unlimited")
+assert not store.path(key).exists()
+shutil.rmtree(folder)
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+store.commit(key, begin(), {})
+assert store.problem(key) is None
+print("passed")
+"""
+
+FORBIDDEN = """
+if os.getuid() == 0:
+    os.setuid(65534)
+folder = begin()
+store.root.chmod(0o500)
+refused(lambda: store.commit(key, folder, {}), errno.EACCES, str(store.root), "Make the folder writable")
+store.root.chmod(0o700)
+assert not store.path(key).exists()
+shutil.rmtree(folder)
+path = store.commit(key, begin(), {})
+
+(path / "f1").chmod(0)
+assert store.problem(key) == "it cannot be read (Permission denied: f1)", store.problem(key)
+(path / "f1").chmod(0o600)
+path.chmod(0)
+assert "Permission denied" in store.problem(key), store.problem(key)
+path.parent.chmod(0)
+assert store.problem(key) == "it cannot be read (Permission denied)", store.problem(key)
+path.parent.chmod(0o500)
+path.chmod(0o700)
+(path / "f1").write_text("y")
+refused(lambda: store.set_aside(key), errno.EACCES, "Make the folder writable")
+path.parent.chmod(0o700)
+assert store.set_aside(key) is not None
+
+store.root.chmod(0o500)
+with store.in_use():  # it may be read from, though nothing can be locked
+    pass
+refused(lambda: store.begin(store.root / "new", key, 1), errno.EACCES, "could not make")
+print("passed")
+"""
+
+
+def run(root: Path, code: str, *wrapper: str) -> None:
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-c", SETUP + code, str(root)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "passed\n"
+
+
+def test_a_full_disk_leaves_nothing_half_stored_and_says_what_to_do(
+    small_disk: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    run(tmp_path / "disk" / "store", FULL, *small_disk(tmp_path / "disk"))
+
+
+def test_a_limit_on_the_size_of_files_leaves_nothing_half_stored(tmp_path: Path) -> None:
+    run(tmp_path / "store", LIMITED)
+
+
+def test_a_folder_that_may_not_be_written_or_read_is_said_to_be_so(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    if os.getuid() == 0:
+        # The test gives up its rights; the folders of pytest above are its own alone.
+        root = Path("/tmp") / f"store-of-nobody-{os.getpid()}"
+        root.mkdir()
+        os.chown(root, 65534, 65534)
+    try:
+        run(root, FORBIDDEN)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def test_a_full_disk_when_the_folder_is_made(small_disk: Callable[[Path], list[str]], tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    code = """
+try:
+    for number in range(100_000):
+        (store.root / str(number)).mkdir(parents=True)
+except OSError as error:
+    assert error.errno == errno.ENOSPC
+refused(lambda: store.begin(store.scratch("run"), key, 1), errno.ENOSPC, "could not make", "Free space there")
+shutil.rmtree(store.root)
+store.commit(key, begin(), {})
+print("passed")
+"""
+    run(tmp_path / "disk" / "store", code, *small_disk(tmp_path / "disk"))
+    assert Store(tmp_path / "disk" / "store").problem("ab" + "0" * 38) == "not stored"
+
+
+def test_a_clean_up_frees_a_disk_that_has_no_room_for_anything(
+    small_disk: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    code = """
+from pipeline.engine.store.gc import find_garbage, remove
+store.commit(key, begin(), {})
+shutil.rmtree(store.root / ".tmp")
+(store.root / ".lock").touch()
+try:
+    for number in range(100_000):
+        (store.root / f"filler{number}").mkdir()
+except OSError as error:
+    assert error.errno == errno.ENOSPC
+with store.alone():
+    assert [failure for _, failure in remove(store, find_garbage(store, []))] == [None]
+assert not store.path(key).exists()
+print("passed")
+"""
+    run(tmp_path / "disk" / "store", code, *small_disk(tmp_path / "disk"))

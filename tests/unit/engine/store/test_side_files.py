@@ -1,0 +1,244 @@
+"""Whatever lies where runs only remember things counts as absent if it is odd, and nobody waits for it."""
+
+import hashlib
+import json
+import os
+import socket
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine.devices.locks import LockFile
+from pipeline.engine.devices.wait_queue import Ticket
+from pipeline.engine.journal import Journal
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.durations import read_durations, update_durations
+from pipeline.engine.store.peaks import read_peaks, update_peaks
+from pipeline.engine.store.run_refs import find_runs
+from pipeline.engine.store.store import Store
+from pipeline.engine.store.store_lock import users
+from pipeline.engine.store.usage import job_of
+from pipeline.engine.store.verified import Verified
+from pipeline.errors import DeviceError, PlanError, StoreError
+from pipeline.files import json_text
+from pipeline.learning.models.batch_size import _read_hint
+from pipeline.learning.rewards.cache import ScoreCache
+from pipeline.learning.rewards.pool import Graded
+from pipeline.outputs.manifest import MANIFEST
+from pipeline.runs.cost import FILE as COMPUTE
+from pipeline.runs.cost import Compute, read_compute
+from pipeline.runs.index import RecordedRun
+from pipeline.runs.record import read_results
+from pipeline.runs.sources import _Hashes
+
+KEY = "ab" + "0" * 38
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = Path.cwd()
+        os.chdir(path.parent)  # the path of a socket has at most 107 bytes
+        try:
+            made.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+def _text(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text, errors="surrogateescape")
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "socket": _socket,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "empty": _text(""),
+    "no text": _text("\udcff\udcfe"),
+    "nul": _text("\0" * 100),
+    "list": _text("[1]"),
+    "number": _text("7"),
+    "nan": _text('{"a": NaN, "size": NaN, "rows": NaN}'),
+    "infinite": _text('{"a": 1e999, "size": 1e999}'),
+    "largest": _text('{"a": 1e308, "size": 1e308}'),
+    "negative": _text('{"a": -1, "size": -1}'),
+    "huge": _text(f'{{"a": {"9" * 40}, "size": {"9" * 40}}}'),
+    "text": _text('{"a": "much", "size": "much", "rows": [{"a": 1}]}'),
+    "null": _text('{"a": null, "size": null, "rows": null}'),
+    "deep": _text("[" * 200_000),
+    "deep object": _text('{"a":' * 200_000),
+}
+
+
+def _cost(root: Path) -> Any:
+    return Store(root).cost(KEY)
+
+
+def _note(root: Path) -> Any:
+    return Verified(Store(root), root / "notes")._unchanged(KEY)
+
+
+def _hashes(root: Path) -> Any:
+    return _Hashes(root / ".hints")._known
+
+
+READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
+    "durations": ("durations.json", read_durations, {}),
+    "peaks": (".hints/memory.json", read_peaks, {}),
+    "hashes": (".hints/file_hashes.json", _hashes, {}),
+    "batch size": (".hints/batch_sizes/x.json", lambda root: _read_hint(root / ".hints/batch_sizes/x.json"), None),
+    "cost": (f".costs/ab/{KEY}.json", _cost, {}),
+    "users": (".users/0123456789abcdef", users, []),
+    "note": (f"notes/{KEY}.note", _note, False),
+    "job of an output": (f"ab/{KEY}/{MANIFEST}", lambda root: job_of(Store(root), KEY), "(unknown job)"),
+    "compute": (COMPUTE, read_compute, Compute()),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("reader", READERS)
+def test_an_odd_file_counts_as_absent(tmp_path: Path, reader: str, odd: str) -> None:
+    name, read, absent = READERS[reader]
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    assert read(tmp_path) == absent
+    ODD[odd](tmp_path / name)
+    assert read(tmp_path) == absent
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_new_measurements_replace_what_cannot_be_read_and_never_fail(tmp_path: Path, odd: str) -> None:
+    (tmp_path / ".hints").mkdir()
+    for name in ("durations.json", ".hints/memory.json"):
+        ODD[odd](tmp_path / name)
+    update_durations(tmp_path, {"a": 2.0, "never": float("nan"), "endless": float("inf")})
+    update_peaks(tmp_path, {"a": 5, "no": -1})
+    replaced = odd != "folder"
+    assert read_durations(tmp_path) == ({"a": 2.0} if replaced else {})
+    assert read_peaks(tmp_path) == ({"a": 5} if replaced else {})
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith((".durations", ".memory"))]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_key_can_be_claimed_whatever_has_its_name(tmp_path: Path, odd: str) -> None:
+    (tmp_path / ".claims").mkdir()
+    ODD[odd](tmp_path / ".claims" / KEY)
+    claim = Store(tmp_path).claim(KEY)
+    assert claim is not None
+    claim.release()
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_plan_that_cannot_be_read_is_one_message(tmp_path: Path, odd: str) -> None:
+    run = RunFolder(tmp_path / "x" / "2026-01-02_10-00-00")
+    run.path.mkdir(parents=True)
+    ODD[odd](run.plan)
+    with pytest.raises(PlanError, match=r"cannot read .*plan\.json"):
+        RecordedRun(run)
+    ODD[odd](run.results_json)
+    with pytest.raises(StoreError, match=r"cannot read .*results\.json"):
+        read_results(run.results_json)
+    with pytest.raises(StoreError, match="so what its run needs is unknown"):
+        find_runs([tmp_path], tmp_path / "store")  # a clean-up refuses rather than guesses
+
+
+@pytest.mark.parametrize("odd", ["pipe", "folder", "socket", "device"])
+def test_a_lease_that_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, odd: str) -> None:
+    ODD[odd](tmp_path / "GPU-0.lock")
+    with pytest.raises(DeviceError, match="cannot open the lease"):
+        LockFile(tmp_path / "GPU-0.lock")
+
+
+@pytest.mark.parametrize("odd", ["pipe", "folder", "socket", "device"])
+def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path: Path, odd: str) -> None:
+    ODD[odd](tmp_path / "journal.jsonl")
+    with pytest.raises(StoreError, match="cannot write"):
+        Journal(tmp_path / "journal.jsonl")
+    run = RunFolder(tmp_path)
+    run.plan.write_text('{"jobs": [], "edges": []}')
+    with pytest.raises(StoreError, match=r"cannot read .*journal\.jsonl"):
+        RecordedRun(run)
+
+
+def test_what_is_passed_over_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "durations.json").write_text('{"a": NaN}')
+    with caplog.at_level("WARNING", "pipeline"):
+        for _ in range(3):
+            assert read_durations(tmp_path) == {}
+    (record,) = caplog.records
+    assert "NaN is no number" in record.getMessage()
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "durations.json").open("wb") as file:
+        file.truncate(1 << 40)  # no byte of it is on the disk
+    assert read_durations(tmp_path) == {}
+
+
+def test_what_runs_write_is_json_that_every_reader_takes() -> None:
+    text = json_text({"a": [float("nan"), 1.5, (float("inf"),)], "b": "\ud800"}, ensure_ascii=False)
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, 1.5, [None]], "b": "\ud800"}
+    assert text.encode()
+    assert json_text({"a": "ä"}, ensure_ascii=False) == '{"a": "ä"}'
+
+
+@pytest.mark.properties
+@given(
+    data=st.binary(max_size=200)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["size", "rows", "tokens", "jobs", "key", "about", "job", "a"]), inner
+            )
+        ),
+    ).map(lambda value: json.dumps(value).encode()),
+    signed=st.booleans(),
+)
+def test_any_bytes_are_read_or_count_as_absent(data: bytes, signed: bool) -> None:
+    checksum = hashlib.sha256(KEY.encode() + data).hexdigest().encode()
+    with TemporaryDirectory() as folder:
+        for name, read, _ in READERS.values():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A note counts only with its checksum.
+            path.write_bytes(checksum + b"\n" + data if signed and path.suffix == ".note" else data)
+            read(Path(folder))
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_no_ticket_keeps_nobody_waiting(tmp_path: Path, odd: str) -> None:
+    (tmp_path / "queue").mkdir()
+    ODD[odd](tmp_path / "queue" / "00")
+    with Ticket(tmp_path, {"GPU-0"}) as ticket:
+        assert ticket.is_next()
+
+
+def test_a_ticket_that_is_held_but_cannot_be_read_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "queue").mkdir()
+    with LockFile(tmp_path / "queue" / "00") as other, Ticket(tmp_path, {"GPU-0"}) as ticket:
+        assert other.try_lock()
+        other.write('["GPU-')
+        assert not ticket.is_next()
+        other.write('["GPU-1"]')
+        assert ticket.is_next()
+
+
+def test_scores_that_are_none_are_computed_again(tmp_path: Path) -> None:
+    cache = ScoreCache(path=tmp_path / "rewards.sqlite3")
+    cache.add({"good": Graded(1.0, "a"), "text": Graded(1.0), "endless": Graded(1.0), "answer": Graded(1.0)})
+    with closing(sqlite3.connect(tmp_path / "rewards.sqlite3")) as file, file:
+        file.execute("UPDATE scores SET value = 'much' WHERE key = 'text'")
+        file.execute("UPDATE scores SET value = 9e999 WHERE key = 'endless'")
+        file.execute("UPDATE scores SET answer = x'00ff' WHERE key = 'answer'")
+    again = ScoreCache(path=tmp_path / "rewards.sqlite3")
+    assert again.find(["good", "text", "endless", "answer"]) == {"good": Graded(1.0, "a")}

@@ -1,0 +1,298 @@
+"""The store never shows half a result, and never follows what is not its own."""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.store.store import MANIFEST, NOT_STORED, Store
+from pipeline.errors import StoreError
+
+Put = Callable[..., Path]
+
+
+def test_a_committed_output_is_found_with_its_files(store: Store, put: Put, key: str) -> None:
+    path = put()
+    assert store.problem(key) is None
+    assert path == store.path(key)
+    assert (path / "sub" / "a.txt").read_text() == "hello"
+    assert store.manifest(key)["about"] == {"job": "d/m/s0/A/r1/generate/003"}
+    assert sorted(store.manifest(key)["files"]) == ["b.bin", "sub/a.txt"]
+    assert not any(store.scratch("run").iterdir())
+
+
+def test_what_was_begun_but_not_committed_is_not_there(store: Store, key: str) -> None:
+    folder = store.begin(store.scratch("run"), key, 1)
+    (folder / "a").write_text("x")
+    assert store.problem(key) == NOT_STORED
+    assert store.stored_keys() == []
+
+
+def test_an_output_may_have_file_names_of_any_bytes(store: Store, key: str) -> None:
+    folder = store.begin(store.scratch("run"), key, 1)
+    name = os.fsdecode(b"a\xff\n[red]")
+    (folder / name).write_text("x")
+    path = store.commit(key, folder, {})
+    assert store.problem(key) is None
+    (path / name).write_text("y")
+    problem = store.problem(key)
+    assert problem == r"'a\\udcff\n[red]' does not have its checksum"
+
+
+# -- damage ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["b.bin", "sub/a.txt", MANIFEST])
+def test_any_changed_byte_of_any_file_is_noticed(store: Store, put: Put, key: str, name: str) -> None:
+    path = put() / name
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        for changed in (whole[at] ^ 1, whole[at] ^ 3, whole[at] ^ 0x80):
+            path.write_bytes(whole[:at] + bytes([changed]) + whole[at + 1 :])
+            assert store.problem(key) is not None, (at, changed)
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert store.problem(key) is not None, length
+    path.write_bytes(whole + b"\n")
+    assert store.problem(key) is not None
+    path.write_bytes(whole)
+    assert store.problem(key) is None
+
+
+def remove(path: Path) -> None:
+    (path / "b.bin").unlink()
+
+
+def add(path: Path) -> None:
+    (path / "sub" / "extra").write_text("?")
+
+
+def remove_manifest(path: Path) -> None:
+    (path / MANIFEST).unlink()
+
+
+def folder_for_file(path: Path) -> None:
+    (path / "b.bin").unlink()
+    (path / "b.bin").mkdir()
+
+
+def folder_for_manifest(path: Path) -> None:
+    (path / MANIFEST).unlink()
+    (path / MANIFEST).mkdir()
+
+
+def link_to_the_same_bytes(path: Path) -> None:
+    shutil.copy(path / "b.bin", path.parents[2] / "outside.bin")
+    (path / "b.bin").unlink()
+    (path / "b.bin").symlink_to(path.parents[2] / "outside.bin")
+
+
+def link_for_folder(path: Path) -> None:
+    shutil.move(path / "sub", path.parents[2] / "outside")
+    (path / "sub").symlink_to(path.parents[2] / "outside")
+
+
+def link_for_manifest(path: Path) -> None:
+    shutil.move(path / MANIFEST, path.parents[2] / "outside.json")
+    (path / MANIFEST).symlink_to(path.parents[2] / "outside.json")
+
+
+def link_that_dangles(path: Path) -> None:
+    (path / "dangling").symlink_to("nowhere")
+
+
+def link_for_output(path: Path) -> None:
+    shutil.move(path, path.parents[2] / "outside")
+    path.symlink_to(path.parents[2] / "outside")
+
+
+def pipe_for_file(path: Path) -> None:
+    (path / "b.bin").unlink()
+    os.mkfifo(path / "b.bin")
+
+
+def pipe_for_manifest(path: Path) -> None:
+    (path / MANIFEST).unlink()
+    os.mkfifo(path / MANIFEST)
+
+
+def extra_socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path)  # the path of a socket may only be short
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind("socket")
+    finally:
+        os.chdir(here)
+
+
+def file_for_output(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("?")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (remove, "missing: b.bin"),
+        (add, "not in its manifest: sub/extra"),
+        (remove_manifest, "manifest cannot be read (No such file"),
+        (folder_for_file, "missing: b.bin"),
+        (folder_for_manifest, "manifest.json is a special file"),
+        (link_to_the_same_bytes, "b.bin is a link"),
+        (link_for_folder, "sub is a link"),
+        (link_for_manifest, "manifest.json is a link"),
+        (link_that_dangles, "dangling is a link"),
+        (link_for_output, "it is no folder"),
+        (pipe_for_file, "b.bin is a special file"),
+        (pipe_for_manifest, "manifest.json is a special file"),
+        (extra_socket, "socket is a special file"),
+        (file_for_output, "it is no folder"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_is_no_output_is_said_to_be_none_and_is_replaced(
+    store: Store, put: Put, key: str, damage: Callable[[Path], None], said: str
+) -> None:
+    damage(put())
+    assert said in (store.problem(key) or "")
+    assert store.problem(key, checksums=False) is not None
+    put()
+    assert store.problem(key) is None
+    assert [path.name for path in (store.root / ".aside").iterdir()] == [f"{key}.0"]
+
+
+def signed(manifest: dict[str, object]) -> str:
+    """Put the right sum over a manifest, as nobody but the store should."""
+    manifest.pop("sha256", None)
+    manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "sub/../b.bin", "./b.bin", "sub//a.txt", "", ".", MANIFEST]
+)
+def test_odd_names_in_a_manifest_are_refused_without_a_look_at_them(
+    store: Store, put: Put, key: str, name: str
+) -> None:
+    path = put()
+    (path.parent / "x").write_text("?")
+    manifest = json.loads((path / MANIFEST).read_text())
+    assert signed(manifest) == (path / MANIFEST).read_text()
+    manifest["files"][name] = manifest["files"]["b.bin"]
+    (path / MANIFEST).write_text(signed(manifest))
+    assert store.problem(key) == f"its manifest names {name!r}, which is no file of an output"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"key": "cd" + "0" * 38}, "another key or format"),
+        ({"format": 1}, "another key or format"),
+        ({"files": None}, "lists no files"),
+        ({"files": {"b.bin": 7}}, "does not say what b.bin should be"),
+        ({"files": {"b.bin": {"size": 100, "sha256": "x"}}}, "does not say what b.bin should be"),
+    ],
+)
+def test_a_manifest_of_something_else_is_refused(
+    store: Store, put: Put, key: str, change: dict[str, object], said: str
+) -> None:
+    path = put()
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(signed({**manifest, **change}))
+    assert said in (store.problem(key) or "")
+    with pytest.raises(StoreError):
+        store.manifest(key)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '"x"', "[" * 100_000, "\0", '{"format": 2}'])
+def test_a_manifest_that_is_none_is_a_problem_and_no_exception(
+    store: Store, put: Put, key: str, text: str
+) -> None:
+    (put() / MANIFEST).write_text(text)
+    assert "its manifest cannot be read" in (store.problem(key) or "")
+
+
+def test_a_folder_of_keys_that_is_a_link_is_neither_read_nor_written_through(
+    store: Store, put: Put, key: str, tmp_path: Path
+) -> None:
+    put()
+    shutil.move(store.root / "ab", tmp_path / "outside")
+    (store.root / "ab").symlink_to(tmp_path / "outside")
+    assert "a link that leads out of the store" in (store.problem(key) or "")
+    assert store.stored_keys() == []
+    with pytest.raises(StoreError, match="leads out of the store"):
+        store.set_aside(key)
+    with pytest.raises(StoreError, match="leads out of the store"):
+        put()
+    assert (tmp_path / "outside" / key / "b.bin").is_file()
+
+
+# -- setting aside and committing ------------------------------------------------------------------------------
+
+
+def test_a_good_output_or_none_at_all_is_not_set_aside(store: Store, put: Put, key: str) -> None:
+    assert store.set_aside(key) is None
+    put()
+    assert store.set_aside(key) is None
+    assert store.has(key)
+
+
+def test_outputs_set_aside_keep_what_they_held(store: Store, put: Put, key: str) -> None:
+    for number in range(3):
+        (put() / "b.bin").write_text(str(number))
+        moved = store.set_aside(key)
+        assert moved == store.root / ".aside" / f"{key}.{number}"
+        assert (moved / "b.bin").read_text() == str(number)
+    assert store.problem(key) == NOT_STORED
+
+
+def test_the_first_commit_of_a_key_wins(store: Store, key: str) -> None:
+    first = store.begin(store.scratch("one"), key, 1)
+    second = store.begin(store.scratch("two"), key, 1)
+    for folder in (first, second):
+        (folder / "a").write_text("same")
+    inode = store.commit(key, first, {}).stat().st_ino
+    assert store.commit(key, second, {}).stat().st_ino == inode
+    assert not second.exists()
+
+
+def test_a_file_in_the_place_of_a_folder_is_a_clear_error(store: Store, tmp_path: Path, key: str) -> None:
+    folder = store.begin(tmp_path / "elsewhere", key, 1)
+    store.root.mkdir(exist_ok=True)
+    (store.root / key[:2]).write_text("a file where a folder should be")
+    with pytest.raises(StoreError, match=r"could not commit .*Move away what is in the place") as caught:
+        store.commit(key, folder, {})
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("odd", [link_that_dangles, pipe_for_manifest, folder_for_manifest, extra_socket])
+def test_a_job_that_leaves_more_than_plain_files_is_refused(
+    store: Store, key: str, odd: Callable[[Path], None]
+) -> None:
+    folder = store.begin(store.scratch("run"), key, 1)
+    (folder / MANIFEST).write_text("{}")
+    if odd in (link_that_dangles, extra_socket):
+        (folder / MANIFEST).unlink()
+    odd(folder)
+    with pytest.raises(StoreError, match=r"only plain files and folders|which is the store's name"):
+        store.commit(key, folder, {})
+    assert store.problem(key) == NOT_STORED
+
+
+def test_strangers_are_told_from_what_is_the_stores_own(store: Store, put: Put, key: str) -> None:
+    path = put()
+    for name in ("durations.json", ".lock"):
+        (store.root / name).write_text("")
+    assert store.strangers() == []
+    (store.root / "notes.txt").write_text("")
+    (store.root / "ab" / "old").mkdir()
+    (store.root / "cd").mkdir()
+    path.rename(store.root / "cd" / key)
+    assert store.stored_keys() == []
+    assert store.strangers() == [store.root / "ab" / "old", store.root / "cd" / key, store.root / "notes.txt"]

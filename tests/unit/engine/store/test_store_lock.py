@@ -1,0 +1,247 @@
+"""Several processes with one store: locks, claims, and the same work done at the same moment."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.store.store import Store
+from pipeline.engine.store.store_lock import users
+from pipeline.errors import StoreError
+from pipeline.locks import lock
+
+Put = Callable[..., Path]
+
+PREFIX = """
+import sys
+from pathlib import Path
+from pipeline.engine.store.store import Store
+store, key = Store(Path(sys.argv[1])), sys.argv[2]
+def ready():
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def start(store: Store, key: str, code: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", PREFIX + code, str(store.root), key]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(processes: "list[subprocess.Popen[str]]") -> list[str]:
+    """Let all of them go on at the same moment; what each prints last."""
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=600)[0].strip() for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return said
+
+
+@contextmanager
+def another(store: Store, key: str, code: str) -> Iterator["subprocess.Popen[str]"]:
+    process = start(store, key, code)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+COMMIT = """
+import os
+folder = store.begin(store.scratch(str(os.getpid())), key, 1)
+for number in range(20):
+    (folder / str(number)).write_text("x" * number)
+ready()
+path = store.commit(key, folder, {})
+assert not folder.exists()
+print(path.stat().st_ino)
+"""
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["nothing stored", "something damaged stored"])
+def test_of_processes_that_commit_the_same_key_at_once_one_wins_and_all_succeed(
+    store: Store, put: Put, key: str, damaged: bool
+) -> None:
+    for attempt in range(3):
+        at = f"{attempt:02d}" + key[2:]
+        if damaged:
+            (put(at) / "b.bin").write_text("?")
+        said = go([start(store, at, COMMIT) for _ in range(4)])
+        assert len(set(said)) == 1
+        assert store.problem(at) is None
+        assert len(list((store.root / ".aside").glob(f"{at}.*"))) == damaged
+
+
+SET_ASIDE = "ready(); print(store.set_aside(key))"
+
+
+def test_of_processes_that_set_aside_the_same_output_one_moves_it(store: Store, put: Put, key: str) -> None:
+    (put() / "b.bin").write_text("?")
+    said = go([start(store, key, SET_ASIDE) for _ in range(4)])
+    assert sorted(said)[1:] == ["None"] * 3
+    assert sorted(said)[0] == str(store.root / ".aside" / f"{key}.0")
+
+
+# -- claims ----------------------------------------------------------------------------------------------------
+
+CLAIM = "claim = store.claim(key); assert claim; ready(); claim.release()"
+
+
+def test_a_key_is_claimed_by_one_at_a_time(store: Store, key: str) -> None:
+    first = store.claim(key)
+    assert first is not None
+    assert store.claim(key) is None
+    other = store.claim("cd" + key[2:])
+    assert other is not None
+    other.release()
+    first.release()
+    first.release()
+    with store.claim(key) or pytest.fail("not free") as again:
+        assert again.key == key
+        assert store.claim(key) is None
+    assert list((store.root / ".claims").iterdir()) == []
+
+
+def test_a_claim_of_another_process_ends_with_it_however_it_ends(store: Store, key: str) -> None:
+    with another(store, key, CLAIM) as process:
+        assert store.claim(key) is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        claim = store.claim(key)
+        assert claim is not None
+        claim.release()
+    assert list((store.root / ".claims").iterdir()) == []
+
+
+def test_children_of_the_holder_do_not_keep_its_claim(store: Store, key: str) -> None:
+    leave_child = CLAIM.replace(
+        "ready()", "import subprocess; subprocess.Popen(['sleep', '30'], stdout=-3); ready()"
+    )
+    with another(store, key, leave_child) as process:
+        child = next(iter(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
+        process.kill()
+        process.wait()
+        try:
+            claim = store.claim(key)
+            assert claim is not None
+            claim.release()
+        finally:
+            os.kill(int(child), signal.SIGKILL)
+
+
+CONTEND = """
+ready()
+for number in range(300):
+    claim = store.claim(key)
+    if claim:
+        # Only one at a time may see this folder missing.
+        (store.root / "inside").mkdir()
+        (store.root / "inside").rmdir()
+        claim.release()
+print("done")
+"""
+
+
+def test_claims_exclude_each_other_while_their_files_come_and_go(store: Store, key: str) -> None:
+    store.root.mkdir()
+    assert go([start(store, key, CONTEND) for _ in range(4)]) == ["done"] * 4
+    assert list((store.root / ".claims").iterdir()) == []
+
+
+def test_a_claim_whose_file_was_deleted_does_not_remove_the_next_ones(store: Store, key: str) -> None:
+    first = store.claim(key)
+    assert first is not None
+    (store.root / ".claims" / key).unlink()
+    second = store.claim(key)
+    assert second is not None
+    first.release()
+    assert store.claim(key) is None
+    second.release()
+
+
+def test_a_claim_taken_while_the_last_holder_removes_its_file_counts(
+    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.claim(key)
+    assert first is not None
+
+    def lock_late(descriptor: int, *, wait: bool) -> bool:
+        first.release()  # between the opening of its file and the lock on it
+        return lock(descriptor, wait=wait)
+
+    monkeypatch.setattr("pipeline.locks.lock", lock_late)
+    second = store.claim(key)
+    assert second is not None
+    assert store.claim(key) is None
+    second.release()
+
+
+def test_a_store_that_cannot_be_written_says_so_when_claimed(store: Store, key: str) -> None:
+    store.root.write_text("")
+    with pytest.raises(StoreError, match="could not claim ab0000000000"):
+        store.claim(key)
+
+
+# -- in use ----------------------------------------------------------------------------------------------------
+
+USE = "\nwith store.in_use():\n    ready()\n"
+
+
+def test_runs_use_a_store_together_and_nobody_has_it_alone_meanwhile(store: Store, key: str) -> None:
+    with (
+        store.in_use(),
+        store.in_use(),
+        another(store, key, USE),
+        pytest.raises(StoreError, match="a run is using"),
+    ):
+        store.alone().__enter__()
+    with store.alone():
+        pass
+
+
+def test_a_run_that_is_killed_uses_the_store_no_more(store: Store, key: str) -> None:
+    with another(store, key, USE) as process:
+        process.kill()
+        process.wait()
+        with store.alone(), pytest.raises(StoreError, match="nothing was removed"):
+            store.alone().__enter__()
+
+
+def test_a_run_waits_for_the_end_of_a_clean_up(store: Store, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    use = "\nready()\nwith store.in_use():\n    print('in')\n"
+    with store.alone():
+        process = start(store, key, use)
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
+    assert process.communicate(timeout=600)[0] == "in\n"
+
+
+def test_a_store_remembers_whose_runs_use_it(store: Store, tmp_path: Path) -> None:
+    for output_dir in (tmp_path / "öne", tmp_path / "two", tmp_path / "two"):
+        with store.in_use(output_dir):
+            pass
+    assert sorted(users(store.root)) == [tmp_path / "two", tmp_path / "öne"]
+    usual = Store(tmp_path / "outputs" / ".store")
+    with usual.in_use(tmp_path / "outputs"):
+        assert not (usual.root / ".users").exists()
+    assert users(usual.root) == [tmp_path / "outputs"]
+
+
+def test_a_store_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"could not use .*store: Not a directory. Move away"):
+        Store(tmp_path / "file" / "store").in_use().__enter__()

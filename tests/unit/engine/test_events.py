@@ -1,0 +1,190 @@
+"""Journals that are not as an engine writes them: what cannot be read is counted, and the rest is shown."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from pipeline.engine import events
+from pipeline.engine.journal import read_journal
+from pipeline.runs.index import RecordedRun
+from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json
+from pipeline.runs.report.why import explain_job
+from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
+
+SHARD = f"{CHAIN}/r1/generate/000"
+EVENTS: list[dict[str, Any]] = [
+    {"event": "RunStarted", "jobs": 6, "unsettled": 6, "pid": 1, "host": "nowhere"},
+    {"event": "WorkerStarted", "worker": 0, "pid": 100, "device": "gpu 7"},
+    {"event": "JobStarted", "job": SHARD, "attempt": 1, "worker": 0, "members": [1]},
+    {"event": "JobFinished", "job": SHARD, "attempt": 1, "worker": 0, "load_s": 0.1, "run_s": 2.5, "samples": 3},
+    {
+        "event": "AttemptFailed",
+        "job": SHARD,
+        "attempt": 1,
+        "worker": 0,
+        "device": "gpu 7",
+        "kind": "lost",
+        "reason": "gone",
+        "exit_code": -9,
+        "log": "jobs/x/log.txt",
+        "traceback": "",
+        "retry": True,
+        "wait_s": 2.0,
+    },
+    {"event": "JobFailed", "job": SHARD, "attempts": 2, "kind": "bug", "reason": "ValueError"},
+    {"event": "JobBlocked", "job": f"{CHAIN}/r1/train", "root_cause": SHARD},
+    {"event": "JobStopped", "job": SHARD, "attempt": 1, "worker": 0},
+    {"event": "JobReopened", "job": SHARD, "reason": "damaged"},
+    {"event": "JobWaits", "job": SHARD, "reason": "another run computes it"},
+    {"event": "JobFoundStored", "job": SHARD},
+    {"event": "WorkerExited", "worker": 0, "exit_code": -9},
+    {"event": "DeviceQuarantined", "worker": 0, "device": "gpu 7", "reason": "x", "jobs": [SHARD]},
+    {"event": "DeviceReleased", "worker": 0},
+    {"event": "RunFinished", "interrupted": None, "halted": None, "done": 1, "failed": 1},
+]
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    1.5,
+    "text",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    10**30,
+    1e308,
+    float("nan"),
+    "\ud800",
+    "a\0b",
+]
+
+
+def shown(run: WrittenRun) -> RecordedRun:
+    """Everything that looks at a run, without a traceback."""
+    console = Console(file=None, quiet=True, width=100)
+    recorded = RecordedRun(run.folder)
+    print_run(recorded, START + 60, console)
+    json.dumps(run_json(recorded, START + 60))
+    console.print(overview_table([glance_at(RecordedRun(run.folder, glance=True), START + 60)]))
+    explain_job(recorded, SHARD, None, START + 60)
+    list(read_journal(run.folder.journal))
+    return recorded
+
+
+def test_what_engines_write_is_read_whole(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    for event in EVENTS:
+        run.write(**event)
+    assert shown(run).unreadable == 0
+    assert len(list(read_journal(run.folder.journal))) == len(EVENTS) + 1
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_a_field_of_a_wrong_type_costs_its_line_at_most(tmp_path: Path, odd: Any) -> None:
+    run, lines = WrittenRun(tmp_path, chain_plan()), 0
+    for event in EVENTS:
+        for name in event:
+            run.write(**{**event, name: odd}) if isinstance(odd, str) or name != "event" else None
+            lines += 1
+        with run.folder.journal.open("a") as file:
+            file.write(json.dumps({**event, "time": odd}) + "\n")
+    run.write("JobFoundStored", job=f"{CHAIN}/r2/train")
+    recorded = shown(run)
+    assert recorded.view.jobs[f"{CHAIN}/r2/train"].status == "stored"
+    assert 0 <= recorded.unreadable <= lines + len(EVENTS)
+
+
+@pytest.mark.properties
+@given(data=st.data())
+def test_any_lines_are_read_or_counted(data: st.DataObject) -> None:
+    value = st.sampled_from(ODD) | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner)
+    )
+    altered = st.tuples(st.sampled_from(EVENTS), st.sampled_from([*EVENTS[4], "jobs", "time", "pid"]), value).map(
+        lambda drawn: json.dumps({"time": START, **drawn[0], drawn[1]: drawn[2]}).encode()
+    )
+    valid = st.sampled_from(EVENTS).map(lambda event: json.dumps({"time": START, **event}).encode())
+    lines = data.draw(
+        st.lists(altered | valid | st.binary(max_size=50) | value.map(lambda x: json.dumps(x).encode()))
+    )
+    with TemporaryDirectory() as folder:
+        run = WrittenRun(Path(folder), chain_plan())
+        with run.folder.journal.open("ab") as file:
+            file.writelines(line.replace(b"\n", b" ") + b"\n" for line in lines)
+        assert shown(run).unreadable <= len(lines)
+
+
+@pytest.mark.parametrize("replaced", [b"", b"[1]\n", b'{"event": 7}\n', b'{"event": "RunStarted", "jobs": "x"}\n'])
+def test_one_bad_run_leaves_the_status_of_the_others(tmp_path: Path, replaced: bytes) -> None:
+    good, bad = WrittenRun(tmp_path, chain_plan(), name="good"), WrittenRun(tmp_path, chain_plan(), name="bad")
+    good.end(done=6)
+    bad.end(done=6)
+    bad.folder.journal.write_bytes(replaced + b'{"event": "RunFinished", "done": [1]}\n')
+    result = CliRunner().invoke(app, ["status", "--output-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "good" in result.output
+    assert "6/6" in result.output
+    one = CliRunner().invoke(app, ["status", "bad", "--output-dir", str(tmp_path)])
+    assert one.exit_code == 0, one.output
+    number = replaced.count(b"\n") + 1
+    assert f"{number} line{'s' if number > 1 else ''} of journal.jsonl cannot be read" in one.output
+    data = json.loads(CliRunner().invoke(app, ["status", "bad", "--json", "--output-dir", str(tmp_path)]).output)
+    assert data["unreadable_lines"] == number
+
+
+def test_a_journal_that_is_a_folder_has_a_row_and_a_line(tmp_path: Path) -> None:
+    WrittenRun(tmp_path, chain_plan(), name="good").end(done=6)
+    bad = WrittenRun(tmp_path, chain_plan(), name="bad")
+    bad.folder.journal.unlink()
+    bad.folder.journal.mkdir()
+    result = CliRunner().invoke(app, ["status", "--output-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "unreadable" in result.output
+    assert "6/6" in result.output
+    assert "bad: cannot read" in result.output.replace("\n", " ")
+
+
+def test_a_plan_with_wrong_fields_is_one_line_with_exit_code_2(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(), name="bad")
+    plan = json.loads(run.folder.plan.read_bytes())
+    for wrong in (
+        {**plan, "jobs": 3},
+        {**plan, "edges": [["a"]]},
+        {**plan, "edges": [["a", "b"]]},
+        {**plan, "jobs": [{**plan["jobs"][0], "round": "x"}]},
+        {**plan, "sections": []},
+        {**plan, "stored": [1]},
+    ):
+        run.folder.plan.write_text(json.dumps(wrong))
+        result = CliRunner().invoke(app, ["status", "bad", "--output-dir", str(tmp_path)])
+        assert result.exit_code == 2, result.output
+        assert "this is no plan.json: " in result.output.replace("\n", " ")
+        assert "Traceback" not in result.output
+
+
+def test_an_overlong_line_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LINE", 200)
+    run = WrittenRun(tmp_path, chain_plan())
+    run.write("JobWaits", job=SHARD, reason="x" * 1000)
+    run.write("JobFoundStored", job=SHARD)
+    recorded = RecordedRun(run.folder)
+    assert recorded.unreadable == 1
+    assert recorded.view.jobs[SHARD].status == "stored"
+
+
+def test_a_run_in_which_nothing_ran_says_so(tmp_path: Path) -> None:
+    plan = chain_plan()
+    run = WrittenRun(tmp_path, plan, stored=list(plan.jobs))
+    run.end(stored=len(plan.jobs))
+    result = CliRunner().invoke(app, ["status", "x", "--output-dir", str(tmp_path)])
+    assert "done, nothing ran: every output was stored before" in result.output
+    assert "nothing ran" in CliRunner().invoke(app, ["status", "--output-dir", str(tmp_path)]).output

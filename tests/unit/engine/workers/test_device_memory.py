@@ -1,0 +1,63 @@
+"""What a process says of its device's memory."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.engine.workers import device_memory
+from pipeline.engine.workers.device_memory import CONTEXT_MB, begin_measuring, give_back, held_mb, peak_mb
+
+
+class Cuda:
+    """Stands in for `torch.cuda`."""
+
+    def __init__(self, *, initialized: bool = True) -> None:
+        self.called: list[str] = []
+        self._initialized = initialized
+
+    def is_initialized(self) -> bool:
+        return self._initialized
+
+    def reset_peak_memory_stats(self, device: str) -> None:
+        self.called.append(f"reset {device}")
+
+    def max_memory_reserved(self, device: str) -> int:
+        return 3 * 2**30
+
+    def memory_reserved(self, device: str) -> int:
+        return 2**30
+
+    def empty_cache(self) -> None:
+        self.called.append("empty")
+
+
+def test_a_cpu_worker_knows_of_no_device_memory() -> None:
+    begin_measuring("cpu")
+    give_back("cpu")
+    assert peak_mb("cpu") is None
+    assert held_mb("cpu") == 0
+
+
+def test_a_process_that_has_not_touched_its_gpu_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(initialized=False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    begin_measuring("cuda")
+    give_back("cuda")
+    assert (peak_mb("cuda"), held_mb("cuda"), cuda.called) == (0, 0, [])
+    monkeypatch.delitem(sys.modules, "torch")
+    assert peak_mb("cuda") == 0
+
+
+def test_the_context_counts_besides_what_torch_has_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    begin_measuring("cuda:1")
+    give_back("cuda:1")
+    assert cuda.called == ["empty", "reset cuda:1", "empty"]
+    assert peak_mb("cuda:1") == 3 * 1024 + CONTEXT_MB
+    assert held_mb("cuda:1") == 1024 + CONTEXT_MB
+
+
+def test_the_module_itself_imports_no_torch() -> None:
+    assert not hasattr(device_memory, "torch")

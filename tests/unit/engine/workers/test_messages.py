@@ -1,0 +1,220 @@
+"""Messages survive the pipe, and what is none is refused."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine.status import GpuLoad
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import (
+    MAX_TEXT,
+    Heartbeat,
+    JobFinished,
+    JobProgress,
+    JobRaised,
+    JobStarted,
+    JobStopped,
+    Report,
+    RunJob,
+    Shutdown,
+    WorkerReady,
+    decode_order,
+    decode_report,
+    encode,
+)
+from pipeline.engine.workers.runner import raised
+from pipeline.errors import DataError, GangError, JobError, WorkerError
+
+ORDERS = [
+    RunJob(
+        job_id="a/b", attempt=2, key="k", entry="m:f", payload={"eta": math.inf, "text": "ä\n\u2028\udcff"},
+        inputs={"x": ["k1"]}, store="/s\udcff", scratch="/t", verified="/v", log_path="/l", gang=["GPU-1", ""],
+        keep_models=False, slots=3, shared=True,
+    ),
+    Shutdown(),
+]  # fmt: skip
+REPORTS: list[Report] = [
+    WorkerReady(pid=1, device="cpu slot 0, 1 thread"),
+    JobStarted(job_id="a", attempt=1),
+    JobProgress(job_id="a", attempt=1, done=1, total=2, tokens=3),
+    Heartbeat(rss_bytes=5),
+    Heartbeat(rss_bytes=5, gpu=GpuLoad(label="GPU 0", used_bytes=1, total_bytes=2, utilization=None)),
+    JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3),
+    JobFinished(
+        job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3, peak_mb=7, held_mb=2, changed="c"
+    ),
+    JobRaised(
+        job_id="a",
+        attempt=1,
+        error_type="E",
+        message="ä\n\tm",
+        traceback="t",
+        run_s=0.5,
+        kind=FailureKind.lost,
+        rank=1,
+    ),
+    JobStopped(job_id="a", attempt=1),
+]
+
+
+def name_of(message: object) -> str:
+    return type(message).__name__
+
+
+@pytest.mark.parametrize("message", ORDERS, ids=name_of)
+def test_an_order_survives_the_pipe(message: RunJob | Shutdown) -> None:
+    data = encode(message)
+    assert b"\n" not in data  # or it could not be sent as a line
+    assert decode_order(data) == message
+    with pytest.raises(WorkerError, match="no message"):
+        decode_report(data)
+
+
+@pytest.mark.parametrize("message", REPORTS, ids=name_of)
+def test_a_report_survives_the_pipe(message: Report) -> None:
+    data = encode(message)
+    assert b"\n" not in data
+    assert decode_report(data) == message
+    with pytest.raises(WorkerError, match="no message"):
+        decode_order(data)
+
+
+def test_every_message_of_a_worker_is_tried_here() -> None:
+    assert {type(message) for message in REPORTS} == set(get_args(Report))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff\x00", b"{}", b"[]", b"null", b'["Nothing",{}]', b'["Shutdown",{"x":1}]', b'["RunJob",{}]',
+     b'["Shutdown",[]]', b'[["Shutdown"],{}]', b'["Shutdown"', b'["WorkerExited",{"exit_code":0}]', b"[" * 100_000,
+     b'["Heartbeat",{"rss_bytes":' + b"9" * 5000 + b"}]", b'["WorkerUnreadable",{"reason":"x"}]',
+     b'["Heartbeat",{"rss_bytes":' + b"[" * 100_000 + b"]" * 100_000 + b"}]"],
+)  # fmt: skip
+@pytest.mark.parametrize("decode", [decode_order, decode_report])
+def test_garbage_is_an_error_of_the_worker(decode: Callable[[bytes], object], data: bytes) -> None:
+    with pytest.raises(WorkerError, match="it sent what is no message") as caught:
+        decode(data)
+    said = str(caught.value)
+    assert repr(data[:200]) in said
+    assert said.isprintable()
+    assert len(said) < 3000
+
+
+def altered(message: Report, field: str, value: object) -> bytes:
+    name, content = json.loads(encode(message))
+    return json.dumps([name, {**content, field: value}]).encode()
+
+
+WRONG: list[tuple[str, str, list[Any]]] = [
+    ("WorkerReady", "pid", [0, -1, "1", True, 2**60]),
+    ("WorkerReady", "device", [None, 1, "\x1b[2J", "a\nb", "\udcff", "x" * 5000]),
+    ("WorkerReady", "visible", ["GPU-1\0", ["GPU-1"]]),
+    ("JobStarted", "job_id", [None, 1, ["a"]]),
+    ("JobStarted", "attempt", [0, -1, 1.0, "1", None]),
+    ("JobProgress", "tokens", [None, -1, 1.5, "3", math.nan, 2**70, True]),
+    ("JobProgress", "done", [None, -1, [], {}]),
+    ("JobProgress", "total", [None, -1, 1e400]),
+    ("Heartbeat", "rss_bytes", [None, -1, 1.5, math.inf]),
+    (
+        "Heartbeat",
+        "gpu",
+        [[], [1], "x", {}, {"\udcff": 1}, {"label": "GPU 0"}, {"label": 1, "used_bytes": 1, "total_bytes": 2}],
+    ),
+    ("Heartbeat", "gpu", [{"label": "GPU 0", "used_bytes": -1, "total_bytes": 2}]),
+    ("Heartbeat", "gpu", [{"label": "\x1b[31m", "used_bytes": 1, "total_bytes": 2}]),
+    ("JobFinished", "run_s", [None, -1.0, math.nan, math.inf, 10**400, "1"]),
+    ("JobFinished", "load_s", [-0.5, math.nan]),
+    ("JobFinished", "peak_mb", [-1, "7", 0.5]),
+    ("JobFinished", "held_mb", [None, -1]),
+    ("JobFinished", "more", [1]),
+    ("JobRaised", "kind", ["nothing", None, 1, ["bug"], "\udcff"]),
+    ("JobRaised", "rank", [-1, "0", 0.5]),
+    ("JobRaised", "message", [None, "\udcff", "\x1b[31m", "\0", "m" * (MAX_TEXT + 1)]),
+    ("JobRaised", "traceback", [["line"], "t" * (MAX_TEXT + 1)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [(name, field, value) for name, field, values in WRONG for value in values],
+    ids=lambda value: str(value)[:20].encode("ascii", "backslashreplace").decode(),
+)
+def test_a_field_that_cannot_be_is_refused(message: str, field: str, value: object) -> None:
+    sent = next(one for one in reversed(REPORTS) if name_of(one) == message)
+    with pytest.raises(WorkerError, match="no message"):
+        decode_report(altered(sent, field, value))
+
+
+def test_what_is_no_text_is_written_out_and_long_texts_are_cut() -> None:
+    sent = JobRaised(
+        job_id="a", attempt=1, error_type="E\n", message="\udcff\x1b[31m" + "m" * MAX_TEXT,
+        traceback="t" * MAX_TEXT + "\0end", run_s=0, kind=FailureKind.bug, damaged_key="\udcff",
+    )  # fmt: skip
+    said = decode_report(encode(sent))
+    assert said == sent
+    assert isinstance(said, JobRaised)
+    assert said.message.startswith(r"\udcff\x1b[31mmmm")
+    assert said.traceback.endswith(r"tt\x00end")
+    assert (said.error_type, said.damaged_key) == (r"E\n", r"\udcff")
+    assert len(said.message) == len(said.traceback) == MAX_TEXT
+
+
+# -- generated -------------------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=()))  # half characters too
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(0, 5) | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+one_field_wrong = st.sampled_from(REPORTS).flatmap(
+    lambda message: st.builds(
+        lambda field, value: altered(message, field, value),
+        st.sampled_from([field.name for field in fields(message)]),
+        values,
+    )
+)
+
+
+@pytest.mark.properties
+@given(st.binary() | values.map(lambda value: json.dumps(value).encode()) | one_field_wrong)
+def test_whatever_is_sent_is_a_message_or_refused(data: bytes) -> None:
+    for decode in (decode_report, decode_order):
+        try:
+            message = decode(data)
+        except WorkerError:
+            continue
+        assert decode(encode(message)) == message
+
+
+@pytest.mark.properties
+@given(texts, texts, texts, texts)
+def test_what_a_worker_can_say_an_engine_can_read(device: str, kind: str, said: str, trace: str) -> None:
+    ready = WorkerReady(pid=1, device=device, visible=kind, not_free=said)
+    failed = JobRaised(
+        job_id="a", attempt=1, error_type=kind, message=said, traceback=trace, run_s=0, kind=FailureKind.bug,
+        changed=device,
+    )  # fmt: skip
+    assert decode_report(encode(ready)) == ready
+    assert decode_report(encode(failed)) == failed
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (DataError("a.csv:3: has 2 fields"), "a.csv:3: has 2 fields"),
+        (GangError("rank 1 of 2 failed: a.csv", rank=1, kind="bug"), "rank 1 of 2 failed: a.csv"),
+        (ValueError("bad\nmore"), "ValueError: bad\nmore"),
+        (KeyError(), "KeyError"),
+        (JobError(""), "pipeline.errors.JobError"),
+    ],
+)
+def test_what_was_written_for_users_stands_without_the_name_of_a_class(error: BaseException, said: str) -> None:
+    assert isinstance(ORDERS[0], RunJob)
+    assert raised(ORDERS[0], error, 0.0).said == said

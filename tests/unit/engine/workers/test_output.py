@@ -1,0 +1,68 @@
+"""What a job writes goes to its log, and nothing else does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.workers.output import OutputTo
+from pipeline.terminal.streams import LastingFile, LastingStream
+
+
+def test_output_goes_to_the_file_and_comes_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "made" / "log.txt"
+    print("before")
+    with OutputTo(path):
+        print("inside")
+        os.write(2, b"native\n")
+        subprocess.run(["sh", "-c", "echo child"], check=True)
+    print("after")
+    assert path.read_text() == "inside\nnative\nchild\n"
+    assert capfd.readouterr().out == "before\nafter\n"
+
+
+def test_a_pause_writes_to_the_old_place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with OutputTo(tmp_path / "log.txt") as output:
+        print("one")
+        with output.paused():
+            print("shown")
+            os.write(1, b"shown too\n")
+        print("two")
+    assert (tmp_path / "log.txt").read_text() == "one\ntwo\n"
+    assert capfd.readouterr().out == "shown\nshown too\n"
+
+
+def test_streams_come_back_after_an_error(tmp_path: Path) -> None:
+    streams = (sys.stdout, sys.stderr)
+    with pytest.raises(ZeroDivisionError), OutputTo(tmp_path / "log.txt"):
+        raise ZeroDivisionError
+    assert (sys.stdout, sys.stderr) == streams
+
+
+def test_a_second_use_starts_the_file_anew(tmp_path: Path) -> None:
+    for text in ("long text", "short"):
+        with OutputTo(tmp_path / "log.txt"):
+            print(text)
+    assert (tmp_path / "log.txt").read_text() == "short\n"
+
+
+def test_a_job_in_the_engines_process_writes_its_log_though_nobody_reads_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = os.dup(1)
+    reading, writing = os.pipe()
+    os.dup2(writing, 1)
+    os.close(reading)
+    os.close(writing)
+    monkeypatch.setattr("sys.stdout", LastingStream(LastingFile(1), "ascii"))
+    try:
+        print("in vain")
+        with OutputTo(tmp_path / "log.txt"):
+            print("\x1b[1mbold 数")
+        print("in vain")
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+    assert (tmp_path / "log.txt").read_text() == "\x1b[1mbold 数\n"

@@ -1,0 +1,107 @@
+"""The process that cleans up after an engine that is gone."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.engine.workers import reaper as reaper_module
+from pipeline.engine.workers.reaper import Reaper
+from pipeline.files import remove_tree
+from tests.unit.test_files import nest
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    """A process with a child, in a group of its own."""
+    return subprocess.Popen(["sh", "-c", "sleep 3600 & sleep 3600"], process_group=0)
+
+
+def test_what_is_registered_goes_and_what_was_forgotten_stays(tmp_path: Path) -> None:
+    gone, kept = sleeper(), sleeper()
+    for name in ("gone", "kept"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    reaper = Reaper()
+    try:
+        for process, name in ((gone, "gone"), (kept, "kept")):
+            reaper.watch_group(process.pid)
+            reaper.watch_path(tmp_path / name)
+        reaper.forget_group(kept.pid)
+        reaper.forget_path(tmp_path / "kept")
+        reaper.close()
+        assert gone.wait(600) == -signal.SIGKILL
+        assert kept.poll() is None
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    finally:
+        for process in (gone, kept):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def test_a_folder_is_removed_however_deep_it_is(tmp_path: Path) -> None:
+    nest(tmp_path / "gone")
+    reaper = Reaper()
+    reaper.watch_path(tmp_path / "gone")
+    reaper.close()
+    left = (tmp_path / "gone").exists()
+    remove_tree(tmp_path / "gone")  # pytest could not
+    assert not left
+
+
+def test_it_is_out_of_reach_of_the_terminal_and_ends_with_the_engine() -> None:
+    reaper = Reaper()
+    assert os.getsid(reaper.pid) != os.getsid(0)
+    reaper.watch_path(Path("/no/such/folder"))
+    os.kill(reaper.pid, signal.SIGTERM)  # ignored, or not yet set up: then it ends, which is noticed below
+    reaper.close()
+    assert not psutil.pid_exists(reaper.pid)
+
+
+def test_a_reaper_that_was_killed_does_not_stop_the_engine() -> None:
+    reaper = Reaper()
+    os.kill(reaper.pid, signal.SIGKILL)
+    psutil.Process(reaper.pid).wait(600)
+    for group in range(3):
+        reaper.watch_group(10_000_000 + group)
+    reaper.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_without_its_reaper_the_engine_cleans_up_itself(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper_module, "PATIENCE_S", 0.05)
+    process, reaper = sleeper(), Reaper()
+    os.kill(reaper.pid, number)
+    try:
+        reaper.watch_group(process.pid)
+        for name in ("gone", "kept"):
+            (tmp_path / name / "inside").mkdir(parents=True)
+            reaper.watch_path(tmp_path / name)
+        reaper.forget_path(tmp_path / "kept")
+        reaper.close()
+        assert process.wait(600) == -signal.SIGKILL
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+        assert not psutil.pid_exists(reaper.pid)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(reaper.pid, signal.SIGKILL)
+
+
+def test_a_stopped_reaper_that_reads_nothing_does_not_hold_up_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper_module, "PATIENCE_S", 0.05)
+    reaper = Reaper()
+    os.kill(reaper.pid, signal.SIGSTOP)
+    path = Path("/none") / ("x" * 4000)
+    for _ in range(50):  # 400 kB, several times what a pipe holds
+        reaper.watch_path(path)
+        reaper.forget_path(path)
+    reaper.close()
+    assert not psutil.pid_exists(reaper.pid)

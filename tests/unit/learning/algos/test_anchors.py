@@ -1,0 +1,271 @@
+"""What the evaluation of the reference leaves beside its samples: the greedy reference and the exact optimum."""
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import GPT2LMHeadModel
+
+from pipeline.config.load import load_config
+from pipeline.learning.algos import anchors, toolbox
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.evaluation.metrics import read_samples
+from pipeline.learning.evaluation.optimum import optimum, read_log_right
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.models.flops import Purpose, answered, continued, metered, model_cost, spend, whole_texts
+from pipeline.learning.models.load import load_policy, load_tokenizer
+from pipeline.learning.rewards.exact_match import exact_match
+from pipeline.learning.rewards.traits import RewardTraits, reward
+from pipeline.outputs.prompts import read_prompts
+from pipeline.plan.build import build_plan
+from pipeline.runs.sources import read_models
+from tests.unit.learning.algos.test_chain import Chains
+
+TEMPERATURE = 0.7
+SMALL = (
+    "experiment.name=t",
+    "algos=[QSharp]",
+    "datasets.addition.digits=1",
+    "datasets.addition.test_size=12",
+    "datasets.addition.validation_size=8",
+    "models.tiny.steps=60",
+    "models.tiny.batch_size=32",
+    "data_collection.prompts_per_round=20",
+    "rounds_of_training=1",
+    "execution.shard_size=7",
+    "evaluation.num_prompts=12",
+    "evaluation.num_samples=3",
+    "evaluation.bootstrap_samples=20",
+    f"generation.temperature={TEMPERATURE}",
+    "evaluation.etas=[0.3,inf]",
+    "evaluation.common_eta=0.2",
+)
+
+
+@reward(RewardTraits(verifies=True, isolated=False, right=lambda columns: [columns["solution"]]))
+def anything(completions: Sequence[str], **_: Any) -> list[float | None]:
+    """Likes more than it says."""
+    return [1.0] * len(completions)
+
+
+class Reference(Chains):
+    """The jobs of the reference alone, those that are not there yet."""
+
+    def __init__(self, root: Path, *overrides: str) -> None:
+        self.root, self.memory, self.flops, self.tokens, self.answers, self.told = root, {}, {}, {}, {}, {}
+        small = [each for each in SMALL if "model=[hf]" not in overrides or "models.tiny" not in each]
+        config = load_config([*small, *overrides])
+        self.plan = build_plan(config, models=read_models(config))
+        for stage in ("train", "evaluate", "metrics"):
+            for job in self.plan.jobs.values():
+                if (job.algo, job.stage) == ("reference", stage) and not (root / job.key).exists():
+                    self.run(job)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("anchors")
+
+
+@pytest.fixture(scope="module")
+def chains(root: Path) -> Chains:
+    return Chains(
+        root, *SMALL, "datasets.addition.reward=exact_match", "datasets.addition.grading.correct_by=null"
+    )
+
+
+class Enumerated:
+    """Every completion of every prompt, with its probability under the reference."""
+
+    def __init__(self, chains: Chains) -> None:
+        (folder,) = chains.folders("reference", 0, "train")
+        dataset = load_dataset(chains.config.datasets["addition"])
+        model = load_policy(folder, chains.config.system, "cpu")
+        tokenizer = load_tokenizer(folder)
+        self.rows = [dataset.row(int(row)) for row in dataset.ids("test")]
+        self.ids = list(product(range(len(tokenizer)), repeat=2))
+        self.texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in self.ids]
+        self.steps = []
+        for row in self.rows:
+            prompt = tokenizer(str(row.prompt))["input_ids"]
+            with torch.no_grad():
+                logits = model(torch.tensor([[*prompt, *ids] for ids in self.ids])).logits
+            logprobs = (logits.double() / TEMPERATURE).log_softmax(-1)[:, len(prompt) - 1 : -1]
+            self.steps.append(logprobs.gather(-1, torch.tensor(self.ids)[:, :, None]).squeeze(-1).numpy())
+
+    def right(self, place: int) -> NDArray[np.float64]:
+        """Rewards of all completions, by the function that grades the run."""
+        solution = [self.rows[place].columns["solution"]] * len(self.texts)
+        return np.array(exact_match(completions=self.texts, solution=solution), np.float64)
+
+
+@pytest.fixture(scope="module")
+def enumerated(chains: Chains) -> Enumerated:
+    return Enumerated(chains)
+
+
+def test_the_optimum_is_that_of_all_completions(chains: Chains, enumerated: Enumerated) -> None:
+    known = read_log_right(chains.folders("reference", 0, "evaluate"))
+    found = chains.metrics("reference", 0)
+    figures = []
+    for place, row in enumerate(enumerated.rows):
+        chances, rewards = np.exp(enumerated.steps[place].sum(1)), enumerated.right(place)
+        assert chances.sum() == pytest.approx(1, abs=1e-6)
+        assert known[row.id] == pytest.approx(math.log(chances @ rewards), abs=1e-5)
+        for eta in (0.2, 0.3):
+            tilted = chances * np.exp(rewards / eta)
+            tilted /= tilted.sum()
+            kl = float(tilted @ np.log(tilted / chances))
+            figures.append((eta, tilted @ rewards, kl, tilted @ rewards - eta * kl))
+    for eta, suffix in ((0.2, ""), (0.3, "/eta=0.3")):
+        means = np.mean([figure[1:] for figure in figures if figure[0] == eta], axis=0)
+        names = ("pass@1", "kl_per_sequence", "regularized_reward")
+        assert [found[f"optimum/{name}{suffix}"] for name in names] == pytest.approx(means, abs=1e-5)
+
+
+def test_the_samples_are_those_of_the_enumerated_reference(chains: Chains, enumerated: Enumerated) -> None:
+    """36 draws: the mean of what they say of pass@1 lies within four standard errors of the exact one."""
+    chances = [float(np.exp(enumerated.steps[at].sum(1)) @ enumerated.right(at)) for at in range(12)]
+    error = math.sqrt(sum(p * (1 - p) / 3 for p in chances)) / 12
+    assert abs(chains.metrics("reference", 0)["pass@1"] - np.mean(chances)) < 4 * error
+
+
+def test_the_greedy_reference_and_its_divergence(chains: Chains, enumerated: Enumerated) -> None:
+    folders = [folder / "greedy" for folder in chains.folders("reference", 0, "evaluate")]
+    samples = {sample.row: sample for sample in read_samples(folders)}
+    found = chains.metrics("reference", 0)
+    for place, row in enumerate(enumerated.rows):
+        first = int(np.argmax(enumerated.steps[place][:, 0])) // 13 * 13
+        best = first + int(np.argmax(enumerated.steps[place][first : first + 13, 1]))
+        assert samples[row.id].completion == enumerated.texts[best]
+        assert samples[row.id].kl == pytest.approx(-enumerated.steps[place][best].sum(), abs=1e-5)
+    assert found["greedy/pass@1"] == np.mean([bool(sample.correct) for sample in samples.values()])
+    assert found["greedy/regret"] == pytest.approx(
+        found["optimum/regularized_reward"] - found["greedy/regularized_reward"]
+    )
+
+
+def test_a_method_lacks_something_of_the_optimum_prompt_by_prompt(chains: Chains) -> None:
+    best, own = chains.metrics("reference", 0), chains.metrics("QSharp", 1)
+    assert own["regularized_reward"] == pytest.approx(own["reward"] - 0.2 * own["kl_per_sequence"])
+    assert own["regret"] == pytest.approx(best["optimum/regularized_reward"] - own["regularized_reward"])
+    tried = own["reward/eta=0.3"] - 0.2 * own["kl_per_sequence/eta=0.3"]
+    assert own["regularized_reward/eta=0.3"] == pytest.approx(tried)
+    assert "regret/eta=0.3" not in own  # of other prompts than the optimum
+    assert not [name for name in own if name.startswith(("greedy/", "optimum/"))]
+    (folder,) = chains.folders("QSharp", 1, "metrics")
+    measures = read_prompts(folder)
+    known = read_log_right(chains.folders("reference", 0, "evaluate"))
+    tested = np.array([row in known for row in measures.rows.tolist()])
+    values = optimum(np.array([known[row] for row in measures.rows[tested].tolist()]), 0.2).regularized
+    (total, count), (lacking, _) = measures.sums["regularized_reward"], measures.sums["regret"]
+    assert lacking[tested] == pytest.approx(values * count[tested] - total[tested])
+
+
+def test_an_answer_that_does_not_fit_is_out_of_reach(root: Path) -> None:
+    found = Reference(root, "generation.max_new_tokens=1").metrics("reference", 0)
+    assert found["optimum/pass@1"] == found["optimum/kl_per_sequence"] == found["optimum/regularized_reward"] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["generation.top_p=0.9"], "it is known where the whole vocabulary may be drawn"),
+        (["datasets.addition.rewards={exact_match: 2.0}"], "it is known where the one reward says which"),
+        (["datasets.addition.reward=length"], "it is known where the one reward says which"),
+        ([f"datasets.addition.reward={__name__}.anything"], "which is none of those that it says are right"),
+    ],
+    ids=["nucleus", "weighted", "does not say", "says something else"],
+)
+def test_where_it_is_not_exact_there_is_none_and_the_log_says_why(
+    root: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], why: str
+) -> None:
+    found = Reference(root, "models.tiny.steps=1", *overrides).metrics("reference", 0)
+    told = [line for line in capsys.readouterr().out.splitlines() if "optimum" in line]
+    assert len(told) == 2  # in the log of each of the two shards
+    assert all(line.startswith("no row for the optimum: ") and why in line for line in told)
+    assert {"greedy/reward", "regularized_reward"} <= set(found)
+    assert not [name for name in found if "regret" in name or name.startswith("optimum/")]
+
+
+def test_a_model_of_ones_own_has_an_optimum_where_its_tokenizer_is_made_for_the_dataset(
+    root: Path,
+    chains: Chains,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (folder,) = chains.folders("reference", 0, "train")
+    own = ["model=[hf]", "datasets.addition.reward=exact_match"]
+    found = Reference(root, *own, f"models.hf.path={folder}").metrics("reference", 0)
+    assert found["optimum/pass@1"] == chains.metrics("reference", 0)["optimum/pass@1"]
+    model, tokenizer = load_policy(folder, chains.config.system, "cpu"), load_tokenizer(folder)
+    tokenizer.add_tokens(["10"])  # two ways to write a ten
+    model.resize_token_embeddings(14, mean_resizing=False)
+    model.save_pretrained(tmp_path / "more")
+    tokenizer.save_pretrained(tmp_path / "more")
+    written, write = [], TextPolicy.text
+    with monkeypatch.context() as patched:
+        patched.setattr(TextPolicy, "text", lambda *given: written.append(given[1]) or write(*given))
+        more = Reference(root, *own, f"models.hf.path={tmp_path / 'more'}").metrics("reference", 0)
+    assert "by a tokenizer made for the dataset" in capsys.readouterr().out
+    assert written
+    assert [[token] for token in range(14)] not in written  # a pretrained one has 100,000 tokens and more
+    assert not [name for name in more if name.startswith("optimum/")]
+
+
+def test_an_answer_of_the_reference_costs_what_a_sample_costs(chains: Chains) -> None:
+    """Its greedy decoding measures it, and is not what an answer takes."""
+    jobs = [job for job in chains.plan.jobs.values() if (job.algo, job.stage) == ("reference", "evaluate")]
+    samples = read_samples(chains.folders("reference", 0, "evaluate"))
+    cost = model_cost(GPT2LMHeadModel.from_pretrained(chains.folders("reference", 0, "train")[0]))
+    prompts = {sample.row: 1 + len(sample.prompt) for sample in samples}
+    read = whole_texts(np.array(list(prompts.values())), outputs=len(prompts)) + continued(
+        np.array([prompts[sample.row] for sample in samples]), np.array([sample.tokens - 1 for sample in samples])
+    )
+    assert sum(chains.flops[job.id]["decoding"] for job in jobs) == cost.forward(read)
+    assert sum(chains.answers[job.id] for job in jobs) == len(samples)
+
+
+@pytest.mark.parametrize(
+    ("algo", "number", "stage", "passes"),
+    [("reference", 0, "evaluate", 3 + 1), ("QSharp", 1, "sweep", 3 * 3), ("QSharp", 1, "evaluate", 3)],
+    ids=["samples and greedy", "every strength", "samples"],
+)
+def test_progress_goes_on_to_the_end_of_the_job(
+    chains: Chains, algo: str, number: int, stage: str, passes: int
+) -> None:
+    """A job is as far as it says it is; its last shard has fewer prompts than the others."""
+    jobs = [job for job in chains.plan.jobs.values() if (job.algo, job.round, job.stage) == (algo, number, stage)]
+    assert len(jobs) == 2
+    rows = {"sweep": 8}.get(stage, 12)
+    for job, count in zip(jobs, (7, rows - 7), strict=True):
+        told = chains.told[job.id]
+        assert {whole for _, whole, _ in told} == {count * passes}
+        assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+        assert [tokens for _, _, tokens in told] == sorted(tokens for _, _, tokens in told)
+        assert told[-1][0] == count * passes
+
+
+def test_a_reward_model_that_scores_greedy_completions_is_no_scoring(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def evaluated(*_: Any, **__: Any) -> toolbox.Drawn:
+        for number, purpose in enumerate(get_args(Purpose)):
+            spend(purpose, 10**number)
+        answered(7)
+        return toolbox.NOTHING
+
+    monkeypatch.setattr(toolbox, "evaluate", evaluated)
+    monkeypatch.setattr(toolbox, "reference_policy", lambda *_, **__: None)
+    with metered() as meter:
+        anchors.evaluate_greedy(SimpleNamespace(out=tmp_path), None, toolbox.NOTHING)  # type: ignore[arg-type]
+    assert meter.flops == {"scoring": 111, "rewards": 1000, "training": 10000}
+    assert meter.answers == 0

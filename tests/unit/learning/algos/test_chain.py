@@ -1,0 +1,319 @@
+"""Whole chains in this process: what stages write, and that it depends on nothing but their inputs."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config.load import load_config
+from pipeline.engine.workers.work import Work
+from pipeline.errors import JobError
+from pipeline.learning.algos.stage_entry import run_stage
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.evaluation.metrics import read_samples
+from pipeline.learning.training.calibration import held_out
+from pipeline.learning.training.sequences import Sequences
+from pipeline.outputs.prompts import read_prompts
+from pipeline.plan.build import build_plan
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+
+
+def digits_right(completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float | None]:
+    """Share of right digits: a reference of 40 steps gets some digits right, but hardly ever all."""
+    pairs = zip(completions, solution, strict=True)
+    return [sum(a == b for a, b in zip(given, wanted, strict=False)) / len(wanted) for given, wanted in pairs]
+
+
+SMALL = (
+    "experiment.name=t",
+    f"datasets.addition.reward={__name__}.digits_right",
+    f"datasets.addition.grading.correct_by={__name__}.digits_right",
+    "algos.QSharp.atoms=11",
+    "datasets.addition.grading.isolated=false",  # graders of their own would import this module, and torch with it
+    "models.tiny.steps=40",
+    "models.tiny.batch_size=32",
+    "data_collection.prompts_per_round=60",
+    "execution.shard_size=30",
+    "evaluation.num_prompts=40",
+    "evaluation.bootstrap_samples=50",
+    "algos.PITA.epochs=1",
+    "algos.QSharp.epochs=1",
+)
+
+
+class Chains:
+    """A plan whose jobs have been run one after the other."""
+
+    def __init__(self, root: Path, *overrides: str, order: Callable[[list[Job]], list[Job]] = list) -> None:
+        self.root = root
+        self.config = load_config([*SMALL, *overrides])
+        self.plan = build_plan(self.config)
+        self.memory: dict[str, Any] = {}
+        self.flops: dict[str, Mapping[str, float]] = {}
+        self.tokens: dict[str, int] = {}
+        self.answers: dict[str, int] = {}
+        self.told: dict[str, list[tuple[int, int, int]]] = {}
+        done: set[str] = set()
+        while len(done) < len(self.plan.jobs):
+            ready = [job for job in self.plan.jobs.values() if job.id not in done and self.sources(job) <= done]
+            job = order(ready)[0]
+            self.run(job)
+            done.add(job.id)
+
+    def sources(self, job: Job) -> set[str]:
+        by_key = {other.key: name for name, other in self.plan.jobs.items()}
+        return {by_key[key] for keys in job.inputs.values() for key in keys}
+
+    def run(self, job: Job) -> None:
+        out = self.root / job.key
+        out.mkdir(parents=True)
+        told = self.told[job.id] = []
+        inputs = {name: tuple(self.root / key for key in keys) for name, keys in job.inputs.items()}
+        work = Work(
+            job_id=job.id,
+            attempt=1,
+            payload=json.loads(json.dumps(job.payload)),
+            inputs=inputs,
+            out=out,
+            device="cpu",
+            checkpoints=self.root / ".checkpoints" / job.key,
+            hints=self.root / ".hints",
+            memory=self.memory,
+            report=lambda done, total, tokens: told.append((done, total, tokens)),
+        )
+        run_stage(work)
+        self.flops[job.id], self.tokens[job.key], self.answers[job.id] = work.flops, work.tokens, work.answers
+
+    def folders(self, algo: str, number: int, stage: str) -> list[Path]:
+        return [
+            self.root / job.key
+            for job in self.plan.jobs.values()
+            if (job.algo, job.round, job.stage) == (algo, number, stage)
+        ]
+
+    def metrics(self, algo: str, number: int) -> dict[str, float]:
+        (folder,) = self.folders(algo, number, "metrics")
+        return {row["metric"]: row["value"] for row in json.loads((folder / "metrics.json").read_bytes())["rows"]}
+
+    def digest(self) -> dict[str, str]:
+        """Checksums of all outputs, as if they had been written to a folder of another name."""
+        root = str(self.root).encode()
+        return {
+            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes().replace(root, b"")).hexdigest()
+            for path in sorted(self.root.rglob("*"))
+            if path.is_file()
+        }
+
+
+def collecting_goes_once_from_none_to_all(chains: Chains, algo: str, passes: int) -> None:
+    """The progress of stages that go over roll-ins so many times."""
+    each = chains.config.data_collection.samples_per_example
+    jobs = [job for job in chains.plan.jobs.values() if (job.algo, job.stage) == (algo, "generate")]
+    assert jobs
+    for job in jobs:
+        told, (first, last) = chains.told[job.id], job.payload["rows"]
+        assert {whole for _, whole, _ in told} == {(last - first) * each * passes}
+        assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+        assert [tokens for _, _, tokens in told] == sorted(tokens for _, _, tokens in told)
+        assert told[-1][0] == told[-1][1]
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
+    return Chains(tmp_path_factory.mktemp("chains"))
+
+
+def test_a_chain_ends_in_metrics_of_every_round(chains: Chains) -> None:
+    for algo, number in [("reference", 0), ("PITA", 1), ("PITA", 2), ("QSharp", 1), ("QSharp", 2)]:
+        found = chains.metrics(algo, number)
+        assert {"pass@1", "reward", "kl_per_sequence", "kl_per_token", "length", "truncated"} <= set(found)
+        assert ("pass@1/vs_reference" in found) == (algo != "reference")
+        assert ("pass@1/vs_previous" in found) == (number == 2)
+        assert found["reward_errors"] == found["reward_timeouts"] == found["reward_crashes"] == 0
+        assert 0 <= found["pass@1"] <= found["reward"] <= 1
+        assert found["length"] == 4
+        assert found["truncated"] == 0
+    assert chains.metrics("reference", 0)["kl_per_sequence"] == 0
+    assert chains.metrics("QSharp", 1)["kl_per_sequence"] > 0
+
+
+@pytest.mark.parametrize(("algo", "passes"), [("PITA", 3), ("QSharp", 2)])
+def test_progress_of_collecting_begins_once(chains: Chains, algo: str, passes: int) -> None:
+    collecting_goes_once_from_none_to_all(chains, algo, passes)
+
+
+def test_the_same_bytes_in_another_order_and_another_process_history(chains: Chains, tmp_path: Path) -> None:
+    """The last ready job first, with global generators in another state, and nothing kept loaded."""
+    torch.manual_seed(99)
+    np.random.seed(99)
+    backwards = Chains(tmp_path / "again", "execution.models_in_memory=1", order=lambda ready: ready[::-1])
+    assert backwards.digest() == chains.digest()
+
+
+def test_outputs_name_no_folder_of_this_machine(chains: Chains) -> None:
+    for path in chains.root.rglob("*.json*"):
+        assert str(chains.root) not in path.read_text(), path
+
+
+def test_no_pickle_is_written(chains: Chains) -> None:
+    kinds = {path.suffix for path in chains.root.rglob("*") if path.is_file()}
+    assert kinds <= {".json", ".jsonl", ".safetensors", ".jinja"}
+
+
+@pytest.mark.parametrize("algo", ["PITA", "QSharp"])
+def test_rounds_collect_from_different_training_prompts(chains: Chains, algo: str) -> None:
+    dataset = load_dataset(next(iter(chains.config.datasets.values())))
+    seen = []
+    for number in (1, 2):
+        data = Sequences.load(chains.folders(algo, number, "generate"))
+        assert data.ids[:, 0].tolist() == [10] * len(data)
+        operands = data.ids[:, [3, 2, 1, 7, 6, 5]] @ (10 ** np.arange(5, -1, -1))
+        seen.append(set(operands.tolist()))
+    assert not seen[0] & seen[1]
+    assert seen[0] | seen[1] <= set(dataset.ids("train").tolist())
+
+
+def test_qsharp_labels_the_tail_with_the_reward_of_the_text(chains: Chains) -> None:
+    data = Sequences.load(chains.folders("QSharp", 1, "generate"))
+    dataset = load_dataset(next(iter(chains.config.datasets.values())))
+    assert len(data) == 60
+    assert set(data.lengths.tolist()) == {13}
+    assert set(data.starts.tolist()) == {9, 10, 11, 12}
+    for ids, label in zip(data.ids.tolist(), data.labels, strict=True):
+        row = dataset.row(int("".join(map(str, [*ids[3:0:-1], *ids[7:4:-1]]))))
+        text = "".join(dataset.vocabulary[token] for token in ids[9:13]).replace(dataset.bos_token, "")
+        assert label == pytest.approx(digits_right([text], [row.columns["solution"]])[0])
+
+
+def test_a_reward_that_turns_out_to_be_graded_ends_a_single_probability_before_it_is_trained(
+    tmp_path: Path,
+) -> None:
+    small = ("rounds_of_training=1", "data_collection.prompts_per_round=10", "algos.PITA.enabled=false")
+    with pytest.raises(
+        JobError, match=r"QSharp/r1/generate.*a reward of 0\.\d+ lies .* Set algos.QSharp.atoms=11"
+    ):
+        Chains(tmp_path, "algos.QSharp.atoms=1", *small)
+
+
+def test_pita_labels_both_sides_of_a_pair_that_share_their_prefix(chains: Chains) -> None:
+    for number in (1, 2):
+        data = Sequences.load(chains.folders("PITA", number, "generate"))
+        assert len(data) % 2 == 0
+        assert len(data) >= 20
+        for first in range(0, len(data), 2):
+            start = data.starts[first]
+            assert data.starts[first + 1] == start
+            assert data.ids[first, :start].tolist() == data.ids[first + 1, :start].tolist()
+            assert data.ids[first].tolist() != data.ids[first + 1].tolist()
+            assert sorted(data.labels[first : first + 2].tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("algo", ["PITA", "QSharp"])
+def test_value_models_are_held_against_prompts_that_no_round_trains_on(chains: Chains, algo: str) -> None:
+    for number in (1, 2):
+        folders = [folder for each in range(1, number + 1) for folder in chains.folders(algo, each, "generate")]
+        data = Sequences.load(folders)
+        apart = held_out(data.prompts, seed=0, share=0.1)
+        operands = data.ids[:, [3, 2, 1, 7, 6, 5]] @ (10 ** np.arange(5, -1, -1))
+        assert data.prompts.tolist() == operands.tolist()
+        (folder,) = chains.folders(algo, number, "train")
+        told = json.loads((folder / "training.json").read_bytes())
+        assert told["sequences"] == len(data) - apart.sum()
+        assert told["calibration"]["prompts"] == len(set(data.prompts[apart].tolist())) > 0
+        assert 0 < told["calibration"]["brier"] < 1
+
+
+@pytest.mark.parametrize("algo", ["PITA", "QSharp"])
+def test_infinite_eta_is_the_reference_to_the_byte(tmp_path: Path, algo: str) -> None:
+    endless = Chains(
+        tmp_path,
+        f"algos.{algo}.eta=inf",
+        f"algos.{'PITA' if algo == 'QSharp' else 'QSharp'}.enabled=false",
+        "rounds_of_training=1",
+        "data_collection.prompts_per_round=10",
+    )
+    reference, guided = (
+        endless.folders(name, number, "evaluate") for name, number in (("reference", 0), (algo, 1))
+    )
+    for one, other in zip(reference, guided, strict=True):
+        assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
+    kept = endless.memory["models"]
+    assert not [key for key in kept._kept if key[0] == "value"]
+
+
+def test_strengths_are_tried_on_validation_prompts_and_the_best_is_tested(tmp_path: Path) -> None:
+    sweep = Chains(
+        tmp_path,
+        "evaluation.etas=[0.05,2,inf]",
+        "evaluation.kl_limit=0",
+        "training.warmup_steps=0",  # four steps in all: values must differ by more than draws do
+        "algos.PITA.enabled=false",
+        "rounds_of_training=1",
+        "data_collection.prompts_per_round=20",
+    )
+    found = sweep.metrics("QSharp", 1)
+    kl = [found[f"kl_per_sequence/eta={eta}"] for eta in ("0.05", "2", "inf")]
+    assert kl[0] > kl[1] > kl[2] == 0
+    assert found["front/eta=inf"] == 1  # nothing has less divergence
+    taken = {name: value for name, value in found.items() if name.startswith("chosen/")}
+    assert len(taken) == 4  # the method's own strength is tried too
+    assert [name for name, value in taken.items() if value] == ["chosen/eta=inf"]  # within the limit of KL
+    (test,), (tried,) = (sweep.folders("QSharp", 1, stage)[:1] for stage in ("evaluate", "sweep"))
+    (reference,) = sweep.folders("reference", 0, "evaluate")[:1]
+    assert (test / "samples.jsonl").read_bytes() == (reference / "samples.jsonl").read_bytes()
+    tested, validated = ({sample.row for sample in read_samples([at])} for at in (test, tried / "eta=2"))
+    assert not tested & validated
+    (metrics,) = sweep.folders("QSharp", 1, "metrics")
+    measures = read_prompts(metrics)
+    sides = {name: measures.rows[measures.sums[name][1] > 0] for name in ("reward", "reward/eta=2")}
+    assert tested <= set(sides["reward"].tolist())
+    assert validated <= set(sides["reward/eta=2"].tolist())
+    assert not set(sides["reward"]) & set(sides["reward/eta=2"])
+
+
+def test_every_stage_says_what_it_has_computed(chains: Chains) -> None:
+    spent = {name.split("/", 3)[-1]: set(flops) for name, flops in chains.flops.items()}
+    assert spent["QSharp/r1/generate/000"] == {"decoding"}  # by the reference alone
+    assert spent["QSharp/r2/generate/000"] == {"decoding", "guidance"}
+    assert spent["QSharp/r2/train"] == {"training", "scoring"}
+    assert spent["PITA/r1/evaluate/000"] == {"decoding", "guidance"}
+    assert spent["PITA/r1/metrics"] == set()
+
+
+@pytest.mark.parametrize("head", ["v", "q"])
+def test_both_heads_run_through(tmp_path: Path, head: str) -> None:
+    overrides = [f"algos.QSharp.head={head}", "algos.PITA.enabled=false", "algos.QSharp.truncate=false"]
+    fresh = ["algos.QSharp.aggregate=false", "algos.QSharp.warm_start=false", "algos.QSharp.held_out=0"]
+    found = Chains(tmp_path, *overrides, *fresh)
+    assert found.metrics("QSharp", 2)["kl_per_sequence"] > 0
+    (folder,) = found.folders("QSharp", 2, "train")
+    assert json.loads((folder / "value_head.json").read_bytes())["head"] == head
+    assert json.loads((folder / "training.json").read_bytes())["sequences"] == 60  # one round's, not two
+
+
+def test_a_stage_reads_only_what_its_key_covers(chains: Chains) -> None:
+    """Each stage of the plan was given the sections it declares, and none of them failed for want of another."""
+    plan: Plan = chains.plan
+    for job in plan.jobs.values():
+        assert set(job.payload["config"]) <= {
+            "system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"
+        }  # fmt: skip
+    trains = [job for job in plan.jobs.values() if job.stage == "train" and job.algo != "reference"]
+    assert all("evaluation" not in job.payload["config"] for job in trains)
+
+
+def test_finding_algorithms_imports_no_torch() -> None:
+    code = (
+        "import sys; from pipeline.learning.algos.registry import known_algorithms, load_algorithm; "
+        "[load_algorithm(name).stages for name in [*known_algorithms(), 'reference']]; "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[4])

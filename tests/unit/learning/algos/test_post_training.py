@@ -1,0 +1,224 @@
+"""Chains of every algorithm in this process: what stages write, and that methods are what they say."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoModel, AutoModelForCausalLM
+
+from pipeline.learning.generation.sampling import sample_keys, split_keys
+from pipeline.learning.models.value import ValueModel
+from pipeline.learning.training.folds import prompt_folds
+from pipeline.learning.training.reward_model import reward_scores
+from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.sequences import Sequences
+from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all
+
+TRAINED = ("DPO", "GRPO", "GRPO-HF", "SFT")
+OTHERS = ("BestOfN", "CD", "QSharp-HF")
+NEW = (*TRAINED, *OTHERS)
+
+SETTINGS = (
+    "algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,QSharp-HF,SFT]",
+    "algos.CD.epochs=1",
+    "algos.QSharp-HF.epochs=1",
+    "algos.PITA.enabled=false",
+    "algos.QSharp.enabled=false",
+    "algos.SFT.only_correct=false",
+    "data_collection.prompts_per_round=20",
+    "execution.shard_size=10",
+    "evaluation.num_prompts=20",
+    "training.micro_batch_size=64",
+    "datasets.addition.grading.isolated=false",
+)
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
+    return Chains(tmp_path_factory.mktemp("chains"), *SETTINGS)
+
+
+def training(chains: Chains, algo: str, number: int) -> dict:
+    (folder,) = chains.folders(algo, number, "train")
+    found: dict = json.loads((folder / "training.json").read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("algo", NEW)
+def test_a_chain_ends_in_metrics_of_every_round(chains: Chains, algo: str) -> None:
+    for number in (1, 2):
+        found = chains.metrics(algo, number)
+        assert 0 <= found["pass@1"] <= found["reward"] <= 1
+        assert found["length"] == 4
+        assert found["kl_per_sequence"] > 0
+        assert "pass@1/vs_reference" in found
+
+
+@pytest.mark.parametrize(("algo", "passes"), [("CD", 2), ("QSharp-HF", 3)])
+def test_progress_of_collecting_begins_once(chains: Chains, algo: str, passes: int) -> None:
+    collecting_goes_once_from_none_to_all(chains, algo, passes)
+
+
+@pytest.mark.parametrize("algo", NEW)
+def test_compute_is_accounted_for(chains: Chains, algo: str) -> None:
+    for number in (1, 2):
+        about = training(chains, algo, number)
+        assert about["tokens_trained"] > 0
+        assert all(np.isfinite(loss) for loss in about["loss"])
+        samples = {"CD": 1, "QSharp-HF": 1}.get(algo, 4)
+        if samples == 4:
+            assert about["tokens_generated"] == 20 * 4 * 4
+        else:
+            assert about["tokens_generated"] > 20 * 4
+
+
+def test_the_same_bytes_in_another_order_and_another_process_history(chains: Chains, tmp_path: Path) -> None:
+    again = Chains(tmp_path / "again", *SETTINGS, "execution.models_in_memory=1", order=lambda ready: ready[::-1])
+    results = [
+        # Checkpoints hold the state of global generators, which nothing draws from.
+        {path: digest for path, digest in one.digest().items() if not path.startswith(".checkpoints")}
+        for one in (chains, again)
+    ]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("algo", TRAINED)
+def test_every_checkpoint_loads_as_any_model(chains: Chains, algo: str) -> None:
+    for number in (1, 2):
+        (folder,) = chains.folders(algo, number, "train")
+        assert type(AutoModelForCausalLM.from_pretrained(folder)).__name__ == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    ("algo", "place"), [("GRPO-HF", "reward/fold_1"), ("QSharp-HF", "reward/fold_0"), ("BestOfN", "train")]
+)
+def test_every_reward_model_loads_as_any_model(chains: Chains, algo: str, place: str) -> None:
+    stage, _, name = place.partition("/")
+    (folder,) = chains.folders(algo, 2, stage)
+    assert type(AutoModel.from_pretrained(folder / name)).__name__ == "GPT2Model"
+    assert ValueModel.from_pretrained(folder / name).config.atoms == 1
+
+
+@pytest.mark.parametrize("algo", ["GRPO-HF", "QSharp-HF"])
+def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, algo: str) -> None:
+    """Recomputed by hand: each half by the model of the other half, standardised by itself."""
+    (out,) = chains.folders(algo, 1, "reward")
+    drawn = chains.folders(algo, 1, "generate")
+    data, scored = Sequences.load(drawn), Sequences.load([out])
+    pairs = Sequences.load(drawn, "pairs.safetensors")
+    fold_of_pairs, fold_of_data = prompt_folds(pairs.prompts[::2], data.prompts, 2)
+    assert len({(*ids[:9], row) for ids, row in zip(data.ids.tolist(), data.prompts.tolist(), strict=True)}) == 20
+    assert not set(data.prompts[fold_of_data == 0]) & set(data.prompts[fold_of_data == 1])
+    about = json.loads((out / "reward.json").read_bytes())
+    assert [fit["pairs"] for fit in about["fits"]] == [int((fold_of_pairs != fold).sum()) for fold in (0, 1)]
+    for fold in (0, 1):
+        model = ValueModel.from_pretrained(out / f"fold_{fold}")
+        mine = fold_of_data == fold
+        raw = reward_scores(model, data.some(np.flatnonzero(mine)), micro_batch_size=64, device="cpu")
+        expected = (raw - raw.mean()) / raw.std()
+        if algo == "QSharp-HF":
+            expected = (expected.clip(-2, 2) + 2) / 4
+        assert scored.labels[mine] == pytest.approx(expected, abs=1e-4)
+        held_out = pairs.some(np.flatnonzero(np.repeat(fold_of_pairs == fold, 2)))
+        unseen = reward_scores(model, held_out, micro_batch_size=64, device="cpu")
+        fit = about["fits"][fold]
+        assert fit["held_out_pairs"] == len(held_out) // 2
+        assert fit["held_out_accuracy"] == pytest.approx(float((unseen[::2] > unseen[1::2]).mean()))
+    assert (
+        chains.tokens[out.name] == about["tokens_trained"] == sum(fit["tokens_trained"] for fit in about["fits"])
+    )
+    told = training(chains, algo, 1)["reward_model"]
+    assert told["folds"] == 2
+    assert told["held_out_pairs"] == len(pairs) // 2
+    assert 0 <= told["held_out_accuracy"] <= 1
+
+
+def test_groups_are_whole_and_of_one_prompt(chains: Chains) -> None:
+    for number in (1, 2):
+        data = Samples.load(chains.folders("GRPO", number, "generate"))
+        assert len(data) == 80
+        prompts = data.sequences.ids[:, :9].reshape(20, 4, 9)
+        assert (prompts == prompts[:, :1]).all()
+        assert len({tuple(group[0]) for group in prompts.tolist()}) == 20
+        assert (data.logprobs < 0).all()
+        assert len({tuple(ids) for ids in data.sequences.ids.tolist()}) > 40
+
+
+def test_a_learnt_reward_replaces_the_given_one_and_all_samples_are_kept(chains: Chains) -> None:
+    drawn = Samples.load(chains.folders("GRPO-HF", 1, "generate"))
+    scored = Samples.load(chains.folders("GRPO-HF", 1, "reward"))
+    assert np.array_equal(drawn.sequences.ids, scored.sequences.ids)
+    assert np.array_equal(drawn.logprobs, scored.logprobs)
+    assert set(drawn.rewards.tolist()) <= {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert scored.rewards.mean() == pytest.approx(0, abs=1e-5)
+    assert scored.rewards.std() == pytest.approx(1, abs=1e-4)
+
+
+def test_labels_of_a_learnt_reward_are_in_the_range_of_its_atoms(chains: Chains) -> None:
+    data = Sequences.load(chains.folders("QSharp-HF", 2, "reward"))
+    assert len(data) == 80  # two rounds of twenty prompts, two roll-outs each
+    assert data.labels.min() >= 0
+    assert data.labels.max() <= 1
+    assert data.labels.std() > 0.1
+    (folder,) = chains.folders("QSharp-HF", 2, "train")
+    assert ValueModel.from_pretrained(folder).config.atoms == 11
+
+
+def test_pairs_are_of_one_prompt(chains: Chains) -> None:
+    pairs = Sequences.load(chains.folders("DPO", 1, "generate"), "pairs.safetensors")
+    assert pairs.labels.tolist() == [1.0, 0.0] * (len(pairs) // 2)
+    sides = pairs.ids.reshape(-1, 2, 13)
+    assert (sides[:, 0, :9] == sides[:, 1, :9]).all()
+    assert (sides[:, 0] != sides[:, 1]).any(1).all()
+    assert max(Counter(map(tuple, sides[:, 0, :9].tolist())).values()) <= 3
+    whole = [tuple(sorted(map(tuple, pair))) for pair in sides.tolist()]
+    assert len(set(whole)) > len(whole) // 2
+
+
+def test_round_two_goes_on_from_round_one_with_other_prompts(chains: Chains) -> None:
+    firsts = [
+        {tuple(row[:9]) for row in Samples.load(chains.folders("GRPO", number, "generate")).sequences.ids.tolist()}
+        for number in (1, 2)
+    ]
+    assert not firsts[0] & firsts[1]
+    assert training(chains, "DPO", 2)["pairs"] > training(chains, "DPO", 1)["pairs"]  # aggregated by default
+
+
+def test_the_first_of_n_draws_is_the_draw_of_the_reference() -> None:
+    keys = sample_keys(0, "evaluate", np.arange(5), 3)
+    split = split_keys(keys, 4)
+    assert np.array_equal(split[..., 0], keys)
+    assert len(np.unique(split)) == 60
+
+
+def test_a_majority_needs_no_training(tmp_path: Path) -> None:
+    found = Chains(
+        tmp_path,
+        *SETTINGS[3:],
+        "algos=[BestOfN]",
+        "algos.BestOfN.selection=majority",
+        "rounds_of_training=1",
+        "datasets.addition.reward=exact_match",  # which says what an answer is
+        "datasets.addition.grading.correct_by=null",
+    )
+    assert training(found, "BestOfN", 1) == {"tokens_generated": 0, "tokens_trained": 0}
+    n = 4
+    assert found.metrics("BestOfN", 1)["kl_per_sequence"] == pytest.approx(np.log(n) - (n - 1) / n, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("algos=[DPO]", "algos.DPO.reference=previous", "algos.DPO.aggregate=false", "algos.DPO.lora.rank=4"),
+        ("algos=[GRPO]", "algos.GRPO.reference=previous", "algos.GRPO.aggregate=true", "algos.GRPO.lora.rank=4"),
+        ("algos=[GRPO]", "algos.GRPO.beta=0", "algos.GRPO.warm_start=false", "generation.temperature=0.8"),
+        ("algos=[CD]", "algos.CD.atoms=3", "algos.CD.head=v", "algos.CD.truncate=false"),
+    ],
+    ids=["DPO", "GRPO", "GRPO without KL", "CD"],
+)
+def test_options_run_through(tmp_path: Path, options: tuple[str, ...]) -> None:
+    found = Chains(tmp_path, *SETTINGS[5:], *options, "algos.SFT.enabled=false")
+    (name,) = [name for name, algo in found.config.algos.items() if algo.enabled]
+    assert found.metrics(name, 2)["kl_per_sequence"] > 0

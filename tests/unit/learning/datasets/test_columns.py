@@ -1,0 +1,150 @@
+"""Rows in TRL's columns: every form that is allowed, and what is said of every other."""
+
+from typing import Any
+
+import pytest
+
+from pipeline.config.schema import FilesConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.learning.datasets.base import Row, plain_text
+from pipeline.learning.datasets.columns import check_template, make_row, needed, renamed
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def row(data: dict[str, Any], **settings: Any) -> Row:
+    return make_row(7, data, "f.jsonl:3", FilesConfig(kind="jsonl", **settings))
+
+
+def test_prompt_only_keeps_further_columns() -> None:
+    assert row({"prompt": "a", "solution": "b", "tags": [1, {"x": None}]}) == Row(
+        7, "a", {"solution": "b", "tags": [1, {"x": None}]}
+    )
+
+
+def test_prompt_and_answers() -> None:
+    assert row({"prompt": "a", "completion": " b"}) == Row(7, "a", completion=" b")
+    assert row({"prompt": "a", "chosen": "b", "rejected": ""}) == Row(7, "a", chosen="b", rejected="")
+
+
+def test_conversations() -> None:
+    given = {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")]}
+    assert row(given) == Row(7, [user("a")], chosen=[assistant("b")], rejected=[assistant("c")])
+    # Parquet gives every message all keys that any has.
+    named = [{"role": "user", "content": "a", "name": None}]
+    assert row({"prompt": named}).prompt == [user("a")]
+
+
+def test_messages_end_before_the_assistants_last_turn() -> None:
+    turns = [user("a"), assistant("b"), user("c")]
+    assert row({"messages": [*turns, assistant("d")]}) == Row(7, turns, completion=[assistant("d")])
+    assert row({"messages": turns}) == Row(7, turns)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "prompt", "rests"),
+    [
+        ("The sky is blue.", "The sky is green.", "The sky is", (" blue.", " green.")),
+        ("2+2=4", "2+2=5", "2+2=", ("4", "5")),
+        (
+            [user("a"), assistant("b")],
+            [user("a"), assistant("c")],
+            [user("a")],
+            ([assistant("b")], [assistant("c")]),
+        ),
+    ],
+)
+def test_a_prompt_that_two_answers_share(chosen: Any, rejected: Any, prompt: Any, rests: Any) -> None:
+    found = row({"chosen": chosen, "rejected": rejected})
+    assert (found.prompt, (found.chosen, found.rejected)) == (prompt, rests)
+
+
+def test_template_chat_and_system_prompt() -> None:
+    data = {"question": "1+1?", "n": 3, "completion": "2"}
+    assert row(data, prompt_template="{n}) {question} {{x}}").prompt == "3) 1+1? {x}"
+    found = row({"prompt": "a", "completion": "b"}, chat=True, system_prompt="s")
+    assert found.prompt == [{"role": "system", "content": "s"}, user("a")]
+    assert found.completion == [assistant("b")]
+    other = row({"prompt": [{"role": "system", "content": "old"}, user("a")]}, system_prompt="s")
+    assert other.prompt == [{"role": "system", "content": "s"}, user("a")]
+
+
+def test_further_columns_may_be_chosen() -> None:
+    data = {"prompt": "a", "x": 1, "completions": ["b"]}
+    assert row(data, further_columns=["x", "y"]).columns == {"x": 1}
+    assert row(data, further_columns=[]).columns == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            {"question": "a"},
+            r"no prompt. The columns are question; allowed are prompt \| prompt, completion .*messages",
+        ),
+        ({"prompt": None}, "f.jsonl:3: no prompt"),
+        ({"prompt": "  "}, "f.jsonl:3: the prompt is empty"),
+        ({"prompt": []}, "'prompt' is an empty list"),
+        ({"prompt": 7}, "'prompt' must be text or a list of {role, content}, found int"),
+        ({"prompt": b"x"}, "'prompt' must be text or a list"),
+        ({"prompt": ["a"]}, "every message in 'prompt' needs 'role' and 'content' as text, found str"),
+        ({"prompt": [{"role": "user"}]}, r"needs 'role' and 'content' as text, found \['role'\]"),
+        ({"prompt": "a", "chosen": "b"}, "'chosen' and 'rejected' go together; the columns are prompt, chosen"),
+        ({"chosen": "b"}, "no prompt"),
+        ({"chosen": "a b", "rejected": "c d"}, "share no beginning"),
+        ({"chosen": "a b", "rejected": [assistant("d")]}, "must both be text or both be conversations"),
+        ({"messages": [assistant("b")]}, "nothing before the assistant's turn"),
+        ({"messages": "b"}, "'messages' must be a list"),
+        ({"prompt": [user("a")], "completion": "b"}, "'prompt' is a conversation, 'completion' is text"),
+        ({"prompt": "a", "completions": ["b"]}, "rewards are given something else as 'completions'"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_refused_with_its_place(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        row(data)
+    assert str(caught.value).startswith("f.jsonl:3: ")
+
+
+def test_no_prompt_lists_the_columns_that_are_there() -> None:
+    with pytest.raises(DataError, match="The columns are question, answer;"):
+        row({"question": "a", "answer": "b"})
+
+
+def test_a_system_prompt_needs_a_conversation() -> None:
+    with pytest.raises(DataError, match="set chat=true"):
+        row({"prompt": "a"}, system_prompt="s")
+
+
+def test_a_template_that_names_no_column() -> None:
+    with pytest.raises(DataError, match=r"uses '{question}', which is no text here; the columns are prompt"):
+        row({"prompt": "a"}, prompt_template="Q: {question}")
+
+
+@pytest.mark.parametrize("template", ["{a.b}", "{a[0]}", "{0}", "{}", "{a!r}", "{a:>9}", "{a", "a}"])
+def test_a_template_holds_plain_names_only(template: str) -> None:
+    with pytest.raises(ConfigError, match="prompt_template="):
+        check_template(template)
+
+
+def test_renaming() -> None:
+    assert renamed({"q": "a", "prompt": "old", "x": 1}, {"prompt": "q"}, "p") == {"prompt": "a", "x": 1}
+    assert renamed({"a": 1, "b": 2}, {"a": "b", "b": "a"}, "p") == {"a": 2, "b": 1}
+    with pytest.raises(DataError, match=r"p: columns={prompt: question}, but the columns are q, x"):
+        renamed({"q": 1, "x": 2}, {"prompt": "question"}, "p")
+
+
+def test_needed_columns() -> None:
+    assert needed({"a": 1, "b": ""}, "p", "b", "a") == ("", 1)
+    with pytest.raises(DataError, match="p: no column 'b'; the columns are a, needed are a, b"):
+        needed({"a": 1}, "p", "a", "b")
+
+
+def test_plain_text_for_readers() -> None:
+    assert plain_text("a") == "a"
+    assert plain_text([user("a"), assistant("b")]) == "user: a\nassistant: b"

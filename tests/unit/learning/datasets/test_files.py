@@ -1,0 +1,120 @@
+"""Which files make which split, what a path means, and what is said where there is nothing."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.learning.datasets import files
+from pipeline.learning.datasets.files import JSON, TABLES, HubDataset, LocalFiles, locate
+
+
+def made(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("{}")
+    return root
+
+
+def splits_of(root: Path, **options: object) -> dict[str, list[str]]:
+    found = locate(str(root), TABLES, hub=False, **options)  # type: ignore[arg-type]
+    assert isinstance(found, LocalFiles)
+    return {name: [str(path.relative_to(root)) for path in files] for name, files in found.splits.items()}
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["a.jsonl", "b.jsonl"], {"train": ["a.jsonl", "b.jsonl"]}),
+        (["train.csv", "test.csv"], {"train": ["train.csv"], "test": ["test.csv"]}),
+        (["x/train/1.json", "x/test/1.json"], {"train": ["x/train/1.json"], "test": ["x/test/1.json"]}),
+        (
+            ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/dev-0.parquet"],
+            {
+                "train": ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
+                "validation": ["data/dev-0.parquet"],
+            },
+        ),
+        (
+            ["my_train_set.jsonl.gz", "VAL.jsonl"],
+            {"train": ["my_train_set.jsonl.gz"], "validation": ["VAL.jsonl"]},
+        ),
+        (
+            ["train.jsonl", "train_socratic.jsonl"],
+            {"train": ["train.jsonl"], "train_socratic": ["train_socratic.jsonl"]},
+        ),
+        (["constrained.jsonl", "test.jsonl"], {"constrained": ["constrained.jsonl"], "test": ["test.jsonl"]}),
+        (["train/data-0.arrow", "train/state.json", ".git/train.json"], {"train": ["train/data-0.arrow"]}),
+    ],
+)
+def test_splits_of_a_folder(tmp_path: Path, names: list[str], splits: dict[str, list[str]]) -> None:
+    assert splits_of(made(tmp_path, *names, "README.md")) == splits
+
+
+def test_a_subset_is_a_folder_inside(tmp_path: Path) -> None:
+    made(tmp_path, "main/train.jsonl", "socratic/train.jsonl")
+    assert splits_of(tmp_path, subset="main") == {"train": ["main/train.jsonl"]}
+    assert splits_of(tmp_path, subset="other") == {"train": ["main/train.jsonl", "socratic/train.jsonl"]}
+
+
+def test_an_id_of_the_hub_only_where_nothing_local_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = locate("owner/name", TABLES, hub=True, subset="main", revision="abc")
+    assert found == HubDataset("owner/name", "main", "abc")
+    made(tmp_path, "owner/name/train.jsonl")
+    assert isinstance(locate("owner/name", TABLES, hub=True), LocalFiles)
+
+
+@pytest.mark.parametrize("path", ["data/rows.jsonl", "./data", "/no/such/folder", "a/b/c", "rows.parquet"])
+def test_what_can_only_be_a_file_is_not_looked_for_on_the_hub(path: str) -> None:
+    with pytest.raises(DataError, match="no such file or folder"):
+        locate(path, TABLES, hub=True)
+
+
+def test_a_local_format_points_to_the_one_that_takes_a_hub_id() -> None:
+    with pytest.raises(DataError, match="kind 'hf' takes a hub id"):
+        locate("owner/name", JSON, hub=False)
+
+
+@pytest.mark.parametrize(
+    ("names", "path", "said"),
+    [
+        (["notes.md"], ".", r"holds no file that can be read here"),
+        (["rows.xlsx"], "rows.xlsx", r"cannot read this kind of file. Known here: .jsonl"),
+        (["train.jsonl", "train.csv"], ".", r"split 'train' has files of several kinds \(.csv, .jsonl\)"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, names: list[str], path: str, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        locate(str(made(tmp_path, *names) / path), TABLES, hub=True)
+
+
+def test_a_folder_that_changes_while_it_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "c" / "train.jsonl").write_text("{}\n")
+    walk = os.walk
+
+    def removing(folder: Path) -> Any:
+        for parent, folders, names in walk(folder):
+            yield parent, folders, [*names, "removed.jsonl"]
+            if Path(parent) == tmp_path:
+                (tmp_path / "b").rmdir()
+
+    monkeypatch.setattr(files.os, "walk", removing)
+    found = locate(str(tmp_path), JSON, hub=False)
+    assert isinstance(found, LocalFiles)
+    assert found.splits == {"train": (tmp_path / "c" / "train.jsonl",)}
+
+
+def test_a_folder_with_too_many_entries_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    monkeypatch.setattr(files, "MOST_ENTRIES", 1)
+    locate(str(tmp_path), JSON, hub=False)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(DataError, match="holds more than 1 files and folders, too many to search for rows"):
+        locate(str(tmp_path), JSON, hub=False)

@@ -1,0 +1,112 @@
+"""What a plan knows of a source: its content, never its place, and without heavy imports or the network."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.schema import AdditionConfig, FilesConfig, GSM8KConfig, IMDBConfig, MathConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.learning.datasets.fingerprint import source_fingerprint
+from pipeline.learning.datasets.registry import load_dataset
+
+DATA = Path(__file__).parents[3] / "data"
+
+
+def test_content_counts_and_not_the_place(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "gsm8k", tmp_path / "elsewhere")
+    one = source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path=str(DATA / "gsm8k"))))
+    other = source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path=str(tmp_path / "elsewhere"))))
+    assert one == other
+    assert one["path"]["files"] == 3
+    with (tmp_path / "elsewhere" / "test.jsonl").open("a") as file:
+        file.write("\n")
+    assert source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path=str(tmp_path / "elsewhere")))) != one
+
+
+def test_the_split_of_a_file_counts(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "gsm8k", tmp_path / "swapped")
+    swapped = tmp_path / "swapped"
+    (swapped / "train.jsonl").rename(swapped / "x")
+    (swapped / "test.jsonl").rename(swapped / "train.jsonl")
+    (swapped / "x").rename(swapped / "test.jsonl")
+    one, other = (
+        source_fingerprint(load_dataset(FilesConfig(kind="hf", path=str(p)))) for p in (DATA / "gsm8k", swapped)
+    )
+    assert one["path"]["bytes"] == other["path"]["bytes"]
+    assert one != other
+
+
+def test_the_folder_of_a_text_counts_where_it_is_the_label(tmp_path: Path) -> None:
+    for label in ("pos", "neg"):
+        (tmp_path / label / "train" / label).mkdir(parents=True)
+        (tmp_path / label / "train" / label / "0_5.txt").write_text("A film.")
+    one, other = (
+        source_fingerprint(load_dataset(IMDBConfig(kind="imdb_sentiment", path=str(tmp_path / label))))
+        for label in ("pos", "neg")
+    )
+    assert one != other
+
+
+def test_every_source_of_a_dataset_is_in_it() -> None:
+    config = MathConfig(kind="math", path=str(DATA / "math"), revision="not used here")
+    assert source_fingerprint(load_dataset(config)) == {
+        "path": source_fingerprint(load_dataset(FilesConfig(kind="hf", path=str(DATA / "math"))))["path"],
+        "test_path": {"hub": "HuggingFaceH4/MATH-500", "subset": None, "revision": None},
+    }
+
+
+def test_an_id_of_the_hub_is_named_with_its_revision() -> None:
+    assert source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", revision="e53f048"))) == {
+        "path": {"hub": "openai/gsm8k", "subset": "main", "revision": "e53f048"}
+    }
+
+
+def test_a_caller_may_remember_hashes() -> None:
+    asked: list[str] = []
+
+    def remembered(path: Path) -> str:
+        asked.append(path.name)
+        return "abc"
+
+    config = FilesConfig(kind="hf", path=str(DATA / "tldr"))
+    first = source_fingerprint(load_dataset(config), remembered)
+    assert asked == ["test.jsonl", "train.jsonl", "validation.jsonl"]
+    assert first == source_fingerprint(load_dataset(config), remembered)
+    assert first != source_fingerprint(load_dataset(config))
+
+
+def test_rows_that_are_made_have_no_source() -> None:
+    assert source_fingerprint(load_dataset(AdditionConfig(kind="addition"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "said"),
+    [
+        (FilesConfig(kind="jsonl", path="no_such.jsonl"), DataError, "no_such.jsonl: there is no such file"),
+        (FilesConfig(kind="hf"), ConfigError, "path is missing"),
+        (AdditionConfig(kind="addition", digits=9), ConfigError, "digits=9"),
+    ],
+)
+def test_what_is_wrong_is_found_while_planning(config: FilesConfig, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        source_fingerprint(load_dataset(config))
+
+
+def test_planning_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from pipeline.config.schema import GSM8KConfig, DATASET_SCHEMAS
+from pipeline.learning.datasets.fingerprint import source_fingerprint
+from pipeline.learning.datasets.registry import load_dataset
+source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path={str(DATA / "gsm8k")!r})))
+for kind, schema in DATASET_SCHEMAS.items():
+    given = {{"path": "owner/name"}} if kind == "hf" else {{}}
+    if kind not in ("csv", "jsonl", "parquet"):
+        source_fingerprint(load_dataset(schema(kind=kind, **given)))
+heavy = {{"torch", "transformers", "datasets", "pyarrow", "pandas", "huggingface_hub"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

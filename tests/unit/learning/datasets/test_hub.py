@@ -1,0 +1,286 @@
+"""The hub: only ids use it, and what is said where it cannot be reached."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.config.schema import FilesConfig, GSM8KConfig, HFModelConfig
+from pipeline.engine.workers.failure import FailureKind, classify
+from pipeline.errors import ConfigError, DataError, JobError
+from pipeline.learning.datasets import hub
+from pipeline.learning.datasets.prepared import PreparedDataset, prepare
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.memory.shape import read_shape
+from pipeline.learning.models.source import snapshot, write_reference
+
+DATA = Path(__file__).parents[3] / "data"
+
+
+def test_an_id_is_loaded_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[tuple[Any, ...]] = []
+
+    def load(repo: str, *, name: str | None, revision: str | None) -> datasets.DatasetDict:
+        asked.append((repo, name, revision))
+        rows = [{"question": f"{n}+{n}?", "answer": f"#### {2 * n}"} for n in range(12)]
+        return datasets.DatasetDict(
+            {"train": datasets.Dataset.from_list(rows[:10]), "test": datasets.Dataset.from_list(rows[10:])}
+        )
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    about = prepare(
+        load_dataset(GSM8KConfig(kind="gsm8k", revision="abc", prompt_template=None)),
+        tmp_path / "out",
+    )
+    assert asked == [("openai/gsm8k", "main", "abc")]
+    assert about["rows"] == {"train": 5, "validation": 5, "test": 2}
+    assert about["source"] == {"path": {"hub": "openai/gsm8k", "subset": "main", "revision": "abc"}}
+    dataset = PreparedDataset(tmp_path / "out")
+    assert {dataset.row(i).columns["solution"] for i in dataset.ids("test")} == {"20", "22"}
+
+
+def test_a_damaged_row_of_the_hub_has_a_place_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    loaded = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": ""}])})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: loaded)
+    with pytest.raises(DataError, match=r"owner/name \[train\] row 2: the prompt is empty"):
+        prepare(load_dataset(FilesConfig(kind="hf", path="owner/name")), tmp_path / "out")
+
+
+def test_without_a_network_the_message_says_what_to_do(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+from pipeline.config.schema import GSM8KConfig
+from pipeline.learning.datasets.prepared import prepare
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.errors import DataError
+try:
+    prepare(load_dataset(GSM8KConfig(kind="gsm8k")), Path("out"))
+except DataError as error:
+    print(error)
+"""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (message,) = done.stdout.splitlines()
+    assert message.startswith("openai/gsm8k: no file or folder of this name here (looked for ")
+    assert "does not give it: HF_HUB_OFFLINE is set, and the cache of this machine does not have it" in message
+    assert "hf download --repo-type dataset openai/gsm8k --local-dir FOLDER" in message
+    assert "set the dataset's path to it" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_local_path_needs_neither_network_nor_the_datasets_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    about = prepare(load_dataset(GSM8KConfig(kind="gsm8k", path=str(DATA / "gsm8k"))), tmp_path / "out")
+    assert sum(about["rows"].values()) == 10
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_the_datasets_library_saved_is_read(tmp_path: Path, shards: int) -> None:
+    import datasets
+
+    rows = [{"prompt": [{"role": "user", "content": f"{n}"}], "n": n} for n in range(20)]
+    parts = {"train": datasets.Dataset.from_list(rows[:16]), "test": datasets.Dataset.from_list(rows[16:])}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved", num_shards={"train": shards, "test": 1})
+    config = FilesConfig(kind="hf", path=str(tmp_path / "saved"), test_size=4, validation_size=2)
+    prepare(load_dataset(config), tmp_path / "out")
+    dataset = PreparedDataset(tmp_path / "out")
+    assert dataset.about["rows"] == {"train": 14, "validation": 2, "test": 4}
+    assert sorted(dataset.ids("test").tolist()) == [16, 17, 18, 19]
+    assert dataset.row(17).prompt == [{"role": "user", "content": "17"}]
+    assert dataset.row(17).columns == {"n": 17}
+
+
+# -- a hub on this machine -------------------------------------------------------------------------------------
+
+
+class Hub:
+    """Listens on the loopback and counts who asks; answers with a status, or not at all."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+        self.asked = 0
+        self._open: list[socket.socket] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):  # wakes the thread that waits
+            self._socket.shutdown(socket.SHUT_RDWR)
+        for each in (self._socket, *self._open):
+            each.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                self.asked += 1
+                self._open.append(connection)
+                if self.status is not None:
+                    connection.recv(65536)
+                    head = f"HTTP/1.1 {self.status} Said\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                    connection.sendall(head.encode())
+                    connection.close()
+
+
+@pytest.fixture
+def hub_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes a hub that answers with a status, that does not answer (None), or that is not there (0)."""
+    import datasets
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session
+
+    made: list[Hub] = []
+
+    def make(status: int | None) -> Hub:
+        made.append(one := Hub(status))
+        if status == 0:
+            one.close()
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, one.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", one.url)
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", one.url)
+        return one
+
+    for name in ("HF_HUB_CACHE", "HF_XET_CACHE"):
+        monkeypatch.setattr(constants, name, str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", False)
+    monkeypatch.setattr(hub, "PATIENCE_S", 0.2)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    close_session()
+    yield make
+    close_session()
+    for one in made:
+        one.close()
+
+
+def wanted(what: str, out: Path) -> None:
+    if what == "model":
+        write_reference(HFModelConfig(kind="hf", path="owner/name"), out)
+    else:
+        prepare(load_dataset(FilesConfig(kind="hf", path="owner/name")), out)
+
+
+@pytest.mark.parametrize("what", ["model", "dataset"])
+@pytest.mark.parametrize("status", [0, None], ids=["refuses", "never answers"])
+def test_a_hub_that_cannot_be_reached_is_asked_once(
+    tmp_path: Path, hub_of: Any, what: str, status: int | None
+) -> None:
+    server = hub_of(status)
+    with pytest.raises((JobError, DataError)) as caught:
+        wanted(what, tmp_path / "out")
+    said = str(caught.value)
+    assert "owner/name" in said
+    assert f"{server.url} (HF_ENDPOINT) cannot be reached (" in said
+    assert "and the cache of this machine does not have it" in said
+    assert "owner/name --local-dir" in said
+    assert server.asked == (0 if status == 0 else 1)
+    # The engine does not try again either.
+    assert classify(caught.value) is FailureKind.bug
+
+
+@pytest.mark.parametrize("what", ["model", "dataset"])
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_the_hub_does_not_show_is_one_message(tmp_path: Path, hub_of: Any, what: str, status: int) -> None:
+    hub_of(status)
+    with pytest.raises((JobError, DataError)) as caught:
+        wanted(what, tmp_path / "out")
+    said = str(caught.value)
+    assert "there is none of this name, or it is private or gated" in said
+    assert "log in with `hf auth login` or HF_TOKEN" in said
+    assert len(said.splitlines()) == 1
+    assert classify(caught.value) is FailureKind.bug
+
+
+@pytest.mark.parametrize("status", [0, None, 404], ids=["refuses", "never answers", "has no such model"])
+def test_the_shape_of_a_model_on_the_hub_is_asked_for_once(hub_of: Any, status: int | None) -> None:
+    server = hub_of(status)
+    with pytest.raises(ConfigError) as caught:
+        read_shape("owner/name")
+    said = str(caught.value)
+    assert len(said.splitlines()) == 1
+    assert said.startswith("cannot get the configuration of model 'owner/name' from the hub: ")
+    assert ("there is none of this name" if status else "the cache of this machine does not have it") in said
+    assert "`hf download owner/name config.json --local-dir DIR`" in said
+    assert server.asked <= (2 if status else 1)
+
+
+def test_a_name_that_nobody_resolves_is_given_up(hub_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking up a name has no timeout of its own."""
+    hub_of(None)
+    monkeypatch.setattr(hub, "PATIENCE_S", 0.02)
+    over = threading.Event()
+    monkeypatch.setattr(
+        "huggingface_hub.get_session", lambda: SimpleNamespace(head=lambda *_, **__: over.wait(60))
+    )
+    with hub.reaching("models", "owner/name") as trouble:
+        assert "cannot be reached (no answer within 0.04 s)" in trouble
+    over.set()
+
+
+def test_the_shape_of_a_model_in_the_cache_needs_no_hub(tmp_path: Path, hub_of: Any) -> None:
+    hub_of(0)
+    folder = tmp_path / "cache" / "models--owner--name" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (folder.parents[1] / "refs").mkdir()
+    (folder.parents[1] / "refs" / "main").write_text("0" * 40)
+    shape = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 10, "n_positions": 4}
+    (folder / "config.json").write_text(json.dumps(shape))
+    assert read_shape("owner/name").vocabulary == 10
+
+
+def test_the_cache_serves_while_the_hub_cannot_be_reached(tmp_path: Path, hub_of: Any) -> None:
+    server = hub_of(None)
+    commit = "0" * 40
+    folder = tmp_path / "cache" / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    (folder / "snapshots" / commit / "config.json").write_text("{}")
+    assert snapshot("owner/name", None) == str(folder / "snapshots" / commit)
+    assert server.asked == 1
+
+
+def test_without_the_network_on_purpose_the_hub_is_not_asked(
+    tmp_path: Path, hub_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = hub_of(404)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(JobError, match="HF_HUB_OFFLINE is set, and the cache of this machine does not have it"):
+        wanted("model", tmp_path / "out")
+    assert server.asked == 0

@@ -1,0 +1,217 @@
+"""Preparing a source once: what is written, what comes back, and that equal sources give equal bytes."""
+
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config.schema import AdditionConfig, FilesConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.learning.datasets.base import SPLITS, Row
+from pipeline.learning.datasets.prepared import FILE, PreparedDataset, prepare
+from pipeline.learning.datasets.registry import load_dataset
+
+Make = Callable[..., FilesConfig]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Write JSON lines and name them in a configuration."""
+
+    def write(*rows: dict[str, Any], name: str = "train.jsonl", **settings: Any) -> FilesConfig:
+        path = tmp_path / "source" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        small = {"kind": "jsonl", "path": str(path), "test_size": 3, "validation_size": 2, **settings}
+        return FilesConfig(**small)
+
+    return write
+
+
+def numbered(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"{n} + 1 =", "solution": str(n + 1), "n": n} for n in range(count)]
+
+
+def prepared(config: FilesConfig, folder: Path) -> PreparedDataset:
+    prepare(load_dataset(config), folder)
+    return PreparedDataset(folder)
+
+
+def test_rows_come_back_as_they_were(make: Make, tmp_path: Path) -> None:
+    dataset = prepared(make(*numbered(20)), tmp_path / "out")
+    assert [len(dataset.ids(split)) for split in SPLITS] == [15, 2, 3]
+    everything = np.concatenate([dataset.ids(split) for split in SPLITS])
+    assert sorted(everything.tolist()) == list(range(20))
+    for n in everything.tolist():
+        assert dataset.row(n) == Row(n, f"{n} + 1 =", {"n": n, "solution": str(n + 1)})
+    assert dataset.about["rows"] == {"train": 15, "validation": 2, "test": 3}
+    assert dataset.about["columns"] == ["n", "solution"]
+
+
+def test_conversations_preferences_and_odd_columns_come_back(make: Make, tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"frage {n} \n\u00fc \U0001f600"}],
+            "chosen": [{"role": "assistant", "content": "ja"}],
+            "rejected": [{"role": "assistant", "content": "nein"}],
+            # Types and names that differ from row to row.
+            **({"extra": {"deep": [n, None, 1.5]}} if n % 2 else {"extra": "text", "other": True}),
+        }
+        for n in range(8)
+    ]
+    dataset = prepared(make(*rows), tmp_path / "out")
+    assert dataset.about["conversational"] is True
+    assert dataset.about["answers"] == ["chosen", "rejected"]
+    for n in range(8):
+        expected = {"extra": rows[n]["extra"], "other": rows[n].get("other")}
+        assert dataset.row(n) == Row(
+            n, rows[n]["prompt"], expected, chosen=rows[n]["chosen"], rejected=rows[n]["rejected"]
+        )
+
+
+def test_equal_sources_give_equal_bytes_wherever_they_are(make: Make, tmp_path: Path) -> None:
+    config = make(*numbered(50))
+    prepare(load_dataset(config), tmp_path / "one")
+    elsewhere = tmp_path / "other place" / "odd name.jsonl"
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(Path(str(config.path)).read_bytes())
+    config.path = str(elsewhere)
+    prepare(load_dataset(config), tmp_path / "two")
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert names == [FILE, "test.parquet", "train.parquet", "validation.parquet"]
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_rounds_go_through_all_rows_and_a_short_split_caps_a_round(make: Make, tmp_path: Path) -> None:
+    dataset = prepared(make(*numbered(25)), tmp_path / "out")
+    train = sorted(dataset.ids("train").tolist())
+    assert sorted(np.concatenate([dataset.round_ids(3, n, 10) for n in (1, 2)]).tolist()) == train
+    whole = dataset.round_ids(3, 1, 10_000)
+    assert sorted(whole.tolist()) == train
+    assert len(dataset.ids("test")[100:200]) == 0
+
+
+def test_a_smaller_split_than_asked_is_told(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    about = prepare(load_dataset(make(*numbered(8), test_size=100, validation_size=100)), tmp_path / "out")
+    assert about["rows"] == {"train": 4, "validation": 2, "test": 2}
+    assert "test has 2 rows, fewer than the 100 asked for" in caplog.text
+    assert json.loads((tmp_path / "out" / FILE).read_text())["warnings"] == about["warnings"]
+
+
+def test_sources_of_their_own_for_test_and_validation(make: Make, tmp_path: Path) -> None:
+    test = make({"prompt": "0 + 1 =", "solution": "1"}, {"prompt": "x"}, name="held.jsonl").path
+    dev = make({"prompt": "1  +  1 ="}, {"prompt": "y"}, name="mine.jsonl").path
+    dataset = prepared(make(*numbered(10), test_path=test, validation_path=dev), tmp_path / "out")
+    assert {dataset.row(i).prompt for i in dataset.ids("test").tolist()} == {"0 + 1 =", "x"}
+    assert {dataset.row(i).prompt for i in dataset.ids("validation").tolist()} == {"1  +  1 =", "y"}
+    assert {dataset.row(i).prompt for i in dataset.ids("train").tolist()} == {f"{n} + 1 =" for n in range(2, 10)}
+
+
+def test_splits_by_name_and_limit(make: Make, tmp_path: Path) -> None:
+    make(*numbered(9), name="train.jsonl")
+    make({"prompt": "dev"}, name="dev.jsonl")
+    folder = Path(str(make(*numbered(5), name="extra.jsonl").path)).parent
+    config = FilesConfig(kind="jsonl", path=str(folder), test_size=1, validation_size=1, limit=4)
+    dataset = prepared(config, tmp_path / "one")
+    assert dataset.about["rows"] == {"train": 3, "validation": 1, "test": 1}
+    config.train_split = "extra"
+    config.limit = None
+    assert prepared(config, tmp_path / "two").about["rows"] == {"train": 4, "validation": 1, "test": 1}
+    config.train_split = "exra"
+    with pytest.raises(
+        DataError, match=r"unknown split 'exra'. Did you mean 'extra'\? Known: extra, train, valid"
+    ):
+        prepare(load_dataset(config), tmp_path / "three")
+
+
+def test_values_that_json_has_no_word_for(tmp_path: Path) -> None:
+    rows = [{"prompt": str(n), "day": datetime.date(2020, 1, n + 1), "raw": bytes([n])} for n in range(5)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    config = FilesConfig(kind="parquet", path=str(tmp_path / "a.parquet"), test_size=1, validation_size=1)
+    with pytest.raises(DataError, match=r"a.parquet: row 1: column 'raw' holds bytes.*further_columns"):
+        prepare(load_dataset(config), tmp_path / "one")
+    config.further_columns = ["day"]
+    assert prepared(config, tmp_path / "two").row(2).columns == {"day": "2020-01-03"}
+
+
+def test_text_and_conversation_do_not_mix(make: Make, tmp_path: Path) -> None:
+    config = make({"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]})
+    with pytest.raises(DataError, match=r"train.jsonl:2: the prompt is a conversation, but that of .*:1 is text"):
+        prepare(load_dataset(config), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    config.chat = True
+    config.path = make({"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}, {"prompt": "c"}).path
+    assert prepared(config, tmp_path / "out").about["conversational"]
+
+
+def test_a_row_without_its_prompt_is_named_by_file_and_line(make: Make, tmp_path: Path) -> None:
+    config = make({"prompt": "a"}, {"prompt": "b"}, {"prompt": ""})
+    with pytest.raises(DataError, match=r"train.jsonl:3: the prompt is empty"):
+        prepare(load_dataset(config), tmp_path / "out")
+
+
+def test_columns_are_mapped(make: Make, tmp_path: Path) -> None:
+    rows = [{"question": f"q{n}", "answer": f"a{n}"} for n in range(6)]
+    mapping = {"prompt": "question", "solution": "answer"}
+    config = make(*rows, columns=mapping, prompt_template="Q: {prompt}")
+    assert prepared(config, tmp_path / "out").row(4) == Row(4, "Q: q4", {"solution": "a4"})
+
+
+def test_what_makes_its_rows_needs_no_preparation(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'addition' makes its rows"):
+        prepare(load_dataset(AdditionConfig(kind="addition")), tmp_path)
+
+
+def test_a_dataset_that_is_read_has_rows_only_once_prepared(make: Make, tmp_path: Path) -> None:
+    config = make(*numbered(10))
+    unread = load_dataset(config)
+    assert unread.prepared
+    for ask in (lambda: unread.ids("train"), lambda: unread.row(0), lambda: unread.round_ids(0, 1, 5)):
+        with pytest.raises(DataError, match="read once by `prepare`"):
+            ask()
+    prepare(load_dataset(config), tmp_path / "out")
+    assert isinstance(load_dataset(config, tmp_path / "out"), PreparedDataset)
+    addition = AdditionConfig(kind="addition")
+    assert type(load_dataset(addition, tmp_path / "out")) is type(load_dataset(addition))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"path": None}, "path is missing; give a file or folder"),
+        ({"limit": 0}, "limit=0 must be at least 1"),
+        ({"prompt_template": "{a.b}"}, "must be the plain name"),
+    ],
+)
+def test_settings_are_checked_before_anything_is_read(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_dataset(FilesConfig(**{"kind": "jsonl", "path": "no_such.jsonl", **settings}))
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"format": 99}'])
+def test_a_folder_that_was_not_prepared(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / FILE).write_text(content)
+    with pytest.raises(DataError, match=r"no prepared dataset|prepared in format 99, this version reads 1"):
+        PreparedDataset(tmp_path)
+
+
+def test_an_unknown_row(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no row 99"):
+        prepared(make(*numbered(10)), tmp_path / "out").row(99)
+
+
+def test_further_columns_that_no_row_has_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": f"{n}", "hint": n}) + "\n" for n in range(9)))
+    config = FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), further_columns=["hint", "hnt"])
+    with pytest.raises(
+        DataError, match=r"further_columns: unknown column 'hnt'. Did you mean 'hint'\? Known: hint, prompt"
+    ):
+        prepare(load_dataset(config), tmp_path / "out")

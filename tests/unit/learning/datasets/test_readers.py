@@ -1,0 +1,245 @@
+"""Reading files: values as written, and faults named by file and line."""
+
+import gzip
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.schema import FilesConfig
+from pipeline.errors import DataError
+from pipeline.learning.datasets import columns, readers
+from pipeline.learning.datasets.prepared import prepare
+from pipeline.learning.datasets.readers import Record, read_records
+from pipeline.learning.datasets.registry import load_dataset
+
+ROWS = [{"prompt": "eins", "n": 1}, {"prompt": "zwei ü", "n": 2}]
+
+
+def test_json_lines_skip_blank_lines_and_name_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n  {"prompt": "\xc3\xbc"}')
+    assert list(read_records(path)) == [
+        Record(f"{path}:1", {"prompt": "a"}),
+        Record(f"{path}:3", {"prompt": "ü"}),
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json", "a.ndjson", "list.json"])
+def test_json_in_other_wrappings(tmp_path: Path, name: str) -> None:
+    text = json.dumps(ROWS) if name == "list.json" else "".join(json.dumps(row) + "\n" for row in ROWS)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    assert [record.data for record in read_records(path)] == ROWS
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_csv_quotes_line_breaks_and_long_fields(tmp_path: Path, name: str) -> None:
+    mark = "," if name.endswith("csv") else "\t"
+    path = tmp_path / name
+    long = "x" * 200_000
+    path.write_text(f'prompt{mark}n\n"two\nlines, ""quoted"""{mark}1\n\n{long}{mark}2\n', encoding="utf-8-sig")
+    records = list(read_records(path))
+    assert [record.data for record in records] == [
+        {"prompt": 'two\nlines, "quoted"', "n": "1"},
+        {"prompt": long, "n": "2"},
+    ]
+    assert [record.place for record in records] == [f"{path}:2", f"{path}:5"]
+
+
+def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        records = list(read_records(tmp_path / name))
+        assert [record.data for record in records] == ROWS
+        assert records[1].place == f"{tmp_path / name}: row 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b', r"a.jsonl:2: not valid JSON \(Unterminated string"),
+        ("a.jsonl", b'{"prompt": "a"}\n\xff\xfe\n', r"a.jsonl:2: not valid JSON in UTF-8"),
+        ("a.jsonl", b'["a", "b"]\n', r"a.jsonl:1: expected an object of columns"),
+        (
+            "a.json",
+            b'[{"prompt": "a"},\n{"prompt": }]',
+            r"a.json:2: not valid JSON \(Expecting value, character 12\)\.$",
+        ),
+        ("a.json", b'{"prompt": "a"}\n{"prompt": "b"\n', r"a.json:2: not valid JSON"),
+        ("a.json", b'[{"prompt": "a"}, 7]', r"a.json: row 2: expected an object of columns .* found 7"),
+        ("a.jsonl", b"", r"a.jsonl: is empty; it has no rows"),
+        ("a.jsonl", b"\n \n", r"a.jsonl: is empty"),
+        ("a.json", b"[]", r"a.json: is empty"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-12], r"a.jsonl.gz: cannot be read .*cut off"),
+        ("a.jsonl.gz", b"no gzip", r"a.jsonl.gz: cannot be read .*ot a gzipped file"),
+        ("a.csv", b"", r"a.csv: is empty"),
+        ("a.csv", b"prompt,n\n", r"a.csv: is empty"),
+        ("a.csv", b"prompt,n\na,1\nb\n", r"a.csv:3: has 1 fields where the header names 2: prompt, n"),
+        ("a.csv", b'prompt,n\n"never closed,1\n', r"a.csv:2: not valid CSV \(unexpected end of data"),
+        ("a.csv", b"prompt\na\n\xff\n", r"a.csv:3: not valid CSV"),
+        ("a.parquet", b"PAR1 cut", r"a.parquet: not a whole Parquet file .*fetch it again"),
+        ("a.parquet", b"", r"a.parquet: not a whole Parquet file"),
+        ("a.arrow", b"cut", r"a.arrow: not a whole Arrow file"),
+        ("a.txt", b"\xff", r"a.txt: not UTF-8 text"),
+    ],
+)
+def test_a_damaged_file_is_one_readable_message(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said) as caught:
+        list(read_records(tmp_path / name))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_parquet_cut_in_the_middle(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["x" * 50 + str(n) for n in range(5000)]}), tmp_path / "a.parquet")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="not a whole Parquet file"):
+        list(read_records(tmp_path / "a.parquet"))
+    (tmp_path / "a.parquet").write_bytes(whole[:100] + bytes(400) + whole[500:])
+    with pytest.raises(DataError, match=r"a.parquet"):
+        list(read_records(tmp_path / "a.parquet"))
+
+
+HALF = "holds .u[dD]800, one half of a pair"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b \\ud800"}\n', rf"a.jsonl:2: {HALF}"),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b", "n": [{"\\uD800": 1}]}\n', rf"a.jsonl:2: {HALF}"),
+        ("a.json", '[{"prompt": "a"}, {"prompt": "b \\ud800"}]', rf"a.json: row 2: {HALF}"),
+        ("a.json", '{"prompt": "b \\ud800", "n": NaN}', rf"a.json: row 1: {HALF}"),
+    ],
+)
+def test_half_a_character_is_refused_with_its_place(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said) as caught:
+        prepare(load_dataset(FilesConfig(kind="hf", path=str(tmp_path / name))), tmp_path / "out")
+    str(caught.value).encode()  # it can be printed
+
+
+def test_a_whole_pair_is_a_character(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00"}')
+    assert [record.data for record in read_records(tmp_path / "a.jsonl")] == [{"prompt": "\N{GRINNING FACE}"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("a.jsonl", "a.jsonl:2"),
+        ("list.json", "list.json: row 2"),
+        ("one.json", "one.json: row 1"),
+        ("a.csv", "a.csv:3"),
+        ("lines.csv", "lines.csv:3"),
+        ("a.parquet", "a.parquet: row 2"),
+    ],
+)
+def test_a_row_that_is_too_large_is_refused_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
+    monkeypatch.setattr(readers, "LONGEST_ROW", 2 << 20)
+    large, path = "x" * (3 << 20), tmp_path / name
+    rows = [{"prompt": "a"}, {"prompt": large}, {"prompt": "c"}]
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif name.endswith("csv"):
+        many = large if name == "a.csv" else '"' + "line\n" * (1 << 20) + '"'
+        path.write_text(f"prompt\na\n{many}\nc\n")
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text({"list.json": json.dumps(rows), "one.json": json.dumps(rows[1])}.get(name, lines))
+    with pytest.raises(DataError, match=f"{place}: this row takes more than 2 MiB, which no row may"):
+        list(read_records(path))
+
+
+def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl").open("wb") as file:
+        file.truncate(4 << 30)  # a hole of 4 GiB, which takes no room on the disk
+    read = f"list(readers.read_records(readers.Path({str(file.name)!r})))"
+    code = f"from pipeline.learning.datasets import readers; {read}"
+    limit = 1 << 30
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert "a.jsonl:1: this row takes more than 16 MiB" in done.stderr
+
+
+def test_a_text_that_no_tokenizer_can_take_is_refused_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "LONGEST_TEXT", 1000)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b" * 1001}))
+    with pytest.raises(DataError, match=r"a.jsonl:2: 'prompt' has 1,001 characters, more than the 1,000"):
+        prepare(load_dataset(FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"))), tmp_path / "out")
+
+
+def test_text_in_parquet_that_is_no_text_is_refused_with_its_row(tmp_path: Path) -> None:
+    cells = pa.array([b"a", b"\xff\xfe", b"c"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, cells.buffers())
+    pq.write_table(pa.table({"prompt": text}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet: row 2: holds a text that is not UTF-8"):
+        list(read_records(tmp_path / "a.parquet"))
+
+
+# Pieces of JSON beside random bytes: bytes alone are hardly ever close to being a row.
+_PIECES = st.sampled_from(
+    [
+        b'{"prompt": "',
+        b'"}',
+        b"\n",
+        b"\\ud800",
+        b"\\udc00",
+        b"[",
+        b"]",
+        b"{",
+        b"}",
+        b",",
+        b'"a": 1',
+        b"\xef\xbb\xbf",
+    ]
+)
+
+
+@pytest.mark.properties
+@given(st.lists(st.one_of(_PIECES, st.binary(max_size=4))).map(b"".join), st.sampled_from(["a.jsonl", "a.json"]))
+def test_any_bytes_are_rows_or_one_message_with_the_place(content: bytes, name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(content)
+        try:
+            for record in read_records(path):
+                json.dumps(record.data, ensure_ascii=False).encode()
+        except DataError as error:
+            said = str(error)
+            assert said.startswith((f"{path}:", f"{path}: row "))
+            assert said.startswith(f"{path}: is empty") or any(c.isdigit() for c in said[len(str(path)) :][:8])
+            said.encode()
+
+
+def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,solution,solution\na,1,2\n")
+    table = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["prompt", "solution", "solution"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.csv", "a.parquet", "a.arrow"):
+        with pytest.raises(DataError, match=rf"{name}: has more than one column named 'solution'"):
+            list(read_records(tmp_path / name))

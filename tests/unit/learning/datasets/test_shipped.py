@@ -1,0 +1,177 @@
+"""The datasets that ship: their original files become the rows that rewards and reports expect."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.config.schema import DatasetConfig, FilesConfig, GSM8KConfig, IMDBConfig, MathConfig, TLDRConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.learning.datasets.base import SPLITS, Row
+from pipeline.learning.datasets.competition_math import last_boxed
+from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.prepared import PreparedDataset, prepare
+from pipeline.learning.datasets.registry import DATASETS, load_dataset
+
+DATA = Path(__file__).parents[3] / "data"
+
+
+def rows_of(config: DatasetConfig, folder: Path) -> dict[str, list[Row]]:
+    prepare(load_dataset(config), folder)
+    dataset = PreparedDataset(folder)
+    return {split: [dataset.row(i) for i in sorted(dataset.ids(split).tolist())] for split in SPLITS}
+
+
+def test_gsm8k(tmp_path: Path) -> None:
+    config = GSM8KConfig(kind="gsm8k", path=str(DATA / "gsm8k"), validation_size=2, prompt_template=None)
+    rows = rows_of(config, tmp_path)
+    assert {split: len(found) for split, found in rows.items()} == {"train": 5, "validation": 2, "test": 3}
+    assert rows["test"][1] == Row(
+        9, "Six friends share 18 plums. How many does each get?", {"solution": "3"}, "18/6=<<18/6=3>>3.\n#### 3"
+    )
+    # Question 2 of train is asked in test as well, and train_socratic.jsonl is another dataset.
+    assert sorted(row.id for split in ("train", "validation") for row in rows[split]) == [0, 1, 3, 4, 5, 6, 7]
+    solutions = {row.id: row.columns["solution"] for found in rows.values() for row in found}
+    assert (solutions[1], solutions[3]) == ("2000", "-3")
+
+
+def test_gsm8k_asks_for_steps_and_a_box(tmp_path: Path) -> None:
+    rows = rows_of(GSM8KConfig(kind="gsm8k", path=str(DATA / "gsm8k")), tmp_path)
+    assert str(rows["test"][1].prompt).endswith(
+        "each get?\nPlease reason step by step, and put your final answer within \\boxed{}."
+    )
+
+
+def test_math_is_tested_on_math_500_and_never_trained_on_it(tmp_path: Path) -> None:
+    config = MathConfig(
+        kind="math", path=str(DATA / "math"), test_path=str(DATA / "math_500"), prompt_template=None
+    )
+    rows = rows_of(config, tmp_path)
+    assert [row.prompt for row in rows["test"]] == ["What is $1 + 1$?", "Solve $2x = 6$."]
+    assert rows["test"][0].columns == {
+        "solution": "It is $\\boxed{2}$.",
+        "answer": "2",
+        "level": 1,
+        "subject": "Prealgebra",
+    }
+    others = {str(row.prompt): row for split in ("train", "validation") for row in rows[split]}
+    assert sorted(others) == [
+        "Factor $x^2 - 1$.",
+        "How many degrees has a right angle?",
+        "What is half of $\\frac{2}{3}$?",
+    ]
+    assert others["What is half of $\\frac{2}{3}$?"].columns["answer"] == "\\frac{1}{3}"
+    right_angle = others["How many degrees has a right angle?"].columns
+    assert (right_angle["answer"], right_angle["level"], right_angle["subject"]) == ("90", None, "Geometry")
+
+
+def test_math_with_its_own_test_split(tmp_path: Path) -> None:
+    rows = rows_of(MathConfig(kind="math", path=str(DATA / "math"), test_path=None), tmp_path)
+    assert [row.columns["answer"] for row in rows["test"]] == ["56"]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{\frac{1}{\sqrt{2}}}.", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{1} and then \boxed{2}", "2"),
+        (r"it is $\boxed 5$", "5"),
+        (r"\fbox{ x }", "x"),
+        (r"\boxed{never closed", None),
+        (r"\boxed{}", None),
+        ("no box", None),
+    ],
+)
+def test_the_last_box(text: str, answer: str | None) -> None:
+    assert last_boxed(text) == answer
+
+
+def test_imdb_from_its_folder(tmp_path: Path) -> None:
+    rows = rows_of(IMDBConfig(kind="imdb_sentiment", path=str(DATA / "aclImdb"), prompt_words=5), tmp_path)
+    assert {(row.prompt, row.columns["label"]) for row in rows["test"]} == {
+        ("Small, quiet and wonderful: the", 1),
+        ("A warm and clever film.", 0),
+    }
+    others = {row.prompt: row.columns["label"] for split in ("train", "validation") for row in rows[split]}
+    # One begins like a test review; unsup has no labels.
+    assert others == {
+        "Well played from the first": 1,
+        "Two hours of my life": 0,
+        "The songs are loud, the": 0,
+    }
+
+
+def test_imdb_line_breaks_are_no_words(tmp_path: Path) -> None:
+    config = IMDBConfig(kind="imdb_sentiment", path=str(DATA / "aclImdb"), prompt_words=8)
+    prompts = {row.prompt for found in rows_of(config, tmp_path).values() for row in found}
+    assert "A warm and clever film. I would gladly" in prompts
+
+
+def test_tldr_with_summaries(tmp_path: Path) -> None:
+    rows = rows_of(TLDRConfig(kind="tldr", path=str(DATA / "tldr")), tmp_path)
+    assert {split: len(found) for split, found in rows.items()} == {"train": 3, "validation": 1, "test": 1}
+    row = rows["test"][0]
+    assert str(row.prompt).endswith("every lesson.\n\nTL;DR:")
+    assert row.completion == " I learn the cello at forty and like it."
+    assert row.columns == {}
+
+
+def test_tldr_with_preferences(tmp_path: Path) -> None:
+    rows = rows_of(TLDRConfig(kind="tldr", path=str(DATA / "tldr_preference")), tmp_path)
+    assert {split: len(found) for split, found in rows.items()} == {"train": 3, "validation": 1, "test": 1}
+    row = rows["train"][0]
+    assert row.rejected == " It is a post."
+    assert row.chosen is not None
+    assert row.completion is None
+
+
+@pytest.mark.parametrize(
+    ("config", "row", "said"),
+    [
+        (GSM8KConfig(kind="gsm8k"), '{"problem": "a"}', r":1: no column 'question'; the columns are problem"),
+        (GSM8KConfig(kind="gsm8k"), '{"question": "a", "answer": "42"}', r":1: the answer must end with '#### "),
+        (MathConfig(kind="math", test_path=None), '{"problem": "a", "solution": "b"}', r":1: .* no final answer"),
+        (IMDBConfig(kind="imdb_sentiment"), '{"text": "a", "label": -1}', r":1: label -1 is none of 0, neg,"),
+        (TLDRConfig(kind="tldr"), '{"prompt": "a", "chosen": "b"}', r":1: no column 'rejected'"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, DatasetConfig) else "",
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, config: FilesConfig, row: str, said: str) -> None:
+    (tmp_path / "train.jsonl").write_text(row + "\n")
+    config.path = str(tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match=said):
+        prepare(load_dataset(config), tmp_path / "out")
+
+
+def test_prompt_words_are_checked() -> None:
+    with pytest.raises(ConfigError, match="prompt_words=0"):
+        load_dataset(IMDBConfig(kind="imdb_sentiment", prompt_words=0))
+
+
+@pytest.mark.parametrize("kind", sorted(DATASETS))
+def test_every_kind_can_be_chosen_by_name(kind: str) -> None:
+    config = load_config(["experiment.name=t", f"dataset={kind}"]).datasets[kind]
+    assert config.kind == kind
+    if isinstance(config, FilesConfig) and config.path is None:
+        with pytest.raises(ConfigError, match="path is missing"):
+            load_dataset(config)
+        config.path = "somewhere"
+    assert load_dataset(config).config is config
+
+
+def test_tables_are_set_without_a_plus() -> None:
+    override: list[str] = ["datasets.jsonl.columns={prompt: question}", "datasets.jsonl.columns.solution=answer"]
+    config: Any = load_config(["experiment.name=t", "dataset=jsonl", *override]).datasets["jsonl"]
+    assert config.columns == {"prompt": "question", "solution": "answer"}
+
+
+def test_a_class_of_ones_own_on_top_of_one_that_ships() -> None:
+    own = ["dataset=hf", f"datasets.hf.class_path={GSM8KLike.__module__}.GSM8KLike", "datasets.hf.path=x"]
+    config = load_config(["experiment.name=t", *own]).datasets["hf"]
+    assert isinstance(config, FilesConfig)
+    assert type(load_dataset(config)).__name__ == "GSM8KLike"
+
+
+class GSM8KLike(FilesDataset):
+    """A dataset of a user's own that reads files."""

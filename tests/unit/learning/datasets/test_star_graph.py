@@ -1,0 +1,161 @@
+"""Star graphs: every graph is what the papers describe, checked by reading the prompt alone."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.config.schema import StarGraphConfig
+from pipeline.errors import ConfigError
+from pipeline.learning.datasets.base import SPLITS
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.star_graph import StarGraph
+
+
+def star(**settings: object) -> StarGraph:
+    small = {"test_size": 50, "validation_size": 50, "train_size": 200, **settings}
+    return StarGraph(StarGraphConfig(kind="star_graph", **small))  # type: ignore[arg-type]
+
+
+def parse(prompt: str) -> tuple[list[tuple[int, int]], int, int]:
+    edges, _, ends = prompt.removesuffix("=").partition("/")
+    start, goal = map(int, ends.split(","))
+    return [(int(a), int(b)) for a, b in (edge.split(",") for edge in edges.split("|"))], start, goal
+
+
+def simple_paths(edges: list[tuple[int, int]], start: int, goal: int) -> list[list[int]]:
+    """Every path that visits no node twice, by trying all of them."""
+    found, open_paths = [], [[start]]
+    while open_paths:
+        path = open_paths.pop()
+        if path[-1] == goal:
+            found.append(path)
+        open_paths += [[*path, b] for a, b in edges if a == path[-1] and b not in path]
+    return found
+
+
+@pytest.mark.parametrize(("degree", "length"), [(2, 5), (3, 8), (5, 5), (4, 2)])
+def test_a_graph_is_a_star_with_one_path_to_the_goal(degree: int, length: int) -> None:
+    dataset = star(degree=degree, path_length=length)
+    for row_id in range(150):
+        row = dataset.row(row_id)
+        assert isinstance(row.prompt, str)
+        edges, start, goal = parse(row.prompt)
+        nodes = {node for edge in edges for node in edge}
+        assert len(edges) == len(set(edges)) == degree * (length - 1)
+        assert len(nodes) == len(edges) + 1
+        assert nodes <= set(range(50))
+        leaving, arriving = Counter(a for a, _ in edges), Counter(b for _, b in edges)
+        assert leaving[start] == degree
+        assert start not in arriving
+        assert all(leaving[node] <= 1 for node in nodes - {start})
+        assert set(arriving.values()) == {1}
+        assert goal not in leaving
+        # By every walk backwards too, the goal is reached in exactly length - 1 steps.
+        paths = simple_paths(edges, start, goal)
+        assert [",".join(map(str, path)) for path in paths] == [row.columns["solution"]]
+        assert len(paths[0]) == length
+
+
+def test_edges_arms_and_goals_are_shuffled() -> None:
+    dataset = star(degree=2, path_length=3)
+    graphs = [dataset.draw(row_id) for row_id in range(2000)]
+    assert abs(np.mean([graph.goal for graph in graphs]) - 0.5) < 0.05
+    firsts = Counter(graph.edges.index((graph.arms[0][0], graph.arms[0][1])) for graph in graphs)
+    assert all(abs(count - 500) < 100 for count in firsts.values())
+    assert len(firsts) == 4
+    centres = Counter(graph.arms[0][0] for graph in graphs)
+    assert len(centres) == 50
+
+
+def test_a_row_follows_from_seed_and_id_alone() -> None:
+    assert star().row(12345) == star(test_size=3, train_size=7, random_arm=0.5).row(12345)
+    assert star().row(12345) != star(seed=1).row(12345)
+    assert star().row(10**12) == star().row(10**12)
+
+
+def test_splits_are_disjoint_by_content_even_where_there_are_few_graphs() -> None:
+    dataset = star(degree=2, path_length=3, labels=8, test_size=2000, validation_size=2000, train_size=4000)
+    assert [len(dataset.ids(split)) for split in SPLITS] == [4000, 2000, 2000]
+    seen = {}
+    for split in SPLITS:
+        parsed = (parse(str(dataset.row(int(row_id)).prompt)) for row_id in dataset.ids(split))
+        seen[split] = {(tuple(sorted(edges)), start, goal) for edges, start, goal in parsed}
+    # So few graphs exist that splits would overlap if rows were dealt by id alone.
+    assert len(seen["train"]) < 4000
+    assert not seen["train"] & seen["test"]
+    assert not seen["train"] & seen["validation"]
+    assert not seen["test"] & seen["validation"]
+
+
+def test_rounds_use_training_rows() -> None:
+    dataset = star()
+    used = np.concatenate([dataset.round_ids(0, number, 100) for number in (1, 2)])
+    assert sorted(used.tolist()) == sorted(dataset.ids("train").tolist())
+
+
+def test_demonstrations_show_the_right_path_or_a_blind_arm() -> None:
+    right = star()
+    assert right.demonstration(2, 0.0) == (right.row(2).prompt, right.row(2).columns["solution"])
+    blind = star(degree=5, random_arm=0.5)
+    prompt, path = blind.demonstration(2, 0.5)
+    assert path == blind.row(2).columns["solution"]
+    shown = {blind.demonstration(2, draw)[1] for draw in (0.05, 0.15, 0.25, 0.35, 0.45)}
+    edges, start, _ = parse(prompt)
+    assert len(shown) == 5
+    assert path in shown
+    for text in shown:
+        nodes = [int(node) for node in text.split(",")]
+        assert nodes[0] == start
+        assert set(pairwise(nodes)) <= set(edges)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("star_graph", (2, 5)), ("star_graph_3_8", (3, 8)), ("star_graph_5_5", (5, 5))]
+)
+def test_the_sizes_of_the_papers_ship(name: str, size: tuple[int, int]) -> None:
+    config = load_config(["experiment.name=t", f"dataset={name}"]).datasets[name]
+    assert isinstance(config, StarGraphConfig)
+    assert (config.degree, config.path_length, config.labels) == (*size, 50)
+    assert (config.train_size, config.test_size) == (200_000, 20_000)
+    load_dataset(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"degree": 1}, "degree=1 must be at least 2"),
+        ({"path_length": 1}, "path_length=1 must be at least 2"),
+        ({"degree": 7, "path_length": 9}, "has 57 nodes, but labels=50"),
+        ({"path_length": 3, "labels": 6}, "too few graphs"),
+        ({"train_size": 0}, "train_size=0"),
+        ({"random_arm": -0.1}, "random_arm=-0.1"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        star(**settings)
+
+
+def test_the_tiny_tokenizer_takes_a_label_as_one_token() -> None:
+    from pipeline.learning.models.tiny import make_tokenizer
+
+    dataset = star(degree=3, path_length=4)
+    tokenizer = make_tokenizer(dataset)
+    for row_id in range(20):
+        row = dataset.row(row_id)
+        ids = tokenizer(row.columns["solution"])["input_ids"]
+        assert len(ids) == 1 + dataset.completion_length
+        assert tokenizer.decode(ids[1:]) == row.columns["solution"]
+        assert len(tokenizer(row.prompt)["input_ids"]) == 1 + 4 * 9 - 1 + 5
+
+
+def test_the_tiny_reference_trains_on_it() -> None:
+    from pipeline.config.schema import TinyModelConfig
+    from pipeline.learning.models.tiny import train_reference
+
+    config = TinyModelConfig(kind="tiny", n_embd=32, n_head=2, n_inner=32, steps=60, batch_size=32)
+    _, losses = train_reference(config, star(degree=2, path_length=3), "cpu", lambda step, tokens: None)
+    assert np.mean(losses[-5:]) < 0.85 * losses[0]

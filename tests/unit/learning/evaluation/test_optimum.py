@@ -1,0 +1,183 @@
+"""The optimum of E[reward] - eta KL, held to enumerations of every completion and of every policy's lack of it."""
+
+import math
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.config.schema import EvaluationConfig
+from pipeline.errors import JobError
+from pipeline.learning.evaluation.metrics import evaluation_rows, measure
+from pipeline.learning.evaluation.optimum import (
+    REGRET,
+    J,
+    optimum,
+    optimum_columns,
+    read_log_right,
+    write_log_right,
+)
+from pipeline.outputs.formats import Sample
+from pipeline.outputs.prompts import PROMPTS
+
+Floats = NDArray[np.float64]
+ETAS = [0.03, 0.1, 1.0, 30.0]
+
+
+def reference(seed: int, tokens: int = 4, length: int = 3) -> tuple[list[tuple[int, ...]], Floats]:
+    """Every completion and its probability under a policy whose next token depends on all before."""
+    generator = np.random.default_rng(seed)
+    steps = {
+        prefix: generator.dirichlet(np.full(tokens, 0.3))
+        for at in range(length)
+        for prefix in product(range(tokens), repeat=at)
+    }
+    every = list(product(range(tokens), repeat=length))
+    chances = [math.prod(steps[text[:at]][text[at]] for at in range(length)) for text in every]
+    return every, np.array(chances)
+
+
+def value(policy: Floats, chances: Floats, rewards: Floats, eta: float) -> tuple[float, float, float]:
+    """Expected reward, divergence and J of any policy over all completions."""
+    used = policy > 0
+    reward = float(policy @ rewards)
+    kl = float(policy[used] @ np.log(policy[used] / chances[used]))
+    return reward, kl, reward - eta * kl
+
+
+@pytest.mark.parametrize("eta", ETAS)
+@pytest.mark.parametrize("right", [1, 5, 63])
+def test_it_is_the_tilted_reference_completion_by_completion(eta: float, right: int) -> None:
+    every, chances = reference(seed=right)
+    rewards = (np.random.default_rng(right).permutation(len(every)) < right).astype(np.float64)
+    tilted = chances * np.exp(rewards / eta)
+    enumerated = value(tilted / tilted.sum(), chances, rewards, eta)
+    found = optimum(np.log([chances @ rewards]), eta)
+    assert [float(each[0]) for each in (found.reward, found.kl, found.regularized)] == pytest.approx(
+        enumerated, rel=1e-9, abs=1e-12
+    )
+
+
+@pytest.mark.properties
+@given(st.integers(0, 2**32 - 1), st.sampled_from(ETAS), st.integers(1, 63))
+def test_no_policy_does_better(seed: int, eta: float, right: int) -> None:
+    every, chances = reference(seed)
+    generator = np.random.default_rng([seed, 1])
+    rewards = (generator.permutation(len(every)) < right).astype(np.float64)
+    best = optimum(np.log([chances @ rewards]), eta).regularized[0]
+    weights = chances * np.exp(generator.normal(0, generator.uniform(0.1, 5), len(every)) + rewards / eta)
+    policies = [generator.dirichlet(np.full(len(every), 0.1)), chances, weights / weights.sum()]
+    assert all(
+        value(policy, chances, rewards, eta)[2] <= best + 1e-9 for policy in policies if policy.sum() > 0.99
+    )
+
+
+def test_it_is_what_draws_of_the_reference_estimate() -> None:
+    """J is eta ln E[exp(reward / eta)] under the reference, and pass@1 the mean reward of draws so weighted."""
+    every, chances = reference(seed=3)
+    rewards = (np.random.default_rng(3).permutation(len(every)) < 4).astype(np.float64)
+    draws = rewards[np.random.default_rng(4).choice(len(every), 200_000, p=chances / chances.sum())]
+    found = optimum(np.log([chances @ rewards]), 0.5)
+    weights = np.exp(draws / 0.5)
+    assert found.regularized[0] == pytest.approx(0.5 * math.log(weights.mean()), abs=0.01)
+    assert found.reward[0] == pytest.approx((weights @ draws) / weights.sum(), abs=0.01)
+
+
+def test_the_ends_of_the_scale() -> None:
+    log_right = np.array([0.0, 1e-9, -math.inf, -800.0, math.log(0.4), math.nan])
+    found = optimum(log_right, 1e-3)
+    assert found.reward[:5].tolist() == pytest.approx([1, 1, 0, 1, 1])
+    assert found.kl[:5].tolist() == pytest.approx([0, 0, 0, 800, -math.log(0.4)])
+    assert found.regularized[:5].tolist() == pytest.approx([1, 1, 0, 0.2, 1 + 1e-3 * math.log(0.4)])
+    assert np.isnan([found.reward[5], found.regularized[5]]).all()
+    unbound = optimum(log_right, math.inf)
+    assert unbound.reward[:5].tolist() == pytest.approx([1, 1, 0, 0, 0.4])
+    assert unbound.kl.tolist() == [0] * 6
+
+
+# -- what policies lack of it ----------------------------------------------------------------------------------
+
+
+def sample(row: int, index: int, reward: float | None, kl: float | None = 0.5) -> Sample:
+    return Sample(row, index, "p", "c", 4, reward, None if reward is None else reward == 1, kl, truncated=False)
+
+
+SAMPLES = [
+    *(sample(1, 0, 1.0, 0.2), sample(1, 1, 0.0, 1.0)),
+    *(sample(2, 0, 1.0, 2.0), sample(2, 1, None)),
+    *(sample(3, 0, 1.0, 3.0), sample(3, 1, 1.0, 5.0)),
+]
+KNOWN = {1: math.log(0.5), 2: -math.inf}
+
+
+def test_j_and_regret_of_each_prompt() -> None:
+    found = measure(SAMPLES, 0.1, KNOWN).by_metric().sums
+    above, below = found[J]
+    assert above.tolist() == pytest.approx([1 - 0.1 * 1.2, 1 - 0.1 * 2.0, 2 - 0.1 * 8.0])
+    assert below.tolist() == [2, 1, 2]  # a completion without a reward has no say
+    best = optimum(np.log([0.5]), 0.1).regularized[0]
+    above, below = found[REGRET]
+    assert above.tolist() == pytest.approx([2 * best - (1 - 0.1 * 1.2), 0 - (1 - 0.1 * 2.0), 0])
+    assert below.tolist() == [2, 1, 0]  # nothing is known of the best at the third prompt
+
+
+def test_regret_has_an_interval_paired_by_prompt() -> None:
+    """Prompts differ in what can be had of them; a policy that lacks the same everywhere lacks it for sure."""
+    known = {row: math.log(0.01 + 0.98 * row / 50) for row in range(50)}
+    best = {row: optimum(np.array([at]), 0.1).regularized[0] for row, at in known.items()}
+    samples = [sample(row, 0, 1.0, (1 - float(best[row]) + 0.3) / 0.1) for row in known]
+    settings = EvaluationConfig(bootstrap_samples=200)
+    rows = evaluation_rows(samples, settings, measured=measure(samples, 0.1, known))
+    found = {row["metric"]: row for row in rows}
+    assert [found[REGRET][name] for name in ("value", "ci_low", "ci_high")] == pytest.approx([0.3] * 3)
+    assert found[J]["ci_high"] - found[J]["ci_low"] > 0.02
+
+
+def test_without_a_known_optimum_there_is_j_and_no_regret() -> None:
+    names = measure(SAMPLES, 0.1).names
+    assert J in names
+    assert REGRET not in names
+    assert not {J, REGRET} & set(measure(SAMPLES, math.inf, KNOWN).names)
+
+
+def test_a_policy_that_has_diverged_has_no_j() -> None:
+    rows = evaluation_rows([sample(1, 0, 1.0, None)], EvaluationConfig(bootstrap_samples=20))
+    assert {row["metric"]: row["value"] for row in rows}[J] is None
+
+
+def test_the_optimum_stands_beside_the_measures_of_the_reference() -> None:
+    beside = measure(SAMPLES, 0.1, KNOWN).beside("optimum", optimum_columns(KNOWN, 0.1, [1.0, math.inf]))
+    rows = evaluation_rows(SAMPLES, EvaluationConfig(bootstrap_samples=50), measured=beside)
+    found = {row["metric"]: row for row in rows}
+    best = {eta: optimum(np.array([math.log(0.5), -math.inf]), eta) for eta in (0.1, 1.0)}
+    assert found["optimum/pass@1"]["value"] == pytest.approx(best[0.1].reward.mean())
+    assert found["optimum/kl_per_sequence/eta=1"]["value"] == pytest.approx(best[1.0].kl.mean())
+    assert found[f"optimum/{J}/eta=1"]["value"] == pytest.approx(best[1.0].regularized.mean())
+    assert found["optimum/pass@1/eta=inf"]["value"] == pytest.approx(0.25)
+    assert f"optimum/{J}/eta=inf" not in found
+    assert found["optimum/regret"]["value"] == 0
+    assert found["optimum/pass@1"]["n"] == 2  # the third prompt's is not known
+    assert 0 <= found["optimum/pass@1"]["ci_low"] <= found["optimum/pass@1"]["ci_high"] <= 1
+
+
+# -- on the way from one stage to the next ---------------------------------------------------------------------
+
+
+def test_shards_leave_it_and_all_of_them_must(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder, known in zip(folders, ({5: -0.5, 2: -math.inf}, {7: -1.5}, {}), strict=True):
+        folder.mkdir()
+        write_log_right(folder, known)
+    assert read_log_right(folders) == {2: -math.inf, 5: -0.5, 7: -1.5}
+    (folders[1] / PROMPTS).unlink()
+    assert read_log_right(folders) == {}
+
+
+def test_a_file_that_holds_something_else_names_the_job(tmp_path: Path) -> None:
+    (tmp_path / PROMPTS).write_bytes(b"no numbers")
+    with pytest.raises(JobError, match=r"prompts\.safetensors in the output of"):
+        read_log_right([tmp_path])

@@ -1,0 +1,318 @@
+"""The fast decoder is equal to slow ones, for both families of models and both heads."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pipeline.config.schema import HeadType, Others
+from pipeline.learning.generation.batching import PromptBatch
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.guide import value_reader
+from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys, uniforms
+from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
+from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, preference_offset
+from pipeline.learning.models.value import ValueModel, value_model_from
+
+MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
+STEPS = 7
+TILTS = {
+    "others kept": Tilt(preference_offset(0.7), top_k=4),
+    "others dropped": Tilt(bernoulli_offset(0.2), top_k=6, min_p=0.05, others=Others.dropped),
+    "few candidates": Tilt(preference_offset(0.5), top_k=2, min_p=0.02),
+    "uneven, others kept": Tilt(preference_offset(0.7), top_k=8, min_p=0.04),
+    "others at offset 0": Tilt(preference_offset(1.5), top_k=3, others=Others.offset_zero),
+    "uneven, others at offset 0": Tilt(bernoulli_offset(0.5), top_k=8, min_p=0.04, others=Others.offset_zero),
+}
+
+
+def some_prompts(count: int = 9) -> list[list[int]]:
+    """Prompts of different lengths, in no order."""
+    generator = np.random.default_rng(0)
+    return [generator.integers(1, 17, length).tolist() for length in generator.integers(1, 9, count)]
+
+
+def run(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    rows: Sequence[int] | None = None,
+    batch_size: int = 64,
+    samples: int = 1,
+    budgets: Sequence[int] | None = None,
+    greedy: bool = False,
+    eos_id: int | None = None,
+    guidance: Guidance | None = None,
+) -> Decoded:
+    keys = sample_keys(0, "test", np.array(range(len(prompts)) if rows is None else rows), samples)
+    return decode(
+        model,
+        prompts,
+        budgets or [STEPS] * len(prompts),
+        DecodeSettings(batch_size=batch_size, eos_id=eos_id),
+        keys=None if greedy else keys,
+        samples=samples,
+        guidance=guidance,
+    )
+
+
+class SlowReader:
+    """Values without any cache of keys, padding or batch: every text read whole and alone, though only once."""
+
+    def __init__(self, model: ValueModel) -> None:
+        self.model = model
+        self._read: dict[tuple[int, ...], Tensor] = {}
+        self.texts: list[list[int]] = []
+        self.seen: list[Tensor] = []
+
+    def begin(self, batch: PromptBatch, samples: int, **_: int) -> None:
+        rows = zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)
+        self.texts = [ids[len(ids) - length :] for ids, length in rows for _ in range(samples)]
+
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+        rows = zip(self.texts, candidates.tolist(), strict=True)
+        values = torch.tensor([[self._value(text, token) for token in tokens] for text, tokens in rows])
+        self.seen.append(values[valid])
+        return values
+
+    def advance(self, tokens: Tensor, columns: Tensor) -> None:
+        self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
+
+    def keep(self, rows: Tensor) -> None:
+        self.texts = [self.texts[row] for row in rows.tolist()]
+
+    def flops(self) -> int:
+        return 0
+
+    def _value(self, text: list[int], token: int) -> float:
+        read_off = self.model.config.head == "q"
+        read = tuple(text if read_off else [*text, token])
+        if read not in self._read:
+            self._read[read] = self.model(torch.tensor([read]))[0, -1]
+        return float(self._read[read][token] if read_off else self._read[read])
+
+
+class Recording:
+    """A reader that notes the values it gives."""
+
+    def __init__(self, reader: object) -> None:
+        self.reader = reader
+        self.seen: list[Tensor] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.reader, name)
+
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+        values = self.reader.values(candidates, valid)  # type: ignore[attr-defined]
+        self.seen.append(values[valid])
+        return values
+
+
+@torch.inference_mode()
+def slow_plain(model: PreTrainedModel, prompt: Sequence[int], row: int, steps: int = STEPS) -> list[int]:
+    """One row without a cache."""
+    draws = torch.from_numpy(uniforms(sample_keys(0, "test", np.array([row]), 1), steps).reshape(1, -1))
+    text = list(prompt)
+    for step in range(steps):
+        logprobs = policy_logprobs(model(torch.tensor([text])).logits[:, -1])
+        text.append(int(draw_tokens(logprobs, draws[:, step])))
+    return text[len(prompt) :]
+
+
+def test_plain_decoding_equals_generate(model: PreTrainedModel) -> None:
+    prompts = some_prompts()
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    expected = model.generate(ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False, pad_token_id=0)
+    assert run(model, prompts, greedy=True).tokens == expected[:, width:].tolist()
+
+
+def test_plain_decoding_equals_decoding_without_a_cache(model: PreTrainedModel) -> None:
+    prompts = some_prompts()
+    decoded = run(model, prompts)
+    assert decoded.tokens == [slow_plain(model, prompt, row) for row, prompt in enumerate(prompts)]
+    assert decoded.kl.tolist() == [0.0] * len(prompts)
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+@pytest.mark.parametrize("name", TILTS)
+def test_guided_decoding_equals_decoding_without_a_cache(
+    model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
+) -> None:
+    value, prompts = make_value(model, head), some_prompts()
+    budgets = [1 + row % STEPS for row in range(len(prompts))]
+    fast, slow = Recording(value_reader(value)), SlowReader(value)
+    for batch_size, samples in ((64, 1), (8, 3), (4, 1)):  # the reader is used for several batches
+        fast.seen.clear()
+        slow.seen.clear()
+        options = {"batch_size": batch_size, "samples": samples, "budgets": budgets, "eos_id": 5}
+        ours = run(model, prompts, guidance=Guidance(fast, TILTS[name]), **options)  # type: ignore[arg-type]
+        theirs = run(model, prompts, guidance=Guidance(slow, TILTS[name]), **options)  # type: ignore[arg-type]
+        assert ours.tokens == theirs.tokens
+        assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
+        assert len(fast.seen) == len(slow.seen)
+        for one, other in zip(fast.seen, slow.seen, strict=True):
+            assert torch.allclose(one, other, atol=2e-4)
+    assert ours.tokens != run(model, prompts, budgets=budgets, eos_id=5).tokens
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+@pytest.mark.parametrize("name", ["others dropped", "others at offset 0"])
+def test_guided_decoding_equals_generate_with_the_slow_processor(
+    model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
+) -> None:
+    """Greedy, so that nothing but distributions is compared; prompts are padded on the left in both."""
+    value, tilt, prompts = make_value(model, head), TILTS[name], some_prompts()
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    expected = model.generate(
+        ids,
+        attention_mask=(ids != 0).long(),
+        max_new_tokens=STEPS,
+        do_sample=False,
+        pad_token_id=0,
+        logits_processor=[GuidedLogitsProcessor(value, tilt, pad_id=0)],
+    )
+    decoded = run(model, prompts, greedy=True, guidance=Guidance(value_reader(value), tilt))
+    assert decoded.tokens == expected[:, width:].tolist()
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+@pytest.mark.parametrize("name", TILTS)
+def test_kl_is_the_sum_over_whole_rows(
+    model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
+) -> None:
+    value, prompts = make_value(model, head), some_prompts(4)
+    decoded = run(model, prompts, guidance=Guidance(value_reader(value), TILTS[name]))
+    processor = GuidedLogitsProcessor(value, TILTS[name])
+    for prompt, tokens, kl in zip(prompts, decoded.tokens, decoded.kl, strict=True):
+        total = 0.0
+        for step in range(len(tokens)):
+            text = torch.tensor([prompt + tokens[:step]])
+            logits = model(text).logits[:, -1]
+            guided, reference = processor(text, logits).double(), policy_logprobs(logits).double()
+            total += float(torch.where(guided.isinf(), 0.0, guided.exp() * (guided - reference)).sum())
+            assert guided.exp().sum().item() == pytest.approx(1, abs=1e-5)
+        assert kl == pytest.approx(total, abs=1e-4)
+
+
+@pytest.mark.parametrize("head", [None, HeadType.v, HeadType.q])
+def test_what_is_drawn_does_not_depend_on_batches_order_or_shards(
+    model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
+) -> None:
+    prompts = some_prompts(11)
+
+    def guidance() -> Guidance | None:
+        return head and Guidance(value_reader(make_value(model, head)), TILTS["others kept"])
+
+    whole = run(model, prompts, guidance=guidance()).tokens
+    for batch_size in (1, 3):
+        assert run(model, prompts, batch_size=batch_size, guidance=guidance()).tokens == whole
+    backwards = list(reversed(range(len(prompts))))
+    shuffled = run(model, [prompts[i] for i in backwards], rows=backwards, guidance=guidance()).tokens
+    assert shuffled == whole[::-1]
+    shards = [run(model, prompts[a:b], rows=range(a, b), guidance=guidance()).tokens for a, b in ((0, 4), (4, 11))]
+    assert shards[0] + shards[1] == whole
+
+
+@pytest.mark.parametrize("head", [None, HeadType.v, HeadType.q])
+def test_samples_of_a_prompt_share_its_prefill_and_nothing_else(
+    model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
+) -> None:
+    prompts = some_prompts(5)
+    guidance = head and Guidance(value_reader(make_value(model, head)), TILTS["others dropped"])
+    three = run(model, prompts, samples=3, batch_size=4, guidance=guidance)
+    assert len(three.tokens) == 15
+    assert three.tokens[::3] == run(model, prompts, guidance=guidance).tokens
+    assert any(three.tokens[i] != three.tokens[i + 1] for i in range(0, 15, 3))
+
+
+@pytest.mark.parametrize("head", [None, HeadType.v, HeadType.q])
+def test_rows_end_at_their_budget_or_with_the_end_token_and_leave_the_others_alone(
+    model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
+) -> None:
+    prompts = some_prompts(12)
+    guidance = head and Guidance(value_reader(make_value(model, head)), TILTS["others kept"])
+    free = run(model, prompts, guidance=guidance).tokens
+    eos_id = free[0][3]
+    budgets = [row % (STEPS + 1) for row in range(12)]
+    budgets[0] = STEPS
+    decoded = run(model, prompts, budgets=budgets, eos_id=eos_id, guidance=guidance).tokens
+    for tokens, budget, unbounded in zip(decoded, budgets, free, strict=True):
+        ends = unbounded.index(eos_id) + 1 if eos_id in unbounded else STEPS
+        assert tokens == unbounded[: min(budget, ends)]
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+def test_an_untrained_guide_is_the_reference(model: PreTrainedModel, head: HeadType) -> None:
+    prompts = some_prompts()
+    reader = value_reader(value_model_from(model, head).eval())
+    decoded = run(model, prompts, greedy=True, guidance=Guidance(reader, Tilt(bernoulli_offset(0.1), top_k=5)))
+    assert decoded.tokens == run(model, prompts, greedy=True).tokens
+    assert decoded.kl == pytest.approx(np.zeros(len(prompts)), abs=1e-5)
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+@pytest.mark.parametrize("rule", Others)
+def test_draws_have_the_probabilities_of_the_plain_processor(
+    model: PreTrainedModel, make_value: MakeValue, head: HeadType, rule: Others
+) -> None:
+    """The first two tokens of many samples: the second one goes by what the caches hold of the first."""
+    value, prompt, samples = make_value(model, head), [3, 1, 4], 4000
+    tilt = Tilt(preference_offset(3.0), top_k=2, others=rule)
+    guidance = Guidance(value_reader(value), tilt)
+    drawn = np.array(run(model, [prompt], samples=samples, budgets=[2], batch_size=1000, guidance=guidance).tokens)
+    processor = GuidedLogitsProcessor(value, tilt)
+
+    def row(*ids: int) -> np.ndarray:
+        text = torch.tensor([[*prompt, *ids]])
+        with torch.inference_mode():
+            return processor(text, model(text).logits[:, -1])[0].double().exp().numpy()
+
+    first = row()
+    pairs = np.stack([chance * row(token) for token, chance in enumerate(first)])
+    pairs /= pairs.sum()
+    counts = np.zeros_like(pairs)
+    np.add.at(counts, (drawn[:, 0], drawn[:, 1]), 1)
+    often = pairs * samples >= 5
+    observed = np.append(counts[often], counts[~often].sum())
+    expected = np.append(pairs[often], pairs[~often].sum()) * samples
+    used = expected > 0
+    assert counts[pairs == 0].sum() == 0
+    assert chisquare(observed[used], expected[used]).pvalue > 1e-3
+    outside = ~np.isin(np.arange(len(first)), policy_top(model, prompt))
+    assert (counts[outside].sum() > 20) == (rule is not Others.dropped)
+
+
+def policy_top(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    with torch.inference_mode():
+        found: list[int] = model(torch.tensor([prompt])).logits[0, -1].topk(2).indices.tolist()
+    return found
+
+
+def test_decoding_leaves_global_generators_alone(model: PreTrainedModel) -> None:
+    before = torch.random.get_rng_state()
+    run(model, some_prompts())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_progress_is_told_after_every_batch(model: PreTrainedModel) -> None:
+    told: list[tuple[int, int]] = []
+    decode(
+        model,
+        some_prompts(5),
+        [2] * 5,
+        DecodeSettings(batch_size=2),
+        keys=sample_keys(0, "test", np.arange(5), 1),
+        on_batch=lambda done, tokens: told.append((done, tokens)),
+    )
+    assert told == [(2, 4), (4, 8), (5, 10)]
+
+
+def test_no_prompts_are_no_completions(model: PreTrainedModel) -> None:
+    assert run(model, []).tokens == []

@@ -1,0 +1,182 @@
+"""Candidates read as one sequence have the values that they have alone, for any family of models."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pipeline.config.schema import HeadType
+from pipeline.learning.generation.batching import PromptBatch, pad_left
+from pipeline.learning.generation.guide import CandidateReader
+from pipeline.learning.generation.packed import Packing
+from pipeline.learning.models.value import ValueModel, value_model_from
+from tests.unit.learning.generation.conftest import VOCABULARY, language_model
+
+MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
+PACKED = ["gpt2", "llama", "qwen2", "neox"]
+PADDED = ["gptj", "gemma2"]
+VALID = torch.tensor([[True, False, False], [True, True, True], [True, True, False], [True, False, True]])
+
+
+class Run:
+    """Rows that grow by random candidates, read by the reader and beside it without a cache."""
+
+    def __init__(self, value: ValueModel, device: str = "cpu", padded: bool = True) -> None:
+        self.value, self.device = value.to(device), device
+        self.numbers = np.random.default_rng(0)
+        lengths = [3, 1, 5, 4] if padded else [4] * 4
+        self.texts = [self.numbers.integers(1, VOCABULARY, length).tolist() for length in lengths]
+        self.reader = CandidateReader(self.value)
+        self.reader.begin(self.batch(), 1, room=12)
+
+    def batch(self) -> PromptBatch:
+        return pad_left(self.texts, 0, self.device)
+
+    def step(self, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of the reader and of each text alone."""
+        shape = (len(self.texts), valid.shape[1])
+        candidates = torch.from_numpy(self.numbers.integers(1, VOCABULARY, shape)).to(self.device)
+        values = self.reader.values(candidates, valid.to(self.device))
+        assert values.shape[:2] == shape
+        assert values.isfinite().all()
+        places = valid.nonzero().tolist()
+        alone = [self.alone([*self.texts[row], int(candidates[row, column])]) for row, column in places]
+        columns = torch.stack([row.nonzero().max() for row in valid]).to(self.device)
+        tokens = candidates.gather(1, columns[:, None])[:, 0]
+        self.reader.advance(tokens, columns)
+        self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
+        return values[valid.to(self.device)].cpu(), torch.stack(alone).cpu()
+
+    def alone(self, text: list[int]) -> Tensor:
+        return self.value(torch.tensor([text], device=self.device))[0, -1]
+
+    def keep(self, rows: list[int]) -> None:
+        self.reader.keep(torch.tensor(rows, device=self.device))
+        self.texts = [self.texts[row] for row in rows]
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["prompts differ in length", "nothing is padded"])
+@pytest.mark.parametrize("kind", [*PACKED, *PADDED])
+@torch.inference_mode()
+def test_values_are_those_of_each_candidate_alone(make_value: MakeValue, kind: str, padded: bool) -> None:
+    run = Run(make_value(language_model(kind), HeadType.v), padded=padded)
+    for valid in (VALID, VALID[:, :1], VALID.flip(0)):
+        ours, alone = run.step(valid)
+        assert torch.allclose(ours, alone, atol=2e-4)
+    run.keep([3, 1])
+    for valid in (VALID[[1, 0]], VALID[[3, 2]]):
+        ours, alone = run.step(valid)
+        assert torch.allclose(ours, alone, atol=2e-4)
+
+
+@torch.inference_mode()
+def test_values_with_atoms() -> None:
+    """A distribution over rewards has one more dimension."""
+    value = value_model_from(language_model("llama", seed=1), HeadType.v, atoms=3).eval()
+    value.head.weight.copy_(torch.randn(value.head.weight.shape, generator=torch.Generator().manual_seed(3)))
+    run = Run(value)
+    for valid in (VALID, VALID.flip(0)):
+        ours, alone = run.step(valid)
+        assert ours.shape == (int(valid.sum()), 3)
+        assert torch.allclose(ours, alone, atol=2e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", PACKED)
+@torch.inference_mode()
+def test_values_on_a_gpu(make_value: MakeValue, kind: str) -> None:
+    run = Run(make_value(language_model(kind), HeadType.v), "cuda")
+    for valid in (VALID, VALID[:, :1], VALID.flip(0)):
+        ours, alone = run.step(valid)
+        assert torch.allclose(ours, alone, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@torch.inference_mode()
+def test_bfloat16_is_as_exact_as_without_a_cache(make_value: MakeValue, kind: str) -> None:
+    exact = Run(make_value(language_model(kind), HeadType.v))
+    rounded = Run(make_value(language_model(kind), HeadType.v).bfloat16())
+    ours, alone, true = [], [], []
+    for _ in range(6):
+        one, other = rounded.step(VALID)
+        ours.append(one)
+        alone.append(other)
+        true.append(exact.step(VALID)[1])
+    assert rounded.texts == exact.texts
+    error = (torch.cat(ours) - torch.cat(true)).abs().mean()
+    assert error < 1.5 * (torch.cat(alone) - torch.cat(true)).abs().mean()
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@torch.inference_mode()
+def test_only_candidates_are_forwarded(make_value: MakeValue, kind: str) -> None:
+    run = Run(make_value(language_model(kind), HeadType.v))
+    forwarded: list[int] = []
+    run.value.backbone.register_forward_pre_hook(
+        lambda _, args, options: forwarded.append(options["input_ids"].numel()), with_kwargs=True
+    )
+    run.reader.values(torch.ones(4, 3, dtype=torch.long), VALID)
+    assert forwarded == [int(VALID.sum())]
+
+
+@pytest.mark.parametrize("kind", [*PACKED, *PADDED])
+@torch.inference_mode()
+def test_the_model_is_left_as_it_was(make_value: MakeValue, kind: str) -> None:
+    value = make_value(language_model(kind), HeadType.v)
+    before = value.backbone.config._attn_implementation
+    run = Run(value)
+    run.step(VALID)
+    assert value.backbone.config._attn_implementation == before
+    assert value.config.backbone._attn_implementation == before
+
+
+@torch.inference_mode()
+def test_a_model_that_goes_past_the_interface_is_read_in_a_rectangle(
+    make_value: MakeValue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As models do whose code has an attention of its own, though they say otherwise."""
+    run = Run(make_value(language_model("llama"), HeadType.v))
+    layer = run.value.backbone.layers[1].self_attn
+    monkeypatch.setattr(layer, "config", type(layer.config).from_dict(layer.config.to_dict()))
+    layer.config._attn_implementation = "eager"
+    for _ in range(2):
+        ours, alone = run.step(VALID)
+        assert torch.allclose(ours, alone, atol=2e-4)
+
+
+def test_an_error_in_the_model_is_not_hidden(make_value: MakeValue, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(make_value(language_model("gpt2"), HeadType.v))
+    before = run.value.backbone.config._attn_implementation
+
+    def fail(*_args: object, **_options: object) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(nn.LayerNorm, "forward", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run.reader.values(torch.ones(4, 3, dtype=torch.long), VALID)
+    assert run.value.backbone.config._attn_implementation == before
+
+
+def test_packing_there_and_back() -> None:
+    packing = Packing(VALID)
+    rectangle = torch.arange(12).view(4, 3)
+    sequence = packing.pack(rectangle)
+    assert sequence.tolist() == [[0, 3, 4, 5, 6, 7, 9, 11]]
+    assert packing.rows.tolist() == [0, 1, 1, 1, 2, 2, 3, 3]
+    assert torch.equal(packing.unpack(sequence)[VALID], rectangle[VALID])
+    # A place that holds no candidate holds one of the same row.
+    assert torch.equal(packing.unpack(sequence) // 3, torch.arange(4)[:, None].expand(-1, 3))
+    assert packing.chosen(torch.tensor([0, 2, 1, 2])).tolist() == [0, 3, 5, 7]
+
+
+def test_queries_by_head_there_and_back() -> None:
+    heads, packing = 5, Packing(VALID)
+    queries = torch.arange(8 * heads)
+    spread, gather = packing.by_head(heads)
+    laid = queries[spread].view(4, heads, 3)
+    assert torch.equal(laid[2, :, 1], queries.view(8, heads)[5])
+    assert torch.equal(laid.view(-1)[gather], queries)

@@ -1,0 +1,201 @@
+"""Policies when memory runs out: whole prompts in smaller batches, and nothing that was finished is lost."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from pipeline.config.schema import AdditionConfig, GenerationConfig, HeadType, Others
+from pipeline.errors import DataError, OutOfMemory
+from pipeline.learning.algos import toolbox
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.generation.decode import Decoded, Guidance
+from pipeline.learning.generation.guide import readable, value_reader
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.tiny import make_tokenizer
+from tests.unit.learning.generation.conftest import language_model, opinionated
+
+DATASET = load_dataset(AdditionConfig(kind="addition"))
+PROMPTS = [[1, 2, 3, 4][: 1 + row % 4] for row in range(10)]
+
+
+class Limited:
+    """Raises out of memory where the forward pass of a model has more rows than fit."""
+
+    def __init__(self, model: PreTrainedModel, rows: int) -> None:
+        self.rows = rows
+        self.seen: list[int] = []
+        self.handle = model.register_forward_pre_hook(self.check, with_kwargs=True)
+
+    def check(self, module: object, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
+        self.seen.append(len(kwargs["input_ids"]))
+        if self.seen[-1] > self.rows:
+            raise torch.OutOfMemoryError(f"no room for {self.seen[-1]} rows")
+
+
+def complete(
+    model: PreTrainedModel, batch_size: int, samples: int = 2, hints: Path | None = None, guided: bool = False
+) -> tuple[Decoded, list[tuple[int, int]]]:
+    guidance, models = None, [model]
+    if guided:
+        value = opinionated(model, HeadType.v)
+        guidance = Guidance(
+            value_reader(value), Tilt(preference_offset(0.5), top_k=4, min_p=0.0, others=Others.dropped)
+        )
+        models.append(value)
+    policy = TextPolicy(
+        model,
+        make_tokenizer(DATASET),
+        GenerationConfig(batch_size=batch_size, max_new_tokens=4),
+        DATASET,
+        "cpu",
+        guidance,
+        sizes=BatchSizes(hints, "cpu", *models),
+    )
+    told: list[tuple[int, int]] = []
+    keys = sample_keys(0, "test", np.arange(len(PROMPTS)), samples)
+    decoded = policy.complete(PROMPTS, keys, samples=samples, on_batch=lambda done, n: told.append((done, n)))
+    return decoded, told
+
+
+def assert_equal(found: Decoded, expected: Decoded) -> None:
+    assert found.tokens == expected.tokens
+    assert found.kl.tolist() == expected.kl.tolist()
+
+
+@pytest.mark.parametrize("guided", [False, True], ids=["plain", "guided"])
+def test_the_result_is_that_of_the_size_that_fits(guided: bool) -> None:
+    model = language_model("gpt2")
+    expected, told = complete(model, 4, guided=guided)
+    limit = Limited(model, rows=5)
+    found, told_too = complete(model, 16, guided=guided)
+    assert_equal(found, expected)
+    assert told_too == told
+    assert told[-1] == (20, 80)
+    # Eight prompts at once fail at their prefill, four with two samples each at the step after it.
+    assert [count for count in limit.seen if count > 5] == [8, 8]
+
+
+def test_samples_of_a_prompt_are_never_split() -> None:
+    model = language_model("gpt2")
+    limit = Limited(model, rows=7)
+    complete(model, 12, samples=3)
+    # Prefill takes one row per prompt, later steps one per sample.
+    assert {count for count in limit.seen if count > 4} <= {12, 6}
+    assert limit.seen.count(6) > 3
+
+
+def test_what_was_finished_is_not_done_again() -> None:
+    """The last batch has the longest prompts; it alone does not fit."""
+    model = language_model("gpt2")
+    calls = 0
+
+    def check(module: object, args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        nonlocal calls
+        width, rows = kwargs["input_ids"].shape[1], len(kwargs["input_ids"])
+        calls += 1
+        if width == 4 and rows > 1:
+            raise torch.OutOfMemoryError("no")
+
+    expected, told = complete(model, 4)
+    steps = [int(done) for done, _ in told]
+    model.register_forward_pre_hook(check, with_kwargs=True)
+    found, told_too = complete(model, 4)
+    assert_equal(found, expected)
+    assert [int(done) for done, _ in told_too] == [4, 8, 12, 16, 18, 20]
+    assert steps == [4, 8, 12, 16, 20]
+    # Four whole batches and two halves of the last, of four forward passes each, and the one that failed.
+    assert calls == 4 * 6 + 1
+
+
+def test_the_next_job_starts_with_what_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = language_model("gpt2")
+    limit = Limited(model, rows=5)
+    first, _ = complete(model, 16, hints=tmp_path)
+    assert capsys.readouterr().out.splitlines() == [
+        "out of memory at batch 16: using 8",
+        "out of memory at batch 8: using 4",
+    ]
+    limit.seen.clear()
+    second, _ = complete(model, 16, hints=tmp_path)
+    assert_equal(second, first)
+    assert max(limit.seen) == 4
+    assert capsys.readouterr().out == ""
+    # With a value model beside it less may fit, which is not known yet.
+    limit.handle.remove()
+    wide = Limited(model, rows=99)
+    complete(model, 16, hints=tmp_path, guided=True)
+    assert max(wide.seen) == 16
+
+
+def test_one_prompt_that_does_not_fit_says_what_was_tried() -> None:
+    model = language_model("gpt2")
+    Limited(model, rows=2)
+    with pytest.raises(OutOfMemory, match=r"group of 3 sequences at once \(batch sizes tried: 12, 6, 3\)\. Try a"):
+        complete(model, 12, samples=3)
+
+
+def test_no_prompts_are_no_work() -> None:
+    policy = TextPolicy(language_model("gpt2"), make_tokenizer(DATASET), GenerationConfig(), DATASET, "cpu")
+    assert policy.complete([], None).tokens == []
+
+
+def guided(kind: str, head: HeadType, others: Others = Others.dropped) -> TextPolicy:
+    """A llama guided by a model of a kind, as jobs make it; the guide has a context of 64 tokens."""
+    reference, guide = language_model("llama"), opinionated(language_model(kind), head)
+    kept = {"policy": reference, "value": guide, "tokenizer": make_tokenizer(DATASET)}
+    ctx: Any = SimpleNamespace(
+        config=SimpleNamespace(system=None, generation=GenerationConfig(max_new_tokens=4), model=None),
+        models=SimpleNamespace(get=lambda key, *_: kept[key[0]]),
+        loading=None,
+        hints=None,
+        device="cpu",
+    )
+    tilt = Tilt(preference_offset(0.5), top_k=9, min_p=0.0, others=others)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toolbox, "reference_source", lambda _: "")
+        return toolbox.guided_policy(ctx, DATASET, Path("value"), tilt)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "room"),
+    [
+        ("gpt2", HeadType.v, 60),
+        ("gpt2", HeadType.q, 60),
+        ("gptj", HeadType.v, 60),
+        ("gpt_neo", HeadType.v, 52),  # the mask of its own has no room for more beside eight further candidates
+        ("gpt_neo", HeadType.q, 60),
+    ],
+)
+def test_a_guide_never_reads_past_its_context(kind: str, head: HeadType, room: int) -> None:
+    policy = guided(kind, head)
+    fits = [[1] * room, [1, 2]]
+    assert policy.fitted(fits) == fits
+    keys = sample_keys(0, "test", np.arange(2), 2)
+    assert all(len(tokens) == 4 for tokens in policy.complete(fits, keys, samples=2).tokens)
+    with pytest.raises(
+        DataError, match=f"the value model's context of {room + 4} tokens has room for {room} beside"
+    ):
+        policy.fitted([[1] * (room + 1)])
+
+
+def test_candidates_beside_each_other_are_what_a_mask_must_be_wide_enough_for() -> None:
+    assert readable(opinionated(language_model("gpt_neo"), HeadType.v), 9) == 56
+    with pytest.raises(RuntimeError):
+        guided("gpt_neo", HeadType.v).complete([[1] * 53], sample_keys(0, "test", np.arange(1), 1))
+
+
+@pytest.mark.parametrize("others", [Others.kept, Others.offset_zero])
+def test_so_is_a_token_that_is_taken_from_outside_of_them(others: Others) -> None:
+    policy = guided("gpt_neo", HeadType.v, others)
+    keys = sample_keys(0, "test", np.arange(1), 40)
+    assert len(policy.complete(policy.fitted([[1] * 51]), keys, samples=40).tokens) == 40
+    with pytest.raises(DataError, match="has room for 51 beside"):
+        policy.fitted([[1] * 52])

@@ -1,0 +1,78 @@
+"""Draws belong to samples, and follow the policy's distribution."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys, uniforms
+
+GOLDEN = [["0.530821926270", "0.590544215812"], ["0.625709343037", "0.487117968349"]]
+
+
+def test_a_draw_is_a_function_of_seed_stream_row_sample_and_step() -> None:
+    rows = np.array([5, 900_000, 7])
+    whole = uniforms(sample_keys(3, "x", rows, 4), 6)
+    assert whole.shape == (3, 4, 6)
+    part = uniforms(sample_keys(3, "x", rows[[2, 0]], 2), 3)
+    assert np.array_equal(part, whole[[2, 0], :2, :3])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        sample_keys(4, "x", np.array([5]), 1),
+        sample_keys(3, "y", np.array([5]), 1),
+        sample_keys(3, "x", np.array([6]), 1),
+    ],
+    ids=["seed", "stream", "row"],
+)
+def test_other_names_give_other_draws(other: np.ndarray) -> None:
+    assert not np.array_equal(uniforms(sample_keys(3, "x", np.array([5]), 1), 8), uniforms(other, 8))
+
+
+def test_draws_do_not_change_between_versions() -> None:
+    """Stored results rest on these numbers."""
+    drawn = uniforms(sample_keys(0, "evaluate", np.array([123456]), 2), 2)
+    assert [[f"{u:.12f}" for u in row] for row in drawn[0]] == GOLDEN
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    drawn = uniforms(sample_keys(0, "u", np.arange(2000), 5), 10)
+    assert 0 < drawn.min() < drawn.max() < 1
+    flat = np.sort(drawn.reshape(-1))
+    distance = np.abs(flat - (np.arange(flat.size) + 0.5) / flat.size).max()
+    assert distance < 1.63 / math.sqrt(flat.size)  # Kolmogorov-Smirnov, 1 %
+    for axis in range(3):
+        shifted = np.roll(drawn, 1, axis)
+        assert abs(np.corrcoef(drawn.reshape(-1), shifted.reshape(-1))[0, 1]) < 4 / math.sqrt(drawn.size)
+
+
+def test_keys_of_many_samples_do_not_collide() -> None:
+    keys = np.concatenate([sample_keys(seed, "k", np.arange(20_000), 4).reshape(-1) for seed in range(4)])
+    assert len(np.unique(keys)) == len(keys)
+
+
+def test_tokens_are_drawn_in_proportion() -> None:
+    probabilities = torch.tensor([0.5, 0.0, 0.2, 0.3, 0.0])
+    grid = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    drawn = draw_tokens(probabilities.log().expand(10_000, -1), grid)
+    assert torch.bincount(drawn, minlength=5).tolist() == pytest.approx([5000, 0, 2000, 3000, 0], abs=2)
+
+
+@pytest.mark.parametrize("uniform", [2.0**-49, 1 - 2.0**-49], ids=["lowest", "highest"])
+def test_the_ends_of_the_range_draw_possible_tokens(uniform: float) -> None:
+    logprobs = torch.full((1, 50_000), -math.inf)
+    logprobs[0, [3, 40_000]] = math.log(0.5)
+    assert draw_tokens(logprobs, torch.tensor([uniform], dtype=torch.float64)).item() in (3, 40_000)
+
+
+def test_temperature_and_nucleus() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    assert torch.allclose(policy_logprobs(logits, 0.5), (logits * 2).log_softmax(-1))
+    probabilities = logits.softmax(-1)[0]
+    nucleus = policy_logprobs(logits, 1.0, top_p=float(probabilities[:2].sum()) - 1e-3).exp()[0]
+    assert torch.allclose(nucleus[:2], probabilities[:2] / probabilities[:2].sum())
+    assert nucleus[2:].tolist() == [0, 0]
+    assert torch.equal(policy_logprobs(logits, 1.0, top_p=1e-9).exp()[0], torch.tensor([1.0, 0, 0, 0]))

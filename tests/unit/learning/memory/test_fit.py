@@ -1,0 +1,121 @@
+"""Which way of sharing a training fits."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.config.schema import Sharding, Strategy
+from pipeline.errors import DeviceError
+from pipeline.learning.memory.fit import Fit, fit
+from pipeline.learning.memory.training import GB, Layout, ModelShape, Workload
+
+SMALL = ModelShape(
+    name="0.5B",
+    parameters=494 * 10**6,
+    layers=24,
+    hidden=896,
+    heads=14,
+    kv_width=128,
+    vocabulary=151936,
+    largest_unit=136 * 10**6,
+    lora_width=400_000,
+)
+SEVEN_B = replace(SMALL, name="7B", parameters=7 * 10**9, layers=32, hidden=4096, largest_unit=262 * 10**6)
+SEVENTY_B = replace(SMALL, name="70B", parameters=70 * 10**9, layers=80, hidden=8192, largest_unit=900 * 10**6)
+
+
+def tried(shape: ModelShape, count: int, gib: int, host_gb: int = 256, **how: object) -> Fit:
+    work = how.pop("work", Workload(batch=1, tokens=1024, checkpointing=True))
+    return fit(shape, work, count, lambda _: gib * 2**30, host_bytes=host_gb * GB, **how)  # type: ignore[arg-type]
+
+
+def test_what_fits_on_one_gpu_takes_one() -> None:
+    assert tried(SMALL, 8, 80).require().label == "single on 1 GPU"
+
+
+def test_sharing_takes_as_few_gpus_as_do() -> None:
+    """7B: 112 GB and more on one. Of 48 GiB 45 GB are usable: 14 GB of weights and 98 GB / 4 of all else fit."""
+    chosen = tried(SEVEN_B, 8, 48).require()
+    assert (chosen.layout, chosen.gpus) == (Layout.shard_grad_op, 4)
+    assert chosen.need.state == 14 * GB + 98 * GB // 4
+
+
+def test_a_70b_model_does_not_fit_eight_gpus_of_80_gb_without_help() -> None:
+    """1.12 TB of state against 8 x 76 GB usable (the reference's own case)."""
+    without = tried(SEVENTY_B, 8, 80, host_gb=512)
+    assert without.chosen is None
+    with pytest.raises(DeviceError) as raised:
+        without.require()
+    said = str(raised.value)
+    assert "70B (70 B parameters) does not fit. Nearest: full_shard + cpu offload on" in said
+    assert "adapters (LoRA)" in said
+    offloaded = tried(SEVENTY_B, 8, 80, host_gb=1500).require()
+    assert (offloaded.layout, offloaded.offload) == (Layout.full_shard, True)
+    adapters = Workload(batch=1, tokens=1024, checkpointing=True, lora_rank=16)
+    assert tried(SEVENTY_B, 8, 80, work=adapters).require().layout is Layout.full_shard
+    eight_h200 = tried(SEVENTY_B, 8, 141, strategy=Strategy.fsdp)
+    assert not eight_h200.chosen  # 140 GB of state each against 135 usable
+    assert 0 < eight_h200.trials[-1].short < 20 * GB
+
+
+def test_the_fullest_of_the_gpus_decides() -> None:
+    """Of three GPUs the third is small: two do, and three together have no more each than it has."""
+    free = {1: 48, 2: 48, 3: 16}
+    work = Workload(batch=1, tokens=1024, checkpointing=True)
+    found = fit(SMALL, work, 3, lambda count: free[count] * 2**30, host_bytes=GB)
+    assert {trial.gpus: trial.usable // GB for trial in found.trials} == {1: 45, 2: 45, 3: 14}
+
+
+def test_every_rejected_strategy_says_what_is_missing() -> None:
+    found = tried(SEVEN_B, 2, 64)
+    verdicts = {trial.label: trial.verdict for trial in found.shown()}
+    assert list(verdicts) == [
+        "single on 1 GPU",
+        "ddp on 2 GPUs",
+        "shard_grad_op on 2 GPUs",
+        "full_shard on 2 GPUs",
+        "full_shard + cpu offload on 2 GPUs",
+    ]
+    assert verdicts["single on 1 GPU"].startswith("needs 11")
+    assert verdicts["single on 1 GPU"].endswith("GB short")
+    assert verdicts["full_shard on 2 GPUs"].startswith("fits: ")
+    assert found.require().layout is Layout.full_shard
+
+
+def test_the_machines_memory_is_checked_as_well() -> None:
+    how = {"strategy": Strategy.fsdp, "offload": True, "num_gpus": 2}
+    assert tried(SEVEN_B, 2, 24, host_gb=200, **how).require().need.host == 56 * GB  # type: ignore[arg-type]
+    (trial,) = tried(SEVEN_B, 2, 24, host_gb=100, **how).trials  # type: ignore[arg-type]
+    assert trial.verdict == "needs 112.0 GB of the machine's memory: 22.0 GB short"
+
+
+def test_a_number_of_gpus_is_kept_to() -> None:
+    assert tried(SMALL, 8, 80, num_gpus=4).require().label == "ddp on 4 GPUs"
+    assert tried(SMALL, 8, 80, num_gpus=1).require().label == "single on 1 GPU"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sharding", "layout"),
+    [
+        (Strategy.single, Sharding.full_shard, Layout.single),
+        (Strategy.ddp, Sharding.full_shard, Layout.ddp),
+        (Strategy.fsdp, Sharding.full_shard, Layout.full_shard),
+        (Strategy.fsdp, Sharding.shard_grad_op, Layout.shard_grad_op),
+        (Strategy.fsdp, Sharding.hybrid_shard, Layout.hybrid_shard),
+        (Strategy.fsdp, Sharding.no_shard, Layout.ddp),
+    ],
+)
+def test_a_strategy_is_kept_to(strategy: Strategy, sharding: Sharding, layout: Layout) -> None:
+    found = tried(SMALL, 2, 80, strategy=strategy, sharding=sharding)
+    assert {trial.layout for trial in found.trials} == {layout}
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(DeviceError, match="no GPU to fit a model on"):
+        tried(SMALL, 0, 80)
+    with pytest.raises(DeviceError, match="num_gpus=3, but there are 2 GPUs"):
+        tried(SMALL, 2, 80, num_gpus=3)
+    with pytest.raises(DeviceError, match="strategy=ddp cannot use 1 GPU"):
+        tried(SMALL, 1, 80, strategy=Strategy.ddp)
+    with pytest.raises(DeviceError, match="strategy=single cannot use num_gpus=2"):
+        tried(SMALL, 2, 80, strategy=Strategy.single, num_gpus=2)

@@ -1,0 +1,254 @@
+"""Batch sizes that fit: what is halved, what is remembered, and what is let go of before the next try."""
+
+import json
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.engine.workers.failure import FailureKind, classify
+from pipeline.errors import JobError, OutOfMemory
+from pipeline.learning.models import batch_size
+from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes, memory_identity, on_device
+
+MODEL = nn.Linear(2, 2)
+
+
+def fits(batch: BatchSize, limit: int, tried: list[int] | None = None) -> int:
+    """Do work that does not fit above a limit; returns the size at which it was done."""
+
+    def work() -> int:
+        if tried is not None:
+            tried.append(batch.size)
+        if batch.size > limit:
+            raise torch.OutOfMemoryError(f"tried to allocate {batch.size} GiB\nand more")
+        return batch.size
+
+    return batch.run(work)
+
+
+@pytest.mark.parametrize(
+    ("configured", "group", "limit", "tried"),
+    [
+        (128, 1, 128, [128]),
+        (128, 1, 40, [128, 64, 32]),
+        (7, 1, 1, [7, 3, 1]),
+        (64, 8, 20, [64, 32, 16]),
+        (60, 8, 9, [56, 24, 8]),  # whole groups only
+        (3, 8, 8, [8]),  # a group is never split, even where less is configured
+        (24, 8, 8, [24, 8]),
+    ],
+)
+def test_whole_groups_are_halved_until_they_fit(configured: int, group: int, limit: int, tried: list[int]) -> None:
+    found: list[int] = []
+    assert fits(BatchSize(configured, group=group), limit, found) == tried[-1]
+    assert found == tried
+
+
+def test_nothing_is_halved_on_a_device_that_others_share(tmp_path: Path) -> None:
+    """Memory may have run out because of them; halving would change the result, and be remembered."""
+    tried: list[int] = []
+    batch = BatchSizes(tmp_path, "cpu", MODEL).begin("train", 64, length=8)
+    with on_device(shared=True), pytest.raises(torch.OutOfMemoryError) as caught:
+        fits(batch, 20, tried)
+    assert tried == [64]
+    assert classify(caught.value) is FailureKind.out_of_memory
+    assert not list(tmp_path.rglob("*.json"))
+    assert fits(batch, 20) == 16  # the device is its own again
+
+
+def test_the_size_stays_at_what_fitted() -> None:
+    batch = BatchSize(64)
+    fits(batch, 20)
+    tried: list[int] = []
+    fits(batch, 64, tried)
+    assert tried == [16]
+
+
+def test_the_log_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    fits(BatchSize(128, what=MICRO_BATCH), 32)
+    fits(BatchSize(8, what="batch"), 4)
+    assert capsys.readouterr().out.splitlines() == [
+        "out of memory at micro-batch 128: using 64 with 2x accumulation",
+        "out of memory at micro-batch 64: using 32 with 4x accumulation",
+        "out of memory at batch 8: using 4",
+    ]
+
+
+def test_what_does_not_fit_in_one_group_is_an_error_that_says_what_was_tried() -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        fits(BatchSize(32, group=8, remedy="Try less."), 0)
+    assert str(caught.value) == (
+        "out of memory with a single group of 8 sequences at once (batch sizes tried: 32, 16, 8). Try less. "
+        "The allocator said: tried to allocate 8 GiB"
+    )
+    assert caught.value.tried == (32, 16, 8)
+    assert isinstance(caught.value, JobError)
+    assert classify(caught.value) is FailureKind.out_of_memory
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("x"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        MemoryError(),
+    ],
+    ids=str,
+)
+def test_every_allocators_way_of_saying_it_is_understood(error: Exception) -> None:
+    batch = BatchSize(2)
+
+    def work() -> int:
+        if batch.size == 2:
+            raise error
+        return batch.size
+
+    assert batch.run(work) == 1
+
+
+def test_the_cpu_allocator_itself_is_understood() -> None:
+    batch = BatchSize(2)
+    # An exabyte, which no machine has; then a byte.
+    assert len(batch.run(lambda: torch.empty(1 << 60 if batch.size == 2 else 1, dtype=torch.uint8))) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), ValueError("no"), KeyboardInterrupt()], ids=repr
+)
+def test_other_errors_are_not_tried_again(error: BaseException) -> None:
+    calls = []
+
+    def work() -> None:
+        calls.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        BatchSize(8).run(work)
+    assert len(calls) == 1
+
+
+def test_nothing_of_a_failed_try_is_alive_when_the_next_begins() -> None:
+    """A traceback holds the frames it went through, and they hold tensors; cycles hold them longer still."""
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def deep() -> None:
+        big = torch.zeros(10)
+        cycle: list[object] = [big]
+        cycle.append(cycle)
+        kept.append(weakref.ref(big))
+        raise torch.OutOfMemoryError("no")
+
+    batch = BatchSize(4)
+
+    def work() -> int:
+        if batch.size > 1:
+            deep()
+        return sum(ref() is not None for ref in kept)
+
+    assert batch.run(work) == 0
+    assert len(kept) == 2
+
+
+def test_a_short_batch_is_halved_rather_than_a_size_it_does_not_reach() -> None:
+    batch, tried = BatchSize(256), []
+
+    def work() -> int:
+        tried.append(min(batch.size, 10))
+        if tried[-1] > 3:
+            raise torch.OutOfMemoryError("no")
+        return tried[-1]
+
+    assert batch.run(work, used=lambda: min(batch.size, 10)) == 2
+    assert tried == [10, 5, 2]
+
+
+def test_a_failed_try_is_taken_back() -> None:
+    batch, done = BatchSize(4), []
+
+    def work() -> None:
+        done.append(batch.size)
+        if batch.size > 2:
+            raise torch.OutOfMemoryError("no")
+
+    batch.run(work, undo=done.clear)
+    assert done == [2]
+
+
+def begin(hints: Path, configured: int = 64, **changes: object) -> BatchSize:
+    settings = {"work": "train", "length": 100, "group": 1, "model": MODEL, **changes}
+    sizes = BatchSizes(hints, "cpu", settings.pop("model"))  # type: ignore[arg-type]
+    return sizes.begin(settings.pop("work"), configured, **settings)  # type: ignore[arg-type]
+
+
+def test_a_later_job_starts_with_the_size_that_fitted(tmp_path: Path) -> None:
+    fits(begin(tmp_path / "hints"), 20)
+    tried: list[int] = []
+    fits(begin(tmp_path / "hints"), 20, tried)
+    assert tried == [16]
+    (hint,) = (tmp_path / "hints/batch_sizes").iterdir()
+    found = json.loads(hint.read_text())
+    assert found["size"] == 16
+    assert found["about"]["work"] == "train"
+    assert found["about"]["tokens_up_to"] == 128
+
+
+def test_a_size_that_never_failed_is_not_remembered(tmp_path: Path) -> None:
+    fits(begin(tmp_path), 64)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hint_never_makes_a_batch_larger_than_configured(tmp_path: Path) -> None:
+    fits(begin(tmp_path), 20)
+    assert begin(tmp_path, 4).size == 4
+    assert begin(tmp_path, 1000).size == 16
+    assert begin(tmp_path, 64, group=12).size == 12
+    assert begin(tmp_path, 64, group=40).size == 40
+
+
+def test_a_hint_holds_for_its_own_kind_of_work_only(tmp_path: Path) -> None:
+    fits(begin(tmp_path), 20)
+    assert begin(tmp_path, length=65).size == 16
+    for other in ({"length": 129}, {"length": 64}, {"work": "generate"}, {"model": nn.Linear(2, 3)}):
+        assert begin(tmp_path, **other).size == 64
+    assert begin(tmp_path, model=nn.Linear(2, 2)).size == 16  # other weights, the same memory
+
+
+def test_the_identity_of_a_model_tells_what_is_trained_and_in_which_type() -> None:
+    names = {
+        memory_identity(nn.Linear(2, 2)),
+        memory_identity(nn.Linear(2, 2).requires_grad_(False)),
+        memory_identity(nn.Linear(2, 2).bfloat16()),
+    }
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"size": 0}', '{"size": "8"}', '{"size": -3}', "null"])
+def test_a_hint_that_makes_no_sense_is_ignored(tmp_path: Path, text: str) -> None:
+    fits(begin(tmp_path), 20)
+    (hint,) = (tmp_path / "batch_sizes").iterdir()
+    hint.write_text(text)
+    assert begin(tmp_path).size == 64
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_hint(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert fits(begin(tmp_path / "file"), 20) == 16
+
+
+def test_writers_at_the_same_time_leave_a_whole_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size, "free_memory", lambda: None)  # there is none, and looking takes long
+    threads = [threading.Thread(target=fits, args=(begin(tmp_path), limit)) for limit in (32, 20, 9, 5) * 4]
+    for thread in threads:
+        thread.start()
+    seen = [begin(tmp_path).size for _ in range(200)]
+    for thread in threads:
+        thread.join()
+    assert set(seen) <= {64, 32, 16, 8, 4}
+    assert begin(tmp_path).size in {32, 16, 8, 4}
+    assert len(list((tmp_path / "batch_sizes").iterdir())) == 1

@@ -1,0 +1,254 @@
+"""FLOPs that stages count are those that torch counts of what they really compute."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
+
+from pipeline.config.schema import DPOLoss, GRPOLoss, HeadType, LoraSettings, Others, QSharpConfig, TrainingConfig
+from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+from pipeline.learning.generation.guide import value_reader
+from pipeline.learning.generation.likelihood import completion_scores
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
+from pipeline.learning.models.flops import Pass, continued, metered, model_cost, spend, whole_texts
+from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.training.calibration import calibrate
+from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+from pipeline.learning.training.grpo import Objective, fit_grpo
+from pipeline.learning.training.lora import with_adapters
+from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
+from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.sequences import Sequences
+from pipeline.learning.training.sft import fit_sft
+from pipeline.learning.training.value import fit_value
+
+BOUND = 0.05
+VOCABULARY = 19
+# Torch does not count its fused attention on a CPU.
+_IDS = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0, "attn_implementation": "eager"}
+
+
+def _tiny() -> PreTrainedModel:
+    """The shape of the embedded reference."""
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_inner=128, n_positions=64, **_IDS)
+    )
+
+
+def _gpt2() -> PreTrainedModel:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=500, n_embd=48, n_layer=2, n_head=4, n_positions=64, **_IDS))
+
+
+def _llama() -> PreTrainedModel:
+    """With shared keys, heads wider than the model, and a large vocabulary."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=700,
+            hidden_size=48,
+            intermediate_size=112,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            **_IDS,
+        )
+    )
+
+
+def value_model(model: PreTrainedModel, head: HeadType) -> ValueModel:
+    value = value_model_from(model, head)
+    value.backbone.set_attn_implementation("eager")
+    return value
+
+
+MODELS = {"tiny": _tiny, "gpt2": _gpt2, "llama": _llama}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return MODELS[request.param]().eval()
+
+
+def counts(work: Callable[[], object]) -> tuple[dict[str, int], int]:
+    """What work counts by itself, and what torch counts of it."""
+    with metered() as meter, FlopCounterMode(display=False) as torch_counts:
+        work()
+    return dict(meter.flops), torch_counts.get_total_flops()
+
+
+def check(work: Callable[[], object], *purposes: str) -> None:
+    own, real = counts(work)
+    assert set(own) == set(purposes)
+    assert sum(own.values()) == pytest.approx(real, rel=BOUND)
+
+
+def sequences(count: int = 8, length: int = 24, start: int = 9) -> Sequences:
+    """Texts of equal length: no padding, which torch would count."""
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (count, length)).tolist()
+    return Sequences.of(ids, [start] * count, [1.0, 0.0] * (count // 2), list(range(count)))
+
+
+def fitting() -> Fitting:
+    training = TrainingConfig(micro_batch_size=4)
+    return Fitting(batch_size=4, epochs=1, learning_rate=1e-3, training=training, seed=0, device="cpu")
+
+
+def drawn(model: PreTrainedModel, guidance: Guidance | None = None, samples: int = 3) -> object:
+    prompts = [[1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1]]
+    return decode(
+        model,
+        prompts,
+        [12, 12],
+        DecodeSettings(batch_size=6),
+        keys=sample_keys(0, "test", np.arange(2), samples),
+        samples=samples,
+        guidance=guidance,
+    )
+
+
+def test_generation(model: PreTrainedModel) -> None:
+    check(lambda: drawn(model), "decoding")
+
+
+@pytest.mark.parametrize("others", list(Others), ids=lambda others: others.name)
+@pytest.mark.parametrize("head", list(HeadType), ids=lambda head: head.name)
+def test_guided_generation(model: PreTrainedModel, head: HeadType, others: Others) -> None:
+    guide = value_model(model, head).eval()
+    tilt = Tilt(bernoulli_offset(0.1), top_k=5, min_p=0.0, others=others)
+    check(lambda: drawn(model, Guidance(value_reader(guide), tilt)), "decoding", "guidance")
+
+
+def test_candidates_that_are_not_asked_for_cost_nothing() -> None:
+    """The count follows the candidates there are, not the widest row that they are laid out for."""
+    model = _tiny().eval()
+    guide = value_model(model, HeadType.v).eval()
+    spent = []
+    for min_p in (0.0, 0.9):
+        tilt = Tilt(bernoulli_offset(0.1), top_k=10, min_p=min_p, others=Others.dropped)
+        spent.append(counts(lambda tilt=tilt: drawn(model, Guidance(value_reader(guide), tilt)))[0])
+    assert spent[0]["decoding"] == spent[1]["decoding"]
+    assert spent[1]["guidance"] < spent[0]["guidance"] / 2
+
+
+def test_log_probabilities(model: PreTrainedModel) -> None:
+    prompts, completions = [[1, 2, 3]] * 4, [[4, 5, 6, 7, 8, 9]] * 4
+    check(lambda: completion_scores(model, prompts, completions, DecodeSettings(batch_size=4)), "scoring")
+
+
+def test_imitation(model: PreTrainedModel) -> None:
+    check(lambda: fit_sft(model, sequences(), fitting()), "training")
+
+
+def test_preferences(model: PreTrainedModel) -> None:
+    objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.1)
+    check(lambda: fit_dpo(model, sequences(), np.zeros(8), objective, fitting()), "training")
+
+
+def test_groups(model: PreTrainedModel) -> None:
+    data = sequences()
+    samples = Samples(data, np.zeros((8, 15), np.float32))
+    objective = Objective(loss_type=GRPOLoss.grpo, beta=0.0, epsilon_low=0.2, epsilon_high=0.2, longest=15)
+    advantages = np.ones(8, np.float32)
+    check(lambda: fit_grpo(model, samples, advantages, None, objective, fitting(), 4), "training")
+
+
+@pytest.mark.parametrize("head", list(HeadType), ids=lambda head: head.name)
+def test_values(model: PreTrainedModel, head: HeadType) -> None:
+    value, algo = value_model(model, head), QSharpConfig(batch_size=4, epochs=1)
+
+    def train() -> None:
+        fit_value(
+            value, sequences(), algo, TrainingConfig(), seed=0, device="cpu", on_step=lambda done, tokens: None
+        )
+
+    check(train, "training")
+    check(lambda: calibrate(value, sequences(), micro_batch_size=4, device="cpu"), "scoring")
+
+
+def test_learnt_rewards(model: PreTrainedModel) -> None:
+    value = value_model(model, HeadType.v)
+    check(lambda: fit_reward_model(value, sequences(), fitting()), "training")
+    check(lambda: reward_scores(value, sequences(), micro_batch_size=4, device="cpu"), "rewards")
+
+
+def test_adapters_spare_the_gradients_of_frozen_weights() -> None:
+    shape = {"vocab_size": 300, "n_embd": 48, "n_layer": 6, "n_head": 4, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(**shape, **_IDS))
+    whole = model_cost(model).training(Pass(100, 1000, 50))
+    adapted = with_adapters(model, LoraSettings(rank=4), seed=0)
+    assert model_cost(adapted).training(Pass(100, 1000, 50)) < 0.8 * whole
+    check(lambda: fit_sft(adapted, sequences(), fitting()), "training")
+
+
+def test_experts_count_as_far_as_a_token_is_given_to_them() -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(**shape, **heads, **experts, **_IDS)).eval()
+    check(lambda: drawn(model), "decoding")
+
+
+def test_encoders() -> None:
+    shape = {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model = BertForSequenceClassification(
+        BertConfig(**shape, intermediate_size=192, attn_implementation="eager")
+    ).eval()
+    ids = torch.zeros(3, 20, dtype=torch.long)
+
+    def read() -> None:
+        spend("rewards", model_cost(model).forward(whole_texts(np.full(3, 20))))
+        model(ids)
+
+    check(read, "rewards")
+
+
+def test_padding_and_the_number_of_texts_at_once_change_nothing() -> None:
+    model, prompts, budgets = _tiny().eval(), [[1], [2, 3, 4, 5, 6], [7, 8, 9]], [9, 4, 1]
+    keys = sample_keys(0, "test", np.arange(3), 2)
+
+    def spent(size: int, part: slice = slice(None)) -> int:
+        settings = DecodeSettings(batch_size=size)
+        with metered() as meter:
+            decode(model, prompts[part], budgets[part], settings, keys=keys[part], samples=2)
+        return meter.total
+
+    assert spent(6) == spent(2) == sum(spent(2, slice(at, at + 1)) for at in range(3))
+
+
+def test_what_is_attended_to() -> None:
+    assert whole_texts(np.array([3, 5])) == Pass(8, 9 + 25, 8)
+    assert whole_texts(np.array([3, 5]), outputs=2) == Pass(8, 34, 2)
+    # After three tokens: the next sees four positions, the one after it five.
+    assert continued(np.array([3, 7]), np.array([2, 0])) == Pass(2, 4 + 5, 2)
+
+
+def test_numbers_beyond_64_bits_stay_exact() -> None:
+    cost = model_cost(_tiny())
+    huge = Pass(10**16, 0, 0)
+    assert cost.forward(huge) == 2 * cost.body * 10**16 > 2**63
+
+
+def test_a_meter_counts_what_is_computed_inside_of_it_alone() -> None:
+    with metered() as outer:
+        spend("training", 1)
+        with metered() as inner:
+            spend("decoding", 2)
+        spend("training", inner.total)
+    spend("training", 100)
+    assert (dict(outer.flops), dict(inner.flops)) == ({"training": 3}, {"decoding": 2})

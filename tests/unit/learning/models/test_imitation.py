@@ -1,0 +1,149 @@
+"""A reference that has not learnt is told from one that has, by what its corpus says without any training."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from examples.sorting import Sorting, SortingConfig
+from pipeline.config.schema import AdditionConfig, StarGraphConfig
+from pipeline.learning.datasets.base import Dataset
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models import imitation
+from pipeline.learning.models.imitation import Imitation, measure_imitation
+
+ADDITION = load_dataset(AdditionConfig(kind="addition"))
+STARS = load_dataset(StarGraphConfig(kind="star_graph", degree=3, random_arm=0.6))
+SORTING = Sorting(SortingConfig(kind="sorting"))
+
+
+def model_of(share_of_likeliest: float, size: int) -> Any:
+    """A model that gives the token that comes next a fixed probability, and the others the rest."""
+
+    def run(ids: torch.Tensor, use_cache: bool) -> Any:
+        rest = (1 - share_of_likeliest) / (size - 1)
+        probabilities = torch.full((*ids.shape, size), rest, dtype=torch.float64)
+        following = torch.roll(ids, -1, 1)
+        probabilities.scatter_(2, following[..., None], share_of_likeliest)
+        return SimpleNamespace(logits=probabilities.log())
+
+    run.device = "cpu"  # type: ignore[attr-defined]
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These models are functions, of which no FLOPs are known."""
+    monkeypatch.setattr(imitation, "spend", lambda purpose, flops: None)
+    monkeypatch.setattr(imitation, "model_cost", lambda model: SimpleNamespace(forward=lambda read: 0))
+
+
+def measured(model: Any, dataset: Dataset) -> Imitation:
+    found = measure_imitation(model, dataset)
+    assert found is not None
+    return found
+
+
+def test_the_corpus_of_sums_is_as_open_as_its_carries() -> None:
+    """Six in ten demonstrations of a sum that has carries drop them; a sum without any is always the same."""
+    found = measured(model_of(0.5, 13), ADDITION)
+    rows = [ADDITION.row(int(row)) for row in ADDITION.ids("validation")[:500]]
+    carried = sum(ADDITION.demonstration(row.id, 0.0) != ADDITION.demonstration(row.id, 0.99) for row in rows)
+    coin = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))
+    assert found.corpus == pytest.approx(carried / 500 * coin / 4, abs=1e-6)
+    assert found.loss == pytest.approx(math.log(2), abs=1e-6)
+    last = 0.2 * math.log(5) + 0.8 * math.log(1.25)
+    assert found.guessing == pytest.approx((3 * math.log(10) + last) / 4, abs=0.02)
+
+
+@pytest.mark.parametrize("dataset", [ADDITION, STARS, SORTING], ids=["addition", "star_graph", "sorting"])
+def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset) -> None:
+    between = measured(model_of(0.5, len(dataset.vocabulary)), dataset)
+    assert between.corpus < between.guessing
+    middle = (between.corpus + between.guessing) / 2
+    better, worse = (
+        measured(model_of(math.exp(-middle * factor), len(dataset.vocabulary)), dataset) for factor in (0.9, 1.1)
+    )
+    assert better.has_learnt
+    assert better.problem(4) is None
+    assert not worse.has_learnt
+
+
+def test_a_corpus_that_shows_every_prompt_once_leaves_nothing_open() -> None:
+    paths = load_dataset(StarGraphConfig(kind="star_graph"))
+    assert str(measured(model_of(0.5, len(paths.vocabulary)), paths).corpus) == "0.0"
+
+
+class Open(Sorting):
+    """A number that ends in 0 or 5 is completed by its first two digits; another by any two, equally likely."""
+
+    def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
+        prompt = str(self.row(row_id).prompt)
+        return prompt, f"{int(draw * 100):02d}" if row_id % 5 else prompt[:2]
+
+
+class AnyTwo(Open):
+    """Every number is completed by any two digits."""
+
+    def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
+        return super().demonstration(row_id, draw)[0], f"{int(draw * 100):02d}"
+
+
+class Always(Open):
+    """Every number is completed alike."""
+
+    def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
+        return super().demonstration(row_id, draw)[0], "00"
+
+
+def perfect_imitator_of_open() -> Any:
+    size = len(Sorting.vocabulary)
+
+    def run(ids: torch.Tensor, use_cache: bool) -> Any:
+        probabilities = torch.full((*ids.shape, size), 1e-30, dtype=torch.float64)
+        probabilities[..., :10] = 0.1
+        closed = ids[:, 4] % 5 == 0  # after BOS
+        for place in (5, 6):
+            said = torch.nn.functional.one_hot(ids[closed, place - 4], size).double()
+            probabilities[closed, place] = said.clamp(min=1e-30)
+        return SimpleNamespace(logits=probabilities.log())
+
+    run.device = "cpu"  # type: ignore[attr-defined]
+    return run
+
+
+def test_a_perfect_imitator_of_prompts_that_are_wide_open_is_not_named() -> None:
+    """Ten draws cannot tell 10 ways to complete a prompt from 100, so such prompts say nothing."""
+    found = measured(perfect_imitator_of_open(), Open(SortingConfig(kind="open", digits=4)))
+    assert (found.loss, found.corpus) == (0, 0)
+    assert found.guessing == pytest.approx(math.log(10), abs=0.05)
+    assert found.problem(0) is None
+    assert measure_imitation(model_of(0.1, 12), AnyTwo(SortingConfig(kind="open", digits=4))) is None
+
+
+def test_somewhat_more_ways_than_ten_draws_can_tell_are_told_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.learning.models.imitation.PROMPTS", 5)  # graphs take time to draw
+    stars = load_dataset(StarGraphConfig(kind="star_graph", degree=8, random_arm=0.6))
+    arm, goal = 0.6 / 8, 0.4 + 0.6 / 8
+    found = measured(model_of(0.5, len(stars.vocabulary)), stars)
+    tokens = 5 + 4  # labels, and what stands between them
+    assert found.corpus * tokens == pytest.approx(-(7 * arm * math.log(arm) + goal * math.log(goal)), rel=0.02)
+
+
+def test_where_all_completions_are_alike_it_is_enough_to_know_them() -> None:
+    alike = Always(SortingConfig(kind="always", digits=4))
+    known, unknown = (measured(model_of(share, 12), alike) for share in (0.99, 0.5))
+    assert (known.guessing, known.corpus) == (0, 0)
+    assert known.problem(0) is None
+    assert unknown.problem(0) is not None
+
+
+def test_what_is_said_names_the_reference_and_its_losses() -> None:
+    assert Imitation(loss=1.816, guessing=1.852, corpus=0.148).problem(4) == (
+        "the reference of seed 4 has not learnt: held-out loss 1.82 nats a token, where guessing by frequency "
+        "gives 1.85 and imitating perfectly 0.15"
+    )

@@ -1,0 +1,172 @@
+"""Models of other makers: GGUF files, folders that move, several ends of text, contexts that are too short."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from pipeline.config import schema
+from pipeline.config.load import load_config
+from pipeline.config.schema import HFModelConfig, LongPrompts, SystemConfig
+from pipeline.errors import ConfigError, DataError, JobError
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.tokenized import encode_prompts
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.models.gguf import convert
+from pipeline.learning.models.load import context_length, end_ids, load_policy, load_tokenizer
+from pipeline.learning.models.source import (
+    POINTER,
+    reference_folder,
+    snapshot,
+    value_context,
+    value_folder,
+    write_reference,
+)
+from pipeline.plan.tokenizers import check_tokenizers, has_chat_template, read_vocabulary
+from tests.doubles.gguf import TOKENS, write_gguf
+
+SYSTEM = SystemConfig()
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny model.gguf")
+
+
+@pytest.fixture(scope="module")
+def folder(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("plain")
+    convert(gguf_file, out)
+    return out
+
+
+def test_a_gguf_file_becomes_a_plain_folder(gguf_file: Path, folder: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    direct = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
+    ids = torch.tensor([[1, 3, 4, 5]])
+    assert torch.equal(plain(ids).logits, direct(ids).logits)
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    assert str(gguf_file.parent) not in (folder / "config.json").read_text()
+
+
+def test_its_tokenizer_and_chat_template_come_along(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer("abc a")["input_ids"] == [TOKENS.index(token) for token in ("ab", "c", "Ġ", "a")]
+    [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "ab"}]])
+    assert ids == [TOKENS.index(token) for token in ("<|im_start|>", "ab", "<|im_end|>")]
+
+
+def test_converting_twice_gives_the_same_bytes(gguf_file: Path, folder: Path, tmp_path: Path) -> None:
+    convert(gguf_file, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in folder.iterdir())
+    for path in folder.iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_damaged_gguf_file_is_told(gguf_file: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(gguf_file.read_bytes()[:700])
+    with pytest.raises(JobError, match=r"cannot read .*cut\.gguf as a model"):
+        convert(cut, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"cut\.gguf: cannot be read as a GGUF file"):
+        has_chat_template(str(cut))
+
+
+def test_what_planning_reads_of_a_gguf_file_is_what_the_model_has(gguf_file: Path, folder: Path) -> None:
+    assert read_vocabulary("models.x.path", str(gguf_file)) == read_vocabulary("models.x.path", str(folder))
+    assert has_chat_template(str(gguf_file)) is True
+    assert has_chat_template(str(folder)) is True
+
+
+def test_a_gguf_file_without_a_chat_template(tmp_path: Path) -> None:
+    assert has_chat_template(str(write_gguf(tmp_path / "plain.gguf", template=None))) is False
+
+
+def test_a_value_model_of_another_family_is_refused(gguf_file: Path, folder: Path, tmp_path: Path) -> None:
+    other = write_gguf(tmp_path / "other.gguf", [*TOKENS[:-2], TOKENS[-1], TOKENS[-2]])
+    request = ["experiment.name=t", "model=hf"]
+    check_tokenizers(load_config([*request, f"models.hf.path={folder}", f"models.hf.value_path='{gguf_file}'"]))
+    with pytest.raises(ConfigError, match="share no tokenizer: token 'Ġ' has id 11 in the one and is id 12"):
+        check_tokenizers(load_config([*request, f"models.hf.path={folder}", f"models.hf.value_path={other}"]))
+
+
+def test_a_reference_is_found_where_it_is_now(folder: Path, tmp_path: Path) -> None:
+    first, second, out = tmp_path / "first", tmp_path / "second", tmp_path / "out"
+    shutil.copytree(folder, first)
+    out.mkdir()
+    write_reference(HFModelConfig(kind="hf", path=str(first)), out)
+    assert [path.name for path in out.iterdir()] == [POINTER]
+    assert reference_folder(out, HFModelConfig(kind="hf", path=str(first))) == str(first)
+    first.rename(second)
+    assert reference_folder(out, HFModelConfig(kind="hf", path=str(second))) == str(second)
+
+
+def test_a_gguf_reference_is_its_own_output(gguf_file: Path, tmp_path: Path) -> None:
+    config = HFModelConfig(kind="hf", path=str(gguf_file))
+    write_reference(config, tmp_path)
+    assert reference_folder(tmp_path, config) == str(tmp_path)
+    assert load_policy(tmp_path, SYSTEM, "cpu").num_parameters() > 0
+
+
+def test_the_backbone_of_value_models_may_be_another(gguf_file: Path, folder: Path, tmp_path: Path) -> None:
+    assert value_folder(HFModelConfig(kind="hf", path="x"), tmp_path) is None
+    assert value_folder(HFModelConfig(kind="hf", path="x", value_path=str(folder)), tmp_path) == str(folder)
+    assert value_context(HFModelConfig(kind="hf", path="x")) is None
+    assert value_context(HFModelConfig(kind="hf", path="x", value_path=str(folder))) == 64
+    made = value_folder(HFModelConfig(kind="hf", path="x", value_path=str(gguf_file)), tmp_path / "made")
+    assert load_policy(str(made), SYSTEM, "cpu").config.hidden_size == 32
+
+
+def test_a_model_that_the_hub_does_not_give_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(JobError, match=r"cannot get the model 'owner/name' at revision v1 from the hub"):
+        snapshot("owner/name", "v1")
+
+
+def test_every_end_of_text_counts(folder: Path) -> None:
+    model, tokenizer = load_policy(folder, SYSTEM, "cpu"), load_tokenizer(folder)
+    assert end_ids(model, tokenizer) == (2,)
+    model.generation_config = GenerationConfig(eos_token_id=[2, 0])
+    assert end_ids(model, tokenizer) == (2, 0)
+    tokenizer.eos_token = None
+    model.generation_config = GenerationConfig(eos_token_id=0)
+    assert end_ids(model, tokenizer) == (0,)
+
+
+def policy(folder: Path, **generation: object) -> TextPolicy:
+    model, tokenizer = load_policy(folder, SYSTEM, "cpu"), AutoTokenizer.from_pretrained(folder)
+    model.generation_config = GenerationConfig(eos_token_id=[2, 5, 6, 7])
+    dataset = load_dataset(schema.FilesConfig(kind="jsonl", path="unread.jsonl"))
+    return TextPolicy(model, tokenizer, schema.GenerationConfig(**generation), dataset, "cpu")
+
+
+def test_a_completion_stops_at_any_of_them(folder: Path) -> None:
+    writer = policy(folder, max_new_tokens=20)
+    assert writer.end_ids == (2, 5, 6, 7)
+    decoded = writer.complete([[1, 3]] * 20, sample_keys(0, "x", np.arange(20), 1))
+    last = {tokens[-1] for tokens in decoded.tokens if len(tokens) < 20}
+    assert len(last) > 1
+    assert last <= {2, 5, 6, 7}
+    assert not any(token in (2, 5, 6, 7) for tokens in decoded.tokens for token in tokens[:-1])
+    assert [writer.truncated(tokens) for tokens in decoded.tokens] == [
+        len(tokens) == 20 and tokens[-1] not in (2, 5, 6, 7) for tokens in decoded.tokens
+    ]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_or_cut(folder: Path) -> None:
+    long = [1] + [3 + position % 8 for position in range(60)]
+    strict = policy(folder, max_new_tokens=14)
+    assert context_length(load_policy(folder, SYSTEM, "cpu")) == 64
+    assert strict.fitted([long[:50]]) == [long[:50]]
+    with pytest.raises(DataError, match=r"a prompt of 51 tokens .* has room for 50 .*long_prompts=truncate"):
+        strict.fitted([[1], long[:51]])
+    cutting = policy(folder, max_new_tokens=14, long_prompts=LongPrompts.truncate)
+    assert cutting.fitted([[1], long]) == [[1], long[-50:]]
+    with pytest.raises(DataError, match=r"max_new_tokens=64 leaves no room"):
+        policy(folder, max_new_tokens=64).fitted([[1]])

@@ -1,0 +1,151 @@
+"""Value models are ordinary transformers models; the cache of models; the tiny reference."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
+
+from pipeline.config.schema import AdditionConfig, HeadType, SystemConfig, TinyModelConfig
+from pipeline.errors import JobError
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models.cache import ModelCache
+from pipeline.learning.models.load import load_policy, load_tokenizer, load_value
+from pipeline.learning.models.tiny import make_model, make_tokenizer, train_reference
+from pipeline.learning.models.value import ValueModel, value_model_from
+
+DATASET = load_dataset(AdditionConfig(kind="addition"))
+SMALL = TinyModelConfig(kind="tiny", steps=5, batch_size=8)
+
+
+def reference() -> GPT2LMHeadModel:
+    config = GPT2Config(
+        vocab_size=13, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+def test_a_value_model_is_the_same_after_saving_and_loading(tmp_path: Path, head: HeadType) -> None:
+    model = value_model_from(reference(), head).eval()
+    model.head.weight.data = torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(1))
+    model.save_pretrained(tmp_path)
+    ids = torch.tensor([[10, 3, 2, 1, 11]])
+    loaded = load_value(tmp_path, SystemConfig(), "cpu")
+    assert isinstance(loaded, ValueModel)
+    assert loaded.config.head == head.name
+    assert torch.equal(loaded(ids), model(ids))
+    assert loaded(ids).shape == ((1, 5) if head is HeadType.v else (1, 5, 13))
+    assert not loaded.training
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+    files = ["config.json", "model.safetensors", "value_head.json", "value_head.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
+def test_any_program_loads_the_backbone_of_a_value_model(tmp_path: Path) -> None:
+    model = value_model_from(reference(), HeadType.q).eval()
+    model.save_pretrained(tmp_path)
+    backbone = AutoModel.from_pretrained(tmp_path)
+    assert type(backbone) is GPT2Model  # nothing of this project is registered with transformers
+    ids = torch.tensor([[10, 3, 2, 1, 11]])
+    assert torch.equal(backbone(ids).last_hidden_state, model.backbone(ids).last_hidden_state)
+
+
+def test_a_folder_without_a_head_is_no_value_model(tmp_path: Path) -> None:
+    reference().save_pretrained(tmp_path)
+    with pytest.raises(JobError, match=r"no value model: value_head\.json"):
+        load_value(tmp_path, SystemConfig(), "cpu")
+
+
+def test_a_value_model_is_a_copy_and_not_a_view() -> None:
+    model = reference()
+    value = value_model_from(model, HeadType.v)
+    before = model.transformer.wte.weight.clone()
+    value.backbone.wte.weight.data.zero_()
+    assert torch.equal(model.transformer.wte.weight, before)
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+def test_an_untrained_value_model_has_no_opinion(head: HeadType) -> None:
+    assert value_model_from(reference(), head)(torch.tensor([[10, 3, 2]])).abs().max() == 0
+
+
+def test_equal_value_models_are_equal_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        torch.manual_seed(ord(name))  # the global generator must not matter
+        value_model_from(reference(), HeadType.v).save_pretrained(tmp_path / name)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "b").iterdir())
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_model_used_longest_ago_leaves_the_cache_first() -> None:
+    cache, loaded = ModelCache(2), []
+
+    def get(name: str) -> str:
+        return str(cache.get((name,), lambda: loaded.append(name) or name.upper(), nullcontext))
+
+    assert [get(name) for name in "abacab"] == ["A", "B", "A", "C", "A", "B"]
+    assert loaded == ["a", "b", "c", "b"]
+    assert (cache.loads, cache.hits) == (4, 2)
+
+
+def test_a_model_that_fails_to_load_is_not_kept() -> None:
+    cache = ModelCache(1)
+    with pytest.raises(ZeroDivisionError):
+        cache.get(("a",), lambda: 1 / 0, nullcontext)
+    assert cache.get(("a",), lambda: "fine", nullcontext) == "fine"
+
+
+def test_the_tokenizer_has_the_vocabulary_of_the_dataset(tmp_path: Path) -> None:
+    made = make_tokenizer(DATASET)
+    made.save_pretrained(tmp_path)
+    for tokenizer in (made, AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
+        row = DATASET.row(123456)
+        assert tokenizer(row.prompt)["input_ids"] == [10, 3, 2, 1, 11, 6, 5, 4, 12]
+        assert tokenizer.decode([9, 7, 5, 0], skip_special_tokens=True) == row.columns["solution"]
+        assert tokenizer.decode([10, 9, 7], skip_special_tokens=True) == "97"
+        assert len(tokenizer) == len(DATASET.vocabulary)
+        assert tokenizer.eos_token_id is None
+
+
+def test_training_the_reference_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        torch.manual_seed(ord(name))
+        model, losses = train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None)
+        model.save_pretrained(tmp_path / name)
+        assert len(losses) == 5
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_the_reference_loads_and_has_the_size_that_is_told(tmp_path: Path) -> None:
+    model, _ = train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None)
+    model.save_pretrained(tmp_path)
+    loaded = load_policy(tmp_path, SystemConfig(), "cpu")
+    assert loaded.num_parameters() == 76_096
+    ids = torch.tensor([[10, 3, 2]])
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    other = TinyModelConfig(kind="tiny", steps=5, batch_size=8, seed=1)
+    different, _ = train_reference(other, DATASET, "cpu", lambda step, tokens: None)
+    assert not torch.equal(different(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("width", [64, 256])
+def test_a_reference_begins_with_weights_that_fit_its_width(width: int) -> None:
+    """At 0.02, as GPT-2's 768 have it, some seeds of a narrow model spend the whole training on a plateau."""
+    model = make_model(TinyModelConfig(kind="tiny", n_embd=width), DATASET)
+    for weights in (model.transformer.wte.weight, model.transformer.h[0].attn.c_attn.weight):
+        assert weights.std().item() == pytest.approx(0.8 / width**0.5, rel=0.1)
+
+
+def test_demonstrations_are_training_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: set[int] = set()
+    demonstration = DATASET.demonstration
+    monkeypatch.setattr(DATASET, "demonstration", lambda row, draw: shown.add(row) or demonstration(row, draw))
+    train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None)
+    assert len(shown) == 40
+    assert shown <= set(DATASET.ids("train").tolist())

@@ -1,0 +1,137 @@
+"""Reward models of the kinds that people have, tiny and made here."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
+
+from pipeline.config.schema import DatasetConfig, GradingConfig
+from pipeline.errors import ConfigError
+from pipeline.learning.datasets.base import Row
+from pipeline.learning.rewards.model import ModelSettings, RewardModel
+from pipeline.learning.rewards.scoring import Scorer
+
+WORDS = ["<end>", "<unk>", "user", "assistant", "good", "bad", "so", "it", "is"]
+
+
+def make(folder: Path, labels: int, pad: bool = False, template: str | None = None) -> Path:
+    """A GPT-2 with a classification head, and a tokenizer of whole words."""
+    torch.manual_seed(labels)
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "<end>"} if pad else {}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unk>", **special)
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    names = {0: "NEGATIVE", 1: "POSITIVE"} if labels == 2 else {i: f"LABEL_{i}" for i in range(labels)}
+    config = GPT2Config(
+        vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=labels, id2label=names
+    )
+    model = GPT2ForSequenceClassification(config)
+    torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scalar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("scalar"), 1)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("classifier"), 2, pad=True)
+
+
+def logits(folder: Path, text: str) -> torch.Tensor:
+    """What the model says of one text alone."""
+    model = GPT2ForSequenceClassification.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    with torch.no_grad():
+        return model(**tokenizer(text, return_tensors="pt", return_token_type_ids=False)).logits[0].double()
+
+
+def scores(folder: Path, prompts: list[Any], completions: list[Any], **settings: Any) -> list[float | None]:
+    return RewardModel(ModelSettings(path=str(folder), **settings), "cpu")(prompts, completions)
+
+
+def test_a_single_output_is_the_reward(scalar: Path) -> None:
+    """Texts of several lengths in one batch: each gets what it would get alone."""
+    prompts, completions = ["so it is ", "it is ", "so "], ["good", "good bad good", "bad"]
+    expected = [logits(scalar, p + c)[0].item() for p, c in zip(prompts, completions, strict=True)]
+    assert scores(scalar, prompts, completions) == pytest.approx(expected, abs=1e-5)
+    assert scores(scalar, prompts, completions, batch_size=2) == pytest.approx(expected, abs=1e-5)
+    chances = scores(scalar, prompts, completions, output="probability")
+    assert chances == pytest.approx(torch.tensor(expected).sigmoid().tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("label", ["POSITIVE", 1])
+def test_one_class_of_several_is_the_reward(classifier: Path, label: str | int) -> None:
+    whole = logits(classifier, "it is good")
+    given: Any = (["it is "], ["good"])
+    assert scores(classifier, *given, label=label) == pytest.approx([whole.softmax(0)[1].item()], abs=1e-5)
+    assert scores(classifier, *given, label=label, output="logit") == pytest.approx([whole[1].item()], abs=1e-5)
+    odds = (whole[1] - whole[0]).item()
+    assert scores(classifier, *given, label=label, output="log_odds") == pytest.approx([odds], abs=1e-5)
+
+
+def test_the_completion_alone(scalar: Path) -> None:
+    found = scores(scalar, ["so it is "], ["good"], with_prompt=False)
+    assert found == pytest.approx([logits(scalar, "good")[0].item()], abs=1e-5)
+
+
+def test_the_chat_template_of_the_model_is_used(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} <end> {% endfor %}"
+    folder = make(tmp_path, 1, template=template)
+    expected = [logits(folder, "user so it is <end> assistant good <end> ")[0].item()]
+    assert scores(folder, ["so it is"], ["good"]) == pytest.approx(expected, abs=1e-5)
+    prompt = [{"role": "user", "content": "so it is"}]
+    completion = [{"role": "assistant", "content": "good"}]
+    assert scores(folder, [prompt], [completion]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_texts_that_end_with_the_end_token_are_read_there_in_any_batch(tmp_path: Path) -> None:
+    """Padding with the end token would hide the end of the text from the model."""
+    folder = make(tmp_path, 1)
+    prompts, completions = ["so it is ", "it "], ["good <end>", "bad <end>"]
+    expected = [logits(folder, p + c)[0].item() for p, c in zip(prompts, completions, strict=True)]
+    assert scores(folder, prompts, completions) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_text_without_any_token_has_no_score(scalar: Path) -> None:
+    found = scores(scalar, ["", "", ""], ["", "good", " "])
+    assert found[0::2] == [None, None]
+    assert found[1:2] == pytest.approx([logits(scalar, "good")[0].item()], abs=1e-5)
+    assert scores(scalar, [""], [""]) == [None]
+
+
+def test_a_long_text_loses_its_beginning(scalar: Path) -> None:
+    long = "bad " * 40 + "so it is good"
+    expected = [logits(scalar, ("bad " * 12 + "so it is good"))[0].item()]
+    assert scores(scalar, [long], [""]) == pytest.approx(expected, abs=1e-5)
+    shorter = [logits(scalar, "it is good")[0].item()]
+    assert scores(scalar, [long], [""], max_length=3) == pytest.approx(shorter, abs=1e-5)
+
+
+def test_in_a_mix_with_other_rewards(classifier: Path) -> None:
+    options = {"mood": {"use": "model", "path": str(classifier), "label": "POSITIVE"}, "length": {"per": 1}}
+    config = DatasetConfig(kind="x", rewards={"mood": 2.0, "length": 0.5}, grading=GradingConfig(options=options))
+    with Scorer(config) as scorer:
+        found = scorer.score([Row(0, "it is ", {})] * 3, ["good", "bad", "so"], [[1, 2]] * 3, batch_size=2)
+    mood = [logits(classifier, f"it is {word}").softmax(0)[1].item() for word in ("good", "bad", "so")]
+    assert found.values == pytest.approx([2 * value - 1 for value in mood], abs=1e-5)
+    assert list(found.correct) == [None, None, None]
+
+
+def test_what_cannot_be_loaded_is_told(scalar: Path, classifier: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 2 classes: say which one"):
+        scores(classifier, [], [])
+    with pytest.raises(ConfigError, match="Did you mean 'POSITIVE'"):
+        scores(classifier, [], [], label="POSITIV")
+    with pytest.raises(ConfigError, match="has one output"):
+        scores(scalar, [], [], label="POSITIVE")
+    with pytest.raises(ConfigError, match="cannot load the reward model"):
+        scores(tmp_path / "nowhere", [], [])

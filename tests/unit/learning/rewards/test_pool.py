@@ -1,0 +1,233 @@
+"""Hostile completions cost themselves and nothing else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.errors import ConfigError, JobError
+from pipeline.learning.rewards.pool import Graded, GraderPool, Item, PoolSettings
+from pipeline.machine.descendants import VARIABLE as TAGS
+from tests.doubles import rewards as doubles
+
+OBEDIENT = f"{doubles.__name__}:obedient"
+JUDGE = f"{doubles.__name__}:judge"
+
+
+MINE = "PIPELINE_TEST_POOL"
+"""Marks what this test process has started, as others may run the same tests on this machine."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    os.environ[MINE] = str(os.getpid())
+    with GraderPool(PoolSettings(processes=2, timeout_s=4.0, memory_gib=1.0)) as pool:
+        yield pool
+    assert not tagged()
+    del os.environ[MINE]
+
+
+def tagged() -> list[int]:
+    """Every process that a pool of this test process has started, directly or not."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+            if TAGS in environment and environment.get(MINE) == str(os.getpid()):
+                found.append(process.pid)
+        except psutil.Error:
+            pass
+    return found
+
+
+def items(*texts: str) -> list[Item]:
+    return [Item(f"p{index}", text, [index], {"level": index}) for index, text in enumerate(texts)]
+
+
+def grade(pool: GraderPool, *texts: str, function: str = OBEDIENT) -> list[Graded]:
+    return pool.grade(function, {}, items(*texts))
+
+
+@pytest.mark.parametrize(
+    ("order", "fault", "said"),
+    [
+        ("loop", "timeout", "no answer within 4 s"),
+        ("regex", "timeout", "no answer within 4 s"),
+        ("exit", "crash", "exit code 3, twice"),
+        ("quit", "error", "SystemExit: no more"),
+        ("raise too bad", "error", "ValueError: too bad"),
+        ("memory", "error", "MemoryError"),
+        ("recurse", "error", "RecursionError"),
+        ("infinite", "error", "the reward is infinite"),
+        ("garbage", "crash", "ended with"),
+        ("family", "timeout", "no answer within 4 s"),
+        ("orphan", "crash", "exit code 1"),
+    ],
+)
+def test_a_hostile_completion_costs_itself_alone(pool: GraderPool, order: str, fault: str, said: str) -> None:
+    found = grade(pool, "a", "b", order, "c", "d", "e")
+    assert found[2].fault == fault
+    assert found[2].value is None
+    assert said in found[2].message
+    assert [one.value for index, one in enumerate(found) if index != 2] == [0, 1, 3, 4, 5]
+    assert all(one.fault is None for index, one in enumerate(found) if index != 2)
+    assert set(tagged()) == set(pool.pids())
+
+
+def test_many_hostile_completions_at_once(pool: GraderPool) -> None:
+    texts = ["exit" if index % 3 == 0 else "raise x" if index % 3 == 1 else "good" for index in range(12)]
+    found = grade(pool, *texts)
+    assert [one.fault for one in found] == ["crash", "error", None] * 4
+    assert [one.value for one in found[2::3]] == list(range(2, 12, 3))
+
+
+def test_order_is_kept_whatever_takes_longer(pool: GraderPool) -> None:
+    found = grade(pool, "sleep 0.2", *"abcdefghijklmnopqrstuvwxyz" * 3)
+    assert [one.value for one in found] == [0.25, *range(1, 79)]
+
+
+def test_the_deadline_is_for_each_completion_and_not_for_all(pool: GraderPool) -> None:
+    assert [one.value for one in grade(pool, *["sleep 0.3"] * 12)] == [0.25] * 12
+
+
+@pytest.mark.parametrize("order", ["none", "nan"])
+def test_a_reward_that_does_not_apply_has_not_failed(pool: GraderPool, order: str) -> None:
+    (found,) = grade(pool, order)
+    assert found.value is None
+    assert found.fault is None
+
+
+def test_a_completion_votes_for_the_answer_that_the_reward_reads_and_else_for_nothing(pool: GraderPool) -> None:
+    assert grade(pool, " b ")[0].answer is None
+    found = pool.grade(f"{doubles.__name__}:first_letter", {"letter": "b"}, [Item("p", "bcd", [1])])
+    assert found == [Graded(1.0, "b")]
+
+
+def test_what_a_reward_prints_disturbs_nobody(pool: GraderPool) -> None:
+    assert grade(pool, "print")[0].value == 0.5
+
+
+def test_graders_are_kept_while_none_of_them_dies(pool: GraderPool) -> None:
+    before = {one.value for one in grade(pool, *["pid"] * 8)}
+    grade(pool, "raise", "quit", "none")
+    after = {one.value for one in grade(pool, *["pid"] * 8)}
+    assert len(before & after) >= 1
+    assert set(pool.pids()) >= {int(pid or 0) for pid in after}
+
+
+def test_a_grader_that_is_killed_from_outside_costs_no_score(pool: GraderPool, tmp_path: Path) -> None:
+    """As by a kernel that is short of memory: what counts is the second try, with no other grader beside it."""
+    texts = [f"victim {tmp_path}", *["sleep 0.05"] * 3]
+    found = grade(pool, *texts)
+    assert [one.fault for one in found] == [None] * 4
+    first, second = ((tmp_path / name).read_text().split() for name in ("first", "second"))
+    assert first[0] != second[0]
+    assert second[1:] == []
+    assert len(first) > 1
+
+
+def test_what_kills_its_grader_is_tried_twice_and_always_comes_out_the_same(
+    pool: GraderPool, tmp_path: Path
+) -> None:
+    blamed = Graded(fault="crash", message="the grading process ended with signal 6 (SIGABRT), twice")
+    for texts in (["a", f"fatal {tmp_path}", "b"], [f"fatal {tmp_path}", f"slow {tmp_path}"]):
+        found = grade(pool, *texts)
+        assert found[texts.index(f"fatal {tmp_path}")] == blamed
+    assert (tmp_path / "fatal").read_text() == "...."
+    assert found[1].fault == "timeout"
+    assert (tmp_path / "slow").read_text() == "."  # a timeout is nobody else's doing
+
+
+def test_a_grader_that_a_thread_keeps_busy_is_replaced(pool: GraderPool) -> None:
+    for _ in range(2):
+        found = grade(pool, "thread", "a", "b", "c")
+        assert [one.value for one in found if one.fault is None and one.value != 0.75] == [1, 2, 3]
+
+
+def test_one_killed_while_idle_is_nobodys_fault(pool: GraderPool) -> None:
+    grade(pool, "a", "b", "c", "d")
+    for pid in pool.pids():
+        os.kill(pid, signal.SIGKILL)
+    assert [one.value for one in grade(pool, "a", "b")] == [0, 1]
+
+
+def test_graders_have_neither_torch_nor_a_gpu(pool: GraderPool) -> None:
+    assert [one.value for one in grade(pool, "torch", "devices")] == [0, 0]
+
+
+def test_async_rewards_are_awaited_at_the_same_time() -> None:
+    with GraderPool(PoolSettings(processes=1, timeout_s=5.0)) as pool:
+        found = grade(pool, "meet1", "meet22", "meet333", function=JUDGE)
+    assert [one.value for one in found] == [5, 6, 7]
+
+
+def test_an_async_reward_that_fails_costs_itself_alone(pool: GraderPool) -> None:
+    found = grade(pool, "a", "never", "raise", "bb", function=JUDGE)
+    assert [one.fault for one in found] == [None, "timeout", "error", None]
+    assert [one.value for one in found] == [1, None, None, 2]
+
+
+def test_an_async_reward_that_blocks_is_found_out(pool: GraderPool) -> None:
+    found = grade(pool, "a", "block", "bb", function=JUDGE)
+    assert [one.fault for one in found] == [None, "timeout", None]
+    assert [found[0].value, found[2].value] == [1, 2]
+
+
+def test_columns_of_numpy_arrive_as_plain_numbers(pool: GraderPool) -> None:
+    import numpy as np
+
+    found = pool.grade(OBEDIENT, {}, [Item("p", "a", [1], {"level": np.int64(7), "more": np.arange(3)})])
+    assert found[0].value == 7
+
+
+def test_a_column_that_cannot_be_sent_is_named(pool: GraderPool) -> None:
+    with pytest.raises(JobError, match="column 'level' holds object"):
+        pool.grade(OBEDIENT, {}, [Item("p", "a", [1], {"level": object()})])
+
+
+def test_a_reward_that_cannot_be_imported(pool: GraderPool) -> None:
+    with pytest.raises(ConfigError, match="cannot import"):
+        grade(pool, "a", function="no_such_module:reward")
+
+
+def test_the_wrong_number_of_scores_is_told(pool: GraderPool) -> None:
+    (found,) = grade(pool, "a", function=f"{doubles.__name__}:wrong_number")
+    assert found.fault == "error"
+    assert "returned 2 scores for one completion" in found.message
+
+
+def test_nothing_to_grade(pool: GraderPool) -> None:
+    assert grade(pool) == []
+
+
+OWNER = f"""
+import sys, json
+from pipeline.learning.rewards.pool import GraderPool, Item, PoolSettings
+pool = GraderPool(PoolSettings(processes=2))
+pool.grade({OBEDIENT!r}, {{}}, [Item("p", "a", [1]) for _ in range(4)])
+print(json.dumps(pool.pids()), flush=True)
+pool.grade({OBEDIENT!r}, {{}}, [Item("p", order, [1]) for order in ("regex", "loop")])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the process group is what ends them")
+def test_graders_die_with_their_owner_even_in_the_middle_of_a_regular_expression() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    pids = json.loads(owner.stdout.readline())
+    assert len(pids) == 2
+    graders = [psutil.Process(pid) for pid in pids]
+    while not all(grader.cpu_times().user > 0.1 for grader in graders):
+        time.sleep(0.05)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    _, alive = psutil.wait_procs(graders, timeout=200)
+    assert not alive

@@ -1,0 +1,303 @@
+"""Rewards are tried on one row before anything is generated."""
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.config.schema import AdditionConfig, FilesConfig, GradingConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.learning.algos.prepare import Preparation
+from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.rewards.probe import check_rewards
+from pipeline.plan.rewards import try_rewards
+from tests.doubles import own_rewards
+
+FILE = str(own_rewards.__file__)
+OVERLONG = (
+    "datasets.addition.grading.options={get_soft_overlong_punishment:{max_completion_len:4,soft_punish_cache:2}}"
+)
+VADER = "datasets.addition.reward=vader"
+
+
+def tried(reward: str | dict[str, float], row: Row | None = None, **grading: Any) -> list[str]:
+    """What becomes of own rewards on a row of a dataset that makes its rows."""
+    weights = {reward: 1.0} if isinstance(reward, str) else reward
+    rewards = {
+        f"{own_rewards.__name__}.{name}" if hasattr(own_rewards, name) else name: w for name, w in weights.items()
+    }
+    config = AdditionConfig(kind="addition", rewards=rewards, grading=GradingConfig(**grading))
+    row = row or Row(0, "1+1=", {"solution": "2"})
+    return check_rewards("sums", config, load_dataset(config), row, row.columns)
+
+
+def prepared(tmp_path: Path, config: FilesConfig, *rows: dict[str, Any]) -> None:
+    """Carry out the stage that reads the rows."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ctx: Any = SimpleNamespace(
+        config=SimpleNamespace(dataset=config),
+        out=tmp_path / "out",
+        job_id="mine/tiny/dataset/prepare",
+        loading=contextlib.nullcontext,
+    )
+    Preparation().prepare(ctx)
+
+
+def jsonl(tmp_path: Path, **settings: Any) -> FilesConfig:
+    return FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), test_size=1, validation_size=1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "there", "mapping"),
+    [
+        ({"answer": "2"}, {}, "prompt, answer", "{solution: answer}"),
+        ({"completion": "2"}, {}, "prompt, completion", "{solution: completion}"),
+        ({"gold": "2", "source": "x", "answer": "2"}, {}, "prompt, answer, gold, source", "{solution: answer}"),
+        ({"solutions": "2", "id": 1}, {}, "prompt, id, solutions", "{solution: solutions}"),
+        ({"a": "2", "b": 1}, {}, "prompt, a, b", "{solution: NAME}"),
+        (
+            {"question": "q", "answer": "2"},
+            {"prompt": "question"},
+            "prompt, answer",
+            "{prompt: question, solution: answer}",
+        ),
+    ],
+)
+def test_a_column_that_is_missing_is_told_with_the_mapping_to_write(
+    tmp_path: Path, rows: dict[str, Any], columns: dict[str, str], there: str, mapping: str
+) -> None:
+    made = [
+        {**({} if columns else {"prompt": f"{n}"}), **rows, **({"question": f"{n}"} if columns else {})}
+        for n in range(9)
+    ]
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path, jsonl(tmp_path, columns=columns), *made)
+    assert str(caught.value) == (
+        f"datasets.mine: reward 'exact_match' needs a column `solution`; this dataset has: {there}; "
+        f"write 'datasets.mine.columns={mapping}'"
+    )
+
+
+def test_a_column_whose_name_is_taken_is_told_with_the_setting_that_renames_it(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}", "answer": "1", "completions": ["1"]} for n in range(9)]
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, jsonl(tmp_path, columns={"solution": "answer"}), *rows)
+    setting = "datasets.mine.columns={solution: answer, dataset_completions: completions}"
+    assert str(caught.value).endswith(
+        "rewards are given something else as 'completions'. "
+        f"Rename it by '{setting}', or list those to keep in datasets.mine.further_columns."
+    )
+    prepared(
+        tmp_path, jsonl(tmp_path, columns={"solution": "answer", "dataset_completions": "completions"}), *rows
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "mapping"),
+    [
+        ({}, {"question": "q", "answer": "2"}, "{prompt: question, solution: answer}"),
+        ({}, {"question": "q", "solution": "2"}, "{prompt: question}"),
+        ({"solution": "gold"}, {"a": "q", "gold": "2", "b": 1}, "{solution: gold, prompt: NAME}"),
+    ],
+)
+def test_a_missing_prompt_is_told_with_all_columns_to_map(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, Any], mapping: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, jsonl(tmp_path, columns=columns), row)
+    assert str(caught.value).endswith(f"If they are called otherwise, write 'datasets.mine.columns={mapping}'.")
+
+
+def test_a_column_that_some_rows_lack_is_there(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}", **({"solution": "1"} if n == 8 else {})} for n in range(9)]
+    prepared(tmp_path, jsonl(tmp_path, reward=f"{own_rewards.__name__}.right"), *rows)
+
+
+def test_a_solution_that_is_no_text_is_told_where_rewards_that_ship_need_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reward 'exact_match' fails: AttributeError: 'int' object has no"):
+        prepared(tmp_path, jsonl(tmp_path), *({"prompt": f"{n}", "solution": n} for n in range(9)))
+
+
+def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = jsonl(tmp_path, reward=f"{own_rewards.__name__}.expects_json")
+    with caplog.at_level(logging.WARNING, "pipeline"):
+        prepared(tmp_path, config, *({"prompt": f"{n}", "solution": "a"} for n in range(9)))
+    assert "datasets.mine: for the completion 'a' of row" in caplog.text
+    assert "gives no score: json.decoder.JSONDecodeError: Expecting value" in caplog.text
+    assert (tmp_path / "out" / "dataset.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("needs_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
+        ("looks_up_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
+        ("returns_nothing", "returned None, but must return a list with one number, or None, for each completion"),
+        ("one_number", "returned 1.0, but must return a list with one number"),
+        ("too_many", "returned 2 scores for one completion"),
+        ("words", "returned 'good' as a score, which is no number"),
+        ("undefined", rf"fails: NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"),
+        ("imports_what_is_not_there", r"fails: ModuleNotFoundError: No module named 'not_there_at_all'"),
+        ("a_set", "returned a set, but must return a list with one number"),
+        ("digits", "returned '1.0' as a score, which is no number"),
+        ("in_the_worker", rf"fails: NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"),
+    ],
+)
+def test_a_reward_that_cannot_work_is_refused(reward: str, said: str) -> None:
+    name = f"{own_rewards.__name__}.{reward}"
+    with pytest.raises(ConfigError, match=rf"^datasets.sums: reward '{name}' \({FILE}:\d+\) {said}"):
+        tried(reward)
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("expects_json", "TypeError: 'int' object is not subscriptable"),  # the solution is read as a number
+        ("not_a_number", "no reward gives a score, but None or nan"),
+        ("reads_fields", rf"KeyError: 'Answer' ({FILE}:"),
+        ("reads_last_line", "UnboundLocalError: cannot access local variable 'answer' where it is not"),
+        ("runs_code", "NameError: name 'number_2' is not defined"),
+        ("imports_what_it_is_told", "ModuleNotFoundError: No module named 'part_2'"),
+        ("looks_up_in_its_own_table", rf"KeyError: 'level' ({FILE}:"),
+        ("ends_the_process", "the grading process ended with exit code 3"),
+    ],
+)
+def test_what_may_be_due_to_the_completion_is_a_warning(reward: str, said: str) -> None:
+    (warning,) = tried(reward)
+    assert said in warning
+
+
+def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
+    assert tried("right") == []
+    assert tried("awaited_object") == []
+    assert tried("hands_on") == []
+    assert tried({"right": 1.0, "not_a_number": 0.5}, correct_by="nothing") == []  # another one gives a score
+    assert tried({"exact_match": 1.0, "length": 0.1}) == []
+
+
+def test_a_row_that_no_process_can_be_sent_hinders_only_rewards_that_need_one() -> None:
+    row = Row(0, "1+1=", {"solution": "2", "image": object()})
+    assert tried("exact_match", row) == []
+    assert tried("right", row, isolated=False) == []
+
+
+def test_models_are_not_loaded() -> None:
+    assert tried({"model": 1.0}, options={"model": {"path": "/not/there"}}) == []
+
+
+# -- while a run is planned ------------------------------------------------------------------------------------
+
+
+def test_what_ships_is_not_tried_while_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    assert try_rewards(load_config(["experiment.name=x"])) == ()
+    files = load_config(
+        [
+            "experiment.name=x",
+            "algos=[PITA]",
+            "dataset=jsonl",
+            "datasets.jsonl.path=a",
+            "datasets.jsonl.reward=a.b",
+        ]
+    )
+    assert try_rewards(files) == ()  # `prepare` does it
+
+
+def test_of_several_rewards_on_files_it_is_seen_while_planning_which_one_judges() -> None:
+    rewards = ",".join(f"{own_rewards.__name__}.{name}:1" for name in ("right", "shares"))
+    asked = [
+        "experiment.name=x",
+        "algos=[PITA]",
+        "dataset=jsonl",
+        "datasets.jsonl.path=not_read_yet",
+        f"datasets.jsonl.rewards={{{rewards}}}",
+    ]
+    with pytest.raises(ConfigError, match=r"datasets.jsonl: of several rewards .*right, .*shares is known to"):
+        try_rewards(load_config(asked))
+    assert try_rewards(load_config([*asked, "datasets.jsonl.grading.correct_by=nothing"])) == ()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["dataset=imdb_sentiment"], "its reward 'vader'"),
+        (["datasets.addition.rewards={exact_match:1,length:0.1}"], "the sum of its rewards exact_match, length"),
+        (
+            ["datasets.addition.reward=get_soft_overlong_punishment", OVERLONG],
+            "reward 'get_soft_overlong_punishment'",
+        ),
+        ([f"datasets.addition.reward={own_rewards.__name__}.declared_graded"], "own_rewards.declared_graded'"),
+    ],
+)
+def test_a_graded_reward_is_refused_where_a_single_probability_would_have_to_express_it(
+    overrides: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{said} has more than two values, .* Set algos.QSharp.atoms=11"):
+        try_rewards(load_config(["experiment.name=x", "algos=[QSharp]", *overrides]))
+
+
+def test_a_mean_is_all_that_controlled_decoding_asks_of_a_graded_reward() -> None:
+    assert try_rewards(load_config(["experiment.name=x", "algos=[CD]", "dataset=imdb_sentiment"])) == ()
+    assert try_rewards(load_config(["experiment.name=x", "algos=[QSharp]", "algos.QSharp.atoms=11", VADER])) == ()
+
+
+def test_rewards_of_trl_are_tried_as_those_of_ones_own() -> None:
+    config = load_config(["experiment.name=x", "datasets.addition.reward=get_cosine_scaled_reward"])
+    with pytest.raises(ConfigError, match=r"missing a required argument: 'max_len'"):
+        try_rewards(config)
+
+
+def test_rewards_of_ones_own_are_tried_in_another_process() -> None:
+    config = load_config(["experiment.name=x", f"datasets.addition.reward={own_rewards.__name__}.undefined"])
+    before = set(sys.modules)
+    with pytest.raises(ConfigError, match=rf"NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"):
+        try_rewards(config)
+    assert not {name for name in set(sys.modules) - before if name.startswith("pipeline.learning.rewards")}
+
+
+def test_a_module_that_ends_its_process_or_prints_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loud.py").write_text("print('hello')\ndef fits(completions, **_): return [1.0]\n")
+    (tmp_path / "deadly.py").write_text("import os, sys\nprint('oh', file=sys.stderr, flush=True)\nos._exit(9)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "halted.py").write_text("raise KeyboardInterrupt\ndef fits(completions, **_): return [1.0]\n")
+    (tmp_path / "quiet.py").write_text("import os\nos._exit(0)\ndef fits(completions, **_): return [1.0]\n")
+    assert try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=loud.fits"])) == ()
+    with pytest.raises(ConfigError, match=r"cannot be imported: KeyboardInterrupt \(.*halted.py:1\)"):
+        try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=halted.fits"]))
+    with pytest.raises(ConfigError, match=r"exit code 0 and said: nothing. Importing quiet.fits, or what"):
+        try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=quiet.fits"]))
+    with pytest.raises(ConfigError, match=r"rewards of addition ended with exit code 9 and said: oh"):
+        try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=deadly.fits"]))
+
+
+def test_a_run_with_a_reward_that_cannot_work_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(completions, answer): return [1.0]\n")
+    root = Path(__file__).parents[4]
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(root / "run_parallel.py"),
+            "experiment.name=t",
+            "datasets.addition.reward=mine.reward",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert done.returncode == 2
+    assert "reward 'mine.reward'" in done.stdout + done.stderr
+    assert "needs a column `answer`; this dataset has: prompt, solution" in done.stdout + done.stderr
+    assert not (tmp_path / "outputs" / "t").exists()

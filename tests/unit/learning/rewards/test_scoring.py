@@ -1,0 +1,310 @@
+"""Several rewards together: weights, isolation, failures, and what is kept."""
+
+import logging
+import math
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.config.schema import REWARD_NAMES, DatasetConfig, GradingConfig
+from pipeline.errors import ConfigError, JobError
+from pipeline.learning.datasets.base import Row
+from pipeline.learning.rewards.cache import FILE, ScoreCache, score_key
+from pipeline.learning.rewards.pool import Graded, Item
+from pipeline.learning.rewards.registry import MODEL, REWARDS, load_reward, load_rewards
+from pipeline.learning.rewards.scoring import Scored, Scorer
+from pipeline.learning.rewards.traits import GRADING, RewardTraits, reward
+from pipeline.learning.rewards.trl import TRL_REWARDS
+from tests.doubles import own_rewards
+from tests.doubles import rewards as doubles
+
+OBEDIENT = f"{doubles.__name__}.obedient"
+COUNTED = f"{doubles.__name__}.counted"
+
+
+@reward(RewardTraits(isolated=False))
+def lengths(completions: Sequence[str], scale: float = 1.0, **_: Any) -> list[float | None]:
+    """Not where there is nothing."""
+    return [scale * len(text) if text else None for text in completions]
+
+
+@reward(RewardTraits(isolated=False))
+async def awaited(completions: Sequence[str], **_: Any) -> list[float]:
+    return [2.0 * len(text) for text in completions]
+
+
+@reward(RewardTraits(isolated=False))
+def broken(**_: Any) -> list[float]:
+    raise KeyError("solution")
+
+
+@reward(RewardTraits(isolated=False))
+def infinite(completions: Sequence[str], **_: Any) -> list[float]:
+    return [math.inf] + [1.0] * (len(completions) - 1)
+
+
+def dataset(rewards: dict[str, float], **grading: Any) -> DatasetConfig:
+    given = {"processes": 1, "timeout_s": 1.0, **grading}
+    return DatasetConfig(kind="x", rewards=rewards, grading=GradingConfig(**given))
+
+
+def score(config: DatasetConfig, completions: Sequence[str], hints: Path | None = None, **columns: Any) -> Scored:
+    rows = [
+        Row(i, f"p{i}", {name: values[i] for name, values in columns.items()}) for i in range(len(completions))
+    ]
+    with Scorer(config, hints=hints) as scorer:
+        return scorer.score(rows, completions, [[i] for i in range(len(completions))])
+
+
+def mine(name: str) -> str:
+    return f"{__name__}.{name}"
+
+
+def test_the_names_of_the_schema_are_those_of_the_registry() -> None:
+    assert {*REWARDS, *TRL_REWARDS, MODEL} == set(REWARD_NAMES)
+    for name in REWARDS:
+        assert callable(load_reward(name))
+
+
+def test_one_reward_by_name() -> None:
+    found = score(DatasetConfig(kind="x", reward="exact_match"), ["a", "b"], solution=["a", "a"])
+    assert found.values.tolist() == [1, 0]
+    assert list(found.correct) == [True, False]
+    assert list(found.answers) == ["a", "b"]
+    assert list(found.parts) == ["exact_match"]
+
+
+def test_a_weighted_sum_with_its_parts() -> None:
+    config = dataset({"exact_match": 1.0, mine("lengths"): 0.1})  # the first is known to verify
+    found = score(config, ["aa", "b", ""], solution=["aa", "aa", "aa"])
+    assert found.values == pytest.approx([1.2, 0.1, 0.0])
+    assert found.parts["exact_match"].tolist() == [1, 0, 0]
+    assert found.parts[mine("lengths")].tolist()[:2] == [2, 1]
+    assert np.isnan(found.parts[mine("lengths")][2])
+    assert list(found.correct) == [True, False, False]
+
+
+def test_where_no_reward_applies_there_is_no_score() -> None:
+    found = score(dataset({mine("lengths"): 1.0}), ["", "a"])
+    assert np.isnan(found.values).tolist() == [True, False]
+    assert list(found.correct) == [None, None], "nobody has said that a long text is right"
+
+
+def test_which_reward_says_what_is_correct() -> None:
+    both = {"length": 1.0, "exact_match": 2.0}
+    assert list(score(dataset(both), ["a"], solution=["a"]).correct) == [True]  # length cannot say so
+    assert list(score(dataset({"length": 1.0}), ["a"]).correct) == [None]
+    chosen = dataset({"exact_match": 1.0, mine("lengths"): 0.1}, correct_by=mine("lengths"))
+    assert list(score(chosen, ["b"], solution=["a"]).correct) == [True]
+    with pytest.raises(ConfigError, match=r"grading\.correct_by: unknown reward 'exact'"):
+        score(dataset({"exact_match": 1.0}, correct_by="exact"), ["a"], solution=["a"])
+
+
+def test_failures_are_counted_and_never_taken_for_zero(caplog: pytest.LogCaptureFixture) -> None:
+    config = dataset({mine("lengths"): 0.1, OBEDIENT: 1.0}, correct_by="nothing")
+    with caplog.at_level(logging.WARNING, "pipeline"):
+        found = score(config, ["a", "raise x", "exit", "loop", "b"], level=[3, 3, 3, 3, 4])
+    assert np.isnan(found.values).tolist() == [False, True, True, True, False]
+    assert list(found.faults) == [None, "error", "crash", "timeout", None]
+    assert (found.errors, found.timeouts, found.crashes) == (1, 1, 1)
+    assert found.values[[0, 4]] == pytest.approx([3.1, 4.1])
+    assert found.parts[mine("lengths")].tolist() == [1, 7, 4, 4, 1]
+    assert "1 error, 1 timeout, 1 crash among 5 completions" in caplog.text
+
+
+def test_a_completion_that_makes_the_judge_fail_is_not_right() -> None:
+    found = score(dataset({OBEDIENT: 1.0}, correct_by=OBEDIENT), ["a", "exit"])
+    assert list(found.correct) == [True, False]
+
+
+def test_a_reward_that_always_fails_ends_the_job() -> None:
+    with pytest.raises(JobError, match=r"failed at all of 3 completions.*KeyError: 'solution'"):
+        score(dataset({f"{doubles.__name__}.always_raises": 1.0}), ["a", "b", "c"])
+    with pytest.raises(JobError, match=r"broken' failed: KeyError: 'solution'"):
+        score(dataset({mine("broken"): 1.0}), ["a"])
+
+
+def test_an_infinite_reward_is_a_failure() -> None:
+    assert list(score(dataset({mine("infinite"): 1.0}), ["a", "b"]).faults) == ["error", None]
+
+
+def test_without_isolation_functions_are_called_here_in_batches() -> None:
+    found = score(dataset({OBEDIENT: 1.0}, isolated=False), ["pid", "pid"])
+    assert found.values.tolist() == [os.getpid()] * 2
+    assert score(dataset({OBEDIENT: 1.0}), ["pid"]).values[0] != os.getpid()
+
+
+def test_async_rewards_in_this_process() -> None:
+    both = dataset({mine("awaited"): 0.5, mine("lengths"): 1.0}, correct_by="nothing")
+    assert score(both, ["ab", "c"]).values.tolist() == [4, 2]
+
+
+def test_settings_reach_the_reward() -> None:
+    name = mine("lengths")
+    found = score(dataset({name: 1.0}, options={name: {"scale": 3}}), ["ab"])
+    assert found.values.tolist() == [6]
+    letter = f"{doubles.__name__}.first_letter"
+    found = score(dataset({letter: 1.0}, options={letter: {"letter": "b"}}), ["bc", "ab"])
+    assert found.values.tolist() == [1, 0]
+
+
+def test_one_function_under_two_names() -> None:
+    name = mine("lengths")
+    options = {"short": {"use": name, "scale": -1}, "long": {"use": name}}
+    found = score(dataset({"long": 1.0, "short": 0.5}, options=options, correct_by="nothing"), ["abcd"])
+    assert found.values.tolist() == [2]
+    assert {part: values.tolist() for part, values in found.parts.items()} == {"long": [4], "short": [-4]}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "said"),
+    [
+        ({"exact_mach": 1.0}, {}, "Did you mean 'exact_match'"),
+        ({"vader": 1.0}, {"vader": {"unti": True}}, "unknown setting 'unti'. Did you mean 'unit'"),
+        ({"vader": 1.0}, {"vadr": {}}, "unknown reward in grading.options 'vadr'"),
+        ({"model": 1.0}, {}, "grading.options.model.path is missing"),
+        ({"model": 1.0}, {"model": {"path": "x", "lable": 1}}, "Did you mean 'label'"),
+        ({"model": 1.0}, {"model": {"path": "x", "output": "odds"}}, "must be one of logit, probability"),
+        ({"model": 1.0}, {"model": {"path": "x", "batch_size": 0}}, "must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused(rewards: dict[str, float], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_rewards(dataset(rewards, options=options), "cpu")
+
+
+def test_conversations_are_scored_as_trl_gives_them() -> None:
+    row = Row(0, [{"role": "user", "content": "?"}], {"solution": "7"})  # type: ignore[arg-type]
+    with Scorer(DatasetConfig(kind="x", reward="exact_match")) as scorer:
+        assert scorer.score([row], ["7"], [[1]]).values.tolist() == [1]
+
+
+def test_a_column_that_rewards_are_given_anyway_is_refused() -> None:
+    with Scorer(dataset({OBEDIENT: 1.0})) as scorer, pytest.raises(JobError, match="'prompts' already"):
+        scorer.score([Row(0, "p", {"prompts": "x"})], ["a"], [[1]])
+
+
+def test_nothing_to_score() -> None:
+    found = score(dataset({"exact_match": 1.0, OBEDIENT: 1.0}), [])
+    assert list(found.correct) == list(found.answers) == []
+    assert found.values.tolist() == []
+    assert found.errors == 0
+
+
+def test_equal_completions_of_a_prompt_are_graded_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    rows = [Row(i, "p", {"log": str(log)}) for i in (0, 0, 1)]
+    with Scorer(dataset({COUNTED: 1.0})) as scorer:
+        for _ in range(2):
+            found = scorer.score(rows, ["abc", "abc", "d"], [[1], [1], [2]])
+            assert found.values.tolist() == [3, 3, 1]
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_scores_are_kept_for_later_runs_if_asked_for(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    config = dataset({COUNTED: 1.0}, keep_scores=True)
+    for _ in range(2):
+        assert score(config, ["abc"], tmp_path, log=[str(log)]).values.tolist() == [3]
+    assert len(log.read_text().splitlines()) == 1
+    assert (tmp_path / FILE).is_file()
+    assert score(dataset({COUNTED: 1.0}), ["abc"], tmp_path, log=[str(log)]).values.tolist() == [3]
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_failures_are_not_kept() -> None:
+    cache = ScoreCache()
+    cache.add({"a": Graded(1.0), "b": Graded(fault="timeout"), "c": Graded(None)})
+    assert set(cache.find(["a", "b", "c"])) == {"a", "c"}
+
+
+def test_the_least_recently_used_score_goes_first() -> None:
+    cache = ScoreCache(capacity=2)
+    cache.add({"a": Graded(1.0), "b": Graded(2.0)})
+    cache.find(["a"])
+    cache.add({"c": Graded(3.0)})
+    assert set(cache.find(["a", "b", "c"])) == {"a", "c"}
+
+
+def test_a_file_that_is_no_database_costs_only_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE).write_text("not a database, but long enough to be taken for one" * 100)
+    cache = ScoreCache(path=tmp_path / FILE)
+    with caplog.at_level(logging.WARNING, "pipeline"):
+        cache.add({"a": Graded(1.0, "x")})
+    assert cache.find(["a"]) == {"a": Graded(1.0, "x")}
+    assert "no longer kept" in caplog.text
+
+
+def test_several_processes_may_keep_scores_in_one_file(tmp_path: Path) -> None:
+    caches = [ScoreCache(path=tmp_path / FILE) for _ in range(3)]
+    for number, cache in enumerate(caches):
+        cache.add({f"k{number}": Graded(float(number)), "same": Graded(9.0)})
+    found = ScoreCache(path=tmp_path / FILE).find(["k0", "k1", "k2", "same", "none"])
+    assert {key: graded.value for key, graded in found.items()} == {"k0": 0, "k1": 1, "k2": 2, "same": 9}
+    with sqlite3.connect(tmp_path / FILE) as file:
+        assert file.execute("SELECT count(*) FROM scores").fetchone() == (4,)
+    file.close()
+
+
+def test_the_key_of_a_score_covers_all_that_determines_it() -> None:
+    base = Item("p", "c", [1], {"solution": "s"})
+    others = [
+        Item("q", "c", [1], {"solution": "s"}),
+        Item("p", "d", [1], {"solution": "s"}),
+        Item("p", "c", [2], {"solution": "s"}),
+        Item("p", "c", [1], {"solution": "t"}),
+    ]
+    keys = {score_key({"function": "f"}, item) for item in [base, *others]} | {score_key({"function": "g"}, base)}
+    assert len(keys) == 6
+    assert score_key({"function": "f"}, base) == score_key({"function": "f"}, Item("p", "c", (1,), base.columns))
+
+
+def test_the_identity_of_a_reward_covers_its_code_and_settings() -> None:
+    (one,) = load_rewards(dataset({"math_verify": 1.0}), "cpu")
+    identity = one.identity()
+    assert len(identity["source"]) == 64
+    assert set(identity["packages"]) == {"math-verify", "sympy"}
+    assert identity["grading"] == GRADING, "how scores follow from what rewards say"
+
+
+@pytest.mark.parametrize("name", ["hint_or_default", "hint_needed", "any_columns"])
+def test_scores_of_rows_with_different_columns_do_not_depend_on_the_batch(name: str) -> None:
+    further: list[dict[str, Any]] = [{}, {"hint": "a"}, {"level": 1}, {}, {"hint": "a", "level": 2}, {"hint": "b"}]
+    rows = [Row(i, "p", {"solution": "1", **columns}) for i, columns in enumerate(further)]
+    expected = {
+        "hint_or_default": [0, 1, 0, 0, 1, 1],
+        "hint_needed": [0.5, 1, 0.5, 0.5, 1, 1],
+        "any_columns": [0, 1, 2, 0, 3, 1],
+    }[name]
+    for isolated in (True, False):
+        with Scorer(dataset({f"{own_rewards.__name__}.{name}": 1.0}, isolated=isolated)) as scorer:
+            for order in (range(6), range(5, -1, -1)):
+                for batch_size in (1, 2, 4, 6):
+                    picked = [rows[at] for at in order]
+                    scored = scorer.score(picked, ["1"] * 6, [[1]] * 6, batch_size)
+                    assert scored.values.tolist() == [expected[at] for at in order]
+                    assert not any(scored.faults)
+
+
+def test_a_row_without_a_solution_has_no_score() -> None:
+    rows = [Row(i, "p", {"solution": "1"} if i % 2 else {}) for i in range(4)]
+    for batch_size in (1, 4):
+        with Scorer(dataset({"exact_match": 1.0})) as scorer:
+            assert np.isnan(scorer.score(rows, ["1"] * 4, [[1]] * 4, batch_size).values).tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["awaited_object", "hands_on"])
+def test_whatever_can_be_awaited_is(name: str) -> None:
+    for isolated in (True, False):
+        config = dataset({f"{own_rewards.__name__}.{name}": 1.0}, isolated=isolated)
+        assert score(config, ["a", "b"]).values.tolist() == [1.0, 1.0]
+
+
+def test_a_method_without_its_object_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is a method of the class Awaited, .* my_reward = Awaited\(\)"):
+        load_reward(f"{own_rewards.__name__}:Awaited.method")

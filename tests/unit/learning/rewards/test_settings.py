@@ -1,0 +1,65 @@
+"""Rewards on the command line: what works, and what is refused before anything starts."""
+
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.config.schema import DatasetConfig
+from pipeline.errors import ConfigError
+from pipeline.learning.rewards.registry import load_rewards
+from pipeline.plan.build import build_plan
+
+
+def dataset(*overrides: str) -> DatasetConfig:
+    return load_config(["experiment.name=t", *overrides]).datasets["addition"]
+
+
+def check(*overrides: str) -> None:
+    from pipeline.config.checks import check_config
+
+    check_config(load_config(["experiment.name=t", *overrides]))
+
+
+def test_several_rewards_on_the_command_line() -> None:
+    found = dataset(
+        "datasets.addition.rewards={exact_match:1.0,length:0.1}",
+        "datasets.addition.grading.options={length:{per:10}}",
+    )
+    loaded = load_rewards(found, "cpu")
+    assert [(reward.name, reward.weight) for reward in loaded] == [("exact_match", 1.0), ("length", 0.1)]
+    assert loaded[1].options == {"per": 10}
+
+
+def test_a_function_of_ones_own_among_several() -> None:
+    found = dataset("datasets.addition.rewards={tests.doubles.rewards.obedient:1.0}")
+    assert [reward.name for reward in load_rewards(found, "cpu")] == ["tests.doubles.rewards.obedient"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("reward=exact_mach", "Did you mean 'exact_match'"),
+        ("rewards={lenght:1.0}", "Did you mean 'length'"),
+        ("rewards={length:inf}", "rewards.length=inf: must be at least -1,000,000"),
+        ("rewards={length:0}", "every weight is 0"),
+        ("grading.options={lenght:{}}", "unknown reward 'lenght'"),
+        ("grading.options={exact_match:{use:exat_match}}", "Did you mean 'exact_match'"),
+        ("grading.correct_by=length", "unknown reward 'length'"),
+        ("grading.timeout_s=0", "timeout_s=0.0: must be above 0"),
+        ("grading.memory_gib=-1", "must be above 0"),
+        ("grading.processes=0", "processes=0: must be at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(f"datasets.addition.{override}")
+
+
+def test_how_fast_rewards_are_called_is_part_of_no_key() -> None:
+    def keys(*overrides: str) -> list[str]:
+        plan = build_plan(load_config(["experiment.name=t", *overrides]))
+        return [job.key for job in plan.jobs.values()]
+
+    fast = ["processes=7", "isolated=false", "keep_scores=true", "start_timeout_s=1"]
+    assert keys(*(f"datasets.addition.grading.{setting}" for setting in fast)) == keys()
+    for setting in ("timeout_s=1", "memory_gib=1", "options={exact_match:{}}"):
+        assert keys(f"datasets.addition.grading.{setting}") != keys()

@@ -1,0 +1,197 @@
+"""TRL's own rewards work unchanged, by name and by path, and say what they verify."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from trl import rewards as trl_rewards
+
+from pipeline.config.schema import TRL_REWARD_NAMES, DatasetConfig, GradingConfig
+from pipeline.errors import ConfigError
+from pipeline.learning.datasets.base import Row
+from pipeline.learning.rewards.calling import bind, takes_messages
+from pipeline.learning.rewards.registry import judge_of, known_rewards, load_rewards
+from pipeline.learning.rewards.scoring import Scored, Scorer
+from tests.doubles import own_rewards
+
+RIGHT, WRONG, PLAIN = r"so \boxed{\frac{1}{2}}", r"so \boxed{3}", "no idea"
+THOUGHT = f"<think>hm</think> {RIGHT}"
+COSINE = {"get_cosine_scaled_reward": {"max_len": 10}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    **COSINE,
+    "get_soft_overlong_punishment": {"max_completion_len": 4, "soft_punish_cache": 2},
+    "get_repetition_penalty_reward": {"ngram_size": 1},
+}
+EXPECTED = {
+    "accuracy_reward": [1, 0, 0, 1],
+    "reasoning_accuracy_reward": [0, 0, 0, 1],
+    "think_format_reward": [0, 0, 0, 1],
+    "get_soft_overlong_punishment": [0, 0, -0.5, -1],
+    "get_repetition_penalty_reward": [0, -0.5, -2 / 3, -0.75],
+    "get_cosine_scaled_reward": [0.98776412, -0.95225425, -0.89694631, 0.82725425],
+}
+VERIFY = {"accuracy_reward", "reasoning_accuracy_reward", "get_cosine_scaled_reward"}
+
+
+def own(name: str) -> str:
+    return f"{own_rewards.__name__}.{name}"
+
+
+def dataset(rewards: dict[str, float], options: dict[str, Any] | None = None, **grading: Any) -> DatasetConfig:
+    settings = {"processes": 1, "timeout_s": 30.0, **grading}
+    return DatasetConfig(kind="x", rewards=rewards, grading=GradingConfig(options=options or {}, **settings))
+
+
+def score(
+    config: DatasetConfig, texts: Sequence[str] = (RIGHT, WRONG, PLAIN, THOUGHT), prompt: Any = "1/2?"
+) -> Scored:
+    rows = [Row(at, prompt, {"solution": r"$\frac{1}{2}$"}) for at in range(len(texts))]
+    with Scorer(config) as scorer:
+        return scorer.score(rows, texts, [[7] * (at + 1) for at in range(len(texts))])
+
+
+def test_all_that_trl_ships_is_known() -> None:
+    """A later version of TRL that has more fails here, so that nobody guesses what its rewards verify."""
+    assert {name for names in trl_rewards._import_structure.values() for name in names} == set(TRL_REWARD_NAMES)
+    for name in TRL_REWARD_NAMES:
+        assert bind(getattr(trl_rewards, name), OPTIONS.get(name, {})).traits.judges
+
+
+@pytest.mark.parametrize("name", TRL_REWARD_NAMES)
+def test_by_name_and_by_path_on_text_and_on_conversations(name: str) -> None:
+    chat = [{"role": "user", "content": "1/2?"}]
+    module = getattr(trl_rewards, name).__module__
+    for called, prompt in ((name, "1/2?"), (f"trl.rewards.{name}", chat), (f"{module}:{name}", "1/2?")):
+        found = score(dataset({called: 1.0}, {called: OPTIONS.get(name, {})}, isolated=False), prompt=prompt)
+        assert found.values == pytest.approx(EXPECTED[name])
+        assert not any(found.faults)
+
+
+def test_grading_processes_make_rewards_of_the_settings_too() -> None:
+    found = score(dataset(dict.fromkeys(OPTIONS, 1.0), OPTIONS))
+    for name in OPTIONS:
+        assert found.parts[name] == pytest.approx(EXPECTED[name])
+    assert list(found.correct) == [True, False, False, True]
+
+
+def test_a_format_or_a_length_never_makes_a_completion_correct() -> None:
+    for first in ("think_format_reward", "get_soft_overlong_punishment", "get_repetition_penalty_reward"):
+        options = {first: OPTIONS.get(first, {})}
+        alone = score(dataset({first: 1.0}, options, isolated=False))
+        assert set(alone.correct) == set(alone.answers) == {None}
+        found = score(dataset({first: 1.0, "accuracy_reward": 1.0}, options, isolated=False))
+        assert list(found.correct) == [True, False, False, True]
+        with pytest.raises(ConfigError, match=rf"correct_by={first}: this reward judges .* Choose one of nothing"):
+            score(dataset({first: 1.0}, options, correct_by=first))
+
+
+def test_the_cosine_tells_right_from_wrong_at_any_length() -> None:
+    found = score(dataset({"get_cosine_scaled_reward": 1.0}, COSINE, isolated=False), [RIGHT, WRONG] * 6)
+    assert list(found.correct) == [True, False] * 6
+    assert found.values.max() < 1, "none of them reaches what alone would be 1"
+
+
+def test_a_cosine_whose_right_and_wrong_values_overlap_is_a_graded_reward() -> None:
+    options = {"get_cosine_scaled_reward": {"max_len": 10, "max_value_wrong": 0.7}}
+    (reward,) = known_rewards(dataset({"get_cosine_scaled_reward": 1.0}, options))
+    assert reward.traits.graded
+    assert judge_of([reward], dataset({"get_cosine_scaled_reward": 1.0})) is None
+
+
+def test_answers_are_read_as_the_reward_reads_them() -> None:
+    texts = [RIGHT, r"\boxed{0.5} then", THOUGHT, rf"<think>{WRONG}</think> {RIGHT}", PLAIN]
+    answers = list(score(dataset({"accuracy_reward": 1.0}, isolated=False), texts).answers)
+    assert answers[0] == answers[2]
+    assert answers[1] not in (None, texts[1])
+    assert answers[4] is None
+    after = list(score(dataset({"reasoning_accuracy_reward": 1.0}, isolated=False), texts).answers)
+    assert (after[0], after[2]) == (None, after[3]), "only what follows the reasoning is an answer"
+
+
+def test_a_delimiter_of_ones_own_is_where_the_answer_begins() -> None:
+    name = "reasoning_accuracy_reward"
+    config = dataset({name: 1.0}, {name: {"reasoning_delimiters": ["##"]}}, isolated=False)
+    found = score(config, [f"hm ## {RIGHT}", RIGHT])
+    assert list(found.correct) == [True, False]
+    assert list(found.answers) == ["1/2", None]
+
+
+# -- rewards of the user's own ---------------------------------------------------------------------------------
+
+
+def test_a_reward_of_which_nothing_is_said_judges_nothing_and_votes_for_nothing() -> None:
+    found = score(dataset({own("shares"): 1.0}, isolated=False), ["aa", "ab"])
+    assert found.values.tolist() == [1, 0.5]
+    assert list(found.correct) == list(found.answers) == [None, None]
+    told = score(dataset({own("shares"): 1.0}, isolated=False, correct_by=own("shares")), ["aa", "ab"])
+    assert list(told.correct) == [True, False]
+    assert list(told.answers) == [None, None], "the text is no answer"
+
+
+def test_of_several_that_are_not_known_to_verify_one_must_be_named() -> None:
+    rewards = {own("shares"): 1.0, own("right"): 0.5, "length": 0.1}
+    known = known_rewards(dataset(rewards))
+    with pytest.raises(ConfigError) as caught:
+        judge_of(known, dataset(rewards))
+    assert str(caught.value) == (
+        "of several rewards it must be known which one says whether a completion is correct, and none of "
+        f"{own('shares')}, {own('right')}, length is known to. Set grading.correct_by to one of {own('shares')}, "
+        f"{own('right')}, whose values of 1 or more then mean correct; or to 'nothing', if none does: results are "
+        "then mean rewards"
+    )
+    for said, expected in ((own("right"), [True, True]), ("nothing", [None, None])):
+        assert list(score(dataset(rewards, isolated=False, correct_by=said), ["a", "b"]).correct) == expected
+
+
+def test_a_function_that_makes_a_reward_takes_its_settings_once() -> None:
+    name = own("scaled")
+    for isolated in (True, False):
+        found = score(dataset({name: 1.0}, {name: {"scale": 2, "shift": 1}}, isolated=isolated), ["a", "abc"])
+        assert found.values.tolist() == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        (
+            "get_cosine_scaled_reward",
+            {},
+            "missing a required argument: 'max_len'.*get_cosine_scaled_reward.max_len",
+        ),
+        ("get_cosine_scaled_reward", {"max_length": 3, "max_len": 2}, "unexpected keyword argument 'max_length'"),
+        ("get_repetition_penalty_reward", {"max_penalty": 1}, "ValueError: max_penalty 1 should not be positive"),
+        (own("scaled"), {}, "missing a required argument: 'scale'"),
+        (own("misnamed"), {}, "missing a required argument: 'texts'. .* takes none of what rewards are given"),
+        (own("makes_a_number"), {}, "must make a reward; it returned a float"),
+    ],
+)
+def test_settings_of_which_no_reward_can_be_made_are_refused(
+    name: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_rewards(dataset({name: 1.0}, {name: options}), "cpu")
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_texts_are_given_as_messages_where_a_reward_takes_no_others(isolated: bool) -> None:
+    rewards = {own("of_messages"): 1.0, own("says_it_takes_messages"): 1.0}
+    found = score(dataset(rewards, isolated=isolated, correct_by="nothing"), ["ab", ""], prompt="123")
+    assert [part.tolist() for part in found.parts.values()] == [[5, 3], [2, 0]]
+
+
+def test_a_reward_that_takes_both_is_given_texts() -> None:
+    for name in TRL_REWARD_NAMES:
+        if name not in OPTIONS:
+            assert takes_messages(getattr(trl_rewards, name)) == {"completions"}
+    for config in (dataset({"exact_match": 1.0}), dataset({own("right"): 1.0})):
+        assert not load_rewards(config, "cpu")[0].messages
+
+
+def test_what_is_declared_can_be_told_as_json() -> None:
+    """What determines kept scores is plain data, of what a factory makes too."""
+    for reward in load_rewards(dataset({"get_cosine_scaled_reward": 1.0}, COSINE), "cpu"):
+        identity = reward.identity()
+        json.dumps(identity)
+        assert identity["source"]
+        assert identity["options"] == {"max_len": 10}

@@ -1,0 +1,388 @@
+"""Checkpoints: exact to the bit, kept and removed as they should be, never taken when anything is odd."""
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pipeline.config.checks import check_config
+from pipeline.config.load import load_config
+from pipeline.errors import ConfigError, JobError, JobStopped
+from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.learning.training import checkpoint as module
+from pipeline.learning.training.checkpoint import (
+    Checkpoints,
+    Saved,
+    State,
+    random_state,
+    restore_random_state,
+    restore_training,
+    state_problem,
+    training_state,
+)
+from pipeline.plan.build import build_plan
+
+STATE = State({"a": torch.arange(5.0), "b": torch.tensor(3, dtype=torch.int32)}, {"loss": [0.1, float("inf")]})
+
+
+class Tied(nn.Module):
+    """Weights that are shared, frozen, and a buffer that changes."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+        self.second.weight = self.first.weight
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(width)
+        self.register_buffer("scratch", torch.zeros(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(self.first(self.base(x))))
+
+
+def trained(steps: int, seed: int = 0, width: int = 3) -> tuple[Tied, torch.optim.AdamW]:
+    torch.manual_seed(seed)
+    model = Tied(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.75))
+    go_on(model, optimizer, steps)
+    return model, optimizer
+
+
+def go_on(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Steps on noise of the global generator."""
+    for _ in range(steps):
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
+    Checkpoints(tmp_path / "c", {"of": "this"}).save(7, STATE)
+    found = Checkpoints(tmp_path / "c", {"of": "this"}).latest()
+    assert found is not None
+    assert found.step == 7
+    assert found.state.values == STATE.values
+    assert {name: (one.dtype, one.tolist()) for name, one in found.state.tensors.items()} == {
+        name: (one.dtype, one.tolist()) for name, one in STATE.tensors.items()
+    }
+    assert names(tmp_path / "c") == ["step-00000007"]
+    assert names(tmp_path / "c/step-00000007") == ["manifest.json", "state.json", "tensors.safetensors"]
+
+
+def test_nothing_is_found_where_nothing_was_saved(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none", {}).latest() is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_training_goes_on_exactly(tmp_path: Path) -> None:
+    """Weights, buffers, AdamW's moments and steps, and the generator that its data comes from."""
+    model, optimizer = trained(steps=3)
+    Checkpoints(tmp_path, {}).save(3, training_state(model, optimizer, history=[1, 2, 3]))
+    go_on(model, optimizer, 4)
+
+    other, fresh = trained(steps=0)
+    saved = Checkpoints(tmp_path, {}).latest(lambda found: state_problem(found.state, other, fresh))
+    assert saved is not None
+    torch.manual_seed(99)
+    assert restore_training(saved.state, other, fresh) == {"history": [1, 2, 3]}
+    assert fresh.param_groups[0]["betas"] == (0.5, 0.75)
+    go_on(other, fresh, 4)
+    for (name, one), (_, two) in zip(model.state_dict().items(), other.state_dict().items(), strict=True):
+        assert torch.equal(one, two), name
+    assert other.second.weight is other.first.weight
+    for index, entry in optimizer.state_dict()["state"].items():
+        for name, value in entry.items():
+            assert torch.equal(value, fresh.state_dict()["state"][index][name]), (index, name)
+
+
+def test_a_loop_of_ones_own_goes_on(tmp_path: Path) -> None:
+    """As docs/training.md has it, with a batch that follows from the step."""
+
+    def attempt(folder: Path, stop_after: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        micro_batch = BatchSizes(None, "cpu", model).begin("train DPO", 4, length=3, group=2, what=MICRO_BATCH)
+        calls = iter(range(1, 100))
+        checkpoint = Checkpoints(folder, {"training": "policy"}, stopping=lambda: next(calls) == stop_after)
+        step, losses = 0, []
+        saved = checkpoint.latest(lambda found: state_problem(found.state, model, optimizer))
+        if saved is not None:
+            step, losses = saved.step, restore_training(saved.state, model, optimizer)["losses"]
+
+        def gradients() -> float:
+            total = 0.0
+            for part in torch.arange(12.0).reshape(4, 3).add(step).split(micro_batch.size):
+                if len(part) > 2:
+                    raise torch.OutOfMemoryError("no")
+                loss = model(part).square().sum() / 4
+                loss.backward()
+                total += loss.item()
+            return total
+
+        while step < 6:
+            losses.append(micro_batch.run(gradients, undo=lambda: optimizer.zero_grad(set_to_none=True)))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+            checkpoint.after_step(step, lambda: training_state(model, optimizer, losses=losses), last=step == 6)
+        return losses, dict(model.state_dict())
+
+    expected = attempt(tmp_path / "calm", 99)
+    for stop_after in (1, 2):
+        with pytest.raises(JobStopped):
+            attempt(tmp_path / "stopped", stop_after)
+    found = attempt(tmp_path / "stopped", 99)
+    assert found[0] == expected[0]
+    assert all(torch.equal(found[1][name], expected[1][name]) for name in expected[1])
+
+
+def test_only_what_is_trained_is_saved(tmp_path: Path) -> None:
+    state = training_state(*trained(steps=1))
+    saved = sorted(name for name in state.tensors if name.startswith("model."))
+    assert saved == [
+        "model.first.bias",
+        "model.first.weight",
+        "model.norm.bias",
+        "model.norm.num_batches_tracked",
+        "model.norm.running_mean",
+        "model.norm.running_var",
+        "model.norm.weight",
+        "model.second.bias",
+    ]
+
+
+def test_plain_values_of_an_optimizer_are_saved() -> None:
+    """SGD without momentum keeps None."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    go_on(nn.Sequential(nn.Linear(3, 2), model), optimizer, 1)
+    state = training_state(model, optimizer)
+    fresh = torch.optim.SGD(model.parameters(), lr=9)
+    restore_training(state, model, fresh)
+    assert fresh.state_dict() == optimizer.state_dict()
+
+
+def test_an_optimizer_that_keeps_objects_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    optimizer.state[model.weight] = {"old": [torch.zeros(1)]}
+    with pytest.raises(JobError, match="LBFGS keeps a list as 'old'"):
+        training_state(model, optimizer)
+
+
+def draws() -> list[float]:
+    return [torch.rand(1).item(), np.random.normal(), random.gauss(0, 1)]
+
+
+def test_every_global_generator_goes_on_where_it_was() -> None:
+    """After one draw of each, so that the halves of pairs of normal draws are pending."""
+    draws()
+    tensors, values = random_state()
+    expected = [draws() for _ in range(5)]
+    restore_random_state(tensors, json.loads(json.dumps(values)))
+    assert [draws() for _ in range(5)] == expected
+
+
+def spoil(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def edit(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "tensors cut short": (lambda c: os.truncate(c / "tensors.safetensors", 60), "size and checksum"),
+    "a bit flipped": (
+        lambda c: spoil(c / "tensors.safetensors", lambda b: b[:-1] + bytes([b[-1] ^ 1])),
+        "size and checksum",
+    ),
+    "no tensors": (lambda c: (c / "tensors.safetensors").unlink(), "cannot be read"),
+    "values changed": (
+        lambda c: spoil(c / "state.json", lambda b: b.replace(b"0.1", b"0.2")),
+        "size and checksum",
+    ),
+    "no manifest": (lambda c: (c / "manifest.json").unlink(), "cannot be read"),
+    "manifest cut short": (lambda c: os.truncate(c / "manifest.json", 30), "cannot be read"),
+    "manifest of zeros": (lambda c: spoil(c / "manifest.json", lambda b: bytes(len(b))), "cannot be read"),
+    "manifest is a list": (lambda c: (c / "manifest.json").write_text("[]"), "cannot be read"),
+    "another format": (lambda c: edit(c / "manifest.json", format=99), "format is 99"),
+    "another step": (lambda c: edit(c / "manifest.json", step=3), "manifest is of step 3"),
+    "another training": (
+        lambda c: edit(c / "manifest.json", about={"of": "that", "torch": torch.__version__}),
+        "of=that instead of this",
+    ),
+    "another torch": (lambda c: edit(c / "manifest.json", about={"of": "this", "torch": "1.0"}), "torch=1.0"),
+    "about nothing": (lambda c: edit(c / "manifest.json", about=None), "does not say of which"),
+    "an empty folder": (lambda c: [path.unlink() for path in c.iterdir()] and None, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["alone", "with an older one"])
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_checkpoint_with_anything_odd_is_passed_over(
+    tmp_path: Path, how: str, older: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, said = DAMAGE[how]
+    Checkpoints(tmp_path, {"of": "this"}).save(5, STATE)
+    (tmp_path / "step-00000005").rename(tmp_path / "kept")
+    Checkpoints(tmp_path, {"of": "this"}).save(6, STATE)
+    if older:
+        (tmp_path / "kept").rename(tmp_path / "step-00000005")
+    damage(tmp_path / "step-00000006")
+    checkpoints = Checkpoints(tmp_path, {"of": "this"})
+    found = checkpoints.latest()
+    assert (found and found.step) == (5 if older else None)
+    printed = capsys.readouterr().out
+    assert "warning: the checkpoint of step 6 is passed over" in printed
+    assert said in printed
+    # Arriving at the same step again replaces what is damaged.
+    checkpoints.save(6, STATE)
+    assert Checkpoints(tmp_path, {"of": "this"}).latest() is not None
+    assert [name for name in names(tmp_path) if name != "kept"] == ["step-00000006"]
+
+
+def test_a_state_of_another_model_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Checkpoints(tmp_path, {}).save(1, training_state(*trained(steps=1)))
+    wide = trained(steps=0, width=4)
+    assert Checkpoints(tmp_path, {}).latest(lambda found: state_problem(found.state, *wide)) is None
+    assert "model.first.weight is [3, 3] float32 instead of [4, 4] float32" in capsys.readouterr().out
+    saved = Checkpoints(tmp_path, {}).latest()
+    assert saved is not None
+    other = nn.Linear(3, 3)
+    problem = state_problem(saved.state, other, torch.optim.AdamW(other.parameters()))
+    assert problem is not None
+    assert "other tensors (model.bias" in problem
+    model, optimizer = trained(steps=0)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    assert state_problem(saved.state, model, optimizer) == "its optimizer has other groups of parameters"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_it_saves_after_steps_or_minutes_whichever_comes_first(tmp_path: Path) -> None:
+    clock, saved = Clock(), []
+    checkpoints = Checkpoints(tmp_path, {}, every_steps=4, every_minutes=1, clock=clock)
+
+    def state() -> State:
+        saved.append((len(saved), clock.now))
+        return STATE
+
+    at = []
+    for step in range(1, 13):
+        clock.now += 25.0
+        before = len(saved)
+        checkpoints.after_step(step, state)
+        at += [step] if len(saved) > before else []
+    # Minutes count from the last checkpoint, whatever caused it: 3, then 4 by steps, 7 by the minute, ...
+    assert at == [3, 4, 7, 8, 11, 12]
+    assert names(tmp_path) == ["step-00000012"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "minutes", "expected"), [(0, 0, None), (3, 0, "step-00000006"), (0, 0.001, "step-00000008")]
+)
+def test_zero_switches_a_trigger_off(tmp_path: Path, steps: int, minutes: float, expected: str | None) -> None:
+    clock = Clock()
+    checkpoints = Checkpoints(tmp_path / "c", {}, every_steps=steps, every_minutes=minutes, clock=clock)
+    for step in range(1, 9):
+        clock.now += 1.0
+        checkpoints.after_step(step, lambda: STATE)
+    assert (names(tmp_path / "c") if expected else (tmp_path / "c").exists()) == (
+        [expected] if expected else False
+    )
+
+
+def test_a_run_that_ends_saves_and_stops_the_job(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: True)
+    with pytest.raises(JobStopped, match="at step 3; the next attempt goes on from step 3"):
+        checkpoints.after_step(3, lambda: STATE)
+    assert names(tmp_path) == ["step-00000003"]
+
+
+def test_the_last_step_is_finished_rather_than_stopped(tmp_path: Path) -> None:
+    Checkpoints(tmp_path / "c", {}, every_steps=1, stopping=lambda: True).after_step(3, lambda: STATE, last=True)
+    assert not (tmp_path / "c").exists()
+    also = Checkpoints(tmp_path / "c", {}, also_finished=True)
+    also.after_step(3, lambda: STATE, last=True)
+    found = Checkpoints(tmp_path / "c", {}).latest()
+    assert found is not None
+    assert found.step == 3
+
+
+def test_what_was_found_is_not_saved_again(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, {}).save(4, STATE)
+    checkpoints = Checkpoints(tmp_path, {}, every_steps=4)
+    assert isinstance(checkpoints.latest(), Saved)
+    checkpoints.after_step(4, lambda: pytest.fail("saved again"))
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = Checkpoints(tmp_path, {}, every_steps=1)
+    checkpoints.after_step(1, lambda: STATE)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_fsync", fail)
+        checkpoints.after_step(2, lambda: STATE)
+        assert "step 2 could not be saved: [Errno 28] No space left" in capsys.readouterr().out
+        stopping = Checkpoints(tmp_path / "new", {}, stopping=lambda: True)
+        with pytest.raises(JobStopped, match="from the start: nothing could be saved"):
+            stopping.after_step(2, lambda: STATE)
+    assert names(tmp_path) == ["new", "step-00000001"]
+    assert names(tmp_path / "new") == []
+    found = Checkpoints(tmp_path, {}).latest()
+    assert found is not None
+    assert found.step == 1
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = module.platform.node()
+    for name in (f".writing-{host}-{dead.pid}", f".writing-{host}-{os.getppid()}", f".writing-else-{dead.pid}"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tensors.safetensors").write_bytes(b"half")
+    assert Checkpoints(tmp_path, {}).latest() is None
+    # Of a process that lives, or of another machine, it may be about to be finished.
+    assert names(tmp_path) == sorted([f".writing-{host}-{os.getppid()}", f".writing-else-{dead.pid}"])
+
+
+def test_intervals_are_no_part_of_a_result() -> None:
+    def keys(*overrides: str) -> list[str]:
+        return [job.key for job in build_plan(load_config(["experiment.name=t", *overrides])).jobs.values()]
+
+    often = keys("training.checkpoint_every_steps=10", "training.checkpoint_every_minutes=0.5")
+    assert often == keys()
+    assert often != keys("training.micro_batch_size=7")
+
+
+@pytest.mark.parametrize("given", ["checkpoint_every_steps=-1", "checkpoint_every_minutes=-0.5"])
+def test_negative_intervals_are_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=f"training.{given}: must be at least 0"):
+        check_config(load_config(["experiment.name=t", f"training.{given}"]))

@@ -1,0 +1,139 @@
+"""DPO: our loop around TRL's loss is what TRL's trainer computes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import GPT2LMHeadModel
+from trl import DPOConfig as TrlConfig
+from trl import DPOTrainer
+
+from pipeline.config.schema import AdditionConfig, DPOLoss, TrainingConfig
+from pipeline.learning.datasets.addition import Addition
+from pipeline.learning.models.tiny import make_tokenizer
+from pipeline.learning.training.dpo import DPOObjective, PairLoss, fit_dpo
+from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
+from pipeline.learning.training.sequences import Sequences, batch_of
+from tests.doubles.models import tiny_policy
+
+
+def pairs(count: int = 12) -> Sequences:
+    """Prompts of different lengths; what is chosen begins with an even token."""
+    generator = np.random.default_rng(0)
+    ids, starts = [], []
+    for _ in range(count):
+        prompt = generator.integers(0, 10, generator.integers(2, 6)).tolist()
+        for side in (0, 1):
+            first = int(generator.integers(0, 5)) * 2 + side
+            ids.append([*prompt, first, *generator.integers(0, 10, generator.integers(0, 4)).tolist()])
+            starts.append(len(prompt))
+    return Sequences.of(ids, starts, [1.0, 0.0] * count)
+
+
+def anchored(data: Sequences) -> np.ndarray:
+    model = tiny_policy(seed=1)
+    return score_sequences(
+        data, lambda batch: completion_logprobs(model, batch).sum(-1), micro_batch_size=5, device="cpu"
+    )
+
+
+class PretokenizedTrainer(DPOTrainer):
+    """TRL's trainer on pairs that are token ids already."""
+
+    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
+        return dataset
+
+
+def trl_loss(model: GPT2LMHeadModel, data: Sequences, objective: DPOObjective, folder: Path) -> torch.Tensor:
+    rows = [
+        {
+            "prompt_ids": data.ids[row, : data.starts[row]].tolist(),
+            "chosen_ids": data.ids[row, data.starts[row] : data.lengths[row]].tolist(),
+            "rejected_ids": data.ids[row + 1, data.starts[row + 1] : data.lengths[row + 1]].tolist(),
+        }
+        for row in range(0, len(data), 2)
+    ]
+    arguments = TrlConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        loss_type=[objective.loss_type.value],
+        beta=objective.beta,
+        label_smoothing=objective.label_smoothing,
+    )
+    trainer = PretokenizedTrainer(
+        model,
+        tiny_policy(seed=1),
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=make_tokenizer(Addition(AdditionConfig(kind="addition"))),
+    )
+    inputs = trainer.data_collator(rows)
+    loss: torch.Tensor = trainer.compute_loss(model, inputs)
+    return loss
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("loss_type", list(DPOLoss))
+def test_loss_and_gradient_are_those_of_trls_trainer(loss_type: DPOLoss, tmp_path: Path) -> None:
+    smoothing = {DPOLoss.exo_pair: 0.01, DPOLoss.robust: 0.1}.get(loss_type, 0.0)
+    objective = DPOObjective(loss_type=loss_type, beta=0.7, label_smoothing=smoothing)
+    data, ours, theirs = pairs(), tiny_policy(), tiny_policy()
+    expected = trl_loss(theirs.train(), data, objective, tmp_path)
+    expected.backward()
+    # Two micro-batches of different sizes, weighted by their pairs.
+    loss, anchor, done = PairLoss(objective, "cpu"), anchored(data), 0
+    total = torch.zeros(())
+    for part in (np.arange(16), np.arange(16, len(data))):
+        batch = batch_of(data, part, "cpu")
+        held = torch.from_numpy(anchor[done : done + len(batch.ids)]).float()
+        done += len(batch.ids)
+        total = total + loss(completion_logprobs(ours, batch), batch, held) * len(batch.ids) / len(data)
+    total.backward()
+    assert total.item() == pytest.approx(expected.item(), rel=1e-5)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+def fit(micro_batch_size: int = 8, **settings: Any) -> tuple[GPT2LMHeadModel, list[float], dict[str, list[float]]]:
+    model, data = tiny_policy(seed=1), pairs()
+    fitting = Fitting(
+        batch_size=8,
+        epochs=12,
+        learning_rate=1e-2,
+        training=TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=0),
+        seed=0,
+        device="cpu",
+    )
+    objective = DPOObjective(**{"loss_type": DPOLoss.sigmoid, "beta": 1.0, **settings})
+    return model, *fit_dpo(model, data, anchored(data), objective, fitting)
+
+
+def test_a_policy_at_its_anchor_has_no_margin_and_learns_one() -> None:
+    _, losses, reports = fit()
+    assert losses[0] == pytest.approx(np.log(2), abs=1e-4)
+    assert reports["margins"][0] == pytest.approx(0.0, abs=1e-4)
+    assert losses[-1] < 0.4
+    assert reports["accuracies"][-1] == 1.0
+
+
+def test_micro_batches_add_up_and_never_split_a_pair() -> None:
+    _, losses, _ = fit(micro_batch_size=8)
+    _, same, _ = fit(micro_batch_size=3)  # becomes 2, one pair
+    assert same[:6] == pytest.approx(losses[:6], abs=1e-3)
+
+
+def test_likelihood_of_the_chosen_can_be_held_up() -> None:
+    data = pairs()
+    chosen = np.arange(0, len(data), 2)
+    batch = batch_of(data, chosen, "cpu")
+    likelihoods = []
+    for weight in (0.0, 1.0):
+        model, _, _ = fit(sft_weight=weight)
+        with torch.no_grad():
+            likelihoods.append(completion_logprobs(model, batch).sum().item())
+    assert likelihoods[1] > likelihoods[0]

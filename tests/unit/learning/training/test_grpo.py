@@ -1,0 +1,172 @@
+"""GRPO: the loss is TRL's, and nothing of it depends on how groups are batched."""
+
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2LMHeadModel
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import nanstd
+
+from pipeline.config.schema import GRPOLoss, ScaleRewards, TrainingConfig
+from pipeline.learning.training.grpo import Objective, averaged, fit_grpo, group_advantages, token_losses
+from pipeline.learning.training.policy import Fitting, completion_logprobs
+from pipeline.learning.training.samples import Samples, supervised_columns
+from pipeline.learning.training.sequences import batch_of
+from tests.doubles.models import tiny_policy
+
+OBJECTIVE = Objective(loss_type=GRPOLoss.grpo, beta=0.04, epsilon_low=0.2, epsilon_high=0.3, longest=9)
+
+
+def trl_loss(
+    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, objective: Objective
+) -> Tensor:
+    """What `GRPOTrainer` computes from the same log-probabilities, one step without accumulation."""
+    trainer: Any = SimpleNamespace(
+        model=SimpleNamespace(training=True),
+        accelerator=SimpleNamespace(
+            num_processes=1,
+            sync_gradients=True,
+            reduce=lambda values, reduction: values,
+            gather=lambda values: values,
+            gather_for_metrics=lambda values: values,
+        ),
+        args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        importance_sampling_level="token",
+        beta=objective.beta if anchor is not None else 0.0,
+        loss_type=objective.loss_type.value,
+        epsilon_low=objective.epsilon_low,
+        epsilon_high=objective.epsilon_high,
+        max_completion_length=objective.longest,
+        current_gradient_accumulation_steps=1,
+        use_vllm=False,
+        vllm_importance_sampling_correction=False,
+        _entropy_bonus_enabled=False,
+        _metrics={"train": defaultdict(list)},
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
+    )
+    inputs = {
+        "prompt_ids": torch.zeros(len(mask), 2, dtype=torch.long),
+        "prompt_mask": torch.ones(len(mask), 2, dtype=torch.long),
+        "completion_ids": torch.zeros(mask.shape, dtype=torch.long),
+        "completion_mask": mask.long(),
+        "advantages": advantages,
+        "old_per_token_logps": old,
+        "ref_per_token_logps": anchor,
+        "num_items_in_batch": mask.sum(),
+    }
+    loss: Tensor = GRPOTrainer._compute_loss(trainer, None, inputs)
+    return loss
+
+
+@pytest.mark.parametrize("loss_type", list(GRPOLoss))
+@pytest.mark.parametrize("with_anchor", [True, False], ids=["kl", "no kl"])
+def test_loss_and_gradient_are_those_of_trl(loss_type: GRPOLoss, with_anchor: bool) -> None:
+    objective = replace(OBJECTIVE, loss_type=loss_type)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        lengths = torch.randint(1, 10, (8,), generator=generator)
+        mask = torch.arange(9)[None] < lengths[:, None]
+        start = -torch.rand(8, 9, generator=generator)
+        # Ratios on both sides of both bounds.
+        old, anchor = (start + 0.4 * torch.randn(8, 9, generator=generator) for _ in range(2))
+        advantages = torch.randn(8, generator=generator)
+        ours, theirs = (start.clone().requires_grad_(True) for _ in range(2))
+        losses = token_losses(ours, old, anchor if with_anchor else None, advantages, objective)
+        mine = averaged(losses, mask, objective, sequences=8, tokens=float(mask.sum()))
+        expected = trl_loss(theirs, old, anchor if with_anchor else None, advantages, mask, objective)
+        assert mine.item() == pytest.approx(expected.item(), abs=1e-6)
+        mine.backward()
+        expected.backward()
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
+
+
+def rewards_with_gaps() -> np.ndarray:
+    rewards = np.random.default_rng(0).normal(size=24)
+    rewards[[1, 4, 5, 6, 7]] = np.nan  # one of the first group, all of the second
+    rewards[8:12] = 0.5  # nothing to choose
+    return rewards
+
+
+@pytest.mark.parametrize("scale", list(ScaleRewards))
+def test_advantages_are_those_of_trl(scale: ScaleRewards) -> None:
+    """As `GRPOTrainer._generate_and_score_completions` has it, which cannot be called without generating."""
+    rewards = torch.from_numpy(rewards_with_gaps())
+    table = rewards.view(-1, 4)
+    expected = rewards - torch.nanmean(table, dim=1).repeat_interleave(4)
+    if scale is not ScaleRewards.none:
+        group = nanstd(table, dim=1).repeat_interleave(4)
+        expected = expected / ((group if scale is ScaleRewards.group else nanstd(rewards)) + 1e-4)
+    expected = torch.nan_to_num(expected, nan=0.0)
+    assert group_advantages(rewards.numpy(), 4, scale) == pytest.approx(expected.numpy(), abs=1e-5)
+
+
+def test_advantages_of_a_group_depend_on_no_other_group() -> None:
+    rewards = rewards_with_gaps()
+    whole = group_advantages(rewards, 4, ScaleRewards.group)
+    parts = [group_advantages(rewards[start : start + 4], 4, ScaleRewards.group) for start in range(0, 24, 4)]
+    assert whole.tolist() == np.concatenate(parts).tolist()
+    assert whole[4:12].tolist() == [0.0] * 8
+    with pytest.raises(ValueError, match="23 rewards in groups of 4"):
+        group_advantages(rewards[:23], 4, ScaleRewards.group)
+
+
+def samples(model: GPT2LMHeadModel, count: int = 24) -> Samples:
+    generator = np.random.default_rng(1)
+    prompts = [generator.integers(0, 10, 3 + row // 4 % 3).tolist() for row in range(count)]
+    completions = [generator.integers(0, 10, generator.integers(1, 6)).tolist() for _ in range(count)]
+    rewards = np.array([float(tokens[0] % 2) for tokens in completions])
+    bare = Samples.of(prompts, completions, rewards, [np.zeros(len(tokens), np.float32) for tokens in completions])
+    batch = batch_of(bare.sequences, np.arange(count), "cpu")
+    with torch.no_grad():
+        table = completion_logprobs(model, batch).double().numpy()
+    return Samples.of(prompts, completions, rewards, supervised_columns(table, bare.sequences))
+
+
+def train(micro_batch_size: int, loss_type: GRPOLoss, epochs: int = 1) -> tuple[GPT2LMHeadModel, list[float]]:
+    model = tiny_policy()
+    data = samples(model)
+    fitting = Fitting(
+        batch_size=8,
+        epochs=epochs,
+        learning_rate=1e-2,
+        training=TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=0),
+        seed=0,
+        device="cpu",
+    )
+    advantages = group_advantages(data.rewards, 4, ScaleRewards.group)
+    objective = replace(OBJECTIVE, loss_type=loss_type)
+    return model, fit_grpo(model, data, advantages, data.logprobs, objective, fitting, group=4)
+
+
+@pytest.mark.parametrize("loss_type", list(GRPOLoss))
+def test_micro_batches_of_whole_groups_add_up_to_the_batch(loss_type: GRPOLoss) -> None:
+    whole, losses = train(8, loss_type)
+    parts, same = train(4, loss_type)
+    assert same == pytest.approx(losses, abs=1e-5)
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=2e-3)
+
+
+def test_the_first_step_starts_from_the_sampling_policy() -> None:
+    """The ratio is 1 and the divergence 0, so the loss is minus the mean advantage of a batch."""
+    _, losses = train(8, GRPOLoss.grpo)
+    assert losses[0] == pytest.approx(0.0, abs=1e-6)  # advantages of whole groups cancel
+
+
+def test_what_is_rewarded_becomes_likelier() -> None:
+    model, _ = train(8, GRPOLoss.grpo, epochs=4)
+    before = samples(tiny_policy())
+    good = before.rewards == 1
+    batch = batch_of(before.sequences, np.arange(len(before)), "cpu")
+    with torch.no_grad():
+        gain = (completion_logprobs(model, batch).sum(-1) - torch.from_numpy(before.logprobs).sum(-1)).numpy()
+    assert gain[good].mean() > gain[~good].mean() + 0.1

@@ -1,0 +1,200 @@
+"""A training that runs out of memory: the step is done again in smaller pieces, and nothing else changes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.config.schema import AdditionConfig, TinyModelConfig, TrainingConfig, ValueAlgoConfig
+from pipeline.errors import JobStopped, OutOfMemory
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models import tiny
+from pipeline.learning.models.batch_size import BatchSize
+from pipeline.learning.models.tiny import train_reference
+from pipeline.learning.models.value import ValueModel
+from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.loop import TrainSettings, train
+from pipeline.learning.training.value import fit_value
+from tests.unit.learning.training.test_training import sequences, value_model
+
+Fitted = tuple[dict[str, Tensor], list[float]]
+"""Weights, and the loss of every step."""
+
+
+class Limited:
+    """Raises out of memory where a model is given more rows than fit; notes how many it was given."""
+
+    def __init__(self, model: nn.Module, rows: int, first_call: int = 0) -> None:
+        self.rows, self.first_call = rows, first_call
+        self.seen: list[int] = []
+        model.register_forward_pre_hook(self.check, with_kwargs=True)
+
+    def check(self, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        count = len(args[0] if args else kwargs["input_ids"])
+        self.seen.append(count)
+        if count > self.rows and len(self.seen) > self.first_call:
+            raise torch.OutOfMemoryError(f"no room for {count} rows")
+
+
+def fit(
+    micro_batch_size: int, limit: Limited | None = None, model: ValueModel | None = None, **options: object
+) -> Fitted:
+    model = value_model() if model is None else model
+    algo = ValueAlgoConfig(batch_size=8, learning_rate=1e-2, epochs=2)
+    training = TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=2)
+    losses = fit_value(
+        model,
+        sequences(),
+        algo,
+        training,
+        seed=0,
+        device="cpu",
+        **{"on_step": lambda done, tokens: None, **options},  # type: ignore[arg-type]
+    )
+    return dict(model.state_dict()), losses
+
+
+def assert_equal(found: Fitted, expected: Fitted) -> None:
+    assert found[1] == expected[1]
+    assert found[0].keys() == expected[0].keys()
+    assert all(torch.equal(found[0][name], expected[0][name]) for name in expected[0])
+
+
+@pytest.mark.parametrize(("rows", "fitting"), [(5, 4), (3, 2), (1, 1)])
+def test_the_result_is_that_of_the_size_that_fits(rows: int, fitting: int) -> None:
+    model = value_model()
+    limit = Limited(model, rows)
+    found = fit(8, model=model)
+    assert_equal(found, fit(fitting))
+    # The first step finds out, and no later one tries again.
+    assert [count for count in limit.seen if count > rows] == [size for size in (8, 4, 2) if size > rows]
+
+
+def test_gradients_of_the_failed_try_are_dropped() -> None:
+    """Memory runs out in the second micro-batch, when the gradients of the first are there."""
+    model = value_model()
+    limit = Limited(model, rows=2, first_call=1)
+    assert_equal(fit(4, model=model), fit(2))
+    assert limit.seen[:4] == [4, 4, 2, 2]
+
+
+def test_memory_that_runs_out_late_changes_the_steps_from_there_on() -> None:
+    model, other = value_model(), value_model()
+    late = fit(8, model=model, limit=Limited(model, rows=4, first_call=3))
+    again = fit(8, model=other, limit=Limited(other, rows=4, first_call=3))
+    assert_equal(late, again)
+    assert late[1][:3] == fit(8)[1][:3]
+    assert late[1] == pytest.approx(fit(8)[1], abs=1e-4)
+
+
+def test_tokens_of_a_failed_try_are_not_counted() -> None:
+    model, counts = value_model(), []
+    Limited(model, rows=2, first_call=1)
+    fit(4, model=model, on_step=lambda done, tokens: counts.append((done, tokens)))
+    expected: list[tuple[int, int]] = []
+    fit(2, on_step=lambda done, tokens: expected.append((done, tokens)))
+    assert counts == expected
+
+
+def test_the_next_job_starts_with_what_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = value_model(), value_model()
+    Limited(first, rows=3)
+    expected = fit(8, model=first, hints=tmp_path)
+    assert capsys.readouterr().out.splitlines() == [
+        "out of memory at micro-batch 8: using 4 with 2x accumulation",
+        "out of memory at micro-batch 4: using 2 with 4x accumulation",
+    ]
+    limit = Limited(second, rows=3)
+    assert_equal(fit(8, model=second, hints=tmp_path), expected)
+    assert max(limit.seen) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_what_never_fits_says_what_was_tried() -> None:
+    model = value_model()
+    Limited(model, rows=0)
+    with pytest.raises(OutOfMemory, match=r"sizes tried: 8, 4, 2, 1\)\. Try training.gradient_checkpointing=true"):
+        fit(8, model=model)
+
+
+def test_a_training_that_goes_on_keeps_the_size_it_had(tmp_path: Path) -> None:
+    """Whatever other jobs have learnt since, or forgotten: the rest is what it would have been."""
+    expected = fit(4)
+
+    def attempt(stop_after: int, hints: Path) -> Fitted:
+        model, steps = value_model(), iter(range(1, 100))
+        Limited(model, rows=5)
+        checkpoints = Checkpoints(tmp_path / "c", {}, stopping=lambda: next(steps) == stop_after)
+        return fit(8, model=model, checkpoint=checkpoints, hints=hints)
+
+    with pytest.raises(JobStopped):
+        attempt(2, tmp_path / "hints")
+    (hint,) = (tmp_path / "hints/batch_sizes").iterdir()
+    hint.write_text(hint.read_text().replace('"size": 4', '"size": 1'))
+    with pytest.raises(JobStopped):
+        attempt(2, tmp_path / "hints")
+    assert_equal(attempt(99, tmp_path / "no hints"), expected)
+
+
+def test_noise_of_a_step_is_the_same_when_it_is_done_again() -> None:
+    """A loop whose forward pass draws from the global generator, as dropout does."""
+
+    def run(fails: bool) -> list[float]:
+        torch.manual_seed(3)
+        model = nn.Linear(4, 1)
+        micro_batch, left = BatchSize(2), [fails]
+
+        def losses_of(step: int) -> Iterator[Tensor]:
+            yield model(torch.rand(2, 4)).square().sum()
+            if step == 1 and left[0]:
+                left[0] = False
+                raise torch.OutOfMemoryError("no")
+            yield model(torch.rand(2, 4)).square().sum()
+
+        return train(model, TrainSettings(steps=4, learning_rate=0.1), losses_of, micro_batch=micro_batch)
+
+    assert run(fails=True) == run(fails=False)
+
+
+def test_memory_that_runs_out_in_the_optimizer_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have changed half of the weights, and smaller micro-batches would not help."""
+    calls = []
+
+    def fail(*_: object, **__: object) -> None:
+        calls.append(1)
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        fit(8)
+    assert len(calls) == 1
+
+
+def test_the_reference_backs_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = load_dataset(AdditionConfig(kind="addition"))
+    config = TinyModelConfig(kind="tiny", steps=3, batch_size=8, n_embd=16, n_head=2, n_inner=16)
+    whole, losses = train_reference(config, dataset, "cpu", lambda step, tokens: None)
+    make = tiny.make_model
+
+    def limited(*args: object) -> nn.Module:
+        model = make(*args)  # type: ignore[arg-type]
+        Limited(model, rows=3)
+        return model
+
+    monkeypatch.setattr(tiny, "make_model", limited)
+    parts, same = train_reference(config, dataset, "cpu", lambda step, tokens: None)
+    assert same == pytest.approx(losses, abs=1e-5)
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-3)
+
+
+def test_demonstrations_follow_from_the_step() -> None:
+    config = TinyModelConfig(kind="tiny", batch_size=4)
+    in_order = tiny.Demonstrations(config, 1000)
+    expected = [[part.tolist() for part in in_order.at(step)] for step in range(6)]
+    jumping = tiny.Demonstrations(config, 1000)
+    for step in (3, 3, 5, 0, 4):
+        assert [part.tolist() for part in jumping.at(step)] == expected[step]
+    assert len({str(step) for step in expected}) == 6

@@ -1,0 +1,170 @@
+"""Training weights: log-probabilities, divergence, groups, adapters."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+
+from pipeline.config.schema import LoraSettings, TrainingConfig
+from pipeline.errors import ConfigError
+from pipeline.learning.training.lora import merged, with_adapters
+from pipeline.learning.training.policy import (
+    Fitting,
+    completion_logprobs,
+    fit,
+    grouped_order,
+    score_sequences,
+    sequence_divergence,
+    without_dropout,
+)
+from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.sequences import Sequences, batch_of
+from pipeline.learning.training.sft import fit_sft
+from tests.doubles.models import tiny_policy
+
+
+def sequences(count: int = 12) -> Sequences:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(5, 11, count)
+    ids = [generator.integers(0, 10, length).tolist() for length in lengths]
+    return Sequences.of(ids, [2 + row % 3 for row in range(count)], [0.0] * count)
+
+
+def fitting(micro_batch_size: int = 4, epochs: int = 1, checkpointing: bool = False) -> Fitting:
+    training = TrainingConfig(
+        micro_batch_size=micro_batch_size, warmup_steps=0, gradient_checkpointing=checkpointing
+    )
+    return Fitting(batch_size=4, epochs=epochs, learning_rate=1e-2, training=training, seed=0, device="cpu")
+
+
+def test_log_probabilities_are_those_of_each_sequence_alone() -> None:
+    model, data = tiny_policy(), sequences()
+    batch = batch_of(data, np.arange(len(data)), "cpu")
+    with torch.no_grad():
+        found = completion_logprobs(model, batch, temperature=0.7)
+        for row in range(len(data)):
+            ids = torch.from_numpy(data.ids[row, : data.lengths[row]].astype(np.int64))
+            alone = (model(ids[None]).logits[0] / 0.7).log_softmax(-1)
+            for place in range(batch.ids.shape[1]):
+                inside = data.starts[row] <= place < data.lengths[row]
+                expected = float(alone[place - 1, ids[place]]) if inside else 0.0
+                assert float(found[row, place]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_divergence_is_the_sum_over_the_vocabulary_at_every_step() -> None:
+    model, reference, data = tiny_policy(0), tiny_policy(1), sequences(4)
+    batch = batch_of(data, np.arange(4), "cpu")
+    with torch.no_grad():
+        found = sequence_divergence(model, reference, batch, 1.3)
+        assert sequence_divergence(model, model, batch, 1.3).tolist() == [0.0] * 4
+        for row in range(4):
+            ids = torch.from_numpy(data.ids[row, : data.lengths[row]].astype(np.int64))[None]
+            one, other = ((net(ids).logits[0] / 1.3).log_softmax(-1) for net in (model, reference))
+            steps = (one.exp() * (one - other)).sum(-1)[data.starts[row] - 1 : data.lengths[row] - 1]
+            assert float(found[row]) == pytest.approx(float(steps.sum()), abs=1e-4)
+    assert (found > 0).all()
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    model, data = tiny_policy(), sequences()
+    tables = [
+        score_sequences(
+            data, lambda batch: completion_logprobs(model, batch), micro_batch_size=size, device="cpu", width=10
+        )
+        for size in (1, 5, 12)
+    ]
+    for table in tables[1:]:
+        assert table == pytest.approx(tables[0], abs=1e-5)
+
+
+def test_an_order_keeps_groups_together() -> None:
+    order = grouped_order(12, 4, epochs=3, seed=1)
+    assert sorted(order.tolist()) == sorted([*range(12)] * 3)
+    groups = order.reshape(-1, 4)
+    assert (groups % 4 == np.arange(4)).all()
+    assert (groups // 4 == groups[:, :1] // 4).all()
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 4, 7, 100])
+def test_no_micro_batch_splits_a_group(micro_batch_size: int) -> None:
+    model, seen = tiny_policy(), []
+
+    def loss_of(batch, part, whole):
+        seen.append(part.tolist())
+        assert set(part) <= set(whole)
+        return completion_logprobs(model, batch).sum() * 0
+
+    fit(model, sequences(), fitting(micro_batch_size), loss_of, group=4)
+    for part in seen:
+        assert len(part) % 4 == 0
+        assert [row // 4 for row in part] == [part[at - at % 4] // 4 for at in range(len(part))]
+    with pytest.raises(ValueError, match="in groups of 3"):
+        fit(model, sequences(), fitting(), loss_of, group=3)
+
+
+def test_dropout_is_switched_off() -> None:
+    model = tiny_policy(dropout=0.5).train()
+    without_dropout(model)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(model(ids).logits, model(ids).logits)
+
+
+def weights(model: GPT2LMHeadModel) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_adapters_are_trained_and_merged_into_a_model_like_any_other(tmp_path: Path, checkpointing: bool) -> None:
+    model, data = tiny_policy(), sequences()
+    before, settings = weights(model), LoraSettings(rank=2, alpha=4)
+    adapted = with_adapters(model.requires_grad_(True), settings, seed=0)
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    assert trained
+    assert all("lora_" in name for name in trained)
+    losses = fit_sft(adapted, data, fitting(epochs=6, checkpointing=checkpointing))
+    assert losses[-1] < losses[0]
+    batch = batch_of(data, np.arange(len(data)), "cpu")
+    with torch.no_grad():
+        expected = completion_logprobs(adapted, batch)
+    merged(adapted).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is GPT2LMHeadModel
+    after = weights(loaded)
+    assert set(after) == set(before)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert not any("wte" in name or "ln" in name for name in changed)
+    with torch.no_grad():
+        assert torch.allclose(completion_logprobs(loaded, batch), expected, atol=1e-4)
+
+
+def test_adapters_begin_the_same_way_every_time() -> None:
+    starts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        adapted = with_adapters(tiny_policy(), LoraSettings(rank=2), seed=5)
+        starts.append([p.clone() for name, p in adapted.named_parameters() if "lora_A" in name])
+    assert all(torch.equal(one, other) for one, other in zip(*starts, strict=True))
+
+
+def test_layers_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lora\.target_modules=\['q_proj'\]"):
+        with_adapters(tiny_policy(), LoraSettings(rank=2, target_modules=["q_proj"]), seed=0)
+
+
+def test_samples_are_the_same_after_saving_and_loading(tmp_path: Path) -> None:
+    prompts, completions = [[1, 2], [1, 2], [3]], [[4], [5, 6, 7], [8, 9]]
+    logprobs = [np.full(len(tokens), -0.5 - row, np.float32) for row, tokens in enumerate(completions)]
+    rewards = np.array([1.0, np.nan, 0.25])
+    for name, rows in (("a", slice(0, 2)), ("b", slice(2, 3))):
+        (tmp_path / name).mkdir()
+        part = Samples.of(prompts[rows], completions[rows], rewards[rows], logprobs[rows])
+        part.save(tmp_path / name)
+    found = Samples.load([tmp_path / "a", tmp_path / "b"])
+    assert found.rewards.tolist() == pytest.approx([1.0, np.nan, 0.25], nan_ok=True)
+    assert found.logprobs.tolist() == [[-0.5, 0, 0], [-1.5, -1.5, -1.5], [-2.5, -2.5, 0]]
+    assert found.sequences.starts.tolist() == [2, 2, 1]
+    assert found.sequences.lengths.tolist() == [3, 5, 3]
+    assert found.with_rewards(np.zeros(3)).rewards.tolist() == [0, 0, 0]

@@ -1,0 +1,90 @@
+"""Reward models: fitted to preferences, standardised, read at the last token."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config.schema import HeadType, TrainingConfig
+from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.training.folds import prompt_folds
+from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.reward_model import (
+    Scale,
+    fit_reward_model,
+    reward_scores,
+    sequence_scores,
+    share_preferred,
+)
+from pipeline.learning.training.sequences import Sequences, batch_of
+from tests.doubles.models import tiny_policy
+
+
+def pairs(count: int = 40) -> Sequences:
+    """What is preferred ends with an even token; completions have several lengths."""
+    generator = np.random.default_rng(0)
+    ids = []
+    for _ in range(count):
+        for side in (0, 1):
+            middle = generator.integers(0, 10, generator.integers(1, 4)).tolist()
+            ids.append([1, 2, *middle, int(generator.integers(0, 5)) * 2 + side])
+    return Sequences.of(ids, [2] * len(ids), [1.0, 0.0] * count)
+
+
+def fitted(micro_batch_size: int = 16, epochs: int = 30) -> tuple[ValueModel, list[float]]:
+    model = value_model_from(tiny_policy(), HeadType.v)
+    training = TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=0)
+    how = Fitting(batch_size=16, epochs=epochs, learning_rate=1e-2, training=training, seed=0, device="cpu")
+    return model, fit_reward_model(model, pairs(), how)
+
+
+def test_a_preference_that_can_be_learnt_is_learnt() -> None:
+    model, losses = fitted()
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)  # the head starts at zero
+    assert losses[-1] < 0.2
+    scores = reward_scores(model, pairs(), micro_batch_size=7, device="cpu")
+    assert (scores[0::2] > scores[1::2]).mean() > 0.95
+    assert scores == pytest.approx(reward_scores(model, pairs(), micro_batch_size=80, device="cpu"), abs=1e-4)
+
+
+def test_micro_batches_add_up_to_the_batch() -> None:
+    assert fitted(micro_batch_size=6, epochs=2)[1] == pytest.approx(fitted(epochs=2)[1], abs=1e-4)
+
+
+def test_the_score_is_the_value_at_the_last_token() -> None:
+    model, _ = fitted(epochs=1)
+    data = pairs(3)
+    batch = batch_of(data, np.arange(6), "cpu")
+    with torch.no_grad():
+        found = sequence_scores(model, batch)
+        for row in range(6):
+            ids = torch.from_numpy(data.ids[row, : data.lengths[row]].astype(np.int64))[None]
+            assert float(found[row]) == pytest.approx(float(model(ids)[0, -1]), abs=1e-5)
+
+
+def test_standardised_scores() -> None:
+    raw = np.array([1.0, 2.0, 3.0, 6.0])
+    found = Scale.of(raw)(raw)
+    assert found.mean() == pytest.approx(0)
+    assert found.std() == pytest.approx(1)
+    assert Scale.of(np.full(3, 2.0))(np.full(3, 2.0)).tolist() == [0, 0, 0]
+    assert Scale.of(np.array([])) == Scale(0.0, 1.0)
+
+
+def test_the_share_of_pairs_that_are_decided_as_they_are() -> None:
+    assert share_preferred(np.array([2.0, 1.0, 0.0, 1.0, 3.0, 3.0])) == pytest.approx(0.5)
+    assert share_preferred(np.zeros(0)) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_prompts_are_dealt_whole_and_evenly(count: int) -> None:
+    rows = [7, 3, 3, 90, 11, 11, 4, 7]
+    completions = [*rows, 5, 5, 8]
+    of_pairs, of_completions = prompt_folds(np.array(rows), np.array(completions), count)
+    folds: dict[int, set[int]] = {}
+    for row, fold in [*zip(rows, of_pairs, strict=True), *zip(completions, of_completions, strict=True)]:
+        folds.setdefault(int(row), set()).add(int(fold))
+    assert all(len(found) == 1 for found in folds.values())
+    sizes = [sum(found == {fold} for row, found in folds.items() if row in rows) for fold in range(count)]
+    assert max(sizes) - min(sizes) <= 1, "of what is fitted to"

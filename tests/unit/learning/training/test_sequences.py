@@ -1,0 +1,62 @@
+"""Files of labelled sequences and of samples that are not as they must be: one message says what is wrong."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pipeline.errors import JobError
+from pipeline.learning.training.samples import FILE as SAMPLES
+from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.sequences import FILE, Sequences
+
+GOOD = {
+    "ids": np.array([[1, 2, 3], [4, 5, 0]], np.int32),
+    "lengths": np.array([3, 2], np.int32),
+    "starts": np.array([1, 1], np.int32),
+    "labels": np.array([1, 0], np.float32),
+}
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    save_file(GOOD, tmp_path / FILE)
+    found = Sequences.load([tmp_path, tmp_path])
+    assert found.ids.tolist() == [[1, 2, 3], [4, 5, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"labels": None}, "it lacks the array `labels`; it has ids, lengths, starts"),
+        ({"ids": np.zeros(2, np.int32)}, r"expected `ids` of shape [N,T] and whole numbers, got [2] of int32"),
+        ({"ids": np.zeros((2, 3), np.float32)}, r"got [2, 3] of float32"),
+        (
+            {"labels": np.zeros(3, np.float32)},
+            r"expected `labels` of shape [N] with N=2 and floating numbers, got [3]",
+        ),
+        ({"starts": np.array([4, 0], np.int32)}, "expected 0 <= `starts` <= `lengths` <= T"),
+        ({"lengths": np.array([9, 1], np.int32)}, "expected 0 <= `starts` <= `lengths` <= T"),
+        ({"ids": -GOOD["ids"]}, "found a negative number"),
+    ],
+)
+def test_other_arrays_are_refused_in_one_message(
+    tmp_path: Path, changed: dict[str, np.ndarray], said: str
+) -> None:
+    save_file({name: array for name, array in {**GOOD, **changed}.items() if array is not None}, tmp_path / FILE)
+    with pytest.raises(JobError) as caught:
+        Sequences.load([tmp_path])
+    assert str(caught.value).startswith(f"{FILE} in the output of (unknown job) ({tmp_path}) cannot be used: ")
+    assert said in str(caught.value)
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="No such file"):
+        Sequences.load([tmp_path])
+    (tmp_path / FILE).write_bytes(b"no tensors")
+    with pytest.raises(JobError, match="no safetensors file"):
+        Sequences.load([tmp_path])
+    save_file(GOOD, tmp_path / FILE)
+    save_file({"logprobs": np.zeros(2, np.float32)}, tmp_path / SAMPLES)
+    with pytest.raises(JobError, match="expected `logprobs` of shape"):
+        Samples.load([tmp_path])

@@ -1,0 +1,212 @@
+"""The training loop and the fit of value models: exact accumulation, schedules, determinism."""
+
+import itertools
+import math
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig, Warmup
+from pipeline.errors import JobStopped
+from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.loop import TrainSettings, rate_at
+from pipeline.learning.training.losses import chosen_values, token_bce
+from pipeline.learning.training.sequences import Sequences, batch_of, epoch_order
+from pipeline.learning.training.value import fit_value, token_values
+
+
+def value_model(head: HeadType = HeadType.v, dropout: float = 0.0) -> ValueModel:
+    rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), dropout)
+    config = GPT2Config(
+        vocab_size=13, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None, **rates
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return value_model_from(GPT2LMHeadModel(config), head).eval()
+
+
+def sequences(count: int = 24) -> Sequences:
+    """Sequences of different lengths, labelled by whether their last token is even."""
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(3, 10, count)
+    ids = [generator.integers(0, 10, length).tolist() for length in lengths]
+    return Sequences.of(ids, [len(row) - 2 for row in ids], [float(row[-1] % 2 == 0) for row in ids])
+
+
+def fit(
+    micro_batch_size: int = 8, epochs: int = 2, seed: int = 0, head: HeadType = HeadType.v, dropout: float = 0.0
+) -> tuple[ValueModel, list[float]]:
+    model = value_model(head, dropout)
+    algo = ValueAlgoConfig(batch_size=8, learning_rate=1e-2, epochs=epochs)
+    training = TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=2)
+    losses = fit_value(
+        model, sequences(), algo, training, seed=seed, device="cpu", on_step=lambda done, tokens: None
+    )
+    return model, losses
+
+
+def test_schedules() -> None:
+    settings = TrainSettings(steps=100, learning_rate=2.0, warmup_steps=10)
+    assert [rate_at(step, settings) for step in (0, 4, 9, 50, 99)] == pytest.approx([0.2, 1, 2, 2, 2])
+    cosine = TrainSettings(steps=100, learning_rate=2.0, schedule=Warmup.cosine)
+    assert [rate_at(step, cosine) for step in (0, 50)] == pytest.approx([2, 1])
+    assert rate_at(99, cosine) == pytest.approx(1 + math.cos(math.pi * 0.99))
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3])
+def test_micro_batches_add_up_to_the_batch(micro_batch_size: int) -> None:
+    """Sequences have different lengths, so a mean of means would be wrong."""
+    whole, losses = fit(micro_batch_size=8)
+    parts, same_losses = fit(micro_batch_size=micro_batch_size)
+    assert same_losses == pytest.approx(losses, abs=1e-5)
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=2e-3)
+
+
+def test_equal_trainings_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        torch.manual_seed(ord(name))
+        np.random.seed(ord(name))
+        fit()[0].save_pretrained(tmp_path / name)
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    fit(seed=1)[0].save_pretrained(tmp_path / "c")
+    assert (tmp_path / "a/model.safetensors").read_bytes() != (tmp_path / "c/model.safetensors").read_bytes()
+
+
+def test_a_backbone_with_dropout_is_trained_the_same_way_every_time() -> None:
+    """GPT-2 as published has a dropout of 0.1; a result must not depend on what ran before in the process."""
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        losses.append(fit(dropout=0.1)[1])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+def test_a_value_that_can_be_learnt_is_learnt(head: HeadType) -> None:
+    _, losses = fit(epochs=60, head=head)
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)  # the head starts at zero
+    assert losses[-1] < 0.35
+
+
+def test_both_heads_give_a_value_to_every_token() -> None:
+    model = value_model(HeadType.q)
+    model.head.weight.data = torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(1))
+    ids = torch.tensor([[1, 5, 7], [2, 2, 0]])
+    with torch.inference_mode():
+        found, outputs = token_values(model, ids), model(ids)
+    expected = [[0.0, *(float(outputs[b, t - 1, ids[b, t]]) for t in (1, 2))] for b in (0, 1)]
+    assert torch.allclose(found, torch.tensor(expected))
+    assert torch.equal(chosen_values(outputs, ids), found)
+
+
+def test_the_loss_is_the_cross_entropy_of_supervised_tokens() -> None:
+    values = torch.tensor([[5.0, 0.3, -2.0], [1.0, 1.0, -9.0]])
+    mask = torch.tensor([[False, True, True], [True, False, False]])
+
+    def cross_entropy(z: float, label: float) -> float:
+        p = 1 / (1 + math.exp(-z))
+        return -(label * math.log(p) + (1 - label) * math.log(1 - p))
+
+    expected = cross_entropy(0.3, 1) + cross_entropy(-2, 1) + cross_entropy(1, 0.25)
+    assert token_bce(values, mask, torch.tensor([1.0, 0.25])).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_sequences_are_the_same_after_saving_and_loading(tmp_path: Path) -> None:
+    parts = [sequences(5), Sequences.of([[1, 2, 3] * 5], [4], [0.5]), sequences(3)]
+    folders = [tmp_path / str(number) for number in range(3)]
+    for part, folder in zip(parts, folders, strict=True):
+        folder.mkdir()
+        part.save(folder)
+    joined = Sequences.load(folders)
+    assert len(joined) == 9
+    rows = list(
+        itertools.chain.from_iterable(
+            (part.ids[r, : part.lengths[r]].tolist() for r in range(len(part))) for part in parts
+        )
+    )
+    assert [joined.ids[r, : joined.lengths[r]].tolist() for r in range(9)] == rows
+    assert joined.labels.tolist() == [label for part in parts for label in part.labels.tolist()]
+    again = tmp_path / "again"
+    again.mkdir()
+    parts[0].save(again)
+    assert [p.read_bytes() for p in again.iterdir()] == [p.read_bytes() for p in folders[0].iterdir()]
+
+
+def test_a_shard_without_sequences_is_fine(tmp_path: Path) -> None:
+    """All pairs of a small shard may be ties."""
+    full, empty = tmp_path / "full", tmp_path / "empty"
+    full.mkdir()
+    empty.mkdir()
+    sequences(4).save(full)
+    Sequences.of([], [], []).save(empty)
+    assert len(Sequences.load([empty, full])) == 4
+    assert len(Sequences.load([empty])) == 0
+
+
+def test_every_epoch_sees_every_sequence_once_in_an_order_of_its_own() -> None:
+    order = epoch_order(50, 3, seed=1).reshape(3, 50)
+    assert all(sorted(epoch) == list(range(50)) for epoch in order.tolist())
+    assert not np.array_equal(order[0], order[1])
+    assert np.array_equal(epoch_order(50, 3, seed=1).reshape(3, 50), order)
+
+
+def test_only_the_tail_of_a_sequence_is_supervised() -> None:
+    data = Sequences.of([[1, 2, 3, 4], [5, 6]], [2, 0], [1.0, 0.0])
+    batch = batch_of(data, np.array([1, 0]), "cpu")
+    assert batch.ids.tolist() == [[5, 6, 0, 0], [1, 2, 3, 4]]
+    assert batch.mask.tolist() == [[True, True, False, False], [False, False, True, True]]
+    assert batch.labels.tolist() == [0, 1]
+
+
+def test_a_head_may_learn_faster_than_its_backbone() -> None:
+    def moved(head_learning_rate: float | None) -> dict[str, float]:
+        model, before = value_model(), dict(value_model().named_parameters())
+        algo = ValueAlgoConfig(batch_size=8, learning_rate=1e-4, head_learning_rate=head_learning_rate, epochs=1)
+        training = TrainingConfig(micro_batch_size=8, warmup_steps=0, weight_decay=0.0)
+        fit_value(model, sequences(), algo, training, seed=0, device="cpu", on_step=lambda done, tokens: None)
+        # Three steps of AdamW, which moves what has gradients by nearly its rate in each.
+        return {
+            name: (weight - before[name]).abs().max().item() / 1e-4 for name, weight in model.named_parameters()
+        }
+
+    plain, fast = moved(None), moved(1e-2)
+    assert max(plain.values()) < 3.5
+    assert 100 < fast["head.weight"] < 350
+    assert max(size for name, size in fast.items() if not name.startswith("head.")) < 3.5
+
+
+def test_tokens_are_counted_without_padding() -> None:
+    data, seen = sequences(), []
+    algo, training = ValueAlgoConfig(batch_size=8, epochs=2), TrainingConfig(micro_batch_size=8)
+    fit_value(
+        value_model(), data, algo, training, seed=0, device="cpu", on_step=lambda done, tokens: seen.append(tokens)
+    )
+    assert seen[-1] == 2 * data.lengths.sum()
+
+
+def test_tokens_before_an_interruption_are_counted(tmp_path: Path) -> None:
+    """A fit that goes on reports as it would have without."""
+    data, algo, training = sequences(), ValueAlgoConfig(batch_size=8, epochs=2), TrainingConfig(micro_batch_size=8)
+
+    def told(checkpoint: Checkpoints | None) -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+        how = {
+            "seed": 0,
+            "device": "cpu",
+            "on_step": lambda *counts: seen.append(counts),
+            "checkpoint": checkpoint,
+        }
+        with suppress(JobStopped):
+            fit_value(value_model(), data, algo, training, **how)  # type: ignore[arg-type]
+        return seen
+
+    calls = iter(range(100))
+    stopped = told(Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: next(calls) == 2))
+    assert [*stopped, *told(Checkpoints(tmp_path, {}, every_minutes=0))] == told(None)
+    assert len(stopped) == 3

@@ -1,0 +1,339 @@
+"""The files of an output that someone reads back are held to their formats, whoever wrote them."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.store import Store
+from pipeline.engine.workers.failure import FailureKind, classify
+from pipeline.errors import JobError
+from pipeline.foreign import ForeignDataError
+from pipeline.outputs import formats as outputs
+from pipeline.outputs.formats import MAX_LEVELS, PAGE, check_output, read_input, read_lines, read_metrics
+from pipeline.plan.job import Job
+from pipeline.runs.record import Results, collect_rows, read_results, write_results, write_samples
+
+ROW: dict[str, Any] = {"metric": "mine", "value": 0.5, "ci_low": None, "ci_high": None, "n": 10}
+SAMPLE: dict[str, Any] = {
+    "row": 1,
+    "sample": 0,
+    "prompt": "1+1=",
+    "completion": "2",
+    "tokens": 1,
+    "reward": 1.0,
+    "correct": True,
+    "kl": 0.1,
+    "truncated": False,
+}
+
+
+def metrics(*rows: dict[str, Any]) -> str:
+    return json.dumps({"rows": rows})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        metrics(),
+        metrics(ROW),
+        metrics({**ROW, "value": None, "n": 0}),
+        metrics({**ROW, "value": 3, "colour": "red"}),
+        metrics({**ROW, "value": 0.5, "ci_low": 0.6, "ci_high": 0.7}),
+        metrics(ROW, {**ROW, "metric": "=1+1"}),
+    ],
+    ids=["no rows", "one row", "nothing to estimate", "other fields", "estimate outside", "odd name"],
+)
+def test_metrics_that_are_taken(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metrics.json").write_text(text)
+    check_output(tmp_path)
+    assert len(read_metrics(tmp_path).rows) == text.count("metric")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (metrics({"metric": "mine", "value": 1}), "missing required field `ci_low` - at `$.rows[0]`"),
+        (
+            metrics(ROW, {**ROW, "metric": "b", "value": "1"}),
+            "expected `float | null`, got `str` - at `$.rows[1].val",
+        ),
+        (metrics({**ROW, "n": None}), "expected `int`, got `null` - at `$.rows[0].n`"),
+        (metrics({**ROW, "n": -3}), "where there is -3"),
+        (metrics({**ROW, "n": 2.5}), "expected `int`"),
+        (metrics({**ROW, "value": True}), "got `bool`"),
+        (metrics({**ROW, "value": float("nan")}), "NaN is no number"),
+        (metrics({**ROW, "value": float("-inf")}), "-Infinity is no number"),
+        (metrics({**ROW, "value": 1e300}), "<= 1e+100"),
+        (metrics(ROW).replace("0.5", "1e999"), "too large for a number"),
+        (metrics({**ROW, "metric": ""}), "length >= 1"),
+        (metrics({**ROW, "metric": "m" * 201}), "length <= 200"),
+        (metrics({**ROW, "metric": "a\x1b[2J"}), "a name that can be printed"),
+        (metrics({**ROW, "metric": "\udcff"}), "a name that can be printed"),
+        (metrics({**ROW, "metric": " a"}), "without blanks around it"),
+        (metrics(ROW, ROW), "got two for 'mine'"),
+        (metrics({**ROW, "ci_low": 1.0, "ci_high": 0.0}), "expected `ci_low` <= `ci_high`, got 1.0 and 0.0"),
+        ("{'rows': []}", "this is no JSON"),
+        ("", "this is no JSON"),
+        ("[]", "expected `object`, got `array`"),
+        ('{"rows": {}}', "expected `array`, got `object` - at `$.rows`"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_other_metrics_fail_the_job_that_wrote_them(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(JobError) as caught:
+        check_output(tmp_path)
+    message = str(caught.value)
+    assert message.startswith("metrics.json is not as it must be: ")
+    assert said in message
+    assert PAGE in message
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("samples.jsonl", json.dumps(SAMPLE) + '\n{"row": 1}\n', "line 2: object missing required field `sample`"),
+        (
+            "samples.jsonl",
+            json.dumps({**SAMPLE, "tokens": None}),
+            "line 1: expected `int`, got `null` - at `$.tokens`",
+        ),
+        ("samples.jsonl", "[1]", "line 1: expected `object`, got `array`"),
+        ("training.json", '{"loss": [NaN]}', "NaN is no number"),
+        ("training.json", "[]", "expected `object`"),
+        (
+            "training.json",
+            '{"calibration": {"prompts": 5}}',
+            "missing required field `tokens` - at `$.calibration`",
+        ),
+        (
+            "training.json",
+            '{"calibration": {"prompts": 5, "tokens": 9, "base_rate": 0.5, "auc": 1.5}}',
+            "<= 1.0 - at `$.calibration.auc`, where there is 1.5",
+        ),
+        ("generation.json", '{"tokens": 3}', "missing required field `prompts`"),
+        ("reward.json", '{"tokens_trained": -1}', "where there is -1"),
+    ],
+)
+def test_other_files_that_are_read_back_are_held_to_their_formats_too(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(JobError, match="is not as it must be") as caught:
+        check_output(tmp_path)
+    assert said in str(caught.value)
+    assert name in str(caught.value)
+
+
+def test_samples_beside_metrics_are_any_objects(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text(metrics(ROW))
+    (tmp_path / "samples.jsonl").write_text('{"anything": [1]}\n\n{}\n')
+    check_output(tmp_path)
+    (tmp_path / "samples.jsonl").write_text('{}\n"text"\n')
+    with pytest.raises(JobError, match=r"samples\.jsonl is not as it must be: line 2"):
+        check_output(tmp_path)
+
+
+def test_samples_at_further_strengths_of_guidance_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "eta=0.5").mkdir()
+    (tmp_path / "eta=0.5" / "samples.jsonl").write_text("{}")
+    with pytest.raises(JobError, match=r"eta=0\.5/samples\.jsonl is not as it must be"):
+        check_output(tmp_path)
+
+
+def _link(path: Path) -> None:
+    (path.parent / "elsewhere").write_text("{}")
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Path.mkdir, os.mkfifo, _link, lambda path: path.symlink_to("/dev/zero")],
+    ids=["dir", "fifo", "link", "zero"],
+)
+@pytest.mark.parametrize("name", ["metrics.json", "samples.jsonl", "training.json"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str, make: Callable[[Path], object]) -> None:
+    make(tmp_path / name)
+    with pytest.raises(JobError, match=f"{name} is not as it must be"):
+        check_output(tmp_path)
+
+
+def test_a_link_is_told_as_one(tmp_path: Path) -> None:
+    _link(tmp_path / "metrics.json")
+    with pytest.raises(JobError, match=r"metrics\.json is not .*: it is a link, and links are not read"):
+        check_output(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_a_fault_of_the_job_alone(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text(metrics(ROW))
+    with (tmp_path / "samples.jsonl").open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(JobError, match=r"samples\.jsonl is not .*: it is larger than 67,108,864 bytes") as caught:
+        check_output(tmp_path)
+    assert classify(caught.value) is FailureKind.bug
+
+
+def test_a_process_without_descriptors_blames_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(path: object, *_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(os, "open", no_more)
+    with pytest.raises(JobError, match=r"^the output cannot be looked at: Too many open files$"):
+        check_output(tmp_path)
+
+
+def test_a_folder_without_any_of_these_files_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"\0" * 100)
+    check_output(tmp_path)
+
+
+# -- what is stored already ------------------------------------------------------------------------------------
+
+
+def stored(store: Store, number: int, files: dict[str, str]) -> Job:
+    """A metrics job with an output, committed without a look as older versions did."""
+    job = Job(
+        id=f"d/m/s0/A{number}/r1/metrics",
+        key=f"{number:040d}",
+        entry="x:y",
+        payload={},
+        algo=f"A{number}",
+        dataset="d",
+        model="m",
+        seed=0,
+        round=1,
+        stage="metrics",
+    )
+    folder = store.begin(store.scratch("run"), job.key, 1)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    store.commit(job.key, folder, {"job": job.id})
+    return job
+
+
+def collected(tmp_path: Path, jobs: list[Job], store: Store) -> tuple[list[str], list[str], RunFolder]:
+    run, told = RunFolder(tmp_path / "run"), []
+    run.path.mkdir(exist_ok=True)
+    rows = collect_rows(store, jobs, lambda job, said: told.append(f"{job.algo} {said}"))
+    write_results(run, Results(rows=rows))
+    write_samples(run, store, jobs, lambda job, said: told.append(f"{job.algo} {said}"))
+    assert read_results(run.results_json).rows == rows
+    return [row.algo for row in rows], told, run
+
+
+def test_a_wrong_file_in_the_store_costs_its_own_rows_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    jobs = [
+        stored(store, 0, {"metrics.json": metrics(ROW), "samples.jsonl": '{"prompt": "p", "algo": "X"}\n'}),
+        stored(store, 1, {"metrics.json": metrics({"metric": "mine", "value": 1}), "samples.jsonl": "[1]"}),
+        stored(store, 2, {"metrics.json": metrics({**ROW, "value": float("nan")})}),
+        stored(store, 3, {"metrics.json": metrics({**ROW, "metric": "b"}), "samples.jsonl": '{"a": "\\udcff"}'}),
+        stored(store, 4, {}),
+    ]
+    algos, told, run = collected(tmp_path, jobs, store)
+    assert algos == ["A0", "A3"]
+    assert [line.split(": ")[0] for line in told] == [
+        "A1 its stored metrics.json cannot be read",
+        "A2 its stored metrics.json cannot be read",
+        "A1 its stored samples.jsonl cannot be read",
+    ]
+    lines = [json.loads(line) for line in run.samples.read_text(encoding="utf-8").splitlines()]
+    assert [line["algo"] for line in lines] == ["A0", "A3"]
+
+
+@pytest.mark.properties
+@given(
+    st.binary()
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["rows", *ROW]), inner)
+            | st.fixed_dictionaries(
+                {"rows": st.lists(st.fixed_dictionaries(dict.fromkeys(ROW, inner)), max_size=3)}
+            )
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_whatever_a_stage_writes_is_refused_or_becomes_results(data: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        output.mkdir()
+        for name in ("metrics.json", "samples.jsonl"):
+            (output / name).write_bytes(data)
+        with suppress(JobError):
+            check_output(output)
+        # And if it was stored all the same, by a version that did not look:
+        store = Store(Path(folder) / "store")
+        bad, good = stored(store, 0, {}), stored(store, 1, {"metrics.json": metrics(ROW)})
+        for name in ("metrics.json", "samples.jsonl"):
+            (store.path(bad.key) / name).write_bytes(data)
+        algos, _, run = collected(Path(folder), [bad, good], store)
+        assert "A1" in algos
+        assert b"NaN" not in run.results_json.read_bytes()
+
+
+# -- what a later job reads ------------------------------------------------------------------------------------
+
+
+def test_a_job_that_reads_a_wrong_file_says_who_wrote_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    job = stored(store, 7, {"samples.jsonl": '{"row": 1}'})
+    with pytest.raises(JobError) as caught:
+        read_input(store.path(job.key), "samples.jsonl", lambda path: list(read_lines(path, dict[str, str])))
+    said = str(caught.value)
+    assert said.startswith(f"samples.jsonl in the output of {job.id} (")
+    assert "line 1: expected `str`, got `int`" in said
+    with pytest.raises(JobError, match="No such file"):
+        read_input(store.path(job.key), "none.json", lambda path: path.read_bytes())
+
+
+def test_a_line_has_a_largest_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.outputs.formats._LINE", 20)
+    (tmp_path / "a.jsonl").write_text('{}\n{"a": "' + "x" * 100 + '"}\n')
+    with pytest.raises(ForeignDataError, match="line 2: it is longer than 20 bytes"):
+        list(read_lines(tmp_path / "a.jsonl", dict[str, str]))
+
+
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t", "\r"])
+def test_a_spreadsheet_shows_a_name_rather_than_running_it(tmp_path: Path, sign: str) -> None:
+    store, name = Store(tmp_path / "store"), f'{sign}HYPERLINK("http://x")'
+    run = RunFolder(tmp_path)
+    job = stored(store, 0, {"metrics.json": metrics({**ROW, "value": -0.5})})
+    (row,) = collect_rows(store, [job])
+    write_results(run, Results(rows=[replace(row, metric=name)]))
+    cells = run.results_csv.read_text().splitlines()[-1]
+    assert f"'{sign}HYPERLINK" in run.results_csv.read_bytes().decode()
+    assert ",-0.5," in cells  # a number is none
+    assert json.loads(run.results_json.read_bytes())["rows"][0]["metric"] == name
+
+
+def test_an_output_may_have_so_many_folders_in_one_another_and_no_more(tmp_path: Path) -> None:
+    inner = tmp_path.joinpath(*("d" for _ in range(MAX_LEVELS)))
+    inner.mkdir(parents=True)
+    check_output(tmp_path)
+    (inner / "one more").mkdir()
+    with pytest.raises(JobError, match=f"more than {MAX_LEVELS} folders in one another, under d/d/d"):
+        check_output(tmp_path)
+
+
+def test_an_output_may_have_so_many_files_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "MAX_FILES", 3)
+    for name in "abc":
+        (tmp_path / name).touch()
+    check_output(tmp_path)
+    (tmp_path / "d").touch()
+    with pytest.raises(JobError, match="more than 3 files and folders"):
+        check_output(tmp_path)

@@ -1,0 +1,108 @@
+"""What methods reach at equal divergence, and at equal training budgets."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.runs.comparison.budgets import at_budgets
+from pipeline.runs.comparison.fronts import fronts
+from pipeline.runs.cost import CostRow
+from pipeline.runs.record import PooledRow
+from tests.doubles.pooled import pooled_row
+
+
+def point(algo: str, kl: float, value: float, number: int = 2, suffix: str = "") -> Iterator[PooledRow]:
+    """A result whose interval is 0.02 to either side, and its KL."""
+    yield pooled_row(algo, number, value, metric=f"pass@1{suffix}")
+    yield pooled_row(algo, number, kl, metric=f"kl_per_sequence{suffix}")
+
+
+REFERENCE = list(point("reference", 0.0, 0.4, 0))
+DPO = [
+    *point("DPO@beta=1", 0.5, 0.6),
+    *point("DPO@beta=0.3", 1.0, 0.5),  # further away for less
+    *point("DPO@beta=0.1", 2.0, 0.8),
+    *point("DPO@beta=0.1", 9.0, 0.1, number=1),  # an earlier round
+]
+QSHARP = [
+    *point("QSharp", 1.5, 0.9),
+    *point("QSharp", 0.0, 0.4, suffix="/eta=inf"),
+    *point("QSharp", 1.0, 0.9, suffix="/eta=0.1"),
+]
+
+
+def test_points_of_a_front_are_told_by_what_makes_them() -> None:
+    points, _ = fronts([*REFERENCE, *DPO, *QSHARP, *point("SFT", 1.0, 0.7)], [], "test")
+    assert [(row.front, row.point, row.split, row.kl, row.value, row.is_best) for row in points] == [
+        ("DPO", "reference", "test", 0.0, 0.4, True),
+        ("DPO", "beta=1", "test", 0.5, 0.6, True),
+        ("DPO", "beta=0.3", "test", 1.0, 0.5, False),
+        ("DPO", "beta=0.1", "test", 2.0, 0.8, True),
+        ("QSharp", "eta=inf", "validation", 0.0, 0.4, True),
+        ("QSharp", "eta=0.1", "validation", 1.0, 0.9, True),
+    ]
+    assert {row.metric for row in points} == {"pass@1"}
+
+
+def test_rewards_are_compared_where_all_fronts_reach() -> None:
+    _, matched = fronts([*REFERENCE, *DPO, *QSHARP], [], "test")
+    found = {(row.front, row.kl): row.value for row in matched}
+    assert found == {
+        ("DPO", 0.25): 0.5,
+        ("DPO", 0.5): 0.6,
+        ("DPO", 1.0): pytest.approx(0.6 + 0.2 / 3),  # over the point that is beaten
+        ("QSharp", 0.25): 0.525,
+        ("QSharp", 0.5): 0.65,
+        ("QSharp", 1.0): 0.9,
+    }
+    for row in matched:
+        assert row.value is not None
+        assert (row.ci_low, row.ci_high) == pytest.approx((row.value - 0.02, row.value + 0.02))
+
+
+def test_a_front_says_nothing_of_divergences_that_it_does_not_reach() -> None:
+    _, matched = fronts([*REFERENCE, *DPO], [0.25, 2.5], "test")
+    assert [(row.kl, row.value, row.ci_low) for row in matched] == [
+        (0.25, 0.5, pytest.approx(0.48)),
+        (2.5, None, None),
+    ]
+
+
+def test_steering_harder_than_is_good_takes_nothing_away() -> None:
+    beaten = [*point("DPO@beta=1", 1.0, 0.7), *point("DPO@beta=0.1", 4.0, 0.2)]
+    _, matched = fronts([*REFERENCE, *beaten], [0.5, 3.0, 5.0], "test")
+    assert [row.value for row in matched] == [0.55, 0.7, None]
+
+
+def test_a_front_of_which_only_the_reference_is_best_is_of_the_last_round_too() -> None:
+    points, matched = fronts([*REFERENCE, *point("DPO@beta=1", 0.5, 0.3)], [0.25], "test")
+    assert [(row.point, row.is_best) for row in points] == [("reference", True), ("beta=1", False)]
+    assert [(row.round, row.value) for row in matched] == [(2, 0.4)]
+
+
+def test_a_method_with_one_setting_is_no_front() -> None:
+    assert fronts([*REFERENCE, *point("SFT", 1.0, 0.7)], [1.0], "test") == ([], [])
+
+
+def spent(algo: str, number: int, flops: float | None) -> CostRow:
+    where = {"dataset": "addition", "model": "tiny"}
+    return CostRow(**where, algo=algo, round=number, flops=flops, answer=None, device_s=1.0)
+
+
+def test_methods_are_compared_after_the_last_round_within_a_budget() -> None:
+    pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1), *point("DPO", 1.0, 0.7), *point("SFT", 0.2, 0.5, 1)]
+    costs = [spent("DPO", 1, 150), spent("DPO", 2, 250), spent("SFT", 1, 300), spent("reference", 0, 1)]
+    rows = at_budgets(pooled, costs, [400, 200, 10])
+    assert [(row.budget, row.algo, row.round, row.flops, row.value, row.kl) for row in rows] == [
+        (10, "DPO", None, None, None, None),
+        (10, "SFT", None, None, None, None),
+        (200, "DPO", 1, 150, 0.6, 0.5),  # both rounds take 250
+        (200, "SFT", None, None, None, None),
+        (400, "DPO", 2, 250, 0.7, 1.0),
+        (400, "SFT", 1, 300, 0.5, 0.2),
+    ]
+
+
+def test_methods_whose_flops_are_not_known_are_at_no_budget() -> None:
+    pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1)]
+    assert at_budgets(pooled, [spent("DPO", 1, None)], [1e9]) == []

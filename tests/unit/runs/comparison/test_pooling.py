@@ -1,0 +1,437 @@
+"""What a run says of its methods: over which chains, with what intervals, and which comparisons are tested."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pipeline.config.schema import EvaluationConfig
+from pipeline.learning.evaluation.metrics import Sample, evaluation_rows, measure
+from pipeline.learning.evaluation.significance import holm, least_detectable_share, mcnemar
+from pipeline.learning.evaluation.statistics import swap_tests
+from pipeline.outputs.prompts import PromptMeasures
+from pipeline.runs.comparison.cells import whole_grid
+from pipeline.runs.comparison.pooling import pooled
+from pipeline.runs.record import Comparison, Place, PooledRow, ResultRow, place_of
+
+PROMPTS = 60
+Chains = dict[Place, PromptMeasures]
+
+
+def chain(
+    algo: str, level: float, *, reference: int | None = None, seed: int = 0, number: int = 2, k: int = 2
+) -> Chains:
+    """A chain after a round whose policy is right at a level, on prompts 10, 11, ..."""
+    draw = np.random.default_rng([abs(hash_of(algo)), seed, reference or 0, number])
+    right = (draw.random((PROMPTS, k)) < level).mean(1)
+    tokens = draw.integers(2, 9, PROMPTS).astype(float)
+    ones = np.ones(PROMPTS)
+    sums = {"pass@1": (right, ones), "length": (tokens, ones), "kl_per_token": (tokens / 10, tokens)}
+    place = ("d", "m", -1 if reference is None else reference, algo, seed, 0 if algo == "reference" else number)
+    return {place: PromptMeasures(np.arange(10, 10 + PROMPTS), sums)}
+
+
+def hash_of(name: str) -> int:
+    return sum(ord(letter) * 31**place for place, letter in enumerate(name))
+
+
+def rows_of(chains: Chains) -> list[ResultRow]:
+    """The rows that the stage of each chain would have written, with an interval of 0 to 1."""
+    found = []
+    for (dataset, model, reference, algo, seed, number), measures in chains.items():
+        for metric, (above, below) in measures.sums.items():
+            where = (algo, dataset, model, seed, number, metric)
+            value = above.sum() / max(1.0, below.sum())
+            named = None if reference < 0 else reference
+            found.append(ResultRow(*where, value, 0.0, 1.0, len(above), reference=named))
+    return found
+
+
+def pool(*parts: Chains, rounds: int = 2) -> tuple[dict[tuple[str, int, str], PooledRow], list[Comparison]]:
+    chains = {place: measures for part in parts for place, measures in part.items()}
+    rows, comparisons = pooled(rows_of(chains), chains.get, rounds, 0.95)
+    return {(row.algo, row.round, row.metric): row for row in rows}, comparisons
+
+
+def method(
+    algo: str, level: float, seeds: Iterable[int], references: Iterable[int | None] = (None,), **kw: int
+) -> Chains:
+    found: Chains = {}
+    for seed, reference in product(seeds, references):
+        found |= chain(algo, level, seed=seed, reference=reference, **kw)
+    return found
+
+
+def test_a_method_is_the_mean_of_its_chains() -> None:
+    chains = method("PITA", 0.6, range(4))
+    row = pool(chains)[0]["PITA", 2, "pass@1"]
+    means = [measures.sums["pass@1"][0].mean() for measures in chains.values()]
+    assert row.value == pytest.approx(np.mean(means))
+    assert (row.over, row.references, row.seeds, row.n) == ("seeds", 1, 4, PROMPTS)
+    assert row.ci_low is not None
+    assert row.ci_high is not None
+    assert 0 < row.ci_low < row.value < row.ci_high < 1
+
+
+def test_seeds_that_differ_widen_the_interval_and_more_of_them_narrow_it() -> None:
+    def width(levels: list[float]) -> float:
+        parts = [chain("PITA", level, seed=seed) for seed, level in enumerate(levels)]
+        row = pool(*parts)[0]["PITA", 2, "pass@1"]
+        assert row.ci_low is not None
+        assert row.ci_high is not None
+        return row.ci_high - row.ci_low
+
+    assert width([0.3, 0.5, 0.7]) > 2.5 * width([0.5, 0.5, 0.5])
+    assert width([0.3, 0.5, 0.7] * 3) < width([0.3, 0.5, 0.7]) / 2
+
+
+@pytest.mark.parametrize(
+    ("references", "seeds", "over"),
+    [
+        ([None], 1, "policies"),
+        ([0], 2, "policies"),
+        ([0, 1, 2], 2, "policies"),
+        ([0], 3, "seeds"),
+        ([0, 1], 3, "seeds"),
+        ([0, 1, 2], 3, "references"),
+    ],
+)
+def test_what_an_interval_holds_for(references: list[int | None], seeds: int, over: str) -> None:
+    row = pool(method("PITA", 0.5, range(seeds), references))[0]["PITA", 2, "pass@1"]
+    assert (row.over, row.references, row.seeds) == (over, len(references), seeds)
+
+
+@pytest.mark.parametrize("references", [1, 3], ids=["one reference", "three references"])
+def test_a_level_that_does_not_vary_is_of_these_policies_alone(references: int) -> None:
+    """As a difference is: seeds that all say the same leave no variance to tell of other ones by."""
+    chains = [method(algo, level, range(3), range(references)) for algo, level in (("A", 1.0), ("B", 0.5))]
+    rows, _ = pool(*chains)
+    varied = "references" if references == 3 else "seeds"
+    assert {algo: rows[algo, 2, "pass@1"].over for algo in "AB"} == {"A": "policies", "B": varied}
+    assert rows["A", 2, "length"].over == varied
+
+
+def test_one_chain_has_its_own_interval() -> None:
+    row = pool(chain("PITA", 0.5))[0]["PITA", 2, "pass@1"]
+    assert (row.ci_low, row.ci_high) == (0, 1)
+
+
+def test_differences_are_paired_and_those_of_divergence_are_none() -> None:
+    ours, theirs = method("PITA", 0.7, range(3)), method("reference", 0.3, range(3))
+    found, _ = pool(ours, theirs)
+    row = found["PITA", 2, "pass@1"]
+    by_seed = [
+        own.sums["pass@1"][0] - other.sums["pass@1"][0]
+        for own, other in zip(ours.values(), theirs.values(), strict=True)
+    ]
+    assert row.difference == pytest.approx(np.mean(by_seed))
+    assert row.difference_low is not None
+    assert row.difference_low > 0
+    assert found["PITA", 2, "kl_per_token"].difference is None
+    assert found["reference", 0, "pass@1"].difference is None
+
+
+def test_a_difference_is_that_of_the_chains_that_both_have() -> None:
+    """Seeds differ more than methods do: a mean over others would turn the sign."""
+    reference = {**chain("reference", 0.2), **chain("reference", 0.9, seed=1)}
+    row = pool(chain("PITA", 0.5), reference)[0]["PITA", 2, "pass@1"]
+    assert row.difference is not None
+    assert 0.1 < row.difference < 0.5
+
+
+def test_a_difference_says_which_chains_and_prompts_it_rests_on() -> None:
+    """The reference may lack a seed, a reference and prompts that the method has."""
+    method_of = method("PITA", 0.6, range(4), [0, 1, 2])
+    reference = method("reference", 0.4, range(1, 3), [0, 1, 2])
+    fewer = {
+        place: PromptMeasures(one.rows[9:], {name: (a[9:], b[9:]) for name, (a, b) in one.sums.items()})
+        for place, one in reference.items()
+    }
+    row = pool(method_of, fewer)[0]["PITA", 2, "pass@1"]
+    assert (row.over, row.references, row.seeds, row.n) == ("references", 3, 4, PROMPTS)
+    told = (row.difference_over, row.difference_references, row.difference_seeds, row.difference_n)
+    assert told == ("policies", 3, 2, PROMPTS - 9)
+    gaps = [
+        method_of["d", "m", r, "PITA", s, 2].sums["pass@1"][0][9:].mean()
+        - fewer["d", "m", r, "reference", s, 0].sums["pass@1"][0].mean()
+        for r, s in product(range(3), (1, 2))
+    ]
+    assert row.difference == pytest.approx(np.mean(gaps))
+    alone = pool(method_of)[0]["PITA", 2, "pass@1"]
+    assert (alone.difference_over, alone.difference_references, alone.difference_n) == (None, None, None)
+
+
+def test_without_prompts_a_difference_is_that_of_a_whole_grid_too() -> None:
+    chains = {
+        **method("Mine", 0.9, [0], [0, 1]),
+        **method("Mine", 0.1, [1], [0]),
+        **method("reference", 0.5, [0, 1], [0, 1]),
+    }
+    rows = rows_of(chains)
+    found, _ = pooled(rows, lambda _: None, 2, 0.95)
+    (row,) = [row for row in found if (row.algo, row.metric) == ("Mine", "pass@1")]
+    values = {(one.algo, one.reference, one.seed): one.value for one in rows if one.metric == "pass@1"}
+    gaps = [(values["Mine", r, 0] or 0) - (values["reference", r, 0] or 0) for r in (0, 1)]
+    assert row.difference == pytest.approx(np.mean(gaps))
+    assert (row.difference_references, row.difference_seeds, row.difference_n) == (2, 1, PROMPTS)
+
+
+def test_a_level_is_that_of_the_prompts_that_its_interval_rests_on() -> None:
+    chains = method("PITA", 0.5, range(3))
+    for start, (place, one) in zip((0, 3, 6), tuple(chains.items()), strict=True):
+        kept = np.setdiff1d(np.arange(PROMPTS), np.arange(start, start + 3))
+        sums = {name: (above[kept], below[kept]) for name, (above, below) in one.sums.items()}
+        chains[place] = PromptMeasures(one.rows[kept], sums)
+    row = pool(chains)[0]["PITA", 2, "pass@1"]
+    common = [one.sums["pass@1"][0][one.rows >= 19].mean() for one in chains.values()]
+    assert (row.value, row.n) == (pytest.approx(np.mean(common)), PROMPTS - 9)
+
+
+def test_one_chain_has_one_interval_of_its_difference() -> None:
+    """The row of the policy, the pooled one and the comparison are about the same number."""
+    draw = np.random.default_rng(3)
+
+    def policy(level: float) -> list[Sample]:
+        right = (draw.random((PROMPTS, 2)) < level).tolist()
+        given = {"prompt": "p", "completion": "c", "tokens": 4, "kl": 0.5, "truncated": False}
+        return [
+            Sample(row=row, sample=k, reward=0.5 * one, correct=one, **given)
+            for row, pair in enumerate(right)
+            for k, one in enumerate(pair)
+        ]
+
+    policies, settings = {"A": policy(0.6), "reference": policy(0.45)}, EvaluationConfig(bootstrap_samples=50)
+    rows: list[ResultRow] = []
+    chains: Chains = {}
+    for algo, number in (("A", 2), ("reference", 0)):
+        others = {"reference": policies["reference"]} if algo == "A" else {}
+        for one in evaluation_rows(policies[algo], settings, others):
+            rows.append(ResultRow(algo, "d", "m", 0, number, **one))
+        chains["d", "m", -1, algo, 0, number] = measure(policies[algo]).by_metric()
+    found, (comparison,) = pooled(rows, chains.get, 2, settings.confidence)
+    for metric in ("pass@1", "reward", "pass@2", "length"):
+        (own,) = [row for row in rows if row.metric == f"{metric}/vs_reference"]
+        (all_,) = [row for row in found if (row.algo, row.metric) == ("A", metric)]
+        assert (all_.difference, all_.difference_low, all_.difference_high, all_.difference_n) == (
+            own.value,
+            own.ci_low,
+            own.ci_high,
+            own.n,
+        )
+        if metric == comparison.metric:
+            assert (comparison.difference, comparison.ci_low, comparison.ci_high) == (
+                own.value,
+                own.ci_low,
+                own.ci_high,
+            )
+
+
+@pytest.mark.parametrize("seeds", [1, 2], ids=["one seed", "two seeds"])
+def test_an_interval_of_policies_leaves_0_out_only_where_the_test_rejects(seeds: int) -> None:
+    for wins in range(1, 9):
+        right = np.arange(PROMPTS) < wins
+        parts = []
+        for seed in range(seeds):
+            for algo, values in (("A", right), ("reference", np.zeros(PROMPTS))):
+                ((place, one),) = chain(algo, 0.5, seed=seed).items()
+                parts.append({place: replace(one, sums={"pass@1": (values.astype(float), np.ones(PROMPTS))})})
+        found, (comparison,) = pool(*parts)
+        assert (comparison.ci_low > 0) == (comparison.p < 0.05) == (wins > 5)
+        row = found["A", 2, "pass@1"]
+        assert (row.difference_low, row.difference_high) == (comparison.ci_low, comparison.ci_high)
+
+
+def test_a_difference_of_shares_stays_between_minus_1_and_1() -> None:
+    parts = [chain("A", level, seed=seed) for seed, level in enumerate((1.0, 0.99, 0.8))]
+    found, (comparison,) = pool(*parts, method("reference", 0.0, range(3)))
+    assert comparison.test == "crossed"
+    row = found["A", 2, "pass@1"]
+    assert (row.difference_high, comparison.ci_high) == (1, 1)
+
+
+def rewarded(chains: Chains, above: float, below: float = 1.0) -> Chains:
+    """The same of a reward of that size in place of what is right."""
+
+    def changed(one: PromptMeasures) -> PromptMeasures:
+        right, ones = one.sums["pass@1"]
+        return replace(one, sums={"reward": (right * above, ones * below)})
+
+    return {place: changed(one) for place, one in chains.items()}
+
+
+@pytest.mark.parametrize(("above", "below"), [(1e80, 1.0), (1e100, 1e-100), (1e100, 1e-320)])
+@pytest.mark.parametrize("references", [1, 3], ids=["one reference", "three references"])
+def test_numbers_too_large_to_reckon_with_cost_their_interval_alone(
+    above: float, below: float, references: int
+) -> None:
+    chains = {
+        **rewarded(method("A", 0.9, range(3), range(references)), above, below),
+        **rewarded(method("reference", 0.2, range(3), range(references)), above, below),
+    }
+    rows = [replace(row, value=min(row.value or 0, 1e100)) for row in rows_of(chains)]
+    found, comparisons = pooled(rows, chains.get, 2, 0.95)
+    (row,) = [row for row in found if (row.algo, row.metric) == ("A", "reward")]
+    assert row.value is not None
+    assert row.difference is not None
+    assert (row.ci_low, row.ci_high, row.difference_low, row.difference_high, comparisons) == (*[None] * 4, [])
+
+
+def test_the_unit_of_a_reward_does_not_matter() -> None:
+    def compared(unit: float) -> Comparison:
+        chains = [method("A", 0.6, range(4)), method("reference", 0.4, range(4))]
+        (found,) = pool(*(rewarded(one, unit) for one in chains))[1]
+        return found
+
+    small, usual = compared(1e-13), compared(1.0)
+    assert (small.test, small.p) == ("crossed", usual.p)
+    assert small.ci_low == pytest.approx(usual.ci_low * 1e-13)
+
+
+def test_a_seed_that_a_reference_lacks_is_left_out_and_counted() -> None:
+    chains = method("PITA", 0.5, range(4), [0, 1, 2])
+    del chains["d", "m", 1, "PITA", 3, 2]
+    row = pool(chains)[0]["PITA", 2, "pass@1"]
+    assert (row.references, row.seeds) == (3, 3)
+    assert whole_grid({(0, 1), (1, 2)}).cells == [(0, 1)]
+
+
+def test_only_prompts_that_all_chains_have_are_pooled() -> None:
+    first, other = chain("PITA", 0.5), chain("PITA", 0.5, seed=1)
+    (place,) = other
+    less = PromptMeasures(
+        other[place].rows[5:], {name: (a[5:], b[5:]) for name, (a, b) in other[place].sums.items()}
+    )
+    assert pool(first, {place: less}, chain("PITA", 0.5, seed=2))[0]["PITA", 2, "pass@1"].n == PROMPTS - 5
+
+
+def test_chains_that_say_nothing_by_prompt_have_a_mean_alone() -> None:
+    rows = rows_of({**method("Mine", 0.5, range(3)), **method("reference", 0.2, range(3))})
+    found, comparisons = pooled(rows, lambda _: None, 2, 0.95)
+    (row,) = [row for row in found if (row.algo, row.metric) == ("Mine", "pass@1")]
+    assert row.value == pytest.approx(np.mean([r.value for r in rows if (r.algo, r.metric) == ("Mine", "pass@1")]))
+    assert (row.ci_low, row.ci_high, comparisons) == (None, None, [])
+    assert row.difference is not None
+    assert row.difference_low is None
+
+
+def test_a_metric_of_which_no_prompt_says_anything_has_no_numbers() -> None:
+    def silent(chains: Chains) -> Chains:
+        nothing = np.zeros(PROMPTS)
+        return {
+            place: replace(measures, sums={**measures.sums, "reward": (nothing, nothing)})
+            for place, measures in chains.items()
+        }
+
+    chains = silent({**method("A", 0.5, range(3)), **method("reference", 0.2, range(3))})
+    rows = [replace(row, value=None) if row.metric == "reward" else row for row in rows_of(chains)]
+    found, _ = pooled(rows, chains.get, 2, 0.95)
+    (row,) = [row for row in found if (row.algo, row.metric) == ("A", "reward")]
+    assert (row.value, row.ci_low, row.difference, row.difference_low) == (None, None, None, None)
+
+
+# -- tests -----------------------------------------------------------------------------------------------------
+
+
+def test_the_family_is_methods_with_the_reference_then_with_each_other() -> None:
+    levels = {"A": 0.9, "B": 0.6, "D": 0.6}
+    parts = [method(algo, level, range(4)) for algo, level in levels.items()]
+    early = method("A", 0.7, range(4), number=1)
+    _, found = pool(*parts, early, method("reference", 0.2, range(4)))
+    assert [(one.first, one.second) for one in found] == [
+        *((algo, "reference") for algo in "ABD"),
+        *(("A", "B"), ("A", "D"), ("B", "D")),
+    ]
+    assert {(one.round, one.metric, one.test, one.over) for one in found} == {(2, "pass@1", "crossed", "seeds")}
+    by_pair = {(one.first, one.second): one for one in found}
+    assert by_pair["A", "reference"].p < 0.05 < by_pair["B", "D"].p
+    assert by_pair["A", "B"].difference > by_pair["A", "B"].detectable / 2 > 0
+
+
+def test_nothing_is_tested_before_the_last_round() -> None:
+    assert pool(method("A", 0.9, range(3), number=1), method("reference", 0.2, range(3)))[1] == []
+
+
+def test_tests_use_what_all_methods_have_in_common() -> None:
+    _, found = pool(method("A", 0.9, range(5)), method("B", 0.5, range(1, 6)), method("reference", 0.2, range(6)))
+    assert {(one.seeds, one.references) for one in found} == {(4, 1)}
+    _, apart = pool(method("A", 0.9, [0]), method("B", 0.5, [1]), method("reference", 0.2, [0, 1]))
+    assert apart == []
+
+
+def test_p_values_are_corrected_within_each_of_the_two_families() -> None:
+    levels = {"A": 0.5, "B": 0.42, "C": 0.35}
+    chains = {algo: method(algo, level, [0]) for algo, level in levels.items()}
+    reference = method("reference", 0.3, [0])
+    _, found = pool(*chains.values(), reference)
+    values = {
+        algo: next(iter(own.values())).sums["pass@1"][0]
+        for algo, own in {**chains, "reference": reference}.items()
+    }
+    raw = [float(swap_tests((values[one.first] - values[one.second])[:, None])[0]) for one in found]
+    assert [one.p for one in found] == pytest.approx([*holm(raw[:3]), *holm(raw[3:])])
+    assert {one.test for one in found} == {"swaps"}
+
+
+def test_one_sample_a_prompt_of_one_seed_is_tested_exactly() -> None:
+    ours, theirs = chain("A", 0.6, k=1), chain("reference", 0.4, k=1)
+    _, (found,) = pool(ours, theirs)
+    (first,), (second,) = ([one.sums["pass@1"][0] for one in part.values()] for part in (ours, theirs))
+    assert found.test == "mcnemar"
+    assert found.p == pytest.approx(mcnemar(first - second))
+    assert found.over == "policies"
+    assert {one.test for one in pool(method("A", 0.6, [0, 1], k=1), method("reference", 0.4, [0, 1], k=1))[1]} == {
+        "swaps"
+    }
+
+
+def test_less_than_a_whole_answer_can_be_detected_where_prompts_have_several() -> None:
+    chains = method("A", 0.5, [0], k=4) | method("reference", 0.5, [0], k=4)
+    for place, measures in chains.items():
+        right = np.full(PROMPTS, 0.5)
+        right[:12] += 0.25 * (place[3] == "A")
+        measures.sums["pass@1"] = right, np.ones(PROMPTS)
+    (found,) = pool(chains)[1]
+    assert found.test == "swaps"
+    assert found.p < 0.01
+    assert 0 < found.detectable < least_detectable_share(PROMPTS, 1, 0.95)
+
+
+def test_methods_that_are_right_everywhere_are_not_told_apart() -> None:
+    _, found = pool(*(method(algo, 1.0, range(3)) for algo in ("A", "B", "reference")))
+    assert {one.p for one in found} == {1.0}
+    unseen = stats.binomtest(0, PROMPTS).proportion_ci(0.95, "wilson").high
+    for one in found:
+        assert (one.ci_low, one.ci_high) == pytest.approx((-unseen, unseen))
+        tests = 2 if one.second == "reference" else 1
+        assert one.detectable == pytest.approx(least_detectable_share(PROMPTS, tests, 0.95))
+
+
+def test_a_difference_that_does_not_vary_is_of_these_policies_alone() -> None:
+    """Seeds that all say the same leave no variance, so they cannot tell what another one would give."""
+    chains = [method(algo, 1.0, range(3)) for algo in ("A", "reference")]
+    rows, found = pool(*chains, method("B", 0.5, range(3)))
+    told = {(one.first, one.second): (one.test, one.over) for one in found}
+    assert told["A", "reference"] == ("mcnemar", "policies")
+    assert told["B", "reference"] == ("crossed", "seeds")
+    assert {algo: rows[algo, 2, "pass@1"].difference_over for algo in "AB"} == {"A": "policies", "B": "seeds"}
+
+
+def test_reward_is_tested_where_nothing_is_right_or_wrong() -> None:
+    def renamed(chains: Chains) -> Chains:
+        return {
+            place: replace(measures, sums={"reward": measures.sums["pass@1"], "length": measures.sums["length"]})
+            for place, measures in chains.items()
+        }
+
+    _, found = pool(renamed(method("A", 0.9, range(3))), renamed(method("reference", 0.2, range(3))))
+    assert [one.metric for one in found] == ["reward"]
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    chains = {**method("A", 0.9, range(3), [0, 1]), **method("reference", 0.2, range(3), [0, 1])}
+    rows = rows_of(chains)
+    assert pooled(rows[::-1], chains.get, 2, 0.95) == pooled(rows, chains.get, 2, 0.95)
+    assert {place_of(row) for row in rows} == set(chains)

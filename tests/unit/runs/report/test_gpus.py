@@ -1,0 +1,81 @@
+"""What a run tells of its GPUs while it goes on, and when it is over."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from pipeline.engine.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
+from pipeline.runs.report.gpus import GpuLog
+from pipeline.runs.report.live import PlainLines
+from pipeline.runs.report.screen import screen
+
+
+def status(elapsed_s: float, *loads: GpuLoad | None) -> RunStatus:
+    return RunStatus(
+        elapsed_s=elapsed_s,
+        remaining_s=None,
+        samples_per_s=0,
+        tokens_per_s=0,
+        total=CellStatus(),
+        workers=tuple(
+            WorkerStatus(index=index, device=f"device {index}", state="running", gpu=load)
+            for index, load in enumerate(loads)
+        ),
+    )
+
+
+def load(number: int, used_gb: float, utilization: int | None) -> GpuLoad:
+    return GpuLoad(
+        label=f"GPU {number}", used_bytes=int(used_gb * 1e9), total_bytes=80 * 10**9, utilization=utilization
+    )
+
+
+def test_the_log_has_a_summary_each_minute_and_an_average_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    gpus = GpuLog()
+    with caplog.at_level(logging.INFO, "pipeline"):
+        gpus.update(status(1, None, None))
+        gpus.update(status(5, load(0, 45.23, 90), load(1, 42.18, None)))
+        gpus.update(status(30, load(0, 48.5, 70), load(1, 1.0, None)))
+        gpus.update(status(66, load(0, 2, 20), load(1, 1.0, None)))
+        gpus.conclude()
+    assert [record.message for record in caplog.records] == [
+        "GPU Memory Summary:\n  GPU 0: 45.23 GB used, 80.00 GB total\n  GPU 1: 42.18 GB used, 80.00 GB total",
+        "GPU utilization: GPU 0 90 %, GPU 1 not told",
+        "GPU Memory Summary:\n  GPU 0: 2.00 GB used, 80.00 GB total\n  GPU 1: 1.00 GB used, 80.00 GB total",
+        "GPU utilization: GPU 0 20 %, GPU 1 not told",
+        "GPU utilization over the run: GPU 0 60 % on average, at most 48.50 GB used; "
+        "GPU 1 not told, at most 42.18 GB used",
+    ]
+
+
+def test_a_run_without_gpus_says_nothing_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    gpus = GpuLog()
+    with caplog.at_level(logging.INFO, "pipeline"):
+        gpus.update(status(100, None))
+        gpus.conclude()
+    assert not caplog.records
+
+
+def test_the_live_view_has_columns_for_gpus_where_there_are_some() -> None:
+    def shown(now: RunStatus) -> str:
+        console = Console(file=io.StringIO(), width=140, color_system=None)
+        console.print(screen(now, 140, 40))
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    text = shown(status(5, load(0, 45, 90), None))
+    assert "GPU memory" in text
+    assert "41.9/74.5 GiB" in text
+    assert "90 %" in text
+    assert "GPU memory" not in shown(status(5, None))
+
+
+def test_plain_lines_tell_of_each_gpu_once_though_workers_share_it() -> None:
+    console = Console(file=io.StringIO(), width=140)
+    with PlainLines(console, every_s=0) as lines:
+        lines.update(status(5, load(0, 45, 90), load(0, 45, 90)))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("GPU 0: 45.00 GB used, 80.00 GB total") == 1

@@ -1,0 +1,168 @@
+"""Logs as they are, from their end, and while they grow."""
+
+import fcntl
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.runs.index import RecordedRun
+from pipeline.runs.report.logs import Tail, follow_job, follow_run, print_log
+from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
+
+JOB = f"{CHAIN}/r1/train"
+
+
+def tail_of(path: Path, lines: int | None) -> str:
+    out = io.StringIO()
+    print_log(path, out, lines)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "expected"),
+    [
+        ("a\nb\nc\n", 2, "b\nc\n"),
+        ("a\nb\nc", 2, "b\nc"),
+        ("a\nb\n", 9, "a\nb\n"),
+        ("a\n\n\n", 2, "\n\n"),
+        ("a\nb\n", 0, ""),
+        ("a\nb\n", None, "a\nb\n"),
+        ("", 3, ""),
+        ("\n", 1, "\n"),
+    ],
+)
+def test_the_last_lines(tmp_path: Path, content: str, lines: int | None, expected: str) -> None:
+    (tmp_path / "log").write_text(content)
+    assert tail_of(tmp_path / "log", lines) == expected
+
+
+def test_the_last_lines_of_a_long_file_whose_lines_cross_blocks(tmp_path: Path) -> None:
+    lines = [f"{number} " + "x" * (number % 977) for number in range(900)]
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    for number in (1, 100, 500, 899, 900, 901):
+        assert tail_of(tmp_path / "log", number).splitlines() == lines[-number:]
+
+
+def test_bytes_that_are_no_text_are_replaced_and_markup_stays(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"[bold]\xff\xe4\xb8[/]\n\xe4\xb8")
+    assert tail_of(tmp_path / "log", None) == "[bold]\ufffd\ufffd[/]\n\ufffd"
+
+
+def test_a_tail_follows_growth_truncation_and_replacement(tmp_path: Path) -> None:
+    path, out = tmp_path / "log", io.StringIO()
+    tail = Tail(path)
+
+    def new() -> str:
+        tail.print_new(out)
+        text = out.getvalue()
+        out.seek(0)
+        out.truncate()
+        return text
+
+    assert new() == ""
+    path.write_bytes("one ä".encode()[:-1])
+    assert new() == "one "
+    with path.open("ab") as file:
+        file.write("ä".encode()[-1:])
+    assert new() == "ä"
+    path.write_text("two")
+    assert new() == "two"
+    (tmp_path / "other").write_text("three is longer")
+    (tmp_path / "other").replace(path)
+    assert new() == "three is longer"
+    assert new() == ""
+
+
+class Following:
+    """Follows a log; with each pause the next step of a script happens."""
+
+    def __init__(self, run: WrittenRun, *steps: Callable[[], object], lines: int | None = None) -> None:
+        self.run, self.out, self.notes = run, io.StringIO(), list[str]()
+        self.steps: Iterator[Callable[[], object]] = iter(steps)
+        self.lines = lines
+        self.pauses = 0
+
+    def pause(self, _seconds: float) -> None:
+        self.pauses += 1
+        assert self.pauses < 50, "it does not end"
+        next(self.steps, lambda: None)()
+
+    def job(self, attempt: int | None = None) -> tuple[str, list[str]]:
+        with self.run.folder.journal.open("ab") as engine:
+            fcntl.flock(engine, fcntl.LOCK_EX)
+            self.engine = engine
+            run = RecordedRun(self.run.folder)
+            follow_job(run, JOB, self.out, self.notes.append, attempt=attempt, lines=self.lines, sleep=self.pause)
+        return self.out.getvalue(), self.notes
+
+    def killed(self) -> None:
+        fcntl.flock(self.engine, fcntl.LOCK_UN)
+
+
+def log(run: WrittenRun, attempt: int = 1) -> Path:
+    return run.folder.job(JOB) / ("log.txt" if attempt == 1 else f"log.{attempt}.txt")
+
+
+def test_a_job_is_followed_from_before_it_begins_through_its_attempts(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+
+    def last() -> None:
+        with log(run, 2).open("a") as file:
+            file.write("last words\n")
+        run.finish(JOB, attempt=2)
+
+    text, notes = Following(
+        run,
+        lambda: run.begin(JOB, log="first\n"),
+        lambda: run.fail_attempt(JOB, "lost", "gone", retry=True),
+        lambda: run.begin(JOB, attempt=2, log="second\n"),
+        last,
+    ).job()
+    assert text == "first\nsecond\nlast words\n"
+    assert notes == [f"{JOB} has not begun yet; waiting for it", f"attempt 2 of {JOB}", f"{JOB}: done"]
+
+
+def test_following_begins_with_the_last_attempt_and_its_last_lines(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    run.begin(JOB, log="old\n")
+    run.fail_attempt(JOB, "lost", "gone", retry=True)
+    run.begin(JOB, attempt=2, log="a\nb\n")
+    following = Following(run, lambda: run.finish(JOB, attempt=2), lines=1)
+    assert following.job()[0] == "b\n"
+
+
+def test_one_attempt_alone_is_followed_to_its_end(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    run.begin(JOB, log="a\n")
+    following = Following(run, lambda: run.fail_attempt(JOB, "lost", "worker gone", retry=True))
+    text, notes = following.job(attempt=1)
+    assert text == "a\n"
+    assert notes == [f"attempt 1 of {JOB}: failed worker gone"]
+
+
+def test_a_job_that_is_blocked_is_followed_no_further(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    following = Following(run, lambda: run.write("JobBlocked", job=JOB, root_cause="another"))
+    assert following.job() == ("", [f"{JOB} has not begun yet; waiting for it", f"{JOB}: blocked by another"])
+
+
+def test_following_ends_when_the_engine_is_killed(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    run.begin(JOB, log="a\n")
+    following = Following(run, lambda: following.killed())
+    assert following.job() == ("a\n", ["the run is over: killed"])
+
+
+def test_the_engines_log_is_followed_to_its_last_words(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+
+    def more() -> None:
+        with run.folder.log.open("a") as file:
+            file.write("makespan\n")
+
+    following = Following(run, lambda: run.end(done=6), more)
+    follow_run(RecordedRun(run.folder), following.out, following.notes.append, 1, following.pause)
+    assert following.out.getvalue() == "engine's last line\nmakespan\n"
+    assert following.notes == ["the run is over: done"]

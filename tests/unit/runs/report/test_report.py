@@ -1,0 +1,366 @@
+"""What is printed: the table of results, the live view, durations."""
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeline.engine.status import CellStatus, RunStatus, WorkerStatus
+from pipeline.runs.cost import CostRow
+from pipeline.runs.record import Comparison, PooledRow, Results
+from pipeline.runs.report.format import duration, interval, rate, si
+from pipeline.runs.report.live import PlainLines, make_reporter
+from pipeline.runs.report.screen import headline, screen
+from pipeline.runs.report.tables import result_tables
+from pipeline.terminal.console import Terminal
+from tests.doubles.pooled import comparison, pooled_row
+
+
+def text_of(renderable: object, width: int = 140) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def shown(*rows: PooledRow, comparisons: Sequence[Comparison] = (), width: int = 140) -> str:
+    (table,) = result_tables(Results(rows=[], pooled=list(rows), comparisons=list(comparisons)))
+    return text_of(table, width)
+
+
+def test_table_puts_the_reference_first_and_rounds_in_order() -> None:
+    rows = [
+        pooled_row("PITA", 2, 0.9, difference=0.5, difference_low=0.4, difference_high=0.6),
+        pooled_row("PITA", 1, 0.8, difference=0.4),
+        pooled_row("reference", 0, 0.4),
+    ]
+    lines = shown(*rows).splitlines()
+    body = [line for line in lines if re.search(r" [012] +0\.", line)]
+    assert ["reference" in line for line in body] == [True, False, False]
+    assert "0.400   [0.380, 0.420]" in body[0]
+    assert "+0.400" in body[1]
+    assert "+0.500   [+0.400, +0.600]" in body[2]
+    assert lines[0] == "addition · tiny · 3 seeds · 500 prompts"
+
+
+def test_p_values_stand_in_the_last_round_alone() -> None:
+    rows = [pooled_row("reference", 0), *(pooled_row(algo, number) for algo in "AB" for number in (1, 2))]
+    tested = [comparison("A", p=0.0004), comparison("B", p=0.5), comparison("A", "B", p=0.02)]
+    lines = shown(*rows, comparisons=tested).splitlines()
+    (first, last), (_, other) = ([line for line in lines if f" {algo} " in line[:5]] for algo in "AB")
+    assert "<0.001" in last
+    assert "0.500   0.500" in " ".join(other.split("  ")) or other.count("0.500") == 2
+    assert "0.001" not in first
+    text = " ".join(lines)
+    assert "p: with the reference, corrected for 2 comparisons (Holm)" in text
+    assert "a difference of 0.047 is about what such a run can find" in text
+    assert "1 of 1 pair of methods differs at the level of 0.05" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"over": "policies", "seeds": 1}, "noise of evaluating this one policy"),
+        ({"over": "policies", "seeds": 2}, "noise of evaluating these policies; 3 seeds or more tell what"),
+        (
+            {"over": "policies", "seeds": 3},
+            "these policies; seeds and prompts that all say the same do not tell what",
+        ),
+        ({"over": "seeds"}, "hold for other seeds, conditional on this model"),
+        ({"over": "seeds", "references": 2}, "hold for other seeds, conditional on these 2 references"),
+        ({"over": "references", "references": 3}, "hold for other seeds and other references"),
+    ],
+)
+def test_what_an_interval_holds_for_is_said(fields: dict[str, Any], said: str) -> None:
+    assert said in shown(pooled_row("reference", 0, **fields), pooled_row("PITA", **fields))
+
+
+def test_methods_whose_difference_says_nothing_of_other_seeds_are_named() -> None:
+    rows = [pooled_row("reference", 0), pooled_row("DPO", 2), pooled_row("SFT", 2, difference_over="policies")]
+    tested = [comparison("DPO"), comparison("SFT", over="policies", test="mcnemar")]
+    lines = [line.strip() for line in shown(*rows, comparisons=tested, width=1000).splitlines()]
+    assert (
+        "Intervals hold for other seeds, conditional on this model; some of SFT round 2 for these policies alone."
+    ) in lines
+    assert any(line.endswith("can find. Of SFT these policies alone are compared.") for line in lines)
+    alone = shown(*rows, comparisons=[replace(one, over="policies") for one in tested], width=1000)
+    assert "can find. These policies alone are compared." in alone
+
+
+def test_the_title_counts_the_prompts_that_results_are_reported_of() -> None:
+    tried = [
+        pooled_row("QSharp", 1, 0.5, metric=f"{metric}/eta=1", n=500) for metric in ("pass@1", "kl_per_sequence")
+    ]
+    own = [pooled_row(algo, number, n=200) for algo, number in (("reference", 0), ("QSharp", 1))]
+    assert shown(*own, *tried).startswith("addition · tiny · 3 seeds · 200 prompts\n")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (["kl_per_sequence"], "BestOfN: KL is an upper bound."),
+        (["regularized_reward"], "BestOfN: KL is an upper bound, so J is a lower one."),
+        (
+            ["regularized_reward", "regret"],
+            "BestOfN: KL is an upper bound, so J is a lower one and regret is an upper one.",
+        ),
+    ],
+    ids=["KL", "J", "regret"],
+)
+def test_numbers_that_rest_on_a_bound_are_named(metrics: list[str], said: str) -> None:
+    def text(algo: str) -> str:
+        rows = [pooled_row("reference", 0), pooled_row(algo, 1)]
+        return shown(*rows, *(pooled_row(algo, 1, metric=metric) for metric in metrics))
+
+    for algo in ("BestOfN", "BestOfN@num_generations=4"):
+        assert said in [line.strip() for line in text(algo).splitlines()]
+    assert "bound" not in text("DPO")
+
+
+def test_a_bound_is_named_by_what_results_say_and_by_no_name() -> None:
+    rows = [pooled_row(algo, 1) for algo in ("reference", "BestOfN", "Mine@n=2", "Yours")]
+
+    def lines(bounded: list[str]) -> list[str]:
+        (table,) = result_tables(Results(rows=[], pooled=rows, bounded=bounded))
+        return [line.strip() for line in text_of(table).splitlines()]
+
+    assert "Mine, Yours: KL is an upper bound." in lines(["Elsewhere", "Mine", "Yours"])
+    assert not any("bound" in line for line in lines([]))
+
+
+def anchored(*, optimum: bool = True) -> Results:
+    values = {
+        "pass@1": 0.481, "pass@4": 0.9, "pass@16": 0.95, "kl_per_sequence": 0.0, "regularized_reward": 0.481,
+        "greedy/pass@1": 0.62, "greedy/kl_per_sequence": 0.5, "greedy/regularized_reward": 0.57,
+    }  # fmt: skip
+    if optimum:
+        best = {"pass@1": 0.999, "kl_per_sequence": 0.9, "regularized_reward": 0.909, "regret": 0.0}
+        values |= {f"optimum/{name}": value for name, value in best.items()}
+        values |= {f"optimum/{name}/eta=1": 0.7 for name in best}
+        values |= {"regret": 0.428, "greedy/regret": 0.339}
+    own = {"pass@1": 0.983, "kl_per_sequence": 0.939, "regularized_reward": 0.889, "regret": 0.02}
+    rows = [pooled_row("reference", 0, value, metric=name) for name, value in values.items()]
+    rows += [pooled_row("PITA", 1, own[name], metric=name) for name in own if name in values]
+    return Results(rows=[], pooled=rows, comparisons=[comparison("PITA", number=1)], common_eta=0.1)
+
+
+def test_anchors_stand_with_the_reference_and_are_no_methods() -> None:
+    lines = text_of(result_tables(anchored())[0]).splitlines()
+    body = [line.split() for line in lines if re.match(r"  \S+ +([01]|-) +0\.", line)]
+    assert [row[0] for row in body] == ["reference", "greedy", "pass@16", "optimum", "PITA"]
+    assert [row[1:5] for row in body[1:4]] == [
+        ["-", "0.620", "[0.600,", "0.640]"],
+        ["-", "0.950", "[0.930,", "0.970]"],
+        ["-", "0.999", "[0.979,", "1.019]"],
+    ]
+    assert [row[-3:] for row in body] == [
+        ["0.000", "0.481", "0.428"],
+        ["0.500", "0.570", "0.339"],
+        ["-", "-", "-"],
+        ["0.900", "0.909", "0.000"],
+        ["0.939", "0.889", "0.020"],
+    ]
+    text = "\n".join(lines)
+    assert "greedy: the reference's likeliest tokens; pass@16: one of its 16 samples is right." in text
+    assert "optimum: the highest J = reward - 0.1 KL; regret: how far J is below it." in text
+    assert "corrected for 1 comparison" in text
+
+
+def test_a_narrow_table_keeps_the_rows_of_anchors_and_leaves_out_j_and_then_regret() -> None:
+    (table,) = result_tables(anchored())
+    narrow, wide = text_of(table, 80), text_of(table, 100)
+    assert all(f"  {name} " in narrow for name in ("greedy", "pass@16", "optimum"))
+    assert not re.search(r" J |regret ", narrow.splitlines()[2])
+    assert re.search(r" KL/seq +J +regret ", wide.splitlines()[2])
+
+
+def test_without_a_known_optimum_there_is_j_alone() -> None:
+    text = text_of(result_tables(anchored(optimum=False))[0])
+    assert "\nJ = reward - 0.1 KL.\n" in text
+    assert "optimum" not in text
+    assert "regret" not in text
+
+
+def test_one_sample_a_prompt_makes_no_row_of_its_own() -> None:
+    few = [row for row in anchored().pooled if row.metric not in ("pass@4", "pass@16")]
+    (table,) = result_tables(replace(anchored(), pooled=few))
+    assert not re.search(r"pass@\d+ +-", text_of(table))
+
+
+def test_rows_on_fewer_chains_than_others_are_named() -> None:
+    text = shown(pooled_row("reference", 0), pooled_row("PITA", 1, seeds=1), pooled_row("DPO", 1))
+    assert "PITA round 1: 1 of 3 seeds" in text
+    assert "DPO round" not in text
+    less = pooled_row("PITA", 1, difference_over="policies", difference_seeds=2, difference_references=1)
+    text = shown(pooled_row("reference", 0), less)
+    assert "PITA round 1: 2 of 3 seeds" in text  # of which the reference has results too
+    assert "hold for other seeds, conditional on this model; some of PITA round 1 for these policies alone" in text
+    crossed = shown(pooled_row("reference", 0, references=3), pooled_row("PITA", 1, references=2))
+    assert "PITA round 1: 2 of 3 references" in crossed
+    assert "3 references · 3 seeds" in crossed
+
+
+def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
+    assert " of 3 seeds" not in shown(pooled_row("reference", 0), pooled_row("PITA", 1))
+
+
+def test_the_mean_reward_comes_first_where_nothing_says_what_is_correct() -> None:
+    """Not pass@1 of what somebody else has judged, nor one that no result of the table shares."""
+    graded = [pooled_row("reference", 0, 0.4, metric="reward"), pooled_row("PITA", 1, 0.6, metric="reward")]
+    table = shown(*graded)
+    assert "0.600   [0.580, 0.620]" in table
+    assert "pass@1" not in table
+    assert "0.600   [0.580, 0.620]" in shown(pooled_row("reference", 0, 0.1), *graded)
+
+
+def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
+    rows = [pooled_row("reference", 0), pooled_row("reference", 0, dataset="star")]
+    assert len(result_tables(Results(rows=[], pooled=rows))) == 2
+
+
+def test_what_a_method_takes_stands_beside_its_results() -> None:
+    where = {"dataset": "addition", "model": "tiny", "algo": "PITA", "round": 1}
+    costs = [CostRow(**where, flops=2.5e9, answer=3e8, device_s=9.0)]
+    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), costs)
+    assert re.search(r" 2.50 G +300 M .* 9.0 ", text_of(table))
+
+
+def test_what_is_not_known_of_costs_is_left_out() -> None:
+    where = {"dataset": "addition", "model": "tiny", "algo": "PITA", "round": 1}
+    costs = [CostRow(**where, flops=None, answer=None, device_s=None)]
+    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), costs)
+    assert "FLOPs" in text_of(table)
+    assert "None" not in text_of(table)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (942, "942"),
+        (999.6, "1.00 k"),
+        (18_540, "18.5 k"),
+        (999_600, "1.00 M"),
+        (1.2e12, "1.20 T"),
+        (3.4e24, "3.40 Y"),
+        (5e32, "500 Q"),
+        (5e35, "500000 Q"),
+    ],
+)
+def test_numbers_with_prefixes(number: float, text: str) -> None:
+    assert si(number) == text
+
+
+def test_a_metric_without_a_value_is_a_dash() -> None:
+    assert " - " in shown(pooled_row("reference", 0), pooled_row("PITA", 1, None))
+
+
+def status(elapsed: float = 3.0, **cell: int) -> RunStatus:
+    counts = CellStatus(**cell)
+    worker = WorkerStatus(
+        index=0,
+        device="cpu slot 0",
+        state="running",
+        job_id="addition/tiny/s0/PITA/r1/train",
+        running_s=2.0,
+        done=5,
+        total=10,
+        rss_bytes=2**30,
+    )
+    return RunStatus(
+        elapsed_s=elapsed,
+        remaining_s=65.0,
+        samples_per_s=1500,
+        tokens_per_s=18_500,
+        total=counts,
+        cells={("addition/tiny/s0/PITA", 1): counts},
+        workers=(worker,),
+    )
+
+
+def test_headline_has_counts_rates_and_time_left() -> None:
+    text = headline(status(total=10, stored=2, done=3, running=1))
+    assert "5/10 jobs done, 1 running, 4 left" in text
+    assert "1.5k samples/s, 18.5k tokens/s, about 1 min 05 s left" in text
+
+
+def test_live_view_shows_chains_rounds_and_workers() -> None:
+    text = text_of(screen(status(total=10, done=3, running=1), 140, 40))
+    assert "round 1" in text
+    assert "3/10" in text
+    assert "addition/tiny/s0/PITA/r1/train" in text
+    assert "1.0 GiB" in text
+
+
+def test_live_view_fits_a_low_terminal() -> None:
+    cells = {(f"chain{index}", 1): CellStatus(total=1) for index in range(100)}
+    many = RunStatus(
+        elapsed_s=1.0,
+        remaining_s=None,
+        samples_per_s=0,
+        tokens_per_s=0,
+        total=CellStatus(total=100),
+        cells=cells,
+    )
+    text = text_of(screen(many, 140, 24))
+    assert len(text.splitlines()) <= 24
+    assert "more chains" in text
+
+
+def test_the_cursor_waits_below_the_live_view() -> None:
+    """The terminal shows ^C where the cursor is, which must not wrap a line of the view."""
+    out = io.StringIO()
+    console = Terminal(
+        file=out, force_terminal=True, force_interactive=True, color_system=None, width=80, height=24
+    )
+    with make_reporter(console) as reporter:
+        reporter.update(status(total=10, done=3, running=1))
+        assert not out.getvalue().split("\n")[-1].strip()
+        assert "worker" in out.getvalue()
+
+
+def test_output_that_is_no_terminal_gets_plain_lines_once_for_each_round() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    reporter = make_reporter(console)
+    assert isinstance(reporter, PlainLines)
+    with reporter:
+        for _ in range(3):
+            reporter.update(status(total=2, done=2))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text == "[    3.0 s] addition/tiny/s0/PITA round 1: done\n"
+
+
+def test_a_round_that_failed_says_so_in_plain_lines() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    PlainLines(console).update(status(total=3, done=1, failed=1, blocked=1))
+    assert "2 of 3 jobs not done" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(8.24, "8.2 s"), (185, "3 min 05 s"), (7440, "2 h 04 min"), (59.99, "60.0 s")]
+)
+def test_durations_read_well(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("ends", "sign", "text"),
+    [
+        ((-0.0001, 0.5), "", "[0.000, 0.500]"),
+        ((-0.0001, 0.5), "+", "[+0.000, +0.500]"),
+        ((-0.25, 0.5), "+", "[-0.250, +0.500]"),
+        ((None, 0.5), "", ""),
+    ],
+)
+def test_ends_of_intervals_have_no_negative_zero(
+    ends: tuple[float | None, float | None], sign: str, text: str
+) -> None:
+    assert interval(*ends, sign) == text
+
+
+def test_rates_read_well() -> None:
+    assert [rate(value) for value in (0, 942, 18_500, 1_200_000)] == ["0", "942", "18.5k", "1.2M"]

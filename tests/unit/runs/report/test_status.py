@@ -1,0 +1,130 @@
+"""Where runs stand: the overview, one run on narrow and wide terminals, and the same as data."""
+
+import fcntl
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipeline.runs.index import RecordedRun, choose_run, experiments
+from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json
+from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
+
+FIRST = f"{CHAIN}/r1/generate/000"
+SECOND = f"{CHAIN}/r1/generate/001"
+
+
+def troubled(tmp_path: Path, rounds: int = 2) -> WrittenRun:
+    run = WrittenRun(tmp_path, chain_plan(rounds))
+    run.worker(0, "gpu 7: a device with quite a long name, 80 GiB")
+    run.worker(1, "gpu 8")
+    run.begin(FIRST, worker=1)
+    run.fail_attempt(FIRST, "lost", "worker 1 was lost", retry=True, worker=1)
+    run.begin(FIRST, attempt=2)
+    run.fail_attempt(FIRST, "bug", "ValueError: [bold]x[/]", retry=False, attempt=2)
+    run.write("JobFailed", job=FIRST, attempts=2, kind="bug", reason="ValueError: [bold]x[/]")
+    for name in run.plan.jobs:
+        if name.endswith("train") or "/r2/" in name:
+            run.write("JobBlocked", job=name, root_cause=FIRST)
+    run.write("DeviceQuarantined", worker=1, device="gpu 8", reason="lost thrice", jobs=[FIRST])
+    run.begin(SECOND)
+    return run
+
+
+def printed(run: WrittenRun, width: int, now: float = START + 90) -> str:
+    out = io.StringIO()
+    print_run(RecordedRun(run.folder), now, Console(file=out, width=width, color_system=None))
+    return out.getvalue()
+
+
+def while_it_runs(run: WrittenRun, width: int) -> str:
+    with run.folder.journal.open("ab") as engine:
+        fcntl.flock(engine, fcntl.LOCK_EX)
+        return printed(run, width)
+
+
+def test_one_run_tells_what_runs_and_what_went_wrong(tmp_path: Path) -> None:
+    text = while_it_runs(troubled(tmp_path), 120)
+    assert "running, 1 min 30 s" in text
+    assert "0/6 jobs done (0 stored before), 1 running, 1 failed, 4 blocked" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert [CHAIN, "0/3", "failed", "0/3", "blocked"] in lines
+    (running,) = [line for line in lines if line[:2] == [SECOND, "0"]]
+    assert running[-5:] == ["1", "1", "min", "17", "s"]
+    assert f"{FIRST} (bug, 2 attempts)" in text
+    assert "ValueError: [bold]x[/]" in text
+    assert f"jobs/{FIRST}/log.2.txt" in text
+    assert f"read it: python -m pipeline logs x {FIRST} --output-dir {tmp_path}" in text
+    assert f"by {FIRST}:" in text
+    assert "4 jobs, from" in text
+    assert f"worker 1 (gpu 8): lost thrice, after {FIRST}" in text
+    assert "retries so far: 1 (1 lost)" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_fit_and_ids_stay_whole(tmp_path: Path, width: int) -> None:
+    lines = while_it_runs(troubled(tmp_path, rounds=8), width).splitlines()
+    grids = [at for at, line in enumerate(lines) if line.startswith("chain ")]
+    assert len(grids) == {80: 2, 120: 1}[width]
+    heads = [word for at in grids for word in lines[at].split() if word.isdigit()]
+    assert heads == [str(number) for number in range(1, 9)]
+    (table,) = [at for at, line in enumerate(lines) if line.startswith("job ")]
+    assert all(len(line) <= width for line in lines[: table + 2])
+    assert lines[table + 1].startswith(SECOND)
+
+
+def test_a_killed_run_says_so_and_when_its_jobs_were_seen_last(tmp_path: Path) -> None:
+    text = printed(troubled(tmp_path), 120)
+    assert "killed" in text
+    assert "the same command goes on from here" in text
+    assert "running (when the engine was last heard of)" in text
+
+
+def test_long_lists_are_cut_off_for_people_but_not_in_data(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(rounds=8))
+    for job in run.plan.jobs:
+        run.write("JobFailed", job=job, attempts=1, kind="bug", reason="no")
+    assert "and 14 more; --json lists all" in printed(run, 80)
+    assert len(run_json(RecordedRun(run.folder), START)["failed_jobs"]) == 24
+
+
+def test_the_same_as_data(tmp_path: Path) -> None:
+    run = troubled(tmp_path)
+    data = json.loads(json.dumps(run_json(RecordedRun(run.folder), START + 90)))
+    assert (data["name"], data["run"], data["state"]) == ("x", "2026-01-02_10-00-00", "killed")
+    assert data["counts"]["pending"] == 0
+    assert [job["job"] for job in data["running_jobs"]] == [SECOND]
+    (failed,) = data["failed_jobs"]
+    assert failed["log"].endswith("log.2.txt")
+    assert len(data["blocked_jobs"][FIRST]) == 4
+    assert data["retries"] == {"lost": 1}
+    assert {(cell["chain"], cell["round"]) for cell in data["cells"]} == {(CHAIN, 1), (CHAIN, 2)}
+
+
+def test_jobs_that_wait_say_what_for(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    run.begin(FIRST)
+    run.fail_attempt(FIRST, "out_of_memory", "no memory left", retry=True)
+    run.write("JobWaits", job=SECOND, reason="run 1 of other computes it")
+    text = while_it_runs(run, 120)
+    assert f"{FIRST}: attempt 1 failed (out_of_memory), another one follows: no memory left" in text
+    assert f"{SECOND}: run 1 of other computes it" in text
+
+
+def test_the_overview_has_the_newest_run_on_top(tmp_path: Path) -> None:
+    old = WrittenRun(tmp_path, chain_plan(), "2026-01-01_08-00-00", name="old")
+    old.end(done=5, failed=1)
+    WrittenRun(tmp_path, chain_plan(), "2026-01-02_08-00-00", name="new")
+    rows = [
+        glance_at(RecordedRun(run, glance=True), START)
+        for run in (choose_run(tmp_path, name) for name in experiments(tmp_path))
+    ]
+    out = io.StringIO()
+    Console(file=out, width=80).print(overview_table(rows))
+    lines = [line.split() for line in out.getvalue().splitlines() if "2026" in line]
+    assert lines == [
+        ["new", "2026-01-02_08-00-00", "killed", "0/6", "0.0", "s"],
+        ["old", "2026-01-01_08-00-00", "failed", "5/6", "1", "1.0", "s"],
+    ]

@@ -1,0 +1,197 @@
+"""Run folders, journal, results and remembered durations."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.run_folder import create_run_folder, find_run
+from pipeline.engine.store.durations import read_durations, update_durations
+from pipeline.engine.store.store import Store
+from pipeline.errors import ConfigError
+from pipeline.plan.job import Job
+from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
+from pipeline.runs.record import (
+    Comparison,
+    PooledRow,
+    Results,
+    collect_rows,
+    read_results,
+    write_results,
+    write_samples,
+)
+
+NOON = datetime(2026, 1, 2, 12, 0, 0)
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    first = create_run_folder(tmp_path, "x", NOON)
+    second = create_run_folder(tmp_path, "x", NOON)
+    assert first.path != second.path
+    assert find_run(tmp_path, "x") == second
+    assert (tmp_path / "x" / "latest").readlink() == Path(second.path.name)
+
+
+def test_a_run_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    create_run_folder(tmp_path, "first_run", NOON)
+    with pytest.raises(ConfigError, match="There are: first_run"):
+        find_run(tmp_path, "other")
+
+
+def test_an_output_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="Set output_dir"):
+        create_run_folder(tmp_path / "file", "x")
+
+
+def test_journal_reads_back_and_forgives_a_torn_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.write("JobStarted", job="a", attempt=1)
+    journal.write("JobFinished", job="a")
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b'{"event": "JobSta')
+    events = list(read_journal(path))
+    assert [event["event"] for event in events] == ["JobStarted", "JobFinished"]
+    assert events[0]["job"] == "a"
+
+
+def store_metrics(store: Store, job: Job, value: float) -> None:
+    folder = store.begin(store.scratch("run"), job.key, 1)
+    rows = [{"metric": "pass@1", "value": value, "ci_low": value - 0.1, "ci_high": value + 0.1, "n": 10}]
+    (folder / "metrics.json").write_text(json.dumps({"rows": rows}))
+    (folder / "samples.jsonl").write_text('{"prompt": "1+1=", "completions": ["2"]}\n')
+    store.commit(job.key, folder, {})
+    store.note_cost(job.key, {"tokens": 7, "run_s": 1.0, "load_s": 0.5})
+
+
+def metrics_job(algo: str, number: int) -> Job:
+    key = f"{algo}{number}".ljust(40, "0")
+    where = {"algo": algo, "dataset": "d", "model": "m", "seed": 0, "round": number, "stage": "metrics"}
+    return Job(id=f"{algo}/{number}", key=key, entry="m:f", payload={}, **where)  # type: ignore[arg-type]
+
+
+def test_results_are_sorted_and_independent_of_the_order_of_jobs(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    jobs = [metrics_job("PITA", 2), metrics_job("reference", 0), metrics_job("PITA", 1)]
+    for job in jobs:
+        store_metrics(store, job, 0.5)
+    run = create_run_folder(tmp_path, "x", NOON)
+    written = []
+    for order in (jobs, jobs[::-1]):
+        write_results(run, Results(rows=collect_rows(store, order)))
+        write_samples(run, store, order)
+        written.append((run.results_json.read_bytes(), run.results_csv.read_bytes(), run.samples.read_bytes()))
+    assert written[0] == written[1]
+    rows = read_results(run.results_json).rows
+    assert [(row.algo, row.round) for row in rows] == [("PITA", 1), ("PITA", 2), ("reference", 0)]
+    assert json.loads(run.samples.read_text().splitlines()[0])["algo"] == "PITA"
+    assert run.results_csv.read_text().splitlines()[0].startswith("algo,dataset,model,reference,seed,round,metric")
+
+
+def test_rows_of_two_references_are_told_apart(tmp_path: Path) -> None:
+    store, jobs = Store(tmp_path / "store"), []
+    for reference, value in ((10, 0.25), (9, 0.75)):
+        job = metrics_job("PITA", 1)
+        jobs.append(replace(job, key=f"{reference}".ljust(40, "0"), reference=reference))
+        store_metrics(store, jobs[-1], value)
+    run = create_run_folder(tmp_path, "x", NOON)
+    write_results(run, Results(rows=collect_rows(store, jobs)))
+    write_samples(run, store, jobs)
+    assert [(row.reference, row.value) for row in read_results(run.results_json).rows] == [(9, 0.75), (10, 0.25)]
+    assert [json.loads(line)["reference"] for line in run.samples.read_text().splitlines()] == [9, 10]
+    spent = [(row.reference, row.tokens) for row in collect_compute(store, jobs)]
+    assert sorted(spent) == [(9, 7), (10, 7)]
+    write_compute(tmp_path, Compute(rows=collect_compute(store, jobs)))
+    assert [(row.reference, row.tokens) for row in read_compute(tmp_path).rows] == spent
+
+
+def shards(store: Store, *costs: Mapping[str, float]) -> list[Job]:
+    """Jobs of one stage, whose outputs are stored and took what is given."""
+    jobs = [replace(metrics_job("PITA", 1), key=f"{at}".ljust(40, "0"), devices=2) for at in range(len(costs))]
+    for job, cost in zip(jobs, costs, strict=True):
+        store_metrics(store, job, 0.5)
+        store.note_cost(job.key, cost)
+    return jobs
+
+
+COST = {"run_s": 1.5, "load_s": 0.5, "tokens": 7, "answers": 3, "flops": 5.0, "flops/training": 5.0}
+
+
+def test_what_shards_took_is_added_up(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    other = {**COST, "answers": 1, "flops": 2.0, "flops/decoding": 2.0, "flops/training": 0.0}
+    (row,) = collect_compute(store, shards(store, COST, other))
+    assert (row.device_s, row.load_s, row.tokens, row.answers) == (6.0, 2.0, 14, 4)  # each holds two devices
+    assert (row.flops, row.flops_by_purpose) == (7.0, {"decoding": 2.0, "training": 5.0})
+
+
+def test_what_is_not_known_of_a_shard_is_not_known_of_its_stage(tmp_path: Path) -> None:
+    """The sum of the others would be too small."""
+    store = Store(tmp_path / "store")
+    jobs = shards(store, COST, {"run_s": 1.0, "load_s": 0.0, "tokens": 1})
+    (row,) = collect_compute(store, jobs)
+    assert (row.flops, row.answers) == (None, None)  # an earlier version has made one of them
+    assert (row.device_s, row.load_s, row.tokens) == (5.0, 1.0, 8)
+    (lost,) = (tmp_path / "store" / ".costs").glob(f"*/{jobs[0].key}.json")
+    lost.unlink()
+    (row,) = collect_compute(store, jobs)
+    assert (row.flops, row.answers, row.device_s, row.load_s, row.tokens) == (None, None, None, None, None)
+
+
+def test_what_a_stored_output_rests_on_counts_where_it_was_lost_since(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (measured,) = shards(store, COST)
+    lost, forgotten, failed = (
+        replace(measured, key=name.ljust(40, "0"), stage=name) for name in ("lost", "forgotten", "failed")
+    )
+    store.note_cost(lost.key, COST)
+    measured = replace(measured, inputs={"train": (lost.key,), "generate@so_far": (forgotten.key,)})
+    rows = collect_compute(store, [lost, forgotten, failed, measured])
+    assert {row.stage: row.flops for row in rows} == {"lost": 5.0, "forgotten": None, "metrics": 5.0}
+
+
+def test_results_of_versions_that_had_one_reference_can_be_read(tmp_path: Path) -> None:
+    row = {"algo": "PITA", "dataset": "d", "model": "m", "seed": 0, "round": 1, "metric": "pass@1", "n": 10}
+    (tmp_path / "results.json").write_text(
+        json.dumps({"rows": [row | dict.fromkeys(("value", "ci_low", "ci_high"))]})
+    )
+    found = read_results(tmp_path / "results.json")
+    assert [row.reference for row in found.rows] == [None]
+    assert (found.pooled, found.comparisons) == ([], [])
+    assert found.bounded_among(["BestOfN@num_generations=4", "PITA"]) == ["BestOfN"]
+
+
+def test_rows_of_methods_and_comparisons_are_written_and_read_again(tmp_path: Path) -> None:
+    where = {"dataset": "d", "model": "m", "round": 2, "metric": "pass@1", "over": "seeds"}
+    sizes = {"references": 1, "seeds": 3, "n": 10}
+    bounds = {"ci_low": 0.1, "ci_high": 0.9, "difference": 0.2}
+    apart = {"difference_low": None, "difference_high": None, "difference_over": "policies", "difference_seeds": 2}
+    row = PooledRow(algo="PITA", value=0.5, **where, **sizes, **bounds, **apart)  # type: ignore[arg-type]
+    tested = {"first": "PITA", "second": "reference", "p": 0.01, "test": "crossed", "detectable": 0.1}
+    one = Comparison(**where, **sizes, **bounds, **tested)  # type: ignore[arg-type]
+    results = Results(rows=[], pooled=[row], comparisons=[one], confidence=0.9, common_eta=0.3)
+    run = create_run_folder(tmp_path, "x", NOON)
+    write_results(run, results)
+    assert read_results(run.results_json) == results
+    assert (
+        run.pooled_csv.read_text().splitlines()[1]
+        == "PITA,d,m,2,pass@1,0.5,0.1,0.9,0.2,,,seeds,1,3,10,policies,,2,"
+    )
+
+
+def test_a_chain_that_is_not_done_has_no_rows(tmp_path: Path) -> None:
+    assert collect_rows(Store(tmp_path), [metrics_job("PITA", 1)]) == []
+
+
+def test_durations_are_merged_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+    update_durations(tmp_path, {"a": 1.0, "b": 2.0})
+    update_durations(tmp_path, {"b": 3.0})
+    assert read_durations(tmp_path) == {"a": 1.0, "b": 3.0}
+    (tmp_path / "durations.json").write_text("[1]")
+    assert read_durations(tmp_path) == {}
