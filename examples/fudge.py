@@ -11,15 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.schema import AlgoConfig, ValueAlgoConfig
-from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms
+from pipeline import AlgoConfig, JobContext, ValueAlgoConfig, ValueGuidedAlgorithms
 
 if TYPE_CHECKING:
-    from pipeline.learning.datasets.base import Dataset
-    from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.generation.tilt import Offset
-    from pipeline.learning.training.sequences import Sequences
+    from pipeline import Dataset, Offset, Sequences, TextPolicy
 
 
 @dataclass(kw_only=True)
@@ -45,10 +40,9 @@ class Fudge(ValueGuidedAlgorithms):
 
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
         """Samples of the reference, every token labelled with how they ended."""
-        from pipeline.learning.algos import rollouts, toolbox
-        from pipeline.learning.training.sequences import Sequences
+        from pipeline import Rollouts, Sequences, toolbox
 
-        drawn = rollouts.Rollouts(ctx, dataset, reference)
+        drawn = Rollouts(ctx, dataset, reference)
         drawn.note_cost()
         rewards = toolbox.score_completions(ctx, reference, drawn.rows, drawn.tokens, 256)
         ends_well = (rewards >= ctx.config.algo.success).astype(float).tolist()  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@
         'datasets.addition.rewards={examples.near_miss.near_miss: 1.0, exact_match: 0.5}'
 
 TRL's signature, so that it works with `trl.GRPOTrainer` too. It is called in a process of its own with a deadline,
-unless a trait says otherwise (`pipeline.learning.rewards.traits`).
+unless a trait says otherwise.
 """
 
 from __future__ import annotations

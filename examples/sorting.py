@@ -12,9 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.config.schema import DatasetConfig
-from pipeline.errors import ConfigError
-from pipeline.learning.datasets.base import Dataset, Row
+from pipeline import ConfigError, Dataset, DatasetConfig, Row
 
 
 @dataclass(kw_only=True)

@@ -10,18 +10,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pipeline.learning.algos.base import (
-    METRICS,
-    REFERENCE_TRAIN,
-    TEXT,
-    Algorithm,
-    JobContext,
-    Read,
-    Section,
-    Stage,
-)
+from pipeline import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 
-TEACH: tuple[Section, ...] = (*TEXT, "training", "data_collection", "algo")
+TEACH = (*TEXT, "training", "data_collection", "algo")
 
 
 class Taught(Algorithm):
@@ -37,9 +28,7 @@ class Taught(Algorithm):
     def teach(self, ctx: JobContext) -> None:
         """Go on from the last round's policy with this round's prompts and their answers."""
         with ctx.loading():  # counts as loading, not as work
-            from pipeline.learning.algos import post_training, toolbox
-            from pipeline.learning.models.load import load_policy
-            from pipeline.learning.training import sequences, sft
+            from pipeline import Sequences, fit_sft, fitting_of, load_policy, toolbox
         algo, dataset, tokenizer = ctx.config.algo, toolbox.open_dataset(ctx), toolbox.reference_model(ctx)[1]
         count = ctx.config.data_collection.prompts_per_round
         rows = [dataset.row(int(row)) for row in dataset.round_ids(ctx.seed, ctx.round, count)]
@@ -47,23 +36,23 @@ class Taught(Algorithm):
         column, end = algo.options.get("column", "solution"), tokenizer.eos_token or ""
         answers = tokenizer([f"{row.columns[column]}{end}" for row in rows], add_special_tokens=False).input_ids
         whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-        data = sequences.Sequences.of(whole, [*map(len, prompts)], [1.0] * len(rows))
+        data = Sequences.of(whole, [*map(len, prompts)], [1.0] * len(rows))
         source = ctx.optional_input("teach@previous") or toolbox.reference_source(ctx)
         model = load_policy(source, ctx.config.system, ctx.device).requires_grad_(True)
-        fitting = post_training.fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
-        sft.fit_sft(model, data, fitting)  # reports progress, saves checkpoints for the next attempt
+        fitting = fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
+        fit_sft(model, data, fitting)  # reports progress, saves checkpoints for the next attempt
         model.cpu().save_pretrained(ctx.out)
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample held-out prompts, and compare with the reference."""
         # Here, since they import torch: planning does without.
-        from pipeline.learning.algos import post_training, toolbox
+        from pipeline import toolbox, trained_policy
 
-        policy = post_training.trained_policy(ctx, toolbox.open_dataset(ctx), ctx.input("teach"), compared=True)
+        policy = trained_policy(ctx, toolbox.open_dataset(ctx), ctx.input("teach"), compared=True)
         toolbox.evaluate(ctx, policy, toolbox.open_dataset(ctx), ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Numbers with intervals."""
-        from pipeline.learning.algos import toolbox
+        from pipeline import toolbox
 
         toolbox.write_metrics(ctx)

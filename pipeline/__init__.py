@@ -1,7 +1,147 @@
 """A parallel engine for data generation and training rounds of language-model post-training.
 
-Importing the package, planning and scheduling never import torch: only worker processes do, after their
-device has been pinned.
+What programs of a user's own import comes from here; modules inside may move. Names are looked up when they are
+first used, so importing the package, planning and scheduling never import torch: only worker processes do, after
+their device has been pinned.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.arithmetic import pin as pin
+    from pipeline.commands.run import run_experiment as run_experiment
+    from pipeline.config.fields import file_or_folder as file_or_folder
+    from pipeline.config.fields import number as number
+    from pipeline.config.load import load_config as load_config
+    from pipeline.config.schema import AlgoConfig as AlgoConfig
+    from pipeline.config.schema import Config as Config
+    from pipeline.config.schema import DatasetConfig as DatasetConfig
+    from pipeline.config.schema import FilesConfig as FilesConfig
+    from pipeline.config.schema import PolicyAlgoConfig as PolicyAlgoConfig
+    from pipeline.config.schema import ValueAlgoConfig as ValueAlgoConfig
+    from pipeline.engine.devices.api import auto_select_gpus_for_model as auto_select_gpus_for_model
+    from pipeline.engine.devices.api import get_available_gpus as get_available_gpus
+    from pipeline.engine.devices.api import get_gpu_info as get_gpu_info
+    from pipeline.engine.devices.api import get_gpu_memory_usage as get_gpu_memory_usage
+    from pipeline.engine.devices.api import get_optimal_device as get_optimal_device
+    from pipeline.engine.devices.api import print_gpu_info as print_gpu_info
+    from pipeline.engine.devices.api import select_gpus as select_gpus
+    from pipeline.engine.devices.api import set_visible_gpus as set_visible_gpus
+    from pipeline.engine.devices.api import setup_gpu_environment as setup_gpu_environment
+    from pipeline.engine.devices.ranking import Order as Order
+    from pipeline.errors import ConfigError as ConfigError
+    from pipeline.errors import DataError as DataError
+    from pipeline.errors import JobError as JobError
+    from pipeline.errors import JobStopped as JobStopped
+    from pipeline.errors import PipelineError as PipelineError
+    from pipeline.files import json_text as json_text
+    from pipeline.learning.algos import toolbox as toolbox
+    from pipeline.learning.algos.base import METRICS as METRICS
+    from pipeline.learning.algos.base import REFERENCE_TRAIN as REFERENCE_TRAIN
+    from pipeline.learning.algos.base import TEXT as TEXT
+    from pipeline.learning.algos.base import Algorithm as Algorithm
+    from pipeline.learning.algos.base import JobContext as JobContext
+    from pipeline.learning.algos.base import Read as Read
+    from pipeline.learning.algos.base import Section as Section
+    from pipeline.learning.algos.base import Stage as Stage
+    from pipeline.learning.algos.best_of_n import BestOfN as BestOfN
+    from pipeline.learning.algos.cd import CD as CD
+    from pipeline.learning.algos.dpo import DPO as DPO
+    from pipeline.learning.algos.groups import Groups as Groups
+    from pipeline.learning.algos.groups import draw_groups as draw_groups
+    from pipeline.learning.algos.grpo import GRPO as GRPO
+    from pipeline.learning.algos.grpo_hf import GRPOHF as GRPOHF
+    from pipeline.learning.algos.pita import PITA as PITA
+    from pipeline.learning.algos.post_training import PostTrainingAlgorithms as PostTrainingAlgorithms
+    from pipeline.learning.algos.post_training import fitting_of as fitting_of
+    from pipeline.learning.algos.post_training import trained_policy as trained_policy
+    from pipeline.learning.algos.qsharp import QSharp as QSharp
+    from pipeline.learning.algos.qsharp_hf import QSharpHF as QSharpHF
+    from pipeline.learning.algos.rollouts import Rollouts as Rollouts
+    from pipeline.learning.algos.sft import SFT as SFT
+    from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms as ValueGuidedAlgorithms
+    from pipeline.learning.datasets.base import Dataset as Dataset
+    from pipeline.learning.datasets.base import Row as Row
+    from pipeline.learning.datasets.columns import needed as needed
+    from pipeline.learning.datasets.from_files import FilesDataset as FilesDataset
+    from pipeline.learning.evaluation.front import reward_kl_front as reward_kl_front
+    from pipeline.learning.generation.policy import TextPolicy as TextPolicy
+    from pipeline.learning.generation.sampling import sample_keys as sample_keys
+    from pipeline.learning.generation.tilt import Offset as Offset
+    from pipeline.learning.models.flops import answered as answered
+    from pipeline.learning.models.flops import spend as spend
+    from pipeline.learning.models.load import load_policy as load_policy
+    from pipeline.learning.models.value import ValueModel as ValueModel
+    from pipeline.learning.rewards.preference import decide as decide
+    from pipeline.learning.rewards.traits import RewardTraits as RewardTraits
+    from pipeline.learning.rewards.traits import reward as reward
+    from pipeline.learning.training.distributed import save_model as save_model
+    from pipeline.learning.training.sequences import Sequences as Sequences
+    from pipeline.learning.training.sft import fit_sft as fit_sft
+    from pipeline.outputs.prompts import PromptMeasures as PromptMeasures
+    from pipeline.outputs.prompts import write_prompts as write_prompts
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "arithmetic": "pin",
+    "commands.run": "run_experiment",
+    "config.fields": "file_or_folder number",
+    "config.load": "load_config",
+    "config.schema": "AlgoConfig Config DatasetConfig FilesConfig PolicyAlgoConfig ValueAlgoConfig",
+    "engine.devices.api": "auto_select_gpus_for_model get_available_gpus get_gpu_info get_gpu_memory_usage "
+    "get_optimal_device print_gpu_info select_gpus set_visible_gpus setup_gpu_environment",
+    "engine.devices.ranking": "Order",
+    "errors": "ConfigError DataError JobError JobStopped PipelineError",
+    "files": "json_text",
+    "learning.algos": "toolbox",
+    "learning.algos.base": "Algorithm JobContext METRICS REFERENCE_TRAIN Read Section Stage TEXT",
+    "learning.algos.best_of_n": "BestOfN",
+    "learning.algos.cd": "CD",
+    "learning.algos.dpo": "DPO",
+    "learning.algos.groups": "Groups draw_groups",
+    "learning.algos.grpo": "GRPO",
+    "learning.algos.grpo_hf": "GRPOHF",
+    "learning.algos.pita": "PITA",
+    "learning.algos.post_training": "PostTrainingAlgorithms fitting_of trained_policy",
+    "learning.algos.qsharp": "QSharp",
+    "learning.algos.qsharp_hf": "QSharpHF",
+    "learning.algos.rollouts": "Rollouts",
+    "learning.algos.sft": "SFT",
+    "learning.algos.value_guided": "ValueGuidedAlgorithms",
+    "learning.datasets.base": "Dataset Row",
+    "learning.datasets.columns": "needed",
+    "learning.datasets.from_files": "FilesDataset",
+    "learning.evaluation.front": "reward_kl_front",
+    "learning.generation.policy": "TextPolicy",
+    "learning.generation.sampling": "sample_keys",
+    "learning.generation.tilt": "Offset",
+    "learning.models.flops": "answered spend",
+    "learning.models.load": "load_policy",
+    "learning.models.value": "ValueModel",
+    "learning.rewards.preference": "decide",
+    "learning.rewards.traits": "RewardTraits reward",
+    "learning.training.distributed": "save_model",
+    "learning.training.sequences": "Sequences",
+    "learning.training.sft": "fit_sft",
+    "outputs.prompts": "PromptMeasures write_prompts",
+}
+"""Module -> what users import of it."""
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = [*_HOME_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(f"pipeline.{_HOME_OF[name]}")
+    found = getattr(home, name, None)
+    globals()[name] = found if found is not None else import_module(f"{home.__name__}.{name}")
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME_OF])
