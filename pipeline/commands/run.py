@@ -60,6 +60,7 @@ from pipeline.plan.job import Job
 from pipeline.plan.models import check_models, count_weights, is_local
 from pipeline.plan.pairs import check_pairs
 from pipeline.plan.pending import missing_jobs
+from pipeline.plan.precision import slow_precision
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
 from pipeline.plan.size import check_size, extent_of
@@ -254,7 +255,8 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name: count_weights(model) for name, model in config.models.items()}
     plan = build_plan(config, read_durations(store.root), sources, models, weights=weights, gpu=gpu)
-    warnings = (*import_warnings(), *(() if warning is None else (warning,)), *idle)
+    said = [one for one in (warning, slow_precision(config, gpu)) if one is not None]
+    warnings = (*import_warnings(), *said, *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
 
 

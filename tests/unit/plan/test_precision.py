@@ -1,0 +1,23 @@
+"""Half precision on a CPU that is not to use the instructions for it is told of."""
+
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.plan.precision import slow_precision
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpu", "warned"),
+    [
+        (["system.dtype=bfloat16"], False, True),
+        (["system.dtype=bfloat16", "system.portable=false"], False, False),
+        (["system.dtype=bfloat16"], True, False),
+        ([], False, False),
+        (["experiment=sentiment"], False, False),
+    ],
+)
+def test_half_precision_with_portable_arithmetic_is_slow(overrides: list[str], gpu: bool, warned: bool) -> None:
+    said = slow_precision(load_config(["experiment.name=t", *overrides]), gpu)
+    assert (said is not None) == warned
+    if said:
+        assert "use system.dtype=float32, or system.portable=false" in said
