@@ -104,6 +104,7 @@ class BudgetRow:
         model: Name of the model.
         algo: The method.
         budget: FLOPs that a chain may take.
+        is_known: Whether FLOPs are known of every round that may be within; where they are not, no later field is.
         round: The round; None where the first one takes more.
         flops: What it has taken, the mean over the chains.
         metric: What methods are judged by.
@@ -117,6 +118,7 @@ class BudgetRow:
     model: str
     algo: str
     budget: _Flops
+    is_known: bool = True
     round: int | None = None
     flops: _Flops | None = None
     metric: str = ""

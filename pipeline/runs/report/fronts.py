@@ -7,8 +7,9 @@ from itertools import groupby
 
 from pipeline.runs.cost import BudgetRow
 from pipeline.runs.record import FrontRow, MatchedRow, Results
+from pipeline.runs.report.captions import about_bounds, first_few
 from pipeline.runs.report.format import interval, si, title
-from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
+from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, number_column
 from pipeline.terminal.columns import Column, FittedTable
 
 _MATCHED = "(matched)"
@@ -19,6 +20,7 @@ _HOW = (
     "Compare points of the same split."
 )
 _WITHIN = "Each method after its last round whose training, all rounds before included, is within the budget."
+_UNKNOWN = "what some of their rounds took is not known, so neither is which one is the last within a budget."
 
 
 def front_tables(results: Results, label: str = "") -> list[FittedTable]:
@@ -77,6 +79,10 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow],
 
 def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> FittedTable:
     metric = next((row.metric for row in rows if row.metric), "")
+    unknown = dict.fromkeys(row.algo for row in rows if not row.is_known)
+    about = [_WITHIN]
+    if unknown:
+        about.append(f"{', '.join(first_few(list(unknown), 'methods'))}: {_UNKNOWN}")
     table = FittedTable(
         [
             number_column("budget", 0),
@@ -88,7 +94,7 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> Fit
             number_column("KL/seq", 4),
         ],
         title=headline,
-        caption="\n".join([_WITHIN, *about_bounds(results.bounded_among(row.algo for row in rows))]),
+        caption="\n".join([*about, *about_bounds(results.bounded_among(row.algo for row in rows))]),
     )
     for budget, own in groupby(rows, key=lambda row: row.budget):
         for row in own:

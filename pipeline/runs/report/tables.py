@@ -12,6 +12,7 @@ from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import CostRow
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import ByMetric, Comparison, PooledRow, Results
+from pipeline.runs.report.captions import about_bounds, first_few
 from pipeline.runs.report.format import count, interval, si, title
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
@@ -49,8 +50,6 @@ LEAST_NAME = 12
 """Cells to which names of methods may be cut."""
 _PASS = re.compile(r"pass@\d+")
 _SMALLEST_P = 0.001
-_MOST_FEW = 6
-"""Rows that are named below a table."""
 
 At = tuple[str, int]
 """Algorithm and round."""
@@ -85,18 +84,6 @@ def result_tables(results: Results, costs: Iterable[CostRow] = (), label: str = 
 def number_column(heading: str, rank: int) -> Column:
     """A column of numbers; those of the highest rank are left out first."""
     return Column(heading=heading, right=True, rank=rank)
-
-
-def about_bounds(bounded: list[str], so: str = "") -> list[str]:
-    """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
-
-    Args:
-        bounded: Methods of the table whose divergence is a bound.
-        so: What follows for other numbers of the table.
-    """
-    if not bounded:
-        return []
-    return [f"{', '.join(_few(bounded, 'methods'))}: KL is an upper bound{f', so {so}' if so else ''}."]
 
 
 def _sizes(cells: Mapping[At, ByMetric], split: str | None) -> list[str]:
@@ -282,12 +269,7 @@ def _on_fewer_chains(shown: Mapping[At, PooledRow]) -> str:
             for (algo, number), row in sorted(shown.items())
             if (least := _least(row, what)) < every
         ]
-    return "; ".join(_few(few, "rows"))
-
-
-def _few(names: list[str], what: str) -> list[str]:
-    more = [f"and {len(names) - _MOST_FEW} more {what}"] if len(names) > _MOST_FEW else []
-    return [*names[:_MOST_FEW], *more]
+    return "; ".join(first_few(few, "rows"))
 
 
 def _least(row: PooledRow, what: str) -> int:
@@ -311,7 +293,7 @@ def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
         for (algo, number), row in sorted(shown.items())
         if "policies" in (row.over, row.difference_over)
     ]
-    alone = f"; some of {', '.join(_few(few, 'rows'))} for these policies alone" if few else ""
+    alone = f"; some of {', '.join(first_few(few, 'rows'))} for these policies alone" if few else ""
     if scopes <= {"references", "policies"}:
         return f"Intervals hold for other seeds and other references{alone}."
     references = max(row.references for row in rows)
@@ -333,4 +315,4 @@ def _compared_alone(comparisons: list[Comparison]) -> str:
     few = [one.first for one in comparisons if one.over == "policies"]
     if len(few) == len(comparisons):
         return " These policies alone are compared."
-    return f" Of {', '.join(_few(few, 'methods'))} these policies alone are compared." if few else ""
+    return f" Of {', '.join(first_few(few, 'methods'))} these policies alone are compared." if few else ""

@@ -70,3 +70,12 @@ def test_divergences_at_a_budget_that_are_bounds_are_named() -> None:
 
     assert "Mine: KL is an upper bound." in text("Mine")
     assert "bound" not in text("BestOfN")
+
+
+def test_methods_whose_costs_are_lost_are_named_below_the_table() -> None:
+    known = BudgetRow(**{**PLACE, **ENDS}, algo="DPO", budget=1e9, flops=5e8, value=0.6, kl=0.5)
+    lost = BudgetRow(dataset="addition", model="tiny", algo="SFT", budget=1e9, is_known=False)
+    lines = printed(budget_tables([known, lost], Results(rows=[]))[0]).splitlines()
+    assert ["1.00", "G", "SFT", "-", "-"] in [line.split() for line in lines]
+    assert any(line.startswith("SFT: what some of their rounds took is not known") for line in lines)
+    assert "not known" not in printed(budget_tables([known], Results(rows=[]))[0])
