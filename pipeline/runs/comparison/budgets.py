@@ -73,4 +73,8 @@ def _after(bare: BudgetRow, number: int, flops: float | None, cell: ByMetric, pr
         ci_low=row.ci_low,
         ci_high=row.ci_high,
         kl=None if kl is None else kl.value,
+        over=row.over,
+        references=row.references,
+        seeds=row.seeds,
+        n=row.n,
     )

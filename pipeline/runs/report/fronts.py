@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 
+from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.cost import BudgetRow
 from pipeline.runs.record import FrontRow, MatchedRow, Results
-from pipeline.runs.report.captions import about_bounds, first_few
+from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
 from pipeline.runs.report.format import interval, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, number_column
 from pipeline.terminal.columns import Column, FittedTable
@@ -48,7 +49,12 @@ def budget_tables(rows: Iterable[BudgetRow], results: Results, label: str = "") 
 
 def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow], results: Results) -> FittedTable:
     heading = HEADINGS[rows[0].metric]
+    rested = {
+        row.point if row.point == REFERENCE else f"{row.front} {row.point}": Chains(row.references, row.seeds)
+        for row in rows
+    }
     bounded = results.bounded_among(row.front for row in rows)
+    about = [_HOW, *_fewer(rested, rows[0], results), *about_bounds(bounded, "(matched) is a lower one")]
     table = FittedTable(
         [
             Column(heading="front", least=LEAST_NAME),
@@ -61,7 +67,7 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow],
             number_column("KL interval", 5),
         ],
         title=headline,
-        caption="\n".join([_HOW, *about_bounds(bounded, "(matched) is a lower one")]),
+        caption="\n".join(about),
     )
     for front, points in groupby(rows, key=lambda row: row.front):
         for row in points:
@@ -80,9 +86,15 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow],
 def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> FittedTable:
     metric = next((row.metric for row in rows if row.metric), "")
     unknown = dict.fromkeys(row.algo for row in rows if not row.is_known)
-    about = [_WITHIN]
+    rested = {
+        f"{row.algo} round {row.round}": Chains(row.references, row.seeds)
+        for row in rows
+        if row.references is not None and row.seeds is not None
+    }
+    about = [_WITHIN, *_fewer(rested, rows[0], results)]
     if unknown:
         about.append(f"{', '.join(first_few(list(unknown), 'methods'))}: {_UNKNOWN}")
+    about += about_bounds(results.bounded_among(row.algo for row in rows))
     table = FittedTable(
         [
             number_column("budget", 0),
@@ -94,7 +106,7 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> Fit
             number_column("KL/seq", 4),
         ],
         title=headline,
-        caption="\n".join([*about, *about_bounds(results.bounded_among(row.algo for row in rows))]),
+        caption="\n".join(about),
     )
     for budget, own in groupby(rows, key=lambda row: row.budget):
         for row in own:
@@ -109,6 +121,16 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> Fit
             )
         table.end_section()
     return table
+
+
+def _fewer(rested: Mapping[str, Chains], place: FrontRow | BudgetRow, results: Results) -> list[str]:
+    """Rows that rest on fewer chains than others of the same dataset and model, those in no front included."""
+    others = [
+        Chains(row.references, row.seeds)
+        for row in results.pooled
+        if (row.dataset, row.model) == (place.dataset, place.model)
+    ]
+    return about_fewer_chains(rested, others)
 
 
 def _shown(number: float) -> str:

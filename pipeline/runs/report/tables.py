@@ -12,7 +12,7 @@ from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import CostRow
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import ByMetric, Comparison, PooledRow, Results
-from pipeline.runs.report.captions import about_bounds, first_few
+from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
 from pipeline.runs.report.format import count, interval, si, title
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
@@ -214,8 +214,11 @@ def _notes(
     cells: Mapping[At, ByMetric], metrics: list[str], comparisons: list[Comparison], confidence: float
 ) -> Iterator[str]:
     shown = {at: cell[name] for at, cell in cells.items() for name in metrics[:1] if name in cell}
-    if few := _on_fewer_chains(shown):
-        yield few
+    least = {
+        f"{algo} round {number}": Chains(_least(row, "references"), _least(row, "seeds"))
+        for (algo, number), row in sorted(shown.items())
+    }
+    yield from about_fewer_chains(least, [Chains(row.references, row.seeds) for row in shown.values()])
     if any(row.ci_low is not None for row in shown.values()):
         yield _what_intervals_hold_for(shown)
     with_reference = [one for one in comparisons if one.second == REFERENCE]
@@ -257,19 +260,6 @@ def _so(metrics: Iterable[str]) -> str:
     """What follows for J and regret where KL is an upper bound."""
     follows = {"regularized_reward": "J is a lower one", "regret": "regret is an upper one"}
     return " and ".join(said for name, said in follows.items() if name in metrics)
-
-
-def _on_fewer_chains(shown: Mapping[At, PooledRow]) -> str:
-    """Which rows lack seeds or references that other rows have; "" where none does."""
-    few = []
-    for what in ("references", "seeds"):
-        every = max((getattr(row, what) for row in shown.values()), default=0)
-        few += [
-            f"{algo} round {number}: {least} of {every} {what}"
-            for (algo, number), row in sorted(shown.items())
-            if (least := _least(row, what)) < every
-        ]
-    return "; ".join(first_few(few, "rows"))
 
 
 def _least(row: PooledRow, what: str) -> int:

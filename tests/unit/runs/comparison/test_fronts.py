@@ -103,6 +103,13 @@ def test_methods_are_compared_after_the_last_round_within_a_budget() -> None:
     ]
 
 
+def test_a_method_at_a_budget_tells_what_its_result_rests_on() -> None:
+    pooled = [*REFERENCE, pooled_row("DPO", 1, 0.6, seeds=2, references=3, over="references", n=400)]
+    reached, beyond = sorted(at_budgets(pooled, [spent("DPO", 1, 150)], [400, 10]), key=lambda row: -row.budget)
+    assert (reached.over, reached.references, reached.seeds, reached.n) == ("references", 3, 2, 400)
+    assert (beyond.over, beyond.references, beyond.seeds, beyond.n) == (None, None, None, None)
+
+
 def test_a_round_whose_flops_are_not_known_is_not_passed_over_for_an_earlier_one() -> None:
     pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1), *point("DPO", 1.0, 0.7), *point("SFT", 0.2, 0.5, 1)]
     costs = [spent("DPO", 1, 150), spent("DPO", 2, None)]

@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 from pipeline.runs.cost import BudgetRow
 from pipeline.runs.record import FrontRow, MatchedRow, Results
 from pipeline.runs.report.fronts import budget_tables, front_tables
+from tests.doubles.pooled import pooled_row
 
 PLACE: dict[str, Any] = {"dataset": "addition", "model": "tiny", "round": 2, "metric": "pass@1"}
 ENDS: dict[str, Any] = {"ci_low": 0.58, "ci_high": 0.62}
@@ -58,6 +59,28 @@ def test_rewards_at_a_divergence_that_is_a_bound_are_named() -> None:
     said = "Mine: KL is an upper bound, so (matched) is a lower one."
     assert said in [line.strip() for line in lines_of(replace(front("Mine"), bounded=["Mine"]))]
     assert not any("bound" in line for line in lines_of(replace(front("BestOfN"), bounded=["Mine"])))
+
+
+def test_points_that_rest_on_fewer_chains_are_named() -> None:
+    results = front("DPO")
+    first, second = results.fronts
+    assert not any("seeds" in line for line in lines_of(results))
+    less = replace(results, fronts=[replace(first, seeds=2), second])
+    assert "DPO n=2: 2 of 3 seeds" in [line.strip() for line in lines_of(less)]
+    alone = replace(results, pooled=[pooled_row("SFT", seeds=5), pooled_row("SFT", model="other", seeds=9)])
+    assert "DPO n=2: 3 of 5 seeds; DPO n=4: 3 of 5 seeds" in [line.strip() for line in lines_of(alone)]
+
+
+def test_methods_at_a_budget_that_rest_on_fewer_chains_are_named() -> None:
+    at = {**PLACE, **ENDS, "flops": 5e8, "value": 0.6, "kl": 0.5}
+    flaky = BudgetRow(**at, algo="Flaky", budget=1e9, references=1, seeds=2, n=500)
+    rows = [
+        flaky,
+        BudgetRow(**at, algo="DPO", budget=1e9, references=1, seeds=3, n=500),
+        replace(flaky, budget=2e9),
+    ]
+    (table,) = budget_tables(rows, Results(rows=[]))
+    assert printed(table).splitlines()[-1] == "Flaky round 2: 2 of 3 seeds"
 
 
 def test_divergences_at_a_budget_that_are_bounds_are_named() -> None:
