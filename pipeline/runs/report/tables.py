@@ -293,11 +293,9 @@ def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
 
 def _what_p_says(comparisons: list[Comparison]) -> str:
     tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
-    smallest = median(one.detectable for one in comparisons)
-    return (
-        f"p: with the reference, {tests}; a difference of {smallest:.3f} is about what such a run can find."
-        f"{_compared_alone(comparisons)}"
-    )
+    known = [one.detectable for one in comparisons if one.detectable is not None]
+    least = f"; a difference of {median(known):.3f} is about what such a run can find" if known else ""
+    return f"p: with the reference, {tests}{least}.{_compared_alone(comparisons)}"
 
 
 def _compared_alone(comparisons: list[Comparison]) -> str:

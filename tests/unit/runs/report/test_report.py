@@ -203,6 +203,17 @@ def test_rows_on_fewer_chains_than_others_are_named() -> None:
     assert "3 references · 3 seeds" in crossed
 
 
+def test_nothing_is_said_of_what_can_be_found_where_that_is_not_known() -> None:
+    def text(*least: float | None) -> str:
+        tested = [comparison(f"M{at}", detectable=one) for at, one in enumerate(least)]
+        rows = [pooled_row("reference", 0), pooled_row("M0", 2), pooled_row("M1", 2)]
+        (table,) = result_tables(Results(rows=[], pooled=rows, comparisons=tested))
+        return " ".join(text_of(table).split())
+
+    assert "corrected for 2 comparisons (Holm)." in text(None, None)
+    assert "(Holm); a difference of 0.012 is about what such a run can find." in text(None, 0.012)
+
+
 def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
     assert " of 3 seeds" not in shown(pooled_row("reference", 0), pooled_row("PITA", 1))
 
