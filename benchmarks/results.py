@@ -32,6 +32,7 @@ from pipeline.config.schema import ALGO_SCHEMAS
 from pipeline.runs.cost import Compute, read_compute
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import PooledRow, ResultRow, Results, read_results
+from pipeline.runs.report.format import decimal
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.tables import result_tables
 from pipeline.terminal.columns import FittedTable
@@ -108,8 +109,8 @@ def _spread(results: Results) -> str:
     values = {name: [row.value or 0.0 for row in rows] for name, rows in _last(results).items()}
     lines = [["method", "policies", f"mean {_judged_by(results.pooled)}", "worst", "standard deviation"]]
     for name, found in values.items():
-        apart = f"{stdev(found):.3f}" if len(found) > 1 else ""
-        lines.append([name, str(len(found)), f"{fmean(found):.3f}", f"{min(found):.3f}", apart])
+        apart = decimal(stdev(found)) if len(found) > 1 else ""
+        lines.append([name, str(len(found)), decimal(fmean(found)), decimal(min(found)), apart])
     return _table(lines)
 
 
@@ -138,7 +139,7 @@ def _by_reference(results: Results) -> str:
 
 
 def _mean_and_worst(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in dict.fromkeys([fmean(values), min(values)])) if values else ""
+    return ", ".join(decimal(value) for value in dict.fromkeys([fmean(values), min(values)])) if values else ""
 
 
 def _pairs(results: Results) -> str:
@@ -146,9 +147,9 @@ def _pairs(results: Results) -> str:
     pairs = [one for one in results.comparisons if one.second != "reference"]
     lines = [["pair", "difference", "95 % interval", "p"]]
     for one in sorted(pairs, key=lambda one: -abs(one.difference)):
-        interval = f"{one.ci_low:+.3f} to {one.ci_high:+.3f}"
+        interval = f"{decimal(one.ci_low, '+')} to {decimal(one.ci_high, '+')}"
         p = "<0.001" if one.p < 0.001 else f"{one.p:.3f}"
-        lines.append([f"{one.first} - {one.second}", f"{one.difference:+.3f}", interval, p])
+        lines.append([f"{one.first} - {one.second}", decimal(one.difference, "+"), interval, p])
     return _table(lines) if pairs else ""
 
 

@@ -9,11 +9,13 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.cost import BudgetRow
 from pipeline.runs.record import FrontRow, MatchedRow, Results
 from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
-from pipeline.runs.report.format import interval, si, title
+from pipeline.runs.report.format import decimal, interval, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, number_column
 from pipeline.terminal.columns import Column, FittedTable
 
 _MATCHED = "(matched)"
+_PLACES, _MOST_PLACES = 3, 6
+"""Decimal places of KL in a front."""
 _HOW = (
     "best: no other point of the front has more at no more KL, or as much at less. (matched): on the line between "
     "the two best points beside that KL, as are the ends of its interval, which leaves the error of KL out; - is "
@@ -59,28 +61,38 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow],
         [
             Column(heading="front", least=LEAST_NAME),
             Column(heading="point", least=LEAST_NAME),
-            number_column("KL/seq", 1),
+            number_column("KL/seq", 2),
             number_column(heading, 1),
-            Column(heading="split", rank=2),
-            number_column("interval", 3),
-            Column(heading="best", rank=4),
-            number_column("KL interval", 5),
+            Column(heading="split", rank=3),
+            number_column("interval", 4),
+            Column(heading="best", rank=5),
+            number_column("KL interval", 6),
         ],
         title=headline,
         caption="\n".join(about),
     )
     for front, points in groupby(rows, key=lambda row: row.front):
-        for row in points:
-            bounds = (interval(row.ci_low, row.ci_high), interval(row.kl_low, row.kl_high))
-            best = "yes" if row.is_best else ""
-            own, of_kl = bounds
-            table.add_row(front, row.point, _shown(row.kl), _shown(row.value), row.split, own, best, of_kl)
-        for at in (row for row in matched if row.front == front):
-            value = "-" if at.value is None else f"{at.value:.3f}"
-            ends = interval(at.ci_low, at.ci_high)
-            table.add_row(front, _MATCHED, _shown(at.kl), value, at.split, ends, "", "")
+        own, at_equal = list(points), [row for row in matched if row.front == front]
+        places = _places_apart([*(row.kl for row in own), *(row.kl for row in at_equal)])
+        for row in own:
+            bounds = interval(row.ci_low, row.ci_high)
+            best, of_kl = "yes" if row.is_best else "", interval(row.kl_low, row.kl_high, places=places)
+            kl, value = decimal(row.kl, places=places), decimal(row.value)
+            table.add_row(front, row.point, kl, value, row.split, bounds, best, of_kl)
+        for at in at_equal:
+            kl, value = decimal(at.kl, places=places), "-" if at.value is None else decimal(at.value)
+            table.add_row(front, _MATCHED, kl, value, at.split, interval(at.ci_low, at.ci_high))
         table.end_section()
     return table
+
+
+def _places_apart(numbers: Iterable[float]) -> int:
+    """Decimal places that tell different numbers apart, as far as a table has room for them."""
+    different = set(numbers)
+    for places in range(_PLACES, _MOST_PLACES):
+        if len({decimal(number, places=places) for number in different}) == len(different):
+            return places
+    return _MOST_PLACES
 
 
 def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> FittedTable:
@@ -99,11 +111,11 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> Fit
         [
             number_column("budget", 0),
             Column(heading="algorithm", least=LEAST_NAME),
-            number_column("round", 1),
-            number_column("FLOPs", 2),
+            number_column("round", 2),
+            number_column("FLOPs", 3),
             number_column(HEADINGS.get(metric, "value"), 1),
-            number_column("interval", 3),
-            number_column("KL/seq", 4),
+            number_column("interval", 4),
+            number_column("KL/seq", 5),
         ],
         title=headline,
         caption="\n".join(about),
@@ -115,9 +127,9 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> Fit
                 row.algo,
                 "-" if row.round is None else str(row.round),
                 "" if row.flops is None else si(row.flops),
-                "-" if row.value is None else f"{row.value:.3f}",
+                "-" if row.value is None else decimal(row.value),
                 interval(row.ci_low, row.ci_high),
-                "" if row.kl is None else f"{row.kl:.3f}",
+                "" if row.kl is None else decimal(row.kl),
             )
         table.end_section()
     return table
@@ -131,7 +143,3 @@ def _fewer(rested: Mapping[str, Chains], place: FrontRow | BudgetRow, results: R
         if (row.dataset, row.model) == (place.dataset, place.model)
     ]
     return about_fewer_chains(rested, others)
-
-
-def _shown(number: float) -> str:
-    return f"{number:z.3f}"

@@ -13,7 +13,7 @@ from pipeline.runs.cost import CostRow
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import ByMetric, Comparison, PooledRow, Results
 from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
-from pipeline.runs.report.format import count, interval, si, title
+from pipeline.runs.report.format import count, decimal, interval, si, title
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 HEADINGS: Mapping[str, str] = {
@@ -193,10 +193,10 @@ def _value(cell: ByMetric, metric: str) -> float | None:
 def _numbers(cell: ByMetric, metrics: list[str], p: float | None) -> Iterator[str]:
     for name in metrics:
         row = cell.get(name)
-        yield "-" if row is None or row.value is None else f"{row.value:z.3f}"
+        yield "-" if row is None or row.value is None else decimal(row.value)
         if name == metrics[0]:
             yield interval(row.ci_low, row.ci_high) if row else ""
-            yield f"{row.difference:+.3f}" if row and row.difference is not None else ""
+            yield decimal(row.difference, "+") if row and row.difference is not None else ""
             yield interval(row.difference_low, row.difference_high, "+") if row else ""
             yield _p_value(p)
 
@@ -294,7 +294,7 @@ def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
 def _what_p_says(comparisons: list[Comparison]) -> str:
     tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
     known = [one.detectable for one in comparisons if one.detectable is not None]
-    least = f"; a difference of {median(known):.3f} is about what such a run can find" if known else ""
+    least = f"; a difference of {decimal(median(known))} is about what such a run can find" if known else ""
     return f"p: with the reference, {tests}{least}.{_compared_alone(comparisons)}"
 
 

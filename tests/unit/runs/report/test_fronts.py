@@ -30,8 +30,8 @@ def front(algo: str) -> Results:
     return Results(rows=[], fronts=points, matched=matched)
 
 
-def printed(table: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=1000, color_system=None)
+def printed(table: RenderableType, width: int = 1000) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(table)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
@@ -48,6 +48,23 @@ def test_a_front_has_its_points_and_what_it_reaches() -> None:
     assert ["DPO", "n=4", "1.000", "0.600", "test", "[0.580,", "0.620]", "[1.000,", "1.000]"] in lines
     assert ["DPO", "(matched)", "0.750", "0.600", "test", "[0.580,", "0.620]"] in lines
     assert ["DPO", "(matched)", "2.000", "-", "test"] in lines
+
+
+def test_divergences_that_differ_little_are_told_apart() -> None:
+    results = front("DPO")
+    (first, second), (own, beyond) = results.fronts, results.matched
+    near = [replace(own, kl=0.000117), replace(own, kl=0.000234), replace(beyond, kl=0.000469)]
+    points = [replace(first, kl=0.0, kl_low=0.0, kl_high=0.0), replace(second, kl=1e-12)]
+    lines = lines_of(replace(results, fronts=[points[0]], matched=near))
+    assert [line.split()[2] for line in lines if "(matched)" in line][:3] == ["0.0001", "0.0002", "0.0005"]
+    endless = lines_of(replace(results, fronts=points, matched=[]))
+    assert [line.split()[2] for line in endless if "DPO" in line] == ["0.000000", "0.000000"]
+
+
+def test_narrow_terminals_show_what_a_method_reaches() -> None:
+    row = BudgetRow(**{**PLACE, **ENDS}, algo="a-method-of-a-long-name", budget=1e9, flops=5e8, value=0.6, kl=0.5)
+    assert "0.600" in printed(budget_tables([row], Results(rows=[]))[0], width=40)
+    assert "0.600" in printed(front_tables(front("a-method-of-a-long-name"))[0], width=40)
 
 
 def test_that_more_points_flatter_a_front_is_said_below() -> None:
