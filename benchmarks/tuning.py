@@ -53,6 +53,9 @@ REFERENCES = (0, 1, 2)
 SEED = 100
 """Of the experiment, so that no chain of a table of results is one that settings were chosen by."""
 
+_TWINS = 1000
+"""Draws one after the other that give nothing new, after which no more are tried."""
+
 Draw = Callable[[np.random.Generator], float]
 Settings = dict[str, int | float | None]
 """Name under ``algos.<method>`` -> value."""
@@ -97,7 +100,7 @@ SPACES: dict[str, dict[str, Draw]] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of a method; that of number 0 is its default."""
+    """One configuration of a method; that of number 0 is its default, others are numbered as they were drawn."""
 
     method: str
     number: int
@@ -129,11 +132,24 @@ class Score:
 
 
 def trials_of(method: str, count: int = TRIALS) -> list[Trial]:
-    """The default and ``count - 1`` draws, the same in every process."""
+    """The default and ``count - 1`` draws, no two of them alike, the same in every process.
+
+    A draw that is the default, or one of the draws before it, is passed over with its number.
+
+    Raises:
+        SystemExit: The space of the method has not so many configurations, as far as draws tell.
+    """
     draw = np.random.default_rng([SEED, zlib.crc32(method.encode())])
-    default: Settings = {name: attrgetter(name)(ALGO_SCHEMAS[method]()) for name in SPACES[method]}
-    drawn: list[Settings] = [{name: one(draw) for name, one in SPACES[method].items()} for _ in range(count - 1)]
-    return [Trial(method, number, settings) for number, settings in enumerate([default, *drawn])]
+    found = [Trial(method, 0, {name: attrgetter(name)(ALGO_SCHEMAS[method]()) for name in SPACES[method]})]
+    number = 0
+    while len(found) < count:
+        number += 1
+        settings: Settings = {name: one(draw) for name, one in SPACES[method].items()}
+        if settings not in [trial.settings for trial in found]:
+            found.append(Trial(method, number, settings))
+        elif number - found[-1].number > _TWINS:
+            raise SystemExit(f"{method}: no more than {len(found)} configurations were found in {number} draws")
+    return found
 
 
 def overrides_of(trial: Trial, out: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """The search for settings gives every method as many trials, of which the first is the default."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,40 @@ def test_every_method_has_the_same_number_of_trials_and_begins_with_its_default(
         assert [set(trial.settings) for trial in trials] == [set(space)] * TRIALS
         assert trials == trials_of(method)
         assert trials_of(method, 3) == trials[:3]  # more trials keep those that have been run
+
+
+@pytest.mark.parametrize("method", list(SPACES))
+def test_no_two_trials_of_a_method_are_alike(method: str) -> None:
+    """Though a default may be one of the draws, as those are that an earlier search has found."""
+    settings = [trial.settings for trial in trials_of(method)]
+    assert all(one not in settings[:place] for place, one in enumerate(settings))
+
+
+def test_draws_keep_their_numbers_whatever_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = trials_of("SFT")
+    drawn = before[3]
+
+    @dataclass
+    class Found(ALGO_SCHEMAS["SFT"]):  # type: ignore[misc]
+        learning_rate: float = drawn.settings["learning_rate"]  # type: ignore[assignment]
+        epochs: int = drawn.settings["epochs"]  # type: ignore[assignment]
+
+    monkeypatch.setitem(ALGO_SCHEMAS, "SFT", Found)
+    after = trials_of("SFT")
+    assert after[0].settings == drawn.settings
+    assert len(after) == TRIALS
+    assert drawn not in after
+    numbers = {trial.number: trial.settings for trial in before[1:]}
+    assert [one.settings for one in after[1:] if one.number in numbers] == [
+        settings for number, settings in numbers.items() if number != drawn.number
+    ]
+
+
+def test_more_trials_than_there_are_configurations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPACES, "SFT", {"epochs": lambda draw: int(draw.integers(1, 3))})
+    assert len(trials_of("SFT", 2)) == 2
+    with pytest.raises(SystemExit, match="SFT: no more than 2 configurations"):
+        trials_of("SFT", 3)
 
 
 def test_methods_draw_apart_from_each_other() -> None:
