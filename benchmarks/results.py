@@ -7,31 +7,40 @@
 
 A part is one run, and its place on a page is between two comments, `<!-- results: NAME -->` and `<!-- end -->`;
 what stands around them is written by hand. Parts share one folder of outputs, so they go on where they were
-stopped, and what two of them have in common is computed once.
+stopped, and what two of them have in common is computed once. `--write` takes runs of the parts' own commands that
+ended well, and no others.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import re
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
+import yaml
 from rich.console import Console
 
+from pipeline.config.load import load_config, to_plain
 from pipeline.config.schema import ALGO_SCHEMAS
+from pipeline.engine.run_folder import find_run
+from pipeline.errors import PipelineError, StoreError
+from pipeline.plan.attention import usable_attention
+from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
+from pipeline.runs.index import RecordedRun
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import PooledRow, ResultRow, Results, read_results
+from pipeline.runs.report.format import decimal
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.tables import result_tables
 from pipeline.terminal.columns import FittedTable
@@ -43,6 +52,13 @@ MAIN = ("PITA", "QSharp", "CD", "DPO", "SFT")
 """Methods that are run with all seeds. The others take several times as long and get three."""
 _WIDE = 112
 """Columns of a terminal whose table fits a page."""
+_BEGIN = "<!-- results: "
+_HOW = ("device", "execution", "output_dir")
+"""Parts of the configuration that say where and how fast work is done."""
+_MOST_KEYS = 4
+"""Keys that a message names."""
+_NONE = object()
+"""Of a configuration that lacks a key."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,7 @@ class Part:
         tables: From results, and what they took to make, to what stands on the page.
         minutes: How long it takes on two cores of an AMD EPYC after the parts above it.
         page: Where it stands.
+        with_costs: Whether the tables show what methods took to make.
     """
 
     name: str
@@ -62,6 +79,7 @@ class Part:
     tables: Callable[[Results, Compute], str]
     minutes: int
     page: Path = PAGE
+    with_costs: bool = True
 
     @property
     def words(self) -> list[str]:
@@ -108,8 +126,8 @@ def _spread(results: Results) -> str:
     values = {name: [row.value or 0.0 for row in rows] for name, rows in _last(results).items()}
     lines = [["method", "policies", f"mean {_judged_by(results.pooled)}", "worst", "standard deviation"]]
     for name, found in values.items():
-        apart = f"{stdev(found):.3f}" if len(found) > 1 else ""
-        lines.append([name, str(len(found)), f"{fmean(found):.3f}", f"{min(found):.3f}", apart])
+        apart = decimal(stdev(found)) if len(found) > 1 else ""
+        lines.append([name, str(len(found)), decimal(fmean(found)), decimal(min(found)), apart])
     return _table(lines)
 
 
@@ -138,7 +156,7 @@ def _by_reference(results: Results) -> str:
 
 
 def _mean_and_worst(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in dict.fromkeys([fmean(values), min(values)])) if values else ""
+    return ", ".join(decimal(value) for value in dict.fromkeys([fmean(values), min(values)])) if values else ""
 
 
 def _pairs(results: Results) -> str:
@@ -146,9 +164,9 @@ def _pairs(results: Results) -> str:
     pairs = [one for one in results.comparisons if one.second != "reference"]
     lines = [["pair", "difference", "95 % interval", "p"]]
     for one in sorted(pairs, key=lambda one: -abs(one.difference)):
-        interval = f"{one.ci_low:+.3f} to {one.ci_high:+.3f}"
+        interval = f"{decimal(one.ci_low, '+')} to {decimal(one.ci_high, '+')}"
         p = "<0.001" if one.p < 0.001 else f"{one.p:.3f}"
-        lines.append([f"{one.first} - {one.second}", f"{one.difference:+.3f}", interval, p])
+        lines.append([f"{one.first} - {one.second}", decimal(one.difference, "+"), interval, p])
     return _table(lines) if pairs else ""
 
 
@@ -209,6 +227,7 @@ PARTS = (
         ),
         fronts,
         20,
+        with_costs=False,
     ),
     Part(
         "budgets",
@@ -229,6 +248,11 @@ PARTS = (
 # -- the command -----------------------------------------------------------------------------------------------
 
 
+def overrides_of(part: Part, out: Path) -> list[str]:
+    """The command line of a part, with where its outputs go."""
+    return [*part.words[1:], f"output_dir={out}", "device=cpu"]
+
+
 def carry_out(part: Part, out: Path) -> None:
     """Run a part, or what is left of it.
 
@@ -236,7 +260,7 @@ def carry_out(part: Part, out: Path) -> None:
         SystemExit: The run did not end well.
     """
     begun = time.monotonic()
-    done = subprocess.run([sys.executable, *part.words, f"output_dir={out}", "device=cpu"], cwd=ROOT)
+    done = subprocess.run([sys.executable, part.words[0], *overrides_of(part, out)], cwd=ROOT)
     if done.returncode:
         raise SystemExit(f"{part.name}: the run ended with exit code {done.returncode}; the page is as it was")
     print(f"{part.name}: {(time.monotonic() - begun) / 60:.0f} min", file=sys.stderr)
@@ -246,32 +270,81 @@ def written(page: str, name: str, text: str) -> str:
     """A page with other text at the place of a part.
 
     Raises:
-        SystemExit: The page has no such place.
+        SystemExit: The page has no such place, or its end is not marked.
     """
-    place = re.compile(rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    if not place.search(page):
-        raise SystemExit(f"there is no place for {name}: <!-- results: {name} --> ... <!-- end -->")
-    return place.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
+    begin, end = f"<!-- results: {name} -->\n", "<!-- end -->"
+    before, _, after = page.partition(begin)
+    old, found, rest = after.partition(end)
+    if not found or _BEGIN in old:
+        raise SystemExit(f"there is no place for {name}: {begin.strip()} ... {end}, and no other begin between")
+    return f"{before}{begin}\n{text}\n\n{end}{rest}"
 
 
-def block(part: Part, folder: Path) -> str:
-    """What stands at the place of a part: its command, unless the page has it already, and its tables."""
-    tables = part.tables(read_results(folder / "results.json"), read_compute(folder))
+def block(part: Part, out: Path) -> str:
+    """What stands at the place of a part: its command, unless the page has it already, and its tables.
+
+    Args:
+        part: The part.
+        out: Folder of the runs.
+
+    Raises:
+        SystemExit: There is no run of it that ended well and whose numbers can be read.
+    """
+    try:
+        folder = find_run(out, part.name)
+        _check_run(part, out, RecordedRun(folder, glance=True))
+        results, compute = read_results(folder.results_json), read_compute(folder.path)
+        if part.with_costs and not compute.costs:
+            raise StoreError(f"{folder.path / COMPUTE} has no costs. The command of the run writes it again.")
+    except (PipelineError, OSError) as error:
+        raise SystemExit(f"{part.name}: {error} The page is as it was.") from error
+    tables = part.tables(results, compute)
     return tables if part.page == README else f"    {shlex.join(['python', *part.words])}\n\n{tables}"
+
+
+def _check_run(part: Part, out: Path, run: RecordedRun) -> None:
+    """Refuse a run that is not one of the part's own command, or did not end well."""
+    if (state := run.state()) != "done":
+        raise StoreError(f"the run in {run.folder.path} is not done but {state}.")
+    config, _ = usable_attention(load_config(overrides_of(part, out)), gpu=False)
+    asked = yaml.safe_load(yaml.safe_dump(to_plain(config)))
+    if other := sorted(_differing(asked, run.config)):
+        raise StoreError(
+            f"the run in {run.folder.path} is not of this part's command: its config.yaml differs in "
+            f"{', '.join(other[:_MOST_KEYS])}{' and more' if len(other) > _MOST_KEYS else ''}."
+        )
+
+
+def _differing(asked: Mapping[str, Any], found: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Keys of two configurations that differ, but for those that say where and how fast work is done."""
+    for key in asked.keys() | found.keys():
+        one, other = asked.get(key, _NONE), found.get(key, _NONE)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differing(one, other, f"{above}{key}.")
+        elif one != other and (above or key).split(".")[0] not in _HOW:
+            yield f"{above}{key}"
 
 
 def main() -> None:
     args = _arguments()
-    for part in PARTS:
-        if part.name not in args.parts:
-            continue
-        if args.list:
+    parts = [part for part in PARTS if part.name in args.parts]
+    if args.list:
+        for part in parts:
             print(f"{part.name:18} {part.minutes:4} min   {shlex.join(['python', *part.words])}")
-            continue
-        if not args.write:
-            carry_out(part, args.out)
-        text = block(part, args.out / part.name / "latest")
-        part.page.write_text(written(part.page.read_text("utf-8"), part.name, text), "utf-8")
+        return
+    for part in parts:  # before hours are spent on what has no place
+        written(part.page.read_text("utf-8"), part.name, "")
+    if args.write:
+        for part, text in [(part, block(part, args.out)) for part in parts]:
+            _write(part, text)
+        return
+    for part in parts:
+        carry_out(part, args.out)
+        _write(part, block(part, args.out))
+
+
+def _write(part: Part, text: str) -> None:
+    part.page.write_text(written(part.page.read_text("utf-8"), part.name, text), "utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -280,12 +353,13 @@ def _arguments() -> argparse.Namespace:
     )
     names = [part.name for part in PARTS]
     parser.add_argument("parts", nargs="*", default=names, metavar="PART", help=f"of {', '.join(names)}; all")
-    parser.add_argument("--out", type=Path, default=Path("outputs/results").absolute(), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=Path("outputs/results"), help="folder of the runs")
     parser.add_argument("--list", action="store_true", help="run nothing, show the parts")
     parser.add_argument("--write", action="store_true", help="run nothing, write tables of what was run before")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(names):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    args.out = args.out.absolute()  # runs are started in another folder
     return args
 
 

@@ -11,7 +11,8 @@ the chosen settings carry over.
 
 Jobs run in this process, one after the other. What is stored is not computed again, and a finished trial is one
 line of `trials.jsonl`, so an interrupted search goes on. A line counts as long as its trial would compute the same
-today: trials of former defaults or of former code are run again.
+today: trials of former defaults or of former code are run again. A line that is no trial of today is passed over
+with a warning.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -37,6 +39,7 @@ from pipeline import arithmetic
 arithmetic.pin("numpy", "torch")  # trials run in this process
 
 import numpy as np
+from msgspec import Meta
 from rich.console import Console
 
 from pipeline.commands.multirun import primary_result
@@ -45,13 +48,16 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import ALGO_SCHEMAS
 from pipeline.errors import PipelineError
 from pipeline.files import json_text
-from pipeline.outputs.formats import read_lines
+from pipeline.foreign import ForeignDataError, read_json, read_plain
 from pipeline.runs.record import collect_rows
 
 TRIALS = 8
 REFERENCES = (0, 1, 2)
 SEED = 100
 """Of the experiment, so that no chain of a table of results is one that settings were chosen by."""
+
+_TWINS = 1000
+"""Draws one after the other that give nothing new, after which no more are tried."""
 
 Draw = Callable[[np.random.Generator], float]
 Settings = dict[str, int | float | None]
@@ -97,7 +103,7 @@ SPACES: dict[str, dict[str, Draw]] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of a method; that of number 0 is its default."""
+    """One configuration of a method; that of number 0 is its default, others are numbered as they were drawn."""
 
     method: str
     number: int
@@ -118,7 +124,7 @@ class Score:
     method: str
     number: int
     settings: Settings
-    scores: list[float]
+    scores: Annotated[list[float], Meta(min_length=len(REFERENCES), max_length=len(REFERENCES))]
     seconds: float
     plan: str = ""
 
@@ -129,11 +135,24 @@ class Score:
 
 
 def trials_of(method: str, count: int = TRIALS) -> list[Trial]:
-    """The default and ``count - 1`` draws, the same in every process."""
+    """The default and ``count - 1`` draws, no two of them alike, the same in every process.
+
+    A draw that is the default, or one of the draws before it, is passed over with its number.
+
+    Raises:
+        SystemExit: The space of the method has not so many configurations, as far as draws tell.
+    """
     draw = np.random.default_rng([SEED, zlib.crc32(method.encode())])
-    default: Settings = {name: attrgetter(name)(ALGO_SCHEMAS[method]()) for name in SPACES[method]}
-    drawn: list[Settings] = [{name: one(draw) for name, one in SPACES[method].items()} for _ in range(count - 1)]
-    return [Trial(method, number, settings) for number, settings in enumerate([default, *drawn])]
+    found = [Trial(method, 0, {name: attrgetter(name)(ALGO_SCHEMAS[method]()) for name in SPACES[method]})]
+    number = 0
+    while len(found) < count:
+        number += 1
+        settings: Settings = {name: one(draw) for name, one in SPACES[method].items()}
+        if settings not in [trial.settings for trial in found]:
+            found.append(Trial(method, number, settings))
+        elif number - found[-1].number > _TWINS:
+            raise SystemExit(f"{method}: no more than {len(found)} configurations were found in {number} draws")
+    return found
 
 
 def overrides_of(trial: Trial, out: Path) -> list[str]:
@@ -177,6 +196,50 @@ def run(trial: Trial, out: Path) -> Score:
     return Score(trial.method, trial.number, trial.settings, scores, spent, plan_of(trial, out))
 
 
+# -- what has been run -----------------------------------------------------------------------------------------
+
+
+def read_trials(path: Path, out: Path) -> list[Score]:
+    """Trials that would compute the same today, the newest of each configuration; none where there is no file.
+
+    Args:
+        path: A line for each. What is no trial of today is passed over, and told on stderr.
+        out: Where runs are kept.
+    """
+    found: dict[str, Score] = {}
+    for number, line in enumerate(read_plain(path).split(b"\n") if path.exists() else [], 1):
+        if not line.strip():
+            continue
+        try:
+            score = _of_today(read_json(line, Score))
+            plan = plan_of(Trial(score.method, score.number, score.settings), out)
+        except (PipelineError, ForeignDataError) as error:
+            print(f"{path}, line {number}, is passed over: {error}", file=sys.stderr)
+            continue
+        if score.plan == plan:
+            found.pop(plan, None)
+            found[plan] = score
+    return list(found.values())
+
+
+def _of_today(score: Score) -> Score:
+    if score.method not in SPACES:
+        raise ForeignDataError(f"there is no method {score.method!r} to search for")
+    if other := sorted(score.settings.keys() ^ SPACES[score.method].keys()):
+        raise ForeignDataError(
+            f"the settings of {score.method} differ from what is drawn today in {', '.join(other)}"
+        )
+    return score
+
+
+def append(path: Path, score: Score) -> None:
+    """Add a line, behind one that was cut off too."""
+    with path.open("ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        cut_off = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * cut_off + json_text(asdict(score)).encode() + b"\n")
+
+
 # -- the table -------------------------------------------------------------------------------------------------
 
 
@@ -212,8 +275,7 @@ def main() -> None:
     args = _arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "trials.jsonl"
-    found = list(read_lines(path, Score)) if path.exists() else []
-    scores = [one for one in found if one.plan == plan_of(Trial(one.method, one.number, one.settings), args.out)]
+    scores = read_trials(path, args.out)
     done = [(score.method, score.settings) for score in scores]
     # One trial of each method after the other, so that a search that was cut short has been fair so far.
     todo = sorted(
@@ -225,8 +287,7 @@ def main() -> None:
             continue
         score = run(trial, args.out)
         scores.append(score)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json_text(asdict(score)) + "\n")
+        append(path, score)
         shown = " ".join(f"{value:.3f}" for value in score.scores)
         print(f"{trial.method} {trial.number} {trial.settings}: {shown}, {score.seconds:.0f} s", file=sys.stderr)
     print(tables(scores, args.methods))

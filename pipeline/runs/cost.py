@@ -19,6 +19,7 @@ from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.plan.job import Job
 from pipeline.runs.makers import Maker
+from pipeline.runs.record import Scope
 
 FILE = "compute.json"
 EVALUATION = ("evaluate", "metrics", "sweep")
@@ -104,6 +105,7 @@ class BudgetRow:
         model: Name of the model.
         algo: The method.
         budget: FLOPs that a chain may take.
+        is_known: Whether FLOPs are known of every round that may be within; where they are not, no later field is.
         round: The round; None where the first one takes more.
         flops: What it has taken, the mean over the chains.
         metric: What methods are judged by.
@@ -111,12 +113,17 @@ class BudgetRow:
         ci_low: Lower end of its interval.
         ci_high: Upper end.
         kl: Divergence from the reference in nats per sequence.
+        over: What the interval holds for.
+        references: Number of references that the value is over; None where there is no value, as are the next two.
+        seeds: Number of seeds, which every one of the references has.
+        n: Prompts.
     """
 
     dataset: str
     model: str
     algo: str
     budget: _Flops
+    is_known: bool = True
     round: int | None = None
     flops: _Flops | None = None
     metric: str = ""
@@ -124,6 +131,10 @@ class BudgetRow:
     ci_low: float | None = None
     ci_high: float | None = None
     kl: float | None = None
+    over: Scope | None = None
+    references: _Count | None = None
+    seeds: _Count | None = None
+    n: _Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,8 @@ class Comparison:
         p: Of the hypothesis that there is no difference, corrected by Holm's method for the number of comparisons:
             of methods with the reference, or of methods with each other.
         test: ``crossed`` for one that holds for other seeds; of these policies alone ``mcnemar`` or ``swaps``.
-        detectable: The smallest difference that such a run finds four times out of five.
+        detectable: The smallest difference that such a run finds four times out of five; None where nothing varies
+            that would tell.
         over: What the interval and the test hold for.
         references: Number of references that all methods have.
         seeds: Number of seeds that all methods have.
@@ -163,7 +164,7 @@ class Comparison:
     ci_high: Number
     p: Number
     test: Literal["crossed", "mcnemar", "swaps"]
-    detectable: Number
+    detectable: Number | None
     over: Scope
     references: Count
     seeds: Count

@@ -102,9 +102,12 @@ def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
     ]
 
 
-def detectable(one: Difference, comparisons: int, confidence: float) -> float:
-    """About the smallest difference that a run of these sizes finds; see `smallest_detectable`."""
+def detectable(one: Difference, comparisons: int, confidence: float) -> float | None:
+    """About the smallest difference that a run of these sizes finds; see `smallest_detectable`.
+
+    None where nothing varies, so that nothing tells what could be found, unless the test itself does.
+    """
     by_spread = float(smallest_detectable(one.spread, comparisons, confidence))
     if is_share(one.metric) and one.is_of_policies and says_all_or_nothing(one.by_prompt()):
         return max(by_spread, least_detectable_share(one.prompts, comparisons, confidence))
-    return by_spread
+    return by_spread if one.spread.variance > 0 else None

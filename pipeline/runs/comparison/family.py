@@ -60,7 +60,7 @@ def _corrected(
 
 
 def _comparison(
-    pair: Pair, difference: Difference, bounds: Bounds, tested: tuple[float, Test], least: float
+    pair: Pair, difference: Difference, bounds: Bounds, tested: tuple[float, Test], least: float | None
 ) -> Comparison:
     one, other = pair
     return Comparison(
@@ -75,7 +75,7 @@ def _comparison(
         ci_high=_kept(bounds[1]),
         p=_kept(tested[0]),
         test=tested[1],
-        detectable=_kept(least),
+        detectable=None if least is None else _kept(least),
         over=difference.over,
         references=len(difference.grid.references),
         seeds=len(difference.grid.seeds),

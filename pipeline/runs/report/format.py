@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 
 _PREFIXES = ["", *"kMGTPEZYRQ"]
+_LARGE = 1e7
+"""From here on the digits of a number are more than anyone reads."""
 
 
 def duration(seconds: float) -> str:
@@ -37,9 +39,14 @@ def si(number: float) -> str:
     return f"{value:.{digits if place else 0}f} {_PREFIXES[place]}".rstrip()
 
 
-def interval(low: float | None, high: float | None, sign: str = "") -> str:
+def decimal(number: float, sign: str = "", places: int = 3) -> str:
+    """``0.400``, with ``sign="+"`` as ``+0.400``; a very large one as ``1.0e+30``, and no ``-0.000``."""
+    return f"{number:{sign}.1e}" if abs(number) >= _LARGE else f"{number:{sign}z.{places}f}"
+
+
+def interval(low: float | None, high: float | None, sign: str = "", places: int = 3) -> str:
     """The ends of an interval as ``[0.380, 0.420]``, with ``sign="+"`` as ``[+0.380, +0.420]``; "" for none."""
-    return "" if low is None or high is None else f"[{low:{sign}z.3f}, {high:{sign}z.3f}]"
+    return "" if low is None or high is None else f"[{decimal(low, sign, places)}, {decimal(high, sign, places)}]"
 
 
 def title(*parts: str) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 
+from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.cost import BudgetRow
 from pipeline.runs.record import FrontRow, MatchedRow, Results
-from pipeline.runs.report.format import interval, si, title
-from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
+from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
+from pipeline.runs.report.format import decimal, interval, si, title
+from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, number_column
 from pipeline.terminal.columns import Column, FittedTable
 
 _MATCHED = "(matched)"
+_PLACES, _MOST_PLACES = 3, 6
+"""Decimal places of KL in a front."""
 _HOW = (
     "best: no other point of the front has more at no more KL, or as much at less. (matched): on the line between "
     "the two best points beside that KL, as are the ends of its interval, which leaves the error of KL out; - is "
@@ -19,6 +23,7 @@ _HOW = (
     "Compare points of the same split."
 )
 _WITHIN = "Each method after its last round whose training, all rounds before included, is within the budget."
+_UNKNOWN = "what some of their rounds took is not known, so neither is which one is the last within a budget."
 
 
 def front_tables(results: Results, label: str = "") -> list[FittedTable]:
@@ -46,49 +51,74 @@ def budget_tables(rows: Iterable[BudgetRow], results: Results, label: str = "") 
 
 def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow], results: Results) -> FittedTable:
     heading = HEADINGS[rows[0].metric]
+    rested = {
+        row.point if row.point == REFERENCE else f"{row.front} {row.point}": Chains(row.references, row.seeds)
+        for row in rows
+    }
     bounded = results.bounded_among(row.front for row in rows)
+    about = [_HOW, *_fewer(rested, rows[0], results), *about_bounds(bounded, "(matched) is a lower one")]
     table = FittedTable(
         [
             Column(heading="front", least=LEAST_NAME),
             Column(heading="point", least=LEAST_NAME),
-            number_column("KL/seq", 1),
+            number_column("KL/seq", 2),
             number_column(heading, 1),
-            Column(heading="split", rank=2),
-            number_column("interval", 3),
-            Column(heading="best", rank=4),
-            number_column("KL interval", 5),
+            Column(heading="split", rank=3),
+            number_column("interval", 4),
+            Column(heading="best", rank=5),
+            number_column("KL interval", 6),
         ],
         title=headline,
-        caption="\n".join([_HOW, *about_bounds(bounded, "(matched) is a lower one")]),
+        caption="\n".join(about),
     )
     for front, points in groupby(rows, key=lambda row: row.front):
-        for row in points:
-            bounds = (interval(row.ci_low, row.ci_high), interval(row.kl_low, row.kl_high))
-            best = "yes" if row.is_best else ""
-            own, of_kl = bounds
-            table.add_row(front, row.point, _shown(row.kl), _shown(row.value), row.split, own, best, of_kl)
-        for at in (row for row in matched if row.front == front):
-            value = "-" if at.value is None else f"{at.value:.3f}"
-            ends = interval(at.ci_low, at.ci_high)
-            table.add_row(front, _MATCHED, _shown(at.kl), value, at.split, ends, "", "")
+        own, at_equal = list(points), [row for row in matched if row.front == front]
+        places = _places_apart([*(row.kl for row in own), *(row.kl for row in at_equal)])
+        for row in own:
+            bounds = interval(row.ci_low, row.ci_high)
+            best, of_kl = "yes" if row.is_best else "", interval(row.kl_low, row.kl_high, places=places)
+            kl, value = decimal(row.kl, places=places), decimal(row.value)
+            table.add_row(front, row.point, kl, value, row.split, bounds, best, of_kl)
+        for at in at_equal:
+            kl, value = decimal(at.kl, places=places), "-" if at.value is None else decimal(at.value)
+            table.add_row(front, _MATCHED, kl, value, at.split, interval(at.ci_low, at.ci_high))
         table.end_section()
     return table
 
 
+def _places_apart(numbers: Iterable[float]) -> int:
+    """Decimal places that tell different numbers apart, as far as a table has room for them."""
+    different = set(numbers)
+    for places in range(_PLACES, _MOST_PLACES):
+        if len({decimal(number, places=places) for number in different}) == len(different):
+            return places
+    return _MOST_PLACES
+
+
 def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> FittedTable:
     metric = next((row.metric for row in rows if row.metric), "")
+    unknown = dict.fromkeys(row.algo for row in rows if not row.is_known)
+    rested = {
+        f"{row.algo} round {row.round}": Chains(row.references, row.seeds)
+        for row in rows
+        if row.references is not None and row.seeds is not None
+    }
+    about = [_WITHIN, *_fewer(rested, rows[0], results)]
+    if unknown:
+        about.append(f"{', '.join(first_few(list(unknown), 'methods'))}: {_UNKNOWN}")
+    about += about_bounds(results.bounded_among(row.algo for row in rows))
     table = FittedTable(
         [
             number_column("budget", 0),
             Column(heading="algorithm", least=LEAST_NAME),
-            number_column("round", 1),
-            number_column("FLOPs", 2),
+            number_column("round", 2),
+            number_column("FLOPs", 3),
             number_column(HEADINGS.get(metric, "value"), 1),
-            number_column("interval", 3),
-            number_column("KL/seq", 4),
+            number_column("interval", 4),
+            number_column("KL/seq", 5),
         ],
         title=headline,
-        caption="\n".join([_WITHIN, *about_bounds(results.bounded_among(row.algo for row in rows))]),
+        caption="\n".join(about),
     )
     for budget, own in groupby(rows, key=lambda row: row.budget):
         for row in own:
@@ -97,13 +127,19 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> Fit
                 row.algo,
                 "-" if row.round is None else str(row.round),
                 "" if row.flops is None else si(row.flops),
-                "-" if row.value is None else f"{row.value:.3f}",
+                "-" if row.value is None else decimal(row.value),
                 interval(row.ci_low, row.ci_high),
-                "" if row.kl is None else f"{row.kl:.3f}",
+                "" if row.kl is None else decimal(row.kl),
             )
         table.end_section()
     return table
 
 
-def _shown(number: float) -> str:
-    return f"{number:z.3f}"
+def _fewer(rested: Mapping[str, Chains], place: FrontRow | BudgetRow, results: Results) -> list[str]:
+    """Rows that rest on fewer chains than others of the same dataset and model, those in no front included."""
+    others = [
+        Chains(row.references, row.seeds)
+        for row in results.pooled
+        if (row.dataset, row.model) == (place.dataset, place.model)
+    ]
+    return about_fewer_chains(rested, others)

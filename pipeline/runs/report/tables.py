@@ -12,7 +12,8 @@ from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import CostRow
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import ByMetric, Comparison, PooledRow, Results
-from pipeline.runs.report.format import count, interval, si, title
+from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
+from pipeline.runs.report.format import count, decimal, interval, si, title
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 HEADINGS: Mapping[str, str] = {
@@ -49,8 +50,6 @@ LEAST_NAME = 12
 """Cells to which names of methods may be cut."""
 _PASS = re.compile(r"pass@\d+")
 _SMALLEST_P = 0.001
-_MOST_FEW = 6
-"""Rows that are named below a table."""
 
 At = tuple[str, int]
 """Algorithm and round."""
@@ -85,18 +84,6 @@ def result_tables(results: Results, costs: Iterable[CostRow] = (), label: str = 
 def number_column(heading: str, rank: int) -> Column:
     """A column of numbers; those of the highest rank are left out first."""
     return Column(heading=heading, right=True, rank=rank)
-
-
-def about_bounds(bounded: list[str], so: str = "") -> list[str]:
-    """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
-
-    Args:
-        bounded: Methods of the table whose divergence is a bound.
-        so: What follows for other numbers of the table.
-    """
-    if not bounded:
-        return []
-    return [f"{', '.join(_few(bounded, 'methods'))}: KL is an upper bound{f', so {so}' if so else ''}."]
 
 
 def _sizes(cells: Mapping[At, ByMetric], split: str | None) -> list[str]:
@@ -206,10 +193,10 @@ def _value(cell: ByMetric, metric: str) -> float | None:
 def _numbers(cell: ByMetric, metrics: list[str], p: float | None) -> Iterator[str]:
     for name in metrics:
         row = cell.get(name)
-        yield "-" if row is None or row.value is None else f"{row.value:z.3f}"
+        yield "-" if row is None or row.value is None else decimal(row.value)
         if name == metrics[0]:
             yield interval(row.ci_low, row.ci_high) if row else ""
-            yield f"{row.difference:+.3f}" if row and row.difference is not None else ""
+            yield decimal(row.difference, "+") if row and row.difference is not None else ""
             yield interval(row.difference_low, row.difference_high, "+") if row else ""
             yield _p_value(p)
 
@@ -227,8 +214,11 @@ def _notes(
     cells: Mapping[At, ByMetric], metrics: list[str], comparisons: list[Comparison], confidence: float
 ) -> Iterator[str]:
     shown = {at: cell[name] for at, cell in cells.items() for name in metrics[:1] if name in cell}
-    if few := _on_fewer_chains(shown):
-        yield few
+    least = {
+        f"{algo} round {number}": Chains(_least(row, "references"), _least(row, "seeds"))
+        for (algo, number), row in sorted(shown.items())
+    }
+    yield from about_fewer_chains(least, [Chains(row.references, row.seeds) for row in shown.values()])
     if any(row.ci_low is not None for row in shown.values()):
         yield _what_intervals_hold_for(shown)
     with_reference = [one for one in comparisons if one.second == REFERENCE]
@@ -272,24 +262,6 @@ def _so(metrics: Iterable[str]) -> str:
     return " and ".join(said for name, said in follows.items() if name in metrics)
 
 
-def _on_fewer_chains(shown: Mapping[At, PooledRow]) -> str:
-    """Which rows lack seeds or references that other rows have; "" where none does."""
-    few = []
-    for what in ("references", "seeds"):
-        every = max((getattr(row, what) for row in shown.values()), default=0)
-        few += [
-            f"{algo} round {number}: {least} of {every} {what}"
-            for (algo, number), row in sorted(shown.items())
-            if (least := _least(row, what)) < every
-        ]
-    return "; ".join(_few(few, "rows"))
-
-
-def _few(names: list[str], what: str) -> list[str]:
-    more = [f"and {len(names) - _MOST_FEW} more {what}"] if len(names) > _MOST_FEW else []
-    return [*names[:_MOST_FEW], *more]
-
-
 def _least(row: PooledRow, what: str) -> int:
     """Of what a row's mean rests on and its difference, the fewer."""
     numbers = getattr(row, what), getattr(row, f"difference_{what}")
@@ -311,7 +283,7 @@ def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
         for (algo, number), row in sorted(shown.items())
         if "policies" in (row.over, row.difference_over)
     ]
-    alone = f"; some of {', '.join(_few(few, 'rows'))} for these policies alone" if few else ""
+    alone = f"; some of {', '.join(first_few(few, 'rows'))} for these policies alone" if few else ""
     if scopes <= {"references", "policies"}:
         return f"Intervals hold for other seeds and other references{alone}."
     references = max(row.references for row in rows)
@@ -321,11 +293,9 @@ def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
 
 def _what_p_says(comparisons: list[Comparison]) -> str:
     tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
-    smallest = median(one.detectable for one in comparisons)
-    return (
-        f"p: with the reference, {tests}; a difference of {smallest:.3f} is about what such a run can find."
-        f"{_compared_alone(comparisons)}"
-    )
+    known = [one.detectable for one in comparisons if one.detectable is not None]
+    least = f"; a difference of {decimal(median(known))} is about what such a run can find" if known else ""
+    return f"p: with the reference, {tests}{least}.{_compared_alone(comparisons)}"
 
 
 def _compared_alone(comparisons: list[Comparison]) -> str:
@@ -333,4 +303,4 @@ def _compared_alone(comparisons: list[Comparison]) -> str:
     few = [one.first for one in comparisons if one.over == "policies"]
     if len(few) == len(comparisons):
         return " These policies alone are compared."
-    return f" Of {', '.join(_few(few, 'methods'))} these policies alone are compared." if few else ""
+    return f" Of {', '.join(first_few(few, 'methods'))} these policies alone are compared." if few else ""

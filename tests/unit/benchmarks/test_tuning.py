@@ -1,26 +1,27 @@
 """The search for settings gives every method as many trials, of which the first is the default."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks import tuning
 from benchmarks.tuning import (
     REFERENCES,
     SPACES,
     TRIALS,
     Score,
     Settings,
-    Trial,
+    append,
     overrides_of,
     plan_of,
+    read_trials,
     tables,
     trials_of,
 )
 from pipeline.config.load import load_config
 from pipeline.config.schema import ALGO_SCHEMAS
 from pipeline.files import json_text
-from pipeline.outputs.formats import read_lines
 from pipeline.plan import versions
 
 
@@ -32,6 +33,40 @@ def test_every_method_has_the_same_number_of_trials_and_begins_with_its_default(
         assert [set(trial.settings) for trial in trials] == [set(space)] * TRIALS
         assert trials == trials_of(method)
         assert trials_of(method, 3) == trials[:3]  # more trials keep those that have been run
+
+
+@pytest.mark.parametrize("method", list(SPACES))
+def test_no_two_trials_of_a_method_are_alike(method: str) -> None:
+    """Though a default may be one of the draws, as those are that an earlier search has found."""
+    settings = [trial.settings for trial in trials_of(method)]
+    assert all(one not in settings[:place] for place, one in enumerate(settings))
+
+
+def test_draws_keep_their_numbers_whatever_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = trials_of("SFT")
+    drawn = before[3]
+
+    @dataclass
+    class Found(ALGO_SCHEMAS["SFT"]):  # type: ignore[misc]
+        learning_rate: float = drawn.settings["learning_rate"]  # type: ignore[assignment]
+        epochs: int = drawn.settings["epochs"]  # type: ignore[assignment]
+
+    monkeypatch.setitem(ALGO_SCHEMAS, "SFT", Found)
+    after = trials_of("SFT")
+    assert after[0].settings == drawn.settings
+    assert len(after) == TRIALS
+    assert drawn not in after
+    numbers = {trial.number: trial.settings for trial in before[1:]}
+    assert [one.settings for one in after[1:] if one.number in numbers] == [
+        settings for number, settings in numbers.items() if number != drawn.number
+    ]
+
+
+def test_more_trials_than_there_are_configurations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPACES, "SFT", {"epochs": lambda draw: int(draw.integers(1, 3))})
+    assert len(trials_of("SFT", 2)) == 2
+    with pytest.raises(SystemExit, match="SFT: no more than 2 configurations"):
+        trials_of("SFT", 3)
 
 
 def test_methods_draw_apart_from_each_other() -> None:
@@ -67,15 +102,57 @@ def test_a_trial_is_known_by_what_it_would_compute(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("method", list(SPACES))
-def test_a_trial_that_was_run_is_known_again(method: str, tmp_path: Path) -> None:
+def test_a_trial_that_was_run_is_known_again(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same command line, so there is no need to plan it here."""
+    monkeypatch.setattr(tuning, "plan_of", lambda trial, out: " ".join(overrides_of(trial, out)))
     file = tmp_path / "trials.jsonl"
-    trials = trials_of(method)
-    scores = [Score(method, trial.number, trial.settings, [0.5], 1.0) for trial in trials]
-    file.write_text("".join(json_text(asdict(score)) + "\n" for score in scores))
-    found = [Trial(one.method, one.number, one.settings) for one in read_lines(file, Score)]
-    assert [overrides_of(trial, tmp_path) for trial in found] == [
-        overrides_of(trial, tmp_path) for trial in trials
+    scores = [
+        Score(method, one.number, one.settings, [0.5] * 3, 1.0, tuning.plan_of(one, tmp_path))
+        for one in trials_of(method)
     ]
+    for score in scores:
+        append(file, score)
+    assert read_trials(file, tmp_path) == scores
+
+
+def test_lines_that_are_no_trial_of_today_are_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trials.jsonl"
+    good, other = (
+        Score("SFT", trial.number, trial.settings, [0.5] * 3, 1.0, plan_of(trial, tmp_path))
+        for trial in trials_of("SFT", 2)
+    )
+    plain = asdict(good)
+    bad = [
+        {**plain, "scores": None},
+        {**plain, "scores": []},
+        {**plain, "scores": [0.5, None, 0.5]},
+        {**plain, "method": "Gone"},
+        {**plain, "settings": {**good.settings, "gone": 1}},
+        {**plain, "settings": {"learning_rate": 1e-4}},
+        {**plain, "settings": {**good.settings, "epochs": -1}},
+    ]
+    texts = [json_text(plain), *map(json_text, bad), "garbage \udcff", json_text(asdict(other))[:-9]]
+    file.write_bytes("\n".join(texts).encode(errors="surrogateescape"))
+    append(file, other)  # not glued to the half line
+    assert read_trials(file, tmp_path) == [good, other]
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(", is passed over: ")[0] for line in told] == [f"{file}, line {at}" for at in range(2, 11)]
+    assert all("passed over: " in line for line in told)
+
+
+def test_of_the_lines_of_one_trial_the_newest_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "plan_of", lambda trial, out: "")
+    file = tmp_path / "trials.jsonl"
+    (trial,) = trials_of("SFT", 1)
+    for value in (0.5, 0.7):
+        append(file, Score("SFT", 0, trial.settings, [value] * 3, 1.0))
+    assert [one.scores[0] for one in read_trials(file, tmp_path)] == [0.7]
+
+
+def test_a_search_that_has_not_begun_has_no_trials(tmp_path: Path) -> None:
+    assert read_trials(tmp_path / "trials.jsonl", tmp_path) == []
 
 
 def test_the_best_trial_is_the_one_whose_worst_reference_gets_most() -> None:

@@ -409,6 +409,18 @@ def test_methods_that_are_right_everywhere_are_not_told_apart() -> None:
         assert one.detectable == pytest.approx(least_detectable_share(PROMPTS, tests, 0.95))
 
 
+@pytest.mark.parametrize("ahead", [0.0, 0.25])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_nothing_can_be_said_to_be_detectable_where_rewards_do_not_vary(ahead: float, seeds: int) -> None:
+    def level(algo: str, reward: float) -> Chains:
+        chains = method(algo, 1.0, range(seeds))
+        sums = {"reward": (np.full(PROMPTS, reward), np.ones(PROMPTS))}
+        return {place: replace(measures, sums=sums) for place, measures in chains.items()}
+
+    _, (found,) = pool(level("A", 0.5 + ahead), level("reference", 0.5))
+    assert (found.metric, found.difference, found.detectable) == ("reward", ahead, None)
+
+
 def test_a_difference_that_does_not_vary_is_of_these_policies_alone() -> None:
     """Seeds that all say the same leave no variance, so they cannot tell what another one would give."""
     chains = [method(algo, 1.0, range(3)) for algo in ("A", "reference")]

@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 from pipeline.runs.cost import BudgetRow
 from pipeline.runs.record import FrontRow, MatchedRow, Results
 from pipeline.runs.report.fronts import budget_tables, front_tables
+from tests.doubles.pooled import pooled_row
 
 PLACE: dict[str, Any] = {"dataset": "addition", "model": "tiny", "round": 2, "metric": "pass@1"}
 ENDS: dict[str, Any] = {"ci_low": 0.58, "ci_high": 0.62}
@@ -29,8 +30,8 @@ def front(algo: str) -> Results:
     return Results(rows=[], fronts=points, matched=matched)
 
 
-def printed(table: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=1000, color_system=None)
+def printed(table: RenderableType, width: int = 1000) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(table)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
@@ -49,6 +50,23 @@ def test_a_front_has_its_points_and_what_it_reaches() -> None:
     assert ["DPO", "(matched)", "2.000", "-", "test"] in lines
 
 
+def test_divergences_that_differ_little_are_told_apart() -> None:
+    results = front("DPO")
+    (first, second), (own, beyond) = results.fronts, results.matched
+    near = [replace(own, kl=0.000117), replace(own, kl=0.000234), replace(beyond, kl=0.000469)]
+    points = [replace(first, kl=0.0, kl_low=0.0, kl_high=0.0), replace(second, kl=1e-12)]
+    lines = lines_of(replace(results, fronts=[points[0]], matched=near))
+    assert [line.split()[2] for line in lines if "(matched)" in line][:3] == ["0.0001", "0.0002", "0.0005"]
+    endless = lines_of(replace(results, fronts=points, matched=[]))
+    assert [line.split()[2] for line in endless if "DPO" in line] == ["0.000000", "0.000000"]
+
+
+def test_narrow_terminals_show_what_a_method_reaches() -> None:
+    row = BudgetRow(**{**PLACE, **ENDS}, algo="a-method-of-a-long-name", budget=1e9, flops=5e8, value=0.6, kl=0.5)
+    assert "0.600" in printed(budget_tables([row], Results(rows=[]))[0], width=40)
+    assert "0.600" in printed(front_tables(front("a-method-of-a-long-name"))[0], width=40)
+
+
 def test_that_more_points_flatter_a_front_is_said_below() -> None:
     said = "It picks the best points on these prompts, which flatters fronts of more points."
     assert any(said in line for line in lines_of(front("DPO")))
@@ -58,6 +76,28 @@ def test_rewards_at_a_divergence_that_is_a_bound_are_named() -> None:
     said = "Mine: KL is an upper bound, so (matched) is a lower one."
     assert said in [line.strip() for line in lines_of(replace(front("Mine"), bounded=["Mine"]))]
     assert not any("bound" in line for line in lines_of(replace(front("BestOfN"), bounded=["Mine"])))
+
+
+def test_points_that_rest_on_fewer_chains_are_named() -> None:
+    results = front("DPO")
+    first, second = results.fronts
+    assert not any("seeds" in line for line in lines_of(results))
+    less = replace(results, fronts=[replace(first, seeds=2), second])
+    assert "DPO n=2: 2 of 3 seeds" in [line.strip() for line in lines_of(less)]
+    alone = replace(results, pooled=[pooled_row("SFT", seeds=5), pooled_row("SFT", model="other", seeds=9)])
+    assert "DPO n=2: 3 of 5 seeds; DPO n=4: 3 of 5 seeds" in [line.strip() for line in lines_of(alone)]
+
+
+def test_methods_at_a_budget_that_rest_on_fewer_chains_are_named() -> None:
+    at = {**PLACE, **ENDS, "flops": 5e8, "value": 0.6, "kl": 0.5}
+    flaky = BudgetRow(**at, algo="Flaky", budget=1e9, references=1, seeds=2, n=500)
+    rows = [
+        flaky,
+        BudgetRow(**at, algo="DPO", budget=1e9, references=1, seeds=3, n=500),
+        replace(flaky, budget=2e9),
+    ]
+    (table,) = budget_tables(rows, Results(rows=[]))
+    assert printed(table).splitlines()[-1] == "Flaky round 2: 2 of 3 seeds"
 
 
 def test_divergences_at_a_budget_that_are_bounds_are_named() -> None:
@@ -70,3 +110,12 @@ def test_divergences_at_a_budget_that_are_bounds_are_named() -> None:
 
     assert "Mine: KL is an upper bound." in text("Mine")
     assert "bound" not in text("BestOfN")
+
+
+def test_methods_whose_costs_are_lost_are_named_below_the_table() -> None:
+    known = BudgetRow(**{**PLACE, **ENDS}, algo="DPO", budget=1e9, flops=5e8, value=0.6, kl=0.5)
+    lost = BudgetRow(dataset="addition", model="tiny", algo="SFT", budget=1e9, is_known=False)
+    lines = printed(budget_tables([known, lost], Results(rows=[]))[0]).splitlines()
+    assert ["1.00", "G", "SFT", "-", "-"] in [line.split() for line in lines]
+    assert any(line.startswith("SFT: what some of their rounds took is not known") for line in lines)
+    assert "not known" not in printed(budget_tables([known], Results(rows=[]))[0])

@@ -12,7 +12,7 @@ from rich.console import Console
 from pipeline.engine.status import CellStatus, RunStatus, WorkerStatus
 from pipeline.runs.cost import CostRow
 from pipeline.runs.record import Comparison, PooledRow, Results
-from pipeline.runs.report.format import duration, interval, rate, si
+from pipeline.runs.report.format import decimal, duration, interval, rate, si
 from pipeline.runs.report.live import PlainLines, make_reporter
 from pipeline.runs.report.screen import headline, screen
 from pipeline.runs.report.tables import result_tables
@@ -203,6 +203,17 @@ def test_rows_on_fewer_chains_than_others_are_named() -> None:
     assert "3 references · 3 seeds" in crossed
 
 
+def test_nothing_is_said_of_what_can_be_found_where_that_is_not_known() -> None:
+    def text(*least: float | None) -> str:
+        tested = [comparison(f"M{at}", detectable=one) for at, one in enumerate(least)]
+        rows = [pooled_row("reference", 0), pooled_row("M0", 2), pooled_row("M1", 2)]
+        (table,) = result_tables(Results(rows=[], pooled=rows, comparisons=tested))
+        return " ".join(text_of(table).split())
+
+    assert "corrected for 2 comparisons (Holm)." in text(None, None)
+    assert "(Holm); a difference of 0.012 is about what such a run can find." in text(None, 0.012)
+
+
 def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
     assert " of 3 seeds" not in shown(pooled_row("reference", 0), pooled_row("PITA", 1))
 
@@ -253,6 +264,30 @@ def test_what_is_not_known_of_costs_is_left_out() -> None:
 )
 def test_numbers_with_prefixes(number: float, text: str) -> None:
     assert si(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "sign", "text"),
+    [
+        (0.4, "", "0.400"),
+        (0.4, "+", "+0.400"),
+        (-0.0001, "+", "+0.000"),
+        (-0.0001, "", "0.000"),
+        (9_999_999.0, "", "9999999.000"),
+        (1e30, "", "1.0e+30"),
+        (-1e30, "+", "-1.0e+30"),
+    ],
+)
+def test_numbers_of_a_table(number: float, sign: str, text: str) -> None:
+    assert decimal(number, sign) == text
+    assert interval(number, number, sign) == f"[{text}, {text}]"
+
+
+def test_no_difference_is_below_nothing() -> None:
+    text = shown(pooled_row("reference", 0), pooled_row("PITA", 1, difference=-0.0001), pooled_row("DPO", 1, 1e30))
+    assert "+0.000" in text
+    assert "-0.000" not in text
+    assert "1.0e+30" in text
 
 
 def test_a_metric_without_a_value_is_a_dash() -> None:

@@ -1,0 +1,52 @@
+"""What is said below tables of results of rows that are not like the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+_MOST_FEW = 6
+"""Names in one sentence."""
+
+
+def first_few(names: list[str], what: str) -> list[str]:
+    """The first of them, and of ``what`` how many more there are."""
+    more = [f"and {len(names) - _MOST_FEW} more {what}"] if len(names) > _MOST_FEW else []
+    return [*names[:_MOST_FEW], *more]
+
+
+class Chains(NamedTuple):
+    """Numbers of references and of seeds that a row rests on."""
+
+    references: int
+    seeds: int
+
+
+def about_fewer_chains(rows: Mapping[str, Chains], others: Iterable[Chains] = ()) -> list[str]:
+    """Which rows lack references or seeds that other rows have, and so say less; nothing where none does.
+
+    Args:
+        rows: Row in words -> what it rests on.
+        others: What rows of other tables of the same dataset and model rest on.
+    """
+    every = [*rows.values(), *others]
+    fewer = [
+        f"{row}: {chains[at]} of {most} {what}"
+        for at, what in enumerate(Chains._fields)
+        for most in [max((chains[at] for chains in every), default=0)]
+        for row, chains in rows.items()
+        if chains[at] < most
+    ]
+    return ["; ".join(first_few(fewer, "rows"))] if fewer else []
+
+
+def about_bounds(bounded: list[str], so: str = "") -> list[str]:
+    """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
+
+    Args:
+        bounded: Methods of the table whose divergence is a bound.
+        so: What follows for other numbers of the table.
+    """
+    if not bounded:
+        return []
+    return [f"{', '.join(first_few(bounded, 'methods'))}: KL is an upper bound{f', so {so}' if so else ''}."]
