@@ -81,7 +81,6 @@ class JobView:
         stopped: It was stopped with the run and goes on in the next.
         found_stored: Another run finished it meanwhile.
         reopened: Why it ran again in this run, each time that it did.
-        settled_at: When it reached its status, where that is final.
     """
 
     id: str
@@ -96,7 +95,6 @@ class JobView:
     stopped: bool = False
     found_stored: bool = False
     reopened: list[str] = field(default_factory=list)
-    settled_at: float | None = None
 
     @property
     def settled(self) -> bool:
@@ -370,10 +368,10 @@ class RunView:
         return attempt
 
     def _settle(self, job: JobView, status: str) -> None:
-        job.status, job.settled_at, job.waits, job.stopped = status, self.last, "", False
+        job.status, job.waits, job.stopped = status, "", False
 
     def _reopen(self, job: JobView) -> None:
-        job.status, job.settled_at, job.root_cause = "pending", None, ""
+        job.status, job.root_cause = "pending", ""
 
     # -- what events speak of ----------------------------------------------------------------------------------
 
