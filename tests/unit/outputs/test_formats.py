@@ -20,7 +20,8 @@ from pipeline.engine.workers.failure import FailureKind, classify
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs import formats as outputs
-from pipeline.outputs.formats import MAX_LEVELS, PAGE, check_output, read_input, read_lines, read_metrics
+from pipeline.outputs.check import MAX_LEVELS, check_output
+from pipeline.outputs.formats import PAGE, read_input, read_lines, read_metrics
 from pipeline.plan.job import Job
 from pipeline.runs.record import Results, collect_rows, read_results, write_results, write_samples
 

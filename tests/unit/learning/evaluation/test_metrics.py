@@ -20,7 +20,7 @@ from pipeline.learning.evaluation.metrics import (
     reported_ks,
     write_samples,
 )
-from pipeline.outputs.formats import check_output
+from pipeline.outputs.check import check_output
 
 SETTINGS = EvaluationConfig(bootstrap_samples=200)
 
