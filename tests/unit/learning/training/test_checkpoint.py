@@ -20,10 +20,8 @@ from pipeline.config.load import load_config
 from pipeline.errors import ConfigError, JobError, JobStopped
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.learning.training import checkpoint as module
-from pipeline.learning.training.checkpoint import (
-    Checkpoints,
-    Saved,
-    State,
+from pipeline.learning.training.checkpoint import Checkpoints, Saved, State
+from pipeline.learning.training.training_state import (
     random_state,
     restore_random_state,
     restore_training,
