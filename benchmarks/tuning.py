@@ -46,7 +46,7 @@ from pipeline.config.schema import ALGO_SCHEMAS
 from pipeline.errors import PipelineError
 from pipeline.files import json_text
 from pipeline.outputs.formats import read_lines
-from pipeline.runs.record import collect_rows
+from pipeline.runs.rows import collect_rows
 
 TRIALS = 8
 REFERENCES = (0, 1, 2)

@@ -21,7 +21,8 @@ from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.plan.job import chain_name
 from pipeline.runs.primary import PRIMARY_METRICS, primary_metric
-from pipeline.runs.record import ResultRow, collect_rows
+from pipeline.runs.record import ResultRow
+from pipeline.runs.rows import collect_rows
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""

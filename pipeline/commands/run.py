@@ -72,21 +72,14 @@ from pipeline.runs.index import runs_of
 from pipeline.runs.links import link_all, link_stored
 from pipeline.runs.makers import collect_makers, several_makers
 from pipeline.runs.notes import collect_notes
-from pipeline.runs.record import (
-    Place,
-    ResultRow,
-    Results,
-    collect_rows,
-    prompt_reader,
-    write_results,
-    write_samples,
-)
+from pipeline.runs.record import Place, ResultRow, Results, write_results
 from pipeline.runs.report.format import duration, jobs, logs_command
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import make_reporter
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.tables import result_tables
+from pipeline.runs.rows import collect_rows, prompt_reader, write_samples
 from pipeline.runs.sources import check_sources, read_models, read_sources
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import never_waiting

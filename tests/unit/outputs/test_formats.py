@@ -23,7 +23,8 @@ from pipeline.outputs import formats as outputs
 from pipeline.outputs.check import MAX_LEVELS, check_output
 from pipeline.outputs.formats import PAGE, read_input, read_lines, read_metrics
 from pipeline.plan.job import Job
-from pipeline.runs.record import Results, collect_rows, read_results, write_results, write_samples
+from pipeline.runs.record import Results, read_results, write_results
+from pipeline.runs.rows import collect_rows, write_samples
 
 ROW: dict[str, Any] = {"metric": "mine", "value": 0.5, "ci_low": None, "ci_high": None, "n": 10}
 SAMPLE: dict[str, Any] = {

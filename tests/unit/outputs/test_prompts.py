@@ -13,7 +13,8 @@ from pipeline.foreign import ForeignDataError
 from pipeline.outputs.check import check_output
 from pipeline.outputs.prompts import PROMPTS, PromptMeasures, read_prompts, write_prompts
 from pipeline.plan.job import Job
-from pipeline.runs.record import place_of, prompt_reader
+from pipeline.runs.record import place_of
+from pipeline.runs.rows import prompt_reader
 
 ROWS = np.array([3, 5, 9])
 ONES = np.ones(3)
