@@ -54,7 +54,8 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.outputs.formats import PAGE
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.plan.attention import usable_attention
-from pipeline.plan.build import PREPARATION, REFERENCE, build_plan, duration_name
+from pipeline.plan.build import build_plan, duration_name
+from pipeline.plan.chains import PREPARATION, REFERENCE
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.models import check_models, count_weights, is_local

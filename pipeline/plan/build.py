@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import replace
 from typing import Any
 
 from pipeline.config.load import schema_path, to_plain
 from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import AlgoConfig, Config, StageChoice, TinyModelConfig
 from pipeline.errors import PlanError
-from pipeline.learning.algos.base import DATASET, PROMPTS, Algorithm, Read, Stage
+from pipeline.learning.algos.base import DATASET, PROMPTS, Read, Stage
 from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
-from pipeline.learning.algos.reference import Reference
-from pipeline.learning.algos.registry import load_algorithm, planned_stages
+from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
 from pipeline.plan.estimates import Scale, guess_seconds
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job, place_name
@@ -36,57 +35,6 @@ from pipeline.plan.source_code import class_source, dataset_source
 from pipeline.plan.versions import shipped_versions
 
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
-REFERENCE = Reference.name
-PREPARATION = Preparation.name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chain:
-    """One algorithm on one dataset, model, reference and seed; the reference is a chain of round 0 alone.
-
-    Attributes:
-        reference: Seed of the reference, or None where the model is not made from one.
-        named_reference: The same where the model has several, so that names must tell them apart; else None.
-    """
-
-    algo: str
-    dataset: str
-    model: str
-    reference: int | None
-    named_reference: int | None
-    seed: int
-    kind: type[Algorithm]
-    config: AlgoConfig
-
-    @property
-    def rounds_from(self) -> int:
-        """The round it starts with."""
-        return 0 if self.algo in (REFERENCE, PREPARATION) else 1
-
-
-def chains(config: Config) -> Iterator[Chain]:
-    """Every chain of a request, each reference of a dataset, model and seed before the chains that read it.
-
-    Raises:
-        ConfigError: An algorithm cannot be loaded.
-    """
-    enabled = [
-        (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
-    ]
-    for dataset, (model, section) in product(config.datasets, config.models.items()):
-        several = len(section.references) > 1
-        for reference, seed in product(section.references, config.experiment.seeds):
-            for name, kind, algo in [(REFERENCE, Reference, AlgoConfig()), *enabled]:
-                yield Chain(
-                    algo=name,
-                    dataset=dataset,
-                    model=model,
-                    reference=reference,
-                    named_reference=reference if several else None,
-                    seed=seed,
-                    kind=kind,
-                    config=algo,
-                )
 
 
 def build_plan(
