@@ -36,9 +36,10 @@ from pipeline.engine.devices.memory_reclaim import read_levels, wait_until_all_f
 from pipeline.engine.devices.select import choose_devices, lease_devices
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder, create_run_folder
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.loop import Outcome, run_plan
+from pipeline.engine.scheduler.runnable import check_runnable
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.scheduler.state import JobStatus, check_runnable
 from pipeline.engine.status import RunStatus
 from pipeline.engine.store.durations import read_durations, update_durations
 from pipeline.engine.store.peaks import read_peaks, update_peaks
