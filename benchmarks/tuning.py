@@ -40,7 +40,8 @@ import numpy as np
 from rich.console import Console
 
 from pipeline.commands.multirun import primary_result
-from pipeline.commands.run import prepare, run_experiment
+from pipeline.commands.request import prepare
+from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import ALGO_SCHEMAS
 from pipeline.errors import PipelineError
