@@ -1,4 +1,4 @@
-"""What Hydra, OmegaConf and PyYAML raise, in one message: what is wrong with what a user wrote, and what to try."""
+"""Whatever Hydra, OmegaConf and PyYAML raise, in one message: what is wrong with a request, and what to try."""
 
 from __future__ import annotations
 

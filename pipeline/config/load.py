@@ -1,7 +1,7 @@
 """From the command line to typed configuration, and from typed configuration to plain data and back.
 
-Hydra composes, OmegaConf checks types against the schema, and `explain` says in words what they raise. Workers receive the
-plain form and rebuild the typed one.
+Hydra composes, OmegaConf checks types against the schema, and `explain` says in words what they raise. Workers
+receive the plain form and rebuild the typed one.
 """
 
 from __future__ import annotations

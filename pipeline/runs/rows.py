@@ -26,8 +26,6 @@ from pipeline.plan.job import Job
 from pipeline.runs.record import Place, ResultRow, place_of
 
 METRICS_STAGE = "metrics"
-
-
 Told = Callable[[Job, str], None]
 """Takes what cannot be read of a job's stored output, in words."""
 

@@ -1,4 +1,4 @@
-"""A process that grades, as its owner sees it: started, given completions, listened to, ended with all it started."""
+"""A process that grades, as its pool sees it: given completions, listened to, ended with all that it started."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ from pipeline.machine import descendants
 from pipeline.machine.descendants import Process
 
 _PACKAGE_PARENT = Path(__file__).parents[3]
-
-
 _CONCURRENT_GRACE_S = 1.0
-
-
 _MOST_BYTES = 1 << 20
 
 
 class GraderProcess:
-    """A process and what it was given.
+    """A process and what it was given; started at once.
 
     Attributes:
         tasks: Items without an answer, in order.
@@ -58,14 +54,17 @@ class GraderProcess:
 
     @property
     def pid(self) -> int:
+        """Process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
+        """Whether the process runs."""
         return self._process.poll() is None
 
     @property
     def fd(self) -> int:
+        """What is readable when it has said something."""
         return self._socket.fileno()
 
     def begin(self, work: Work, settings: PoolSettings) -> bool:

@@ -11,18 +11,10 @@ from pipeline.errors import JobError
 from pipeline.learning.rewards.cause import UNKNOWN, Cause
 
 Fault = Literal["error", "timeout", "crash"]
-
-
 FAULTS: tuple[Fault, ...] = ("error", "timeout", "crash")
 """An exception in the reward, no answer before the deadline, the end of the process that ran it."""
-
-
 _SEQUENTIAL_CHUNK = 16
-
-
 _CONCURRENT_CHUNK = 64
-
-
 _MOST_STARTS_IN_VAIN = 3
 
 
@@ -90,6 +82,7 @@ class Work:
 
     @property
     def open(self) -> bool:
+        """Whether an item has no result yet."""
         return len(self.done) < len(self.items)
 
     def next_chunk(self, processes: int) -> list[int]:
@@ -104,6 +97,7 @@ class Work:
         return chunk
 
     def finish(self, index: int, graded: Graded) -> None:
+        """Note what became of an item."""
         self.done[index] = graded
         self._in_vain = 0
 
