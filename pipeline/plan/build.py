@@ -190,16 +190,7 @@ class _Builder:
         read: Mapping[str, list[str]],
     ) -> str:
         inputs = {name: tuple(self.jobs[job_id].key for job_id in ids) for name, ids in read.items()}
-        payload: dict[str, Any] = {
-            "algo": chain.algo,
-            "class_path": chain.config.class_path,
-            "seed": chain.seed if stage.seeded else 0,
-            "round": number,
-            "stage": stage.name,
-            "rows": list(rows),
-        }
-        if own := self._own_code(chain, stage):
-            payload["code"] = own
+        payload = self._what_it_is(chain, number, stage, rows)
         known, given = self._config(chain, stage)
         determined_by = {**payload, "version": chain.kind.version, "config": known}
         devices = self._devices(chain, stage)
@@ -213,7 +204,6 @@ class _Builder:
         key = result_key({**determined_by, "inputs": inputs})
         if key in self._by_key:
             return self._by_key[key]
-        seed = chain.seed if stage.seeded else None
         job = Job(
             id=_job_id(chain, number, stage, shard),
             key=key,
@@ -222,9 +212,7 @@ class _Builder:
                 **payload,
                 **together,
                 "config": given,
-                "models_in_memory": self.config.execution.models_in_memory,
-                "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
-                "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
+                **self._how_it_runs(),
                 "samples": self._samples(stage, rows),
             },
             inputs=inputs,
@@ -233,7 +221,7 @@ class _Builder:
             dataset=chain.dataset,
             model=chain.model,
             reference=chain.reference if _rests_on_reference(stage) else None,
-            seed=seed,
+            seed=chain.seed if stage.seeded else None,
             round=number,
             stage=stage.name,
             shard=shard,
@@ -247,6 +235,28 @@ class _Builder:
         self._by_key[key] = job.id
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
+
+    def _what_it_is(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> dict[str, Any]:
+        """What of a job's payload its key covers, besides the sections of the configuration."""
+        payload: dict[str, Any] = {
+            "algo": chain.algo,
+            "class_path": chain.config.class_path,
+            "seed": chain.seed if stage.seeded else 0,
+            "round": number,
+            "stage": stage.name,
+            "rows": list(rows),
+        }
+        if own := self._own_code(chain, stage):
+            payload["code"] = own
+        return payload
+
+    def _how_it_runs(self) -> dict[str, Any]:
+        """What of a job's payload changes nothing of what comes out."""
+        return {
+            "models_in_memory": self.config.execution.models_in_memory,
+            "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
+            "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
+        }
 
     def _memory_mb(self, chain: Chain, stage: Stage) -> int | None:
         """What the user says of a job's memory."""
