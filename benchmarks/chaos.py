@@ -188,7 +188,7 @@ class Crowd:
 
 def crowd(count: int, share: float, workers: int, folder: Path) -> Crowd:
     """Run no-op jobs of which a random share kill their worker in the first attempt."""
-    from pipeline.commands.run import run_jobs
+    from pipeline.engine.run_jobs import run_jobs
 
     draw = random.Random(0)
     fatal = {index for index in range(count) if draw.random() < share}

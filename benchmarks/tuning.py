@@ -43,13 +43,14 @@ from msgspec import Meta
 from rich.console import Console
 
 from pipeline.commands.multirun import primary_result
-from pipeline.commands.run import prepare, run_experiment
+from pipeline.commands.request import prepare
+from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import ALGO_SCHEMAS
 from pipeline.errors import PipelineError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json, read_plain
-from pipeline.runs.record import collect_rows
+from pipeline.runs.rows import collect_rows
 
 TRIALS = 8
 REFERENCES = (0, 1, 2)

@@ -20,7 +20,7 @@ from pipeline.commands.doctor.sbatch import check_script
 from pipeline.commands.doctor.slurm import Starter
 from pipeline.commands.fetch import MODELS, report
 from pipeline.commands.launch import command as launch_command
-from pipeline.commands.run import print_results
+from pipeline.commands.results import print_results
 from pipeline.commands.typed import answering
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError

@@ -23,7 +23,9 @@ from pipeline.commands.help import usage
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED
 from pipeline.config.arguments import check_flags, settings_first
-from pipeline.config.load import VERSION_BASE, conf_dir, explain, register_schemas, typed
+from pipeline.config.explain import explain
+from pipeline.config.install import conf_dir
+from pipeline.config.load import VERSION_BASE, register_schemas, typed
 from pipeline.errors import PipelineError
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console, say

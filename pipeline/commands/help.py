@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pipeline.config import schema
-from pipeline.config.load import conf_dir
+from pipeline.config.install import conf_dir
 
 _TEXT = """\
 Train and compare methods of language-model post-training, round by round.

@@ -16,12 +16,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from pipeline.commands.run import prepare
+from pipeline.commands.request import prepare
 from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.plan.job import chain_name
 from pipeline.runs.primary import PRIMARY_METRICS, primary_metric
-from pipeline.runs.record import ResultRow, collect_rows
+from pipeline.runs.record import ResultRow
+from pipeline.runs.rows import collect_rows
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""

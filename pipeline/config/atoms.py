@@ -31,14 +31,14 @@ def grid_error(count: int, rate: float, other: float) -> float:
     return max(_error(place / _PLACES, made, asked) for place in range(1, _PLACES))
 
 
-def least_atoms(rate: float, other: float, most: float = MOST_GRID_ERROR) -> int | None:
+def least_atoms(rate: float, other: float) -> int | None:
     """The smallest number of atoms with which no error is larger; None where there is no such number."""
-    if grid_error(LARGEST_ATOMS, rate, other) > most:
+    if grid_error(LARGEST_ATOMS, rate, other) > MOST_GRID_ERROR:
         return None
     low, high = 2, LARGEST_ATOMS
     while low < high:  # the error falls with the distance of atoms
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if grid_error(middle, rate, other) > most else (low, middle)
+        low, high = (middle + 1, high) if grid_error(middle, rate, other) > MOST_GRID_ERROR else (low, middle)
     return low
 
 

@@ -1,4 +1,7 @@
-"""How this package came onto the machine, and so what a user types to add to it: a checkout and a wheel differ."""
+"""How this package came onto the machine: a checkout and a wheel differ.
+
+So does where the groups of the configuration are, and what a user types to add to it.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +30,10 @@ def install_command(extra: str = "") -> str:
         return f"pip install {shlex.quote(DISTRIBUTION + named)}"
     place = "." if root == Path.cwd() else str(root)
     return f"pip install -e {shlex.quote(place + named)}"
+
+
+def conf_dir() -> Path:
+    """The folder of configuration groups: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"

@@ -8,10 +8,7 @@ docs/extending.md has them for users.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -19,12 +16,11 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from pipeline.outputs.manifest import job_of
-from pipeline.files import walk
 from pipeline.errors import JobError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json, read_json_file, read_plain
-from pipeline.outputs.prompts import LARGEST, PROMPTS, read_prompts
+from pipeline.outputs.manifest import job_of
+from pipeline.outputs.prompts import LARGEST
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
@@ -38,10 +34,6 @@ SWEEP_SPLIT = "validation"
 """Prompts that strengths of guidance are tried on."""
 PAGE = "docs/extending.md#results"
 
-MAX_LEVELS = 64
-"""Folders in one another that an output may have, so that every path in it can be opened on every file system."""
-MAX_FILES = 1_000_000
-"""Files and folders of an output at most, so that its manifest can be read whole."""
 _LINE = 16 << 20
 """Bytes that a line of ``samples.jsonl`` has at most."""
 _SHOWN = 64 << 20
@@ -255,56 +247,6 @@ class Pointer:
 # -- before the commit -----------------------------------------------------------------------------------------
 
 
-def check_output(folder: Path) -> None:
-    """Hold a finished folder to the formats above, whichever stage it is of.
-
-    Raises:
-        JobError: A file with one of these names holds something else; says which, where and what. Or there are
-            more files, or folders in one another, than an output may have.
-    """
-    _check_extent(folder)
-    for name, read in _READERS.items():
-        further = (*sorted(folder.glob(f"{ETA}*/{name}")), folder / GREEDY / name) if name == SAMPLES else ()
-        for path in (folder / name, *further):
-            with suppress(FileNotFoundError):
-                _hold(path, path.relative_to(folder).as_posix(), read)
-
-
-def _check_extent(folder: Path) -> None:
-    try:
-        for number, (name, _) in enumerate(walk(folder)):
-            if name.count("/") >= MAX_LEVELS:
-                start = "/".join(name.split("/")[:3])
-                raise JobError(f"its output has more than {MAX_LEVELS} folders in one another, under {start}")
-            if number > MAX_FILES:
-                raise JobError(
-                    f"its output has more than {MAX_FILES:,} files and folders. Put them together in fewer"
-                )
-    except OSError as error:
-        raise JobError(f"its output cannot be read: {error.strerror}") from error
-
-
-def _hold(path: Path, shown: str, read: Callable[[Path], object]) -> None:
-    try:
-        read(path)
-    except FileNotFoundError:
-        raise
-    except (ForeignDataError, OSError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # no fault of the file
-            raise JobError(f"the output cannot be looked at: {problem_in_words(error)}") from error
-        raise JobError(
-            f"{shown} is not as it must be: {problem_in_words(error)}. What it must hold, with an example: {PAGE}"
-        ) from error
-
-
-def _read_samples(path: Path) -> None:
-    if os.path.lexists(path.parent / METRICS):
-        read_shown_samples(path.parent)
-    else:
-        for _ in read_lines(path, Sample):
-            pass
-
-
 # -- reading what is stored ------------------------------------------------------------------------------------
 
 
@@ -403,14 +345,3 @@ def read_pointer(path: Path) -> Pointer:
 def problem_in_words(error: ForeignDataError | OSError) -> str:
     """What is wrong with a file that could not be read."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-_READERS: Mapping[str, Callable[[Path], object]] = {
-    METRICS: lambda path: read_metrics(path.parent),
-    PROMPTS: lambda path: read_prompts(path.parent),
-    SAMPLES: _read_samples,
-    TRAINING: read_training,
-    GENERATION: read_generation,
-    REWARD: read_reward_fit,
-}
-"""Names that any stage may write; ``model.json`` is left to the reference."""

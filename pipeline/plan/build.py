@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import replace
 from typing import Any
 
 from pipeline.config.load import schema_path, to_plain
 from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import AlgoConfig, Config, StageChoice, TinyModelConfig
 from pipeline.errors import PlanError
-from pipeline.learning.algos.base import DATASET, PROMPTS, Algorithm, Read, Stage
+from pipeline.learning.algos.base import DATASET, PROMPTS, Read, Stage
 from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
-from pipeline.learning.algos.reference import Reference
-from pipeline.learning.algos.registry import load_algorithm, planned_stages
+from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
 from pipeline.plan.estimates import Scale, guess_seconds
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job, place_name
@@ -36,57 +35,6 @@ from pipeline.plan.source_code import class_source, dataset_source
 from pipeline.plan.versions import shipped_versions
 
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
-REFERENCE = Reference.name
-PREPARATION = Preparation.name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chain:
-    """One algorithm on one dataset, model, reference and seed; the reference is a chain of round 0 alone.
-
-    Attributes:
-        reference: Seed of the reference, or None where the model is not made from one.
-        named_reference: The same where the model has several, so that names must tell them apart; else None.
-    """
-
-    algo: str
-    dataset: str
-    model: str
-    reference: int | None
-    named_reference: int | None
-    seed: int
-    kind: type[Algorithm]
-    config: AlgoConfig
-
-    @property
-    def rounds_from(self) -> int:
-        """The round it starts with."""
-        return 0 if self.algo in (REFERENCE, PREPARATION) else 1
-
-
-def chains(config: Config) -> Iterator[Chain]:
-    """Every chain of a request, each reference of a dataset, model and seed before the chains that read it.
-
-    Raises:
-        ConfigError: An algorithm cannot be loaded.
-    """
-    enabled = [
-        (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
-    ]
-    for dataset, (model, section) in product(config.datasets, config.models.items()):
-        several = len(section.references) > 1
-        for reference, seed in product(section.references, config.experiment.seeds):
-            for name, kind, algo in [(REFERENCE, Reference, AlgoConfig()), *enabled]:
-                yield Chain(
-                    algo=name,
-                    dataset=dataset,
-                    model=model,
-                    reference=reference,
-                    named_reference=reference if several else None,
-                    seed=seed,
-                    kind=kind,
-                    config=algo,
-                )
 
 
 def build_plan(
@@ -242,16 +190,7 @@ class _Builder:
         read: Mapping[str, list[str]],
     ) -> str:
         inputs = {name: tuple(self.jobs[job_id].key for job_id in ids) for name, ids in read.items()}
-        payload: dict[str, Any] = {
-            "algo": chain.algo,
-            "class_path": chain.config.class_path,
-            "seed": chain.seed if stage.seeded else 0,
-            "round": number,
-            "stage": stage.name,
-            "rows": list(rows),
-        }
-        if own := self._own_code(chain, stage):
-            payload["code"] = own
+        payload = self._what_it_is(chain, number, stage, rows)
         known, given = self._config(chain, stage)
         determined_by = {**payload, "version": chain.kind.version, "config": known}
         devices = self._devices(chain, stage)
@@ -265,7 +204,6 @@ class _Builder:
         key = result_key({**determined_by, "inputs": inputs})
         if key in self._by_key:
             return self._by_key[key]
-        seed = chain.seed if stage.seeded else None
         job = Job(
             id=_job_id(chain, number, stage, shard),
             key=key,
@@ -274,9 +212,7 @@ class _Builder:
                 **payload,
                 **together,
                 "config": given,
-                "models_in_memory": self.config.execution.models_in_memory,
-                "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
-                "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
+                **self._how_it_runs(),
                 "samples": self._samples(stage, rows),
             },
             inputs=inputs,
@@ -285,7 +221,7 @@ class _Builder:
             dataset=chain.dataset,
             model=chain.model,
             reference=chain.reference if _rests_on_reference(stage) else None,
-            seed=seed,
+            seed=chain.seed if stage.seeded else None,
             round=number,
             stage=stage.name,
             shard=shard,
@@ -299,6 +235,28 @@ class _Builder:
         self._by_key[key] = job.id
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
+
+    def _what_it_is(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> dict[str, Any]:
+        """What of a job's payload its key covers, besides the sections of the configuration."""
+        payload: dict[str, Any] = {
+            "algo": chain.algo,
+            "class_path": chain.config.class_path,
+            "seed": chain.seed if stage.seeded else 0,
+            "round": number,
+            "stage": stage.name,
+            "rows": list(rows),
+        }
+        if own := self._own_code(chain, stage):
+            payload["code"] = own
+        return payload
+
+    def _how_it_runs(self) -> dict[str, Any]:
+        """What of a job's payload changes nothing of what comes out."""
+        return {
+            "models_in_memory": self.config.execution.models_in_memory,
+            "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
+            "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
+        }
 
     def _memory_mb(self, chain: Chain, stage: Stage) -> int | None:
         """What the user says of a job's memory."""

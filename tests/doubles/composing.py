@@ -24,7 +24,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.load import VERSION_BASE, conf_dir, explain, load_config, register_schemas, typed
+from pipeline.config.explain import explain
+from pipeline.config.install import conf_dir
+from pipeline.config.load import VERSION_BASE, load_config, register_schemas, typed
 from pipeline.config.schema import Config
 
 SHIPPED = "profile/cpu"

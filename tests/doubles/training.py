@@ -161,7 +161,7 @@ MOMENTS: dict[str, Callable[[int], None]] = {
     "in a step": _in_backward,
     "saving: before anything": lambda step: _while_saving(step, die),
     "saving: half of the tensors": lambda step: _while_saving(step, _half_of_the_tensors),
-    "saving: before the rename": lambda step: _while_saving(step, lambda: setattr(checkpoint, "_fsync", die)),
+    "saving: before the rename": lambda step: _while_saving(step, lambda: setattr(checkpoint, "fsync", die)),
     "saving: after the rename": lambda step: _while_saving(step, _renamed),
     "saving: an older one half removed": lambda step: _while_saving(step, _older_half_removed),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.chaos import TOLERANT, calm_run, shoot_at
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.plan.job import Job
 from tests.doubles.engine import Engine, job
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.run import run_jobs
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.inventory import Device, find_gpus
-from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.run_jobs import run_jobs
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.status import GpuLoad, RunStatus
 from pipeline.engine.workers import backends
 from tests.doubles import fake_nvml

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.journal import read_journal
-from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.scheduler.job_state import JobStatus
 from tests.doubles.engine import Engine, job
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.devices import worker_env
-from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.workers import process
 from pipeline.errors import WorkerError
 from tests.doubles import bodies

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
-from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.status import RunStatus
 from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, PlanError

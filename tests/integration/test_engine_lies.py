@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.scheduler.job_state import JobStatus
 from tests.doubles.engine import Engine, job
 
 pytestmark = pytest.mark.timeout(60)

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.journal import Journal, read_journal
-from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.errors import StoreError, WorkerError
 from tests.doubles.engine import Engine, job, key
 

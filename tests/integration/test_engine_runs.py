@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import Backend, Barrier
-from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.errors import PlanError
 from tests.doubles.engine import Engine, job, key
 

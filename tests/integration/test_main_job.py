@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.commands.run import prepare, run_jobs
+from pipeline.commands.request import prepare
 from pipeline.config.load import load_config
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import read_journal
+from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from tests.doubles.small_runs import (
     ROOT,

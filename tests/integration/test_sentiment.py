@@ -9,7 +9,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from pipeline.commands.run import run_experiment
 from pipeline.config.checks import check_config
-from pipeline.config.load import conf_dir, load_config
+from pipeline.config.install import conf_dir
+from pipeline.config.load import load_config
 from tests.doubles.gguf import TOKENS, write_gguf
 
 SMALL = [

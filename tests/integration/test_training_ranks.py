@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import Ranks, Spread, join

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pipeline import arithmetic
 from pipeline.commands.doctor.check import Check, failed, passed, warned
-from pipeline.commands.run import run_jobs
 from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job

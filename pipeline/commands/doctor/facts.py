@@ -97,7 +97,6 @@ class Facts:
         host_resolves: Whether the machine's own name leads to an address.
         busy_ports: Port -> who listens there.
         loopback_error: Why no port can be opened on 127.0.0.1.
-        in_container: Whether this is one.
         srun: Whether Slurm's `srun` is installed.
     """
 
@@ -119,7 +118,6 @@ class Facts:
     host_resolves: bool = True
     busy_ports: Mapping[int, str] = field(default_factory=dict)
     loopback_error: str = ""
-    in_container: bool = False
     srun: bool = False
 
 
@@ -152,7 +150,6 @@ def read_facts(output_dir: Path) -> Facts:
         host_resolves=_resolves(),
         busy_ports=_busy_ports(environment),
         loopback_error=_loopback_error(),
-        in_container=_in_container(environment),
         srun=shutil.which("srun") is not None,
     )
 
@@ -297,9 +294,3 @@ def _busy_ports(environment: Mapping[str, str]) -> dict[int, str]:
         except OSError:
             busy[port] = listener(port) or " by a program of somebody else"
     return busy
-
-
-def _in_container(environment: Mapping[str, str]) -> bool:
-    marks = ("SINGULARITY_CONTAINER", "APPTAINER_CONTAINER", "KUBERNETES_SERVICE_HOST", "container")
-    files = (Path("/.dockerenv"), Path("/run/.containerenv"))
-    return any(name in environment for name in marks) or any(path.exists() for path in files)

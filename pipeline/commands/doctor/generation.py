@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.doctor.check import Check, Verdict
-from pipeline.commands.run import run_jobs
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.select import choose_devices
+from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job

@@ -110,7 +110,7 @@ def take_devices(request: LaunchRequest, name: str, environ: Mapping[str, str], 
         names=_NAMES,
         without="--device cpu --nproc N",
     )
-    found = candidates(asked, DeviceRequest(), environ, Inventory())
+    found = candidates(asked, environ, Inventory())
     if request.gpus is None and request.num_gpus is None:
         found = type(found)(devices=found.order, count=len(found.order), order=found.order)
     _refuse_slices(found.devices[: found.count])

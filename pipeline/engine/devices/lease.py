@@ -6,7 +6,7 @@
 
 The kernel lets go of a flock when the last descriptor of its opening is closed, so a lease dies with its holder,
 `kill -9` included. Children have none: they are closed on exec, and after a plain fork by a hook. So a worker that
-outlives the engine keeps no lease alive; the memory that it may still hold is the matter of `leftover.py`.
+outlives the engine keeps no lease alive; the memory that it may still hold is the matter of `memory_reclaim.py`.
 
 Only one process at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for
 another in a circle.
@@ -78,7 +78,6 @@ class LeaseSet:
         *,
         count: int | None = None,
         experiment: str = "",
-        timeout_s: float | None = None,
         on_wait: Callable[[str], None] | None = None,
         how_to_wait: str = "execution.wait_for_devices=true",
     ) -> LeaseSet:
@@ -89,12 +88,11 @@ class LeaseSet:
             wait: Queue while others hold them, first come first served, rather than fail.
             count: How many of them; None for all.
             experiment: Whose run this is, for the messages of others.
-            timeout_s: Seconds to wait at most; None for as long as it takes.
             on_wait: Told once who is waited for.
             how_to_wait: What a user adds to the command to wait, for messages.
 
         Raises:
-            DeviceError: Others hold too many of them, or did so until the time was over. Names them.
+            DeviceError: Others hold too many of them. Names them.
         """
         count = len(devices) if count is None else count
         if all(device.kind == "cpu" for device in devices):
@@ -103,7 +101,6 @@ class LeaseSet:
             raise DeviceError(f"{count} GPUs asked for, but there are {len(devices)} to choose from")
         folder = lease_dir()
         holder = _holder(experiment)
-        end = None if timeout_s is None else time.monotonic() + timeout_s
         with Ticket(folder, {_name(device) for device in devices}) as ticket:
             while True:
                 with guard(folder):
@@ -115,8 +112,6 @@ class LeaseSet:
                         raise DeviceError(
                             f"{busy}. Ask for fewer or for others, or wait for them with {how_to_wait}."
                         )
-                    if end is not None and time.monotonic() >= end:
-                        raise DeviceError(f"{busy}. Waited {timeout_s:g} s for them in vain.")
                     queued = ticket.queue()
                 if queued and on_wait:
                     on_wait(busy)

@@ -1,7 +1,4 @@
-"""From what was asked for to devices: the command line before the configuration, both within what is visible.
-
-    command line  >  configuration  >  CUDA_VISIBLE_DEVICES
-    the first that says anything about devices decides alone;  the environment bounds what there is to choose from
+"""From what was asked for to devices, within what the environment shows.
 
 Numbers of GPUs are positions in the visible set, as torch counts them: with CUDA_VISIBLE_DEVICES=4,5,6,7 the ids 0
 and 2 are the machine's GPUs 4 and 6.
@@ -33,27 +30,21 @@ WORKER_MEMORY_BYTES = int(0.7 * 2**30)
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRequest:
-    """What one source says about devices; a field it does not mention is None.
+    """What is asked for; a field that leaves it open is None.
 
     Attributes:
-        device: Which kind; `auto` is the same as saying nothing.
+        device: Which kind; `auto` is GPUs where there are any.
         num_gpus: How many GPUs.
         gpu_ids: Exactly these, as positions in the visible set.
-        names: How the source calls `num_gpus` and `gpu_ids`, for messages.
-        without: What to say to it for a run without GPUs, for messages.
+        names: How the user knows `num_gpus` and `gpu_ids`, for messages.
+        without: What the user says for a run without GPUs, for messages.
     """
 
-    device: DeviceChoice | None = None
+    device: DeviceChoice = DeviceChoice.auto
     num_gpus: int | None = None
     gpu_ids: Sequence[int] | None = None
     names: tuple[str, str] = ("num_gpus", "gpu_ids")
     without: str = "device=cpu"
-
-    @property
-    def silent(self) -> bool:
-        """Whether it leaves everything open."""
-        kind = self.device or DeviceChoice.auto
-        return kind is DeviceChoice.auto and self.num_gpus is None and self.gpu_ids is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +83,17 @@ class Candidates:
         return sorted(devices, key=self.order.index)
 
 
-def resolve(
-    cli: DeviceRequest,
-    config: DeviceRequest,
+def candidates(
+    request: DeviceRequest,
     environment: Mapping[str, str],
     inventory: Inventory,
     *,
     workers: int | None = None,
-) -> list[Device]:
-    """The devices of a run, one per worker, as if no other run held any.
+) -> Candidates:
+    """The devices of a run, one per worker, and what would do as well: another run may hold some of the best.
 
     Args:
-        cli: What the command line says.
-        config: What the configuration says.
+        request: What is asked for.
         environment: Where CUDA_VISIBLE_DEVICES is looked up.
         inventory: What there is.
         workers: How many workers are wanted; None for one on each device.
@@ -112,25 +101,8 @@ def resolve(
     Raises:
         DeviceError: The request cannot be met; says what was asked for and what there is.
     """
-    return candidates(cli, config, environment, inventory, workers=workers).best()
-
-
-def candidates(
-    cli: DeviceRequest,
-    config: DeviceRequest,
-    environment: Mapping[str, str],
-    inventory: Inventory,
-    *,
-    workers: int | None = None,
-) -> Candidates:
-    """As `resolve`, with the GPUs that would do as well: some of the best may be leased to another run.
-
-    Raises:
-        DeviceError: The request cannot be met.
-    """
     if workers is not None and workers < 1:
         raise DeviceError(f"execution.workers={workers}: at least one worker is needed")
-    request = config if cli.silent else cli
     _check_numbers(request)
     wants_gpus = request.num_gpus is not None or request.gpu_ids is not None
     if request.device is DeviceChoice.cpu:

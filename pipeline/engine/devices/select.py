@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from pipeline.config.schema import DeviceChoice, DistributedConfig
 from pipeline.engine.devices.inventory import Device
@@ -17,10 +17,6 @@ def choose_devices(
     choice: DeviceChoice,
     workers: int | None,
     distributed: DistributedConfig | None = None,
-    *,
-    cli: DeviceRequest | None = None,
-    environ: Mapping[str, str] | None = None,
-    inventory: Inventory | None = None,
 ) -> list[Device]:
     """One device per worker, as a run would get them if no other held any. Nothing is taken.
 
@@ -28,14 +24,11 @@ def choose_devices(
         choice: Which kind.
         workers: How many, or None for every GPU, or for as many CPU slots as cores and memory allow.
         distributed: Which GPUs the configuration asks for.
-        cli: What the command line says, which goes before the configuration.
-        environ: Where CUDA_VISIBLE_DEVICES is looked up; `os.environ` if None.
-        inventory: What there is; this machine if None.
 
     Raises:
         DeviceError: The request cannot be met.
     """
-    return _candidates(choice, workers, distributed, cli, environ, inventory).best()
+    return _candidates(choice, workers, distributed).best()
 
 
 def lease_devices(
@@ -45,9 +38,6 @@ def lease_devices(
     *,
     wait: bool = False,
     experiment: str = "",
-    cli: DeviceRequest | None = None,
-    environ: Mapping[str, str] | None = None,
-    inventory: Inventory | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> LeaseSet:
     """One device per worker, held until the lease is given back or this process ends.
@@ -58,34 +48,18 @@ def lease_devices(
         distributed: Which GPUs.
         wait: Queue for those that others hold.
         experiment: Whose run this is, for the messages of others.
-        cli: What the command line says.
-        environ: Environment.
-        inventory: What there is.
         on_wait: Told once who is waited for.
 
     Raises:
         DeviceError: The request cannot be met, or other runs hold what it needs.
     """
-    found = _candidates(choice, workers, distributed, cli, environ, inventory)
+    found = _candidates(choice, workers, distributed)
     lease = LeaseSet.acquire(found.devices, wait=wait, count=found.count, experiment=experiment, on_wait=on_wait)
     lease.devices = found.sorted(lease.devices)
     return lease
 
 
-def _candidates(
-    choice: DeviceChoice,
-    workers: int | None,
-    distributed: DistributedConfig | None,
-    cli: DeviceRequest | None,
-    environ: Mapping[str, str] | None,
-    inventory: Inventory | None,
-) -> Candidates:
+def _candidates(choice: DeviceChoice, workers: int | None, distributed: DistributedConfig | None) -> Candidates:
     distributed = distributed or DistributedConfig()
-    config = DeviceRequest(device=choice, num_gpus=distributed.num_gpus, gpu_ids=distributed.gpu_ids, names=_NAMES)
-    return candidates(
-        cli or DeviceRequest(),
-        config,
-        os.environ if environ is None else environ,
-        inventory or Inventory(),
-        workers=workers,
-    )
+    asked = DeviceRequest(device=choice, num_gpus=distributed.num_gpus, gpu_ids=distributed.gpu_ids, names=_NAMES)
+    return candidates(asked, os.environ, Inventory(), workers=workers)

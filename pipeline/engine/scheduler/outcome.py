@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import fmean, median
 
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.makespan import Attempt, Makespan, WorkerSpan
-from pipeline.engine.scheduler.state import JobStatus
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.summary import WORKER_LOAD, load_name

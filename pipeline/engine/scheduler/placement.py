@@ -162,7 +162,11 @@ class Room:
 
     @cached_property
     def _most_needed(self) -> int:
-        return self._state.most_needed
+        """MiB of a device that the most demanding of the jobs needs that could start now, as far as is known."""
+        state = self._state
+        needs = [state.needs.of_kind(*kind[1:]) for kind in state.ready.alike]
+        needs += [state.needs.of(state.jobs[job_id].job) for job_id in state.retries]
+        return max([need or 0 for need in needs], default=0)
 
     # -- what starts -------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from pipeline.engine.scheduler.state import JobStatus, RunState
+from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.status import CellStatus, RunStatus, WorkerStatus
 
 RATE_WINDOW_S = 10.0

@@ -1,126 +1,20 @@
-"""The state of a run as plain data, and how each event changes it. No clock, no process, no file.
-
-pending -> ready -> running -> done -----.
-   |        ^ |        |-----> failed    |
-   |        | |        |                 |
-   |        '-|--------'                 |   a failed attempt that is retried
-   |          '-> stored                 |   there before the run, or made by another run meanwhile
-   '-> blocked      |                    |   something it reads has failed
-   ^----------------'--------------------'   its output was found damaged
-"""
+"""The state of a run, and how each event changes it. No clock, no process, no file."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
+from pipeline.engine.scheduler.delayed import RoundGate
 from pipeline.engine.scheduler.fault_attribution import Blame
+from pipeline.engine.scheduler.job_state import SETTLED, THERE, Cell, JobState, JobStatus, WorkerState, cell_of
 from pipeline.engine.scheduler.memory_needs import WHOLE, Needs
 from pipeline.engine.scheduler.ready import ReadyQueue, kind_of
-from pipeline.engine.status import GpuLoad
-from pipeline.engine.workers.failure import FailureKind
-from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
-
-
-class JobStatus(Enum):
-    """Where a job stands."""
-
-    pending = "pending"
-    ready = "ready"
-    running = "running"
-    done = "done"
-    stored = "stored"
-    failed = "failed"
-    blocked = "blocked"
-
-
-THERE = frozenset({JobStatus.done, JobStatus.stored})
-SETTLED = frozenset({JobStatus.done, JobStatus.stored, JobStatus.failed, JobStatus.blocked})
-
-
-@dataclass
-class JobState:
-    """One job of the run.
-
-    Attributes:
-        job: The job.
-        status: Where it stands.
-        waits_for: Inputs that are not there yet.
-        attempts: How many were begun.
-        failures: How many of them failed in each way.
-        reason: Why it failed, or is blocked.
-        root_cause: The failed job that blocks it, or "".
-        workers: While it runs, its workers in the order of ranks; the first is given the job, the others lend
-            their devices.
-        whole: While it runs, whether it shares its device with no other job.
-        alone: Whether its next attempt must have a device to itself, since memory ran out beside others.
-        keep_models: Whether the worker that runs it may keep models of earlier jobs.
-    """
-
-    job: Job
-    status: JobStatus = JobStatus.pending
-    waits_for: int = 0
-    attempts: int = 0
-    failures: Counter[FailureKind] = field(default_factory=Counter)
-    reason: str = ""
-    root_cause: str = ""
-    workers: tuple[int, ...] = ()
-    whole: bool = True
-    alone: bool = False
-    keep_models: bool = True
-
-
-@dataclass
-class WorkerState:
-    """One place in the pool and what it does.
-
-    Attributes:
-        index: Number of the worker.
-        device: Its device in words.
-        status: ``starting``, ``idle``, ``running``, ``parked``, ``gone`` or ``quarantined``.
-        job_id: The job that it runs, or for which it is parked: its device is lent to that job; or "".
-        started_s: When that job was given to it.
-        up: Whether there is a process that could take a job.
-        begun: Whether it has said that the code of its job runs.
-        fresh: Whether that process has run no job, and so holds no memory of its device.
-        visible: What the process was given as CUDA_VISIBLE_DEVICES.
-        holds: Affinity keys whose models it has in memory, the one used last at the end.
-        done: Samples of its job that are finished.
-        total: Samples that its job has.
-        tokens: Tokens of its job so far.
-        rss_bytes: Resident memory at the last heartbeat.
-        gpu: Its GPU at the last heartbeat.
-        held_mb: Memory of its device that it holds between jobs, where others share the device.
-    """
-
-    index: int
-    device: str = ""
-    status: str = "starting"
-    job_id: str = ""
-    started_s: float = 0.0
-    up: bool = False
-    begun: bool = False
-    fresh: bool = False
-    visible: str = ""
-    holds: list[str] = field(default_factory=list)
-    done: int = 0
-    total: int = 0
-    tokens: int = 0
-    rss_bytes: int = 0
-    gpu: GpuLoad | None = None
-    held_mb: int = 0
-
-
-Cell = tuple[str, int]
-"""A chain and a round."""
 
 
 class RunState:
@@ -185,9 +79,7 @@ class RunState:
         self.samples = 0
         self.tokens = 0
         self._models_in_memory = models_in_memory
-        self._barrier = barrier
-        self._unsettled_in_round = Counter(job.round for job in plan.jobs.values())
-        self._held_back: dict[int, list[str]] = {}
+        self._gate = RoundGate((job.round for job in plan.jobs.values()), strict=barrier is Barrier.round)
         self._enter(set(stored))
 
     def _enter(self, stored: set[str]) -> None:
@@ -254,15 +146,6 @@ class RunState:
         """Whether each device has one worker and will do for every job: then nobody need look at memory."""
         return self.layout.slots == 1 and self.needs.fit_everywhere(self._kinds)
 
-    @property
-    def most_needed(self) -> int:
-        """MiB of a device that the most demanding job needs of those that could start now, as far as is known."""
-        needs = [self.needs.of_kind(*kind[1:]) for kind in self.ready.alike]
-        return max(
-            [need or 0 for need in (*needs, *(self.needs.of(self.jobs[name].job) for name in self.retries))],
-            default=0,
-        )
-
     def usable_devices(self) -> list[int]:
         """Devices of which a place is left."""
         return sorted({self.layout.device_of(index) for index in self.usable_workers()})
@@ -293,19 +176,6 @@ class RunState:
         """Whether a job could start now if a worker were idle."""
         return bool(self.ready or self.retries)
 
-    def too_wide(self) -> list[str]:
-        """Jobs that could start now but for needing more devices, or larger ones, than are left."""
-        found = [name for name in self.retries if self._is_too_wide(self.jobs[name].job)]
-        for alike in self.ready.alike.values():
-            names = (name for _, bucket in alike.buckets() for ids in bucket.values() for name in ids)
-            first = next(names)
-            if self._is_too_wide(self.jobs[first].job):
-                found += [first, *names]
-        return found
-
-    def _is_too_wide(self, job: Job) -> bool:
-        return job.devices > len(self.fitting_devices(job))
-
     def reserve(self, job_id: str) -> None:
         """Keep idle workers for a ready job until it starts."""
         self.reserved = job_id
@@ -334,8 +204,9 @@ class RunState:
         state.whole = math.isinf(charge)
         if not members:
             leader.fresh = False
-            state.keep_models = self._keeps_models(leader, state.job.affinity)
-            self._remember(leader, state.job.affinity)
+            shared = self.layout.slots > 1
+            state.keep_models = leader.keeps_models(state.job.affinity, shared=shared)
+            leader.remember(state.job.affinity, self._models_in_memory, shared=shared)
         return state.attempts
 
     def is_current(self, index: int, job_id: str, attempt: int) -> bool:
@@ -491,21 +362,6 @@ class RunState:
         else:
             self.ready.remove(state.job)
 
-    def _keeps_models(self, worker: WorkerState, affinity: str) -> bool:
-        """Whether a worker may keep models in its memory for a job.
-
-        On a device with several workers, only if the job works with the same: what one holds for later, the others
-        lack now.
-        """
-        return self.layout.slots == 1 or (affinity != "" and worker.holds == [affinity])
-
-    def _remember(self, worker: WorkerState, affinity: str) -> None:
-        if self.layout.slots > 1:
-            worker.holds = [affinity] if affinity else []
-        elif affinity:
-            others = [held for held in worker.holds if held != affinity]
-            worker.holds = [*others, affinity][-self._models_in_memory :]
-
     def _set(self, state: JobState, status: JobStatus) -> None:
         counts = self.cells[cell_of(state.job)]
         counts[state.status] -= 1
@@ -514,7 +370,7 @@ class RunState:
         change = (status in SETTLED) - (state.status in SETTLED)
         self.unsettled -= change
         self.seconds_left -= change * state.job.seconds * self.slots_of(state.job)
-        self._unsettled_in_round[state.job.round] -= change
+        self._gate.settled(state.job.round, change)
         state.status = status
 
     def _release(self, job_ids: Iterable[str]) -> None:
@@ -522,85 +378,16 @@ class RunState:
         for job_id in job_ids:
             state = self.jobs[job_id]
             if state.status is JobStatus.pending:
-                self._held_back.setdefault(state.job.round, []).append(job_id)
+                self._gate.hold(state.job.round, job_id)
         self._open_rounds()
 
     def _open_rounds(self) -> None:
-        open_rounds = self._held_back
-        if self._barrier is Barrier.round:
-            first = min((number for number, left in self._unsettled_in_round.items() if left), default=0)
-            open_rounds = {number: ids for number, ids in self._held_back.items() if number <= first}
-        for number in sorted(open_rounds):
-            for job_id in self._held_back.pop(number):
-                state = self.jobs[job_id]
-                if state.status is not JobStatus.pending or state.waits_for:
-                    continue  # an input was found damaged while it was held back; that input will release it
-                self._set(state, JobStatus.ready)
-                if self.blame.failed_on(job_id) or state.alone:
-                    self.retries[job_id] = None
-                else:
-                    self.ready.push(state.job)
-
-
-def cell_of(job: Job) -> Cell:
-    """Where a job is counted."""
-    return job.chain, job.round
-
-
-def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
-    """Say why a job cannot run on some devices: there are too few of them, or they are too small."""
-    usable = len(devices)
-    if job.devices <= usable:
-        return _too_large(job, devices, layout, needs)
-    there = "there is 1" if usable == 1 else f"there are {usable}"
-    return (
-        f"{job.id} needs {job.devices} devices at once, and {there}. Ask for fewer (training.gpus_per_job), or "
-        "run with more (distributed.num_gpus, execution.workers)"
-    )
-
-
-def _too_large(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
-    places = [layout.places[device] for device in devices]
-    have = ", ".join(f"{place.label} has {_gib(place.free_mb or 0)} free" for place in places)
-    fitting = len(needs.fitting(job, devices))
-    each = "" if job.devices == 1 else f" on each of {job.devices} devices"
-    found = "no device of this run has so much" if not fitting else f"only {fitting} of this run have so much"
-    return (
-        f"{job.id} needs {_gib(needs.of(job) or 0)} of device memory{each}, and {found}: {have}. Try a smaller "
-        "training.micro_batch_size or generation.batch_size, or share the training by training.gpus_per_job and "
-        "training.strategy=fsdp; or correct what memory_mb says"
-    )
-
-
-def _gib(mebibytes: int) -> str:
-    return f"{mebibytes / 1024:.1f} GiB"
-
-
-def check_runnable(
-    plan: Plan, layout: Layout, stored: Collection[str] = (), peaks: Mapping[str, int] | None = None
-) -> None:
-    """Refuse what this engine cannot carry out.
-
-    Args:
-        plan: The plan.
-        layout: The devices.
-        stored: Ids of the jobs that need not run.
-        peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
-
-    Raises:
-        PlanError: A job needs more devices than there are, or larger ones, its id cannot name a folder, or its
-            payload is no plain data.
-    """
-    needs, devices = Needs(layout, peaks), range(len(layout.places))
-    for job in plan.jobs.values():
-        if job.id not in stored and job.devices > len(needs.fitting(job, devices)):
-            raise PlanError(too_few_devices(job, devices, layout, needs))
-        if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
-            raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")
-        try:
-            json.dumps(job.payload)
-        except (TypeError, ValueError) as error:
-            raise PlanError(
-                f"{job.id}: its payload cannot be sent to a worker ({error}); it must be plain data: numbers, "
-                "texts, lists and mappings"
-            ) from error
+        for job_id in self._gate.let_go():
+            state = self.jobs[job_id]
+            if state.status is not JobStatus.pending or state.waits_for:
+                continue  # an input was found damaged while it was held back; that input will release it
+            self._set(state, JobStatus.ready)
+            if self.blame.failed_on(job_id) or state.alone:
+                self.retries[job_id] = None
+            else:
+                self.ready.push(state.job)

@@ -37,7 +37,7 @@ from pipeline.engine.workers.work import Work
 from pipeline.errors import DamagedOutput, GangError, JobError, PipelineError
 from pipeline.errors import JobStopped as StopJob
 from pipeline.files import remove_tree
-from pipeline.outputs.formats import check_output
+from pipeline.outputs.check import check_output
 
 PROGRESS_INTERVAL_S = 0.25
 

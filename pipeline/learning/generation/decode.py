@@ -9,7 +9,7 @@ Shapes: N samples in all, B rows of a batch, V tokens of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,7 +99,6 @@ def decode(
     keys: Keys | None,
     samples: int = 1,
     guidance: Guidance | None = None,
-    on_batch: Callable[[int, int], None] | None = None,
 ) -> Decoded:
     """Complete prompts.
 
@@ -111,7 +110,6 @@ def decode(
         keys: Streams of draws, shape [prompts, samples]; None takes the likeliest token instead of drawing.
         samples: Completions of each prompt.
         guidance: Tilts the reference; None decodes from it as it is.
-        on_batch: Called after each batch with samples done and tokens generated so far.
 
     Returns:
         Completions in the order of the prompts, those of one prompt adjacent.
@@ -120,7 +118,6 @@ def decode(
     kl = np.zeros(len(tokens))
     lengths = np.array([len(prompt) for prompt in prompts], np.int64)
     limits = np.asarray(budgets, np.int64)
-    done = generated = 0
     for chosen in batches_by_length(lengths, max(1, settings.batch_size // samples)):
         batch = pad_left([prompts[index] for index in chosen], settings.pad_id, settings.device)
         steps = int(limits[chosen].max(initial=0))
@@ -131,11 +128,7 @@ def decode(
         for place, row in zip(places, written, strict=True):
             tokens[place] = row
         kl[places] = divergence
-        done += len(places)
-        generated += sum(map(len, written))
         _count(model, guidance, lengths[chosen], samples, written)
-        if on_batch is not None:
-            on_batch(done, generated)
     return Decoded(tokens, kl)
 
 

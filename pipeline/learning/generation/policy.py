@@ -151,8 +151,7 @@ class TextPolicy:
         )
         tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
         kl = np.zeros(len(tokens))
-        order, done = np.argsort(lengths, kind="stable"), 0
-        generated = 0
+        order, done, generated = np.argsort(lengths, kind="stable"), 0, 0
 
         def chosen() -> NDArray[np.int64]:
             return order[done : done + batch.size // samples]

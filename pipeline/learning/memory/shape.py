@@ -70,15 +70,12 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model '{name}' is no causal language model: {first}") from error
     text = config.get_text_config()
-    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     return ModelShape(
         name=name,
         parameters=_count(model),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         heads=text.num_attention_heads,
-        kv_width=kv_heads * head_width,
         vocabulary=text.vocab_size,
         largest_unit=_largest_unit(model),
         lora_width=_lora_width(model),

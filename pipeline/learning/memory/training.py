@@ -39,8 +39,7 @@ class Layout(Enum):
 
     single = "single"
     ddp = "ddp"
-    zero1 = "zero1"  # the optimizer state is spread
-    shard_grad_op = "shard_grad_op"  # gradients as well
+    shard_grad_op = "shard_grad_op"  # gradients and optimizer state are spread
     full_shard = "full_shard"  # weights as well
     hybrid_shard = "hybrid_shard"  # as full_shard, within each machine
 
@@ -56,7 +55,6 @@ _STATE = {Optimizer.adam: 8, Optimizer.adam8bit: 2, Optimizer.momentum: 4, Optim
 _SPREAD = {
     Layout.single: "",
     Layout.ddp: "",
-    Layout.zero1: "o",
     Layout.shard_grad_op: "go",
     Layout.full_shard: "wgo",
     Layout.hybrid_shard: "wgo",
@@ -78,7 +76,6 @@ class ModelShape:
         layers: Transformer blocks.
         hidden: Width of the residual stream.
         heads: Attention heads.
-        kv_width: Width of keys, and of values, of one layer.
         vocabulary: Entries of the output layer.
         largest_unit: Parameters of the largest part that FSDP gathers at once.
         lora_width: Sum of inputs and outputs of all linear layers but the output layer; adapters of rank r have r
@@ -90,7 +87,6 @@ class ModelShape:
     layers: int = 0
     hidden: int = 0
     heads: int = 0
-    kv_width: int = 0
     vocabulary: int = 0
     largest_unit: int = 0
     lora_width: int = 0
@@ -174,7 +170,6 @@ def training_footprint(
     gpus: int = 1,
     *,
     offload: bool = False,
-    gpus_per_machine: int | None = None,
 ) -> Footprint:
     """What a training takes on each GPU.
 
@@ -182,20 +177,18 @@ def training_footprint(
         shape: The model.
         work: How it is trained.
         layout: What is spread.
-        gpus: Over how many.
+        gpus: Over how many, of one machine.
         offload: Keep what is spread in the machine's memory.
-        gpus_per_machine: For `hybrid_shard`; None means that all are in one.
     """
     weight, gradient, state = bytes_per_parameter(work.precision, work.optimizer)
     compute = compute_bytes(work.precision)
     trained = shape.parameters if work.lora_rank is None else work.lora_rank * shape.lora_width
     frozen = 0 if work.lora_rank is None else shape.parameters
-    across = gpus_per_machine or gpus if layout is Layout.hybrid_shard else gpus
     spread = _SPREAD[layout]
     parts = {
-        "w": (trained * weight + frozen * compute) // (across if "w" in spread else 1),
-        "g": trained * gradient // (across if "g" in spread else 1),
-        "o": trained * state // (across if "o" in spread else 1),
+        "w": (trained * weight + frozen * compute) // (gpus if "w" in spread else 1),
+        "g": trained * gradient // (gpus if "g" in spread else 1),
+        "o": trained * state // (gpus if "o" in spread else 1),
     }
     host = sum(size for name, size in parts.items() if name in spread) if offload else 0
     kept = {name: 0 if offload and name in spread else size for name, size in parts.items()}
@@ -203,7 +196,7 @@ def training_footprint(
         weights=kept["w"],
         gradients=kept["g"],
         optimizer=kept["o"],
-        buckets=trained * gradient if layout in (Layout.ddp, Layout.zero1) else 0,
+        buckets=trained * gradient if layout is Layout.ddp else 0,
         # The block that computes and the next one, fetched ahead.
         gathered=2 * shape.largest_unit * compute if "w" in spread else 0,
         activations=activation_bytes(shape, work),
@@ -221,9 +214,3 @@ def activation_bytes(shape: ModelShape, work: Workload) -> int:
     layer = width * (34 + scores)
     # With checkpointing the input of each layer stays, and one layer at a time has everything.
     return int(layer + 2 * width * shape.layers if work.checkpointing else layer * shape.layers)
-
-
-def generation_bytes(shape: ModelShape, precision: Precision, batch: int, tokens: int) -> int:
-    """What decoding takes: the weights and a fifth on top, and keys and values of every token."""
-    compute = compute_bytes(precision)
-    return int(1.2 * shape.parameters * compute) + 2 * shape.layers * batch * tokens * shape.kv_width * compute

@@ -159,7 +159,17 @@ def train_reference(
             yield loss * (weight * len(part) / len(ids))
         on_step(step + 1, (step + 1) * ids.numel())
 
-    settings = TrainSettings(
+    picked, draws = demonstrations.at(0)  # all demonstrations are of one length
+    ids, _ = encode([dataset.demonstration(int(rows[picked[0]]), float(draws[0]))])
+    texts = config.batch_size * config.steps
+    spend("training", model_cost(model).training(whole_texts(np.array([ids.shape[1]])) * texts))
+    ranks.say_batch(config.batch_size, micro_batch.size)
+    settings = _training_settings(config)
+    return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)
+
+
+def _training_settings(config: TinyModelConfig) -> TrainSettings:
+    return TrainSettings(
         steps=config.steps,
         learning_rate=config.learning_rate,
         weight_decay=0.01,
@@ -168,9 +178,3 @@ def train_reference(
         warmup_steps=config.warmup_steps,
         schedule=Warmup.cosine,
     )
-    picked, draws = demonstrations.at(0)  # all demonstrations are of one length
-    ids, _ = encode([dataset.demonstration(int(rows[picked[0]]), float(draws[0]))])
-    texts = config.batch_size * config.steps
-    spend("training", model_cost(model).training(whole_texts(np.array([ids.shape[1]])) * texts))
-    ranks.say_batch(config.batch_size, micro_batch.size)
-    return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)

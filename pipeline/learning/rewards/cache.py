@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pipeline.learning.rewards.pool import Graded, Item
+from pipeline.learning.rewards.grading import Graded, Item
 
 FILE = "rewards.sqlite3"
 _LOCK_PATIENCE_S = 30.0

@@ -17,7 +17,8 @@ from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.base import columns_of, items_of
-from pipeline.learning.rewards.pool import Graded, GraderPool
+from pipeline.learning.rewards.grading import Graded
+from pipeline.learning.rewards.pool import GraderPool
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions
 from pipeline.learning.rewards.scoring import pool_settings
 from pipeline.learning.rewards.signature import Mismatch, mismatch, needed_columns

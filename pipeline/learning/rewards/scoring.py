@@ -26,7 +26,8 @@ from pipeline.errors import JobError, PipelineError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.base import arguments, batches, checked, items_of
 from pipeline.learning.rewards.cache import FILE, ScoreCache, score_key
-from pipeline.learning.rewards.pool import FAULTS, Fault, Graded, GraderPool, Item, PoolSettings
+from pipeline.learning.rewards.grading import FAULTS, Fault, Graded, Item, PoolSettings
+from pipeline.learning.rewards.pool import GraderPool
 from pipeline.learning.rewards.registry import MODEL, LoadedReward, judge_of, load_rewards
 from pipeline.learning.rewards.signature import needed_columns
 

@@ -16,16 +16,15 @@ from torch import Tensor, nn
 
 from pipeline.config.schema import Warmup
 from pipeline.learning.models.batch_size import BatchSize, is_out_of_memory
-from pipeline.learning.training.checkpoint import (
-    Checkpoints,
-    State,
+from pipeline.learning.training.checkpoint import Checkpoints, State
+from pipeline.learning.training.distributed import ALONE, Ranks
+from pipeline.learning.training.training_state import (
     random_state,
     restore_random_state,
     restore_training,
     state_problem,
     training_state,
 )
-from pipeline.learning.training.distributed import ALONE, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)

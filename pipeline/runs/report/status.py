@@ -13,9 +13,10 @@ from rich.text import Text
 
 from pipeline.engine.status import CellStatus
 from pipeline.runs.index import RecordedRun
+from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
 from pipeline.runs.report.grid import whole_grids
-from pipeline.runs.run_view import AttemptView, JobView, RunView, failures
+from pipeline.runs.run_view import RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.text import printable
 

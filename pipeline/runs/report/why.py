@@ -12,9 +12,9 @@ from pipeline.plan.key_diff import Cause, causes
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import RecordedPlan, recorded
 from pipeline.runs.index import RecordedRun
+from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.report.format import count, duration, jobs, shown_path
 from pipeline.runs.report.status import log_path
-from pipeline.runs.run_view import AttemptView, JobView
 
 MAX_LISTED = 8
 

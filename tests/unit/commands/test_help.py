@@ -10,7 +10,7 @@ import pipeline
 from pipeline import cli
 from pipeline.__main__ import app
 from pipeline.commands.help import typed_command, usage
-from pipeline.config.load import conf_dir
+from pipeline.config.install import conf_dir
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline import arithmetic
-from pipeline.commands import run as experiment
+from pipeline.commands import carry_out, request, results
+from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.engine.run_folder import RunFolder
@@ -31,9 +32,9 @@ def test_a_fault_of_the_program_is_in_the_log_of_the_run(
     def broken(*_: object) -> None:
         raise RuntimeError("\x1b[2Jboom \udcff")
 
-    monkeypatch.setattr(experiment, "write_results", broken)
+    monkeypatch.setattr(results, "write_results", broken)
     with pytest.raises(RuntimeError, match="boom"):
-        experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO()))
+        run_experiment(nothing_to_do, Terminal(file=io.StringIO()))
     log = (Path(nothing_to_do.output_dir) / "x/latest/run.log").read_text()
     assert "please report it" in log
     assert "Traceback" in log
@@ -44,7 +45,7 @@ def test_where_nobody_reads_a_request_is_carried_out_all_the_same(nothing_to_do:
     reading, writing = os.pipe()
     os.close(reading)
     stream = LastingStream(LastingFile(writing), "ascii")
-    assert experiment.run_experiment(nothing_to_do, Terminal(file=stream)) == 0
+    assert run_experiment(nothing_to_do, Terminal(file=stream)) == 0
     os.close(writing)
     assert (Path(nothing_to_do.output_dir) / "x/latest/results.json").is_file()
 
@@ -52,7 +53,7 @@ def test_where_nobody_reads_a_request_is_carried_out_all_the_same(nothing_to_do:
 def test_results_name_the_algorithms_whose_divergence_is_a_bound(tmp_path: Path) -> None:
     own = "algos.Mine.class_path=pipeline.learning.algos.best_of_n.BestOfN"
     asked = ["experiment.name=x", "stage=prepare", "device=cpu", f"output_dir={tmp_path}", "algos=[PITA]", own]
-    assert experiment.run_experiment(load_config(asked), Terminal(file=io.StringIO())) == 0
+    assert run_experiment(load_config(asked), Terminal(file=io.StringIO())) == 0
     assert read_results(tmp_path / "x/latest/results.json").bounded == ["Mine"]
 
 
@@ -61,17 +62,17 @@ def test_signals_while_results_are_written_interrupt_nothing(
     nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """When nothing is left to do the results are finished, and the exit code says so."""
-    write, got = experiment.write_samples, list[int]()
+    write, got = results.write_samples, list[int]()
 
     def signalled(*args: Any) -> None:
         for _ in range(2):
             signal.raise_signal(number)
         write(*args)
 
-    monkeypatch.setattr(experiment, "write_samples", signalled)
+    monkeypatch.setattr(results, "write_samples", signalled)
     before = signal.signal(number, lambda number, _: got.append(number))
     try:
-        assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 0
+        assert run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 0
         assert not got
         signal.raise_signal(number)
         assert got == [number]
@@ -87,8 +88,8 @@ def test_only_the_last_run_of_a_command_settles_its_exit_code(
     nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, label: str, settled: list[int]
 ) -> None:
     codes: list[int] = []
-    monkeypatch.setattr(experiment, "settle", codes.append)
-    assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO()), label=label) == 0
+    monkeypatch.setattr(carry_out, "settle", codes.append)
+    assert run_experiment(nothing_to_do, Terminal(file=io.StringIO()), label=label) == 0
     assert codes == settled
 
 
@@ -99,7 +100,7 @@ def test_jobs_are_not_run_in_a_process_whose_arithmetic_is_pinned_too_late(
     config = load_config(["experiment.name=t", f"output_dir={tmp_path}", "device=cpu", inline])
     monkeypatch.setattr(arithmetic, "imported_unpinned", lambda: ["numpy", "torch"])
     with pytest.raises(ConfigError, match="this process imported numpy and torch before"):
-        experiment.run_experiment(config, Terminal(file=io.StringIO()))
+        run_experiment(config, Terminal(file=io.StringIO()))
     assert not list(tmp_path.glob("t/*"))
 
 
@@ -107,15 +108,15 @@ def test_jobs_are_not_run_in_a_process_whose_arithmetic_is_pinned_too_late(
 def test_files_that_somebody_removed_during_the_run_are_told(
     nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
-    write = experiment.write_compute
+    write = results.write_compute
 
     def removed(folder: Path, *what: Any) -> None:
         write(folder, *what)
         (folder / name).unlink()
 
-    monkeypatch.setattr(experiment, "write_compute", removed)
+    monkeypatch.setattr(results, "write_compute", removed)
     out = io.StringIO()
-    assert experiment.run_experiment(nothing_to_do, Terminal(file=out, width=1000)) == code
+    assert run_experiment(nothing_to_do, Terminal(file=out, width=1000)) == code
     (line,) = [line for line in out.getvalue().splitlines() if "removed" in line]
     assert line.startswith(f"warning: somebody has removed {name} of this run")
 
@@ -125,17 +126,17 @@ def test_without_results_the_exit_code_says_so(nothing_to_do: Config, monkeypatc
         remove_tree(run.path)
         write_results(run, rows)
 
-    monkeypatch.setattr(experiment, "write_results", away)
-    assert experiment.run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 1
+    monkeypatch.setattr(results, "write_results", away)
+    assert run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 1
 
 
 def test_a_plan_that_takes_its_time_is_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = ["data_collection.prompts_per_round=10", "evaluation.num_prompts=10", "dry_run=true", "device=cpu"]
     config = load_config(["experiment.name=x", f"output_dir={tmp_path}", *small])
     for large, announced in ((10, True), (10**6, False)):
-        monkeypatch.setattr(experiment, "LARGE", large)
+        monkeypatch.setattr(request, "LARGE", large)
         out = io.StringIO()
-        assert experiment.run_experiment(config, Terminal(file=out, width=200)) == 0
+        assert run_experiment(config, Terminal(file=out, width=200)) == 0
         assert out.getvalue().startswith("planning some ") == announced
         assert "Not looked at" not in out.getvalue()  # rows are made, and the model is
 
@@ -148,7 +149,7 @@ def test_a_run_of_an_earlier_version_is_shown_without_fronts(tmp_path: Path) -> 
         for suffix in ("", "/eta=0.1", "/eta=1")
     ]
     out = io.StringIO()
-    experiment.print_results(Terminal(file=out, width=200), Results(rows=rows), RunFolder(tmp_path))
+    results.print_results(Terminal(file=out, width=200), Results(rows=rows), RunFolder(tmp_path))
     assert "0.750" in out.getvalue()
     assert "fronts" not in out.getvalue()
     assert "validation" not in out.getvalue()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.commands.run import prepare
+from pipeline.commands.request import prepare
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError, DataError, PipelineError

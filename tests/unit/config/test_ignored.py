@@ -7,7 +7,8 @@ from rich.console import Console
 
 from pipeline.commands.run import run_experiment
 from pipeline.config.ignored import GPU_PROFILES, idle_settings
-from pipeline.config.load import conf_dir, load_config
+from pipeline.config.install import conf_dir
+from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 
 NAME = "experiment.name=t"

@@ -8,16 +8,10 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from typer.main import get_command
 
 from pipeline.__main__ import app
+from pipeline.config.explain import explain
+from pipeline.config.install import conf_dir
 from pipeline.config.known import COMMANDS
-from pipeline.config.load import (
-    conf_dir,
-    config_from_plain,
-    explain,
-    load_config,
-    schema_path,
-    stage_config_from_plain,
-    to_plain,
-)
+from pipeline.config.load import config_from_plain, load_config, schema_path, stage_config_from_plain, to_plain
 from pipeline.config.schema import Attention, Backend, Config, PITAConfig, QSharpConfig, TinyModelConfig
 from pipeline.errors import ConfigError
 

@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.checks import check_config
-from pipeline.config.load import explain, load_config, to_plain, typed
+from pipeline.config.explain import explain
+from pipeline.config.load import load_config, to_plain, typed
 from pipeline.config.schema import ALGO_SCHEMAS, Config
 from pipeline.errors import PipelineError
 from pipeline.plan.size import check_size

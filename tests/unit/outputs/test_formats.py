@@ -19,10 +19,12 @@ from pipeline.engine.store.store import Store
 from pipeline.engine.workers.failure import FailureKind, classify
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs import formats as outputs
-from pipeline.outputs.formats import MAX_LEVELS, PAGE, check_output, read_input, read_lines, read_metrics
+from pipeline.outputs import check
+from pipeline.outputs.check import MAX_LEVELS, check_output
+from pipeline.outputs.formats import PAGE, read_input, read_lines, read_metrics
 from pipeline.plan.job import Job
-from pipeline.runs.record import Results, collect_rows, read_results, write_results, write_samples
+from pipeline.runs.record import Results, read_results, write_results
+from pipeline.runs.rows import collect_rows, write_samples
 
 ROW: dict[str, Any] = {"metric": "mine", "value": 0.5, "ci_low": None, "ci_high": None, "n": 10}
 SAMPLE: dict[str, Any] = {
@@ -330,7 +332,7 @@ def test_an_output_may_have_so_many_folders_in_one_another_and_no_more(tmp_path:
 
 
 def test_an_output_may_have_so_many_files_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "MAX_FILES", 3)
+    monkeypatch.setattr(check, "MAX_FILES", 3)
     for name in "abc":
         (tmp_path / name).touch()
     check_output(tmp_path)

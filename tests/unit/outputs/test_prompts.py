@@ -10,10 +10,11 @@ from safetensors.numpy import save
 from pipeline.engine.store.store import Store
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError
+from pipeline.outputs.check import check_output
 from pipeline.outputs.prompts import PROMPTS, PromptMeasures, read_prompts, write_prompts
-from pipeline.outputs.formats import check_output
 from pipeline.plan.job import Job
-from pipeline.runs.record import place_of, prompt_reader
+from pipeline.runs.record import place_of
+from pipeline.runs.rows import prompt_reader
 
 ROWS = np.array([3, 5, 9])
 ONES = np.ones(3)

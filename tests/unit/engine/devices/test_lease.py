@@ -70,14 +70,6 @@ def test_a_slot_needs_no_lease(leases: Path) -> None:
     assert not leases.exists()
 
 
-def test_waiting_ends_after_a_while_with_the_reason() -> None:
-    waited_for: list[str] = []
-    with LeaseSet.acquire(GPUS[:1]), pytest.raises(DeviceError, match=r"a program .* has GPU 0\. Waited 0.3 s"):
-        LeaseSet.acquire(GPUS[:1], wait=True, timeout_s=0.3, on_wait=waited_for.append)
-    assert len(waited_for) == 1
-    assert LeaseSet.acquire(GPUS[:1]).devices == GPUS[:1]
-
-
 def test_the_folder_is_private_and_files_say_who(leases: Path) -> None:
     with LeaseSet.acquire(GPUS[:1], experiment="x"):
         assert leases.stat().st_mode & 0o777 == 0o700

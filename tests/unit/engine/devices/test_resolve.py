@@ -1,4 +1,4 @@
-"""What was asked for becomes devices: command line before configuration, within what is visible."""
+"""What was asked for becomes devices, within what is visible."""
 
 from typing import Any
 
@@ -6,22 +6,23 @@ import pytest
 
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import read_machine
-from pipeline.engine.devices.resolve import WORKER_MEMORY_BYTES, DeviceRequest, Inventory, default_slots, resolve
+from pipeline.engine.devices.resolve import (
+    WORKER_MEMORY_BYTES,
+    DeviceRequest,
+    Inventory,
+    candidates,
+    default_slots,
+)
 from pipeline.errors import DeviceError
 from tests.unit.engine.devices.conftest import UseMachine
 
 INVENTORY = Inventory(machine=read_machine, cores=lambda: 3, memory_bytes=lambda: 100 << 30)
 
 
-def labels(
-    cli: dict[str, Any] | None = None,
-    config: dict[str, Any] | None = None,
-    mask: str | None = None,
-    workers: int | None = None,
-) -> list[str]:
+def labels(asked: dict[str, Any] | None = None, mask: str | None = None, workers: int | None = None) -> list[str]:
     environment = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    requests = DeviceRequest(**(cli or {})), DeviceRequest(**(config or {}))
-    return [one.label for one in resolve(*requests, environment, INVENTORY, workers=workers)]
+    found = candidates(DeviceRequest(**(asked or {})), environment, INVENTORY, workers=workers)
+    return [one.label for one in found.best()]
 
 
 def gpus(*numbers: int) -> list[str]:
@@ -32,35 +33,32 @@ CPU = ["cpu slot 0", "cpu slot 1", "cpu slot 2"]
 
 
 @pytest.mark.parametrize(
-    ("cli", "config", "mask", "expected"),
+    ("asked", "mask", "expected"),
     [
-        ({}, {}, None, gpus(*range(8))),
-        ({}, {"num_gpus": 2}, None, gpus(6, 7)),
-        ({"num_gpus": 3}, {"num_gpus": 2}, None, gpus(5, 6, 7)),
-        ({"gpu_ids": [1, 0]}, {"num_gpus": 4}, None, gpus(0, 1)),
-        ({"num_gpus": 1}, {"gpu_ids": [0, 1]}, None, gpus(7)),
-        ({"device": DeviceChoice.cpu}, {"gpu_ids": [0]}, None, CPU),
-        ({"gpu_ids": [0]}, {"device": DeviceChoice.cpu}, None, gpus(0)),
-        ({"device": DeviceChoice.auto}, {"gpu_ids": [3]}, None, gpus(3)),
-        ({"device": DeviceChoice.cuda}, {"gpu_ids": [3]}, None, gpus(*range(8))),
-        ({}, {"gpu_ids": [2, 5], "num_gpus": 2}, None, gpus(2, 5)),
-        ({}, {}, "4,5,6,7", gpus(4, 5, 6, 7)),
-        ({}, {"gpu_ids": [0, 2]}, "4,5,6,7", gpus(4, 6)),
-        ({}, {"gpu_ids": [2, 0]}, "7,6,5", gpus(7, 5)),
-        ({}, {"num_gpus": 2}, "1,2,3", gpus(2, 3)),
-        ({}, {}, "", CPU),
-        ({}, {"device": DeviceChoice.cpu}, "not even a mask", CPU),
+        ({}, None, gpus(*range(8))),
+        ({"num_gpus": 2}, None, gpus(6, 7)),
+        ({"gpu_ids": [1, 0]}, None, gpus(0, 1)),
+        ({"device": DeviceChoice.cpu}, None, CPU),
+        ({"device": DeviceChoice.cuda}, None, gpus(*range(8))),
+        ({"device": DeviceChoice.cuda, "gpu_ids": [3]}, None, gpus(3)),
+        ({"gpu_ids": [2, 5], "num_gpus": 2}, None, gpus(2, 5)),
+        ({}, "4,5,6,7", gpus(4, 5, 6, 7)),
+        ({"gpu_ids": [0, 2]}, "4,5,6,7", gpus(4, 6)),
+        ({"gpu_ids": [2, 0]}, "7,6,5", gpus(7, 5)),
+        ({"num_gpus": 2}, "1,2,3", gpus(2, 3)),
+        ({}, "", CPU),
+        ({"device": DeviceChoice.cpu}, "not even a mask", CPU),
     ],
 )
-def test_the_first_that_says_anything_decides(
-    machine: UseMachine, cli: dict[str, Any], config: dict[str, Any], mask: str | None, expected: list[str]
+def test_devices_are_those_asked_for_within_what_the_environment_shows(
+    machine: UseMachine, asked: dict[str, Any], mask: str | None, expected: list[str]
 ) -> None:
     machine("eight")
-    assert labels(cli, config, mask) == expected
+    assert labels(asked, mask) == expected
 
 
 @pytest.mark.parametrize(
-    ("config", "mask", "workers", "said"),
+    ("asked", "mask", "workers", "said"),
     [
         ({"num_gpus": 9}, None, None, r"num_gpus=9, but there are 8 usable GPUs: 0 to 7\. Use num_gpus=8 or less"),
         ({"num_gpus": 0}, None, None, "num_gpus=0: must be at least 1"),
@@ -79,11 +77,11 @@ def test_the_first_that_says_anything_decides(
     ],
 )
 def test_what_cannot_be_had_is_refused(
-    machine: UseMachine, config: dict[str, Any], mask: str | None, workers: int | None, said: str
+    machine: UseMachine, asked: dict[str, Any], mask: str | None, workers: int | None, said: str
 ) -> None:
     machine("eight")
     with pytest.raises(DeviceError, match=said) as raised:
-        labels(config=config, mask=mask, workers=workers)
+        labels(asked, mask, workers)
     assert "\n" not in str(raised.value)
 
 

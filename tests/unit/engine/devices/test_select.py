@@ -5,7 +5,6 @@ import pytest
 from pipeline.config.load import load_config
 from pipeline.config.schema import DeviceChoice, DistributedConfig
 from pipeline.engine.devices.lease import holders
-from pipeline.engine.devices.resolve import DeviceRequest
 from pipeline.engine.devices.select import choose_devices, lease_devices
 from pipeline.errors import ConfigError, DeviceError
 from tests.unit.engine.devices.conftest import UseMachine
@@ -28,9 +27,6 @@ def test_messages_name_the_keys_of_the_configuration(machine: UseMachine) -> Non
     machine("two")
     with pytest.raises(DeviceError, match=r"distributed\.num_gpus=3, but there are 2"):
         choose_devices(DeviceChoice.auto, None, DistributedConfig(num_gpus=3))
-    cli = DeviceRequest(num_gpus=4, names=("--num-gpus", "--gpu-ids"))
-    with pytest.raises(DeviceError, match="--num-gpus=4, but there are 2"):
-        choose_devices(DeviceChoice.auto, None, DistributedConfig(num_gpus=3), cli=cli)
 
 
 def test_what_another_run_holds_is_passed_over_by_count_and_refused_by_id(machine: UseMachine) -> None:

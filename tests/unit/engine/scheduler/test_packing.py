@@ -11,10 +11,12 @@ from dataclasses import replace
 import pytest
 
 from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.memory_needs import MARGIN, Needs
 from pipeline.engine.scheduler.placement import Room
 from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_actions
-from pipeline.engine.scheduler.state import JobStatus, RunState
+from pipeline.engine.scheduler.runnable import too_wide
+from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
@@ -253,10 +255,10 @@ def test_a_gang_empties_all_workers_of_its_devices() -> None:
 
 def test_jobs_that_fit_no_device_that_is_left_are_told() -> None:
     state = ready(layout(24, 80, slots=2), job("large", 40), job("small", 4))
-    assert state.too_wide() == []
+    assert too_wide(state) == []
     for index in state.layout.workers_of(1):
         state.quarantine(index)
-    assert state.too_wide() == ["large"]
+    assert too_wide(state) == ["large"]
     assert [one.job_id for one in next_actions(state)] == ["small"]
 
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config.schema import Barrier
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.makespan import account
 from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
-from pipeline.engine.scheduler.state import JobStatus, RunState
+from pipeline.engine.scheduler.runnable import too_wide
+from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Plan, longest_paths
 from pipeline.plan.job import Job
@@ -229,9 +231,9 @@ def test_workers_that_end_before_their_estimates_or_after_do_not_confuse_a_promi
 def test_jobs_wider_than_what_is_left_are_told_and_keep_nobody_waiting() -> None:
     plan = Plan([wide("gang", 3, 9), job("one")], [])
     state = ready_state(plan, 3)
-    assert state.too_wide() == []
+    assert too_wide(state) == []
     state.quarantine(1)
-    assert state.too_wide() == ["gang"]
+    assert too_wide(state) == ["gang"]
     assert next_actions(state) == [Start("one", 0)]
 
 

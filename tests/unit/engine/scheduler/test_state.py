@@ -3,7 +3,8 @@
 import pytest
 
 from pipeline.config.schema import Barrier
-from pipeline.engine.scheduler.state import JobStatus, RunState, cell_of
+from pipeline.engine.scheduler.job_state import JobStatus, cell_of
+from pipeline.engine.scheduler.state import RunState
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 

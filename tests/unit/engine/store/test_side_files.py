@@ -30,7 +30,7 @@ from pipeline.errors import DeviceError, PlanError, StoreError
 from pipeline.files import json_text
 from pipeline.learning.models.batch_size import _read_hint
 from pipeline.learning.rewards.cache import ScoreCache
-from pipeline.learning.rewards.pool import Graded
+from pipeline.learning.rewards.grading import Graded
 from pipeline.outputs.manifest import MANIFEST
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute

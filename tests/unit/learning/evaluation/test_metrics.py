@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pipeline.outputs.check import check_output
 from scipy.stats import binomtest
 
 from pipeline.config.schema import EvaluationConfig
@@ -20,7 +21,6 @@ from pipeline.learning.evaluation.metrics import (
     reported_ks,
     write_samples,
 )
-from pipeline.outputs.formats import check_output
 
 SETTINGS = EvaluationConfig(bootstrap_samples=200)
 

@@ -301,18 +301,5 @@ def test_decoding_leaves_global_generators_alone(model: PreTrainedModel) -> None
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_progress_is_told_after_every_batch(model: PreTrainedModel) -> None:
-    told: list[tuple[int, int]] = []
-    decode(
-        model,
-        some_prompts(5),
-        [2] * 5,
-        DecodeSettings(batch_size=2),
-        keys=sample_keys(0, "test", np.arange(5), 1),
-        on_batch=lambda done, tokens: told.append((done, tokens)),
-    )
-    assert told == [(2, 4), (4, 8), (5, 10)]
-
-
 def test_no_prompts_are_no_completions(model: PreTrainedModel) -> None:
     assert run(model, []).tokens == []

@@ -15,7 +15,6 @@ SMALL = ModelShape(
     layers=24,
     hidden=896,
     heads=14,
-    kv_width=128,
     vocabulary=151936,
     largest_unit=136 * 10**6,
     lora_width=400_000,

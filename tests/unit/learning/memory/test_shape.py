@@ -20,7 +20,6 @@ def test_a_model_that_was_built_has_as_many_parameters(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(config)
     assert shape.parameters == model.num_parameters()
     assert (shape.layers, shape.hidden, shape.heads, shape.vocabulary) == (2, 64, 4, 100)
-    assert shape.kv_width == 2 * 16
     block = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
     assert shape.largest_unit == block
     # q, k, v, o, gate, up, down
@@ -44,7 +43,6 @@ def test_llama_2_7b_is_known_to_have_6_74_billion() -> None:
     before = torch.get_default_device()
     shape = shape_of_config(config, "llama-2-7b")
     assert shape.parameters == 6_738_415_616
-    assert shape.kv_width == 4096
     assert shape.largest_unit == 2 * 32000 * 4096 + 4096
     assert torch.get_default_device() == before
 

@@ -11,7 +11,6 @@ from pipeline.learning.memory.training import (
     Workload,
     activation_bytes,
     bytes_per_parameter,
-    generation_bytes,
     training_footprint,
 )
 from pipeline.machine.memory import usable_bytes
@@ -22,7 +21,6 @@ SEVEN_B = ModelShape(
     layers=32,
     hidden=4096,
     heads=32,
-    kv_width=4096,
     vocabulary=32000,
     largest_unit=262 * 10**6,
     lora_width=10**6,
@@ -36,7 +34,7 @@ def state(parameters: float, layout: Layout = Layout.single, gpus: int = 1, **wo
 
 @pytest.mark.parametrize(
     ("layout", "published"),
-    [(Layout.ddp, 120), (Layout.zero1, 31.4), (Layout.shard_grad_op, 16.6), (Layout.full_shard, 1.88)],
+    [(Layout.ddp, 120), (Layout.shard_grad_op, 16.6), (Layout.full_shard, 1.88)],
 )
 def test_zero_figure_1(layout: Layout, published: float) -> None:
     """ZeRO (arXiv 1910.02054), figure 1: 7.5B parameters, K = 12, 64 GPUs; GB on each."""
@@ -116,8 +114,8 @@ def test_full_shard_gathers_two_units() -> None:
     assert footprint.total == footprint.state + footprint.gathered + footprint.activations + footprint.logits
 
 
-def test_hybrid_shards_within_a_machine() -> None:
-    hybrid = training_footprint(SEVEN_B, Workload(), Layout.hybrid_shard, 16, gpus_per_machine=8)
+def test_hybrid_is_full_shard_within_a_machine() -> None:
+    hybrid = training_footprint(SEVEN_B, Workload(), Layout.hybrid_shard, 8)
     assert hybrid == training_footprint(SEVEN_B, Workload(), Layout.full_shard, 8)
 
 
@@ -135,13 +133,6 @@ def test_adapters_are_all_that_is_trained() -> None:
     adapters = 16 * 10**6
     assert footprint.weights == 14 * GB + 2 * adapters
     assert footprint.gradients + footprint.optimizer == 14 * adapters
-
-
-def test_decoding_takes_weights_and_a_cache() -> None:
-    weights = generation_bytes(SEVEN_B, Precision.bfloat16, 0, 0)
-    assert weights == 1.2 * 14 * GB
-    # Half a megabyte for each token: 2 * 32 layers * 4096 * 2 bytes.
-    assert generation_bytes(SEVEN_B, Precision.bfloat16, 4, 100) - weights == 4 * 100 * 2**19
 
 
 def test_not_all_free_memory_is_usable() -> None:

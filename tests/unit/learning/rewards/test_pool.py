@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from pipeline.errors import ConfigError, JobError
-from pipeline.learning.rewards.pool import Graded, GraderPool, Item, PoolSettings
+from pipeline.learning.rewards.grading import Graded, Item, PoolSettings
+from pipeline.learning.rewards.pool import GraderPool
 from pipeline.machine.descendants import VARIABLE as TAGS
 from tests.doubles import rewards as doubles
 
@@ -209,7 +210,8 @@ def test_nothing_to_grade(pool: GraderPool) -> None:
 
 OWNER = f"""
 import sys, json
-from pipeline.learning.rewards.pool import GraderPool, Item, PoolSettings
+from pipeline.learning.rewards.pool import GraderPool
+from pipeline.learning.rewards.grading import Item, PoolSettings
 pool = GraderPool(PoolSettings(processes=2))
 pool.grade({OBEDIENT!r}, {{}}, [Item("p", "a", [1]) for _ in range(4)])
 print(json.dumps(pool.pids()), flush=True)

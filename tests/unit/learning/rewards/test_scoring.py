@@ -15,7 +15,7 @@ from pipeline.config.schema import REWARD_NAMES, DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.cache import FILE, ScoreCache, score_key
-from pipeline.learning.rewards.pool import Graded, Item
+from pipeline.learning.rewards.grading import Graded, Item
 from pipeline.learning.rewards.registry import MODEL, REWARDS, load_reward, load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.learning.rewards.traits import GRADING, RewardTraits, reward

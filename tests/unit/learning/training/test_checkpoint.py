@@ -20,10 +20,8 @@ from pipeline.config.load import load_config
 from pipeline.errors import ConfigError, JobError, JobStopped
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.learning.training import checkpoint as module
-from pipeline.learning.training.checkpoint import (
-    Checkpoints,
-    Saved,
-    State,
+from pipeline.learning.training.checkpoint import Checkpoints, Saved, State
+from pipeline.learning.training.training_state import (
     random_state,
     restore_random_state,
     restore_training,
@@ -348,7 +346,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_fsync", fail)
+        patch.setattr(module, "fsync", fail)
         checkpoints.after_step(2, lambda: STATE)
         assert "step 2 could not be saved: [Errno 28] No space left" in capsys.readouterr().out
         stopping = Checkpoints(tmp_path / "new", {}, stopping=lambda: True)

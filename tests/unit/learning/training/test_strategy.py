@@ -16,7 +16,6 @@ LLAMA_7B = ModelShape(
     layers=32,
     hidden=4096,
     heads=32,
-    kv_width=4096,
     vocabulary=32000,
     largest_unit=262_000_000,
     lora_width=300_000,

@@ -1,0 +1,185 @@
+"""Carrying a request out: what is missing is run, and what came of it is written and printed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from pipeline.commands.request import Request, Stored
+from pipeline.commands.results import leave_results, print_results, unreadable_output
+from pipeline.commands.run_messages import (
+    SOME_FAILED,
+    announce,
+    complain,
+    conclude,
+    log,
+    logged_to,
+    tell_arithmetic,
+    tell_lost_files,
+    tell_notes,
+    tell_prepared,
+)
+from pipeline.commands.start import settle
+from pipeline.config.load import to_plain
+from pipeline.config.schema import StageChoice
+from pipeline.engine.journal import Journal
+from pipeline.engine.run_folder import RunFolder, create_run_folder
+from pipeline.engine.run_jobs import run_jobs
+from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.loop import Outcome
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.engine.status import RunStatus
+from pipeline.engine.store.durations import update_durations
+from pipeline.engine.store.peaks import update_peaks
+from pipeline.engine.store.verified import Verified
+from pipeline.errors import StoreError, WorkerError
+from pipeline.files import write_whole
+from pipeline.plan.build import duration_name
+from pipeline.plan.job import Job
+from pipeline.plan.recorded import plan_text
+from pipeline.runs.index import runs_of
+from pipeline.runs.links import link_all, link_stored
+from pipeline.runs.makers import collect_makers
+from pipeline.runs.report.gpus import GpuLog
+from pipeline.runs.report.live import make_reporter
+from pipeline.terminal.console import say
+from pipeline.terminal.streams import never_waiting
+
+
+def carry_out(request: Request, stored: Stored, verified: Verified, console: Console) -> int:
+    """Run what is missing, then write and print the results.
+
+    A signal ends jobs that run. What is written before and after is finished in any case; what comes after that no
+    longer changes how the only run of a command ended. No terminal holds any of it.
+    """
+    with StopSignals() as signals, never_waiting():
+        code = _carry_out(request, stored, verified, console, signals)
+        if not request.label:
+            settle(code)
+        return code
+
+
+def _carry_out(
+    request: Request, stored: Stored, verified: Verified, console: Console, signals: StopSignals
+) -> int:
+    config = request.config
+    run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
+    with logged_to(run.log):
+        try:
+            _begin(request, stored, run, console)
+            outcome = _run_missing(request, stored.missing, verified, run, console, signals)
+            if outcome is not None:
+                _link_stored(request, run, _found_stored(stored.missing, outcome))
+            return _end(request, outcome, run, console)
+        except (WorkerError, StoreError) as error:
+            complain(console, str(error))
+        except OSError as error:
+            # A full disk or a folder that was taken away: what is committed stands.
+            lost = error.filename or run.path
+            complain(console, f"{error.strerror}: {lost}. Mend that, then run the same command.")
+        except Exception:
+            log.exception("this is a fault of the program, not of the request; please report it")
+            raise
+    return SOME_FAILED
+
+
+def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -> None:
+    """Write down what is asked for and what is there, and say it."""
+    there = set(request.plan.jobs) - set(stored.missing)
+    write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
+    write_whole(run.plan, plan_text(request.plan, stored=there))
+    for warning in request.warnings:
+        log.warning("%s", warning)
+    for key, problem in stored.damaged.items():
+        aside = request.store.set_aside(key)
+        log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, aside)
+    _link_stored(request, run, there)
+    announce(request, stored.missing, run, console)
+    tell_arithmetic(request, stored.missing)
+
+
+def _end(request: Request, outcome: Outcome | None, run: RunFolder, console: Console) -> int:
+    """Write and print what came of it; the exit code."""
+    unreadable: list[str] = []
+
+    def tell(job: Job, said: str) -> None:
+        unreadable.append(unreadable_output(request.store, job, said))
+
+    makers = collect_makers(request.store, request.plan.jobs.values())
+    results = leave_results(request, run, makers, tell)
+    if request.config.stage is StageChoice.prepare:
+        tell_prepared(request, outcome, console)
+    else:
+        print_results(console, results, run, request.label)
+    tell_notes(request, makers, console, has_rows=bool(results.rows))
+    for line in unreadable:
+        log.error("%s", line)
+        say(console, line, "bold red")
+    code = conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
+    return tell_lost_files(run, console) or code
+
+
+def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
+    """Let the run's folder show outputs that it did not make itself."""
+    if job_ids:
+        earlier = runs_of(run.path.parent.parent, run.path.parent.name)
+        jobs = [request.plan.jobs[job_id] for job_id in request.plan.jobs if job_id in job_ids]
+        link = link_all if len(jobs) == len(request.plan.jobs) else link_stored
+        link(run, request.store, jobs, [old for old in earlier if old.path != run.path])
+
+
+def _found_stored(missing: Sequence[str], outcome: Outcome) -> set[str]:
+    """Jobs that were missing, and that another run has made meanwhile."""
+    return {job_id for job_id in missing if outcome.jobs.get(job_id) is JobStatus.stored}
+
+
+def _run_missing(
+    request: Request,
+    missing: Sequence[str],
+    verified: Verified,
+    run: RunFolder,
+    console: Console,
+    signals: StopSignals,
+) -> Outcome | None:
+    if not missing:
+        _record_nothing_to_do(request, run)
+        return None
+    gpus = GpuLog()
+    with make_reporter(console) as reporter:
+
+        def show(status: RunStatus) -> None:
+            reporter.update(status)
+            gpus.update(status)
+
+        outcome = run_jobs(
+            request.plan,
+            request.store,
+            request.used_devices,
+            run.path,
+            execution=request.execution,
+            threads=request.config.system.cpu_threads,
+            portable=request.config.system.portable,
+            missing=missing,
+            verified=verified,
+            on_status=show,
+            on_stop=lambda text: say(console, text, "yellow"),
+            signals=signals,
+        )
+    gpus.conclude()
+    measured = outcome.seconds_per_unit(request.plan, duration_name) | outcome.load_seconds(request.plan)
+    update_durations(request.store.root, measured)
+    update_peaks(request.store.root, outcome.peaks_mb)
+    return outcome
+
+
+def _record_nothing_to_do(request: Request, run: RunFolder) -> None:
+    """Leave a journal of a run in which every output was stored: no worker was started for it."""
+    journal = Journal(run.journal)
+    try:
+        journal.write("RunStarted", jobs=len(request.plan.jobs), unsettled=0)
+        journal.write("RunFinished", interrupted=None, stored=len(request.plan.jobs))
+    finally:
+        journal.close()

@@ -1,0 +1,141 @@
+"""From a configuration to a request that can be carried out: checked, planned, and what of its plan is stored.
+
+Reads files and asks for devices; writes nothing and starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.config.checks import check_config, check_together
+from pipeline.config.ignored import idle_settings
+from pipeline.config.schema import (
+    AUTO,
+    Backend,
+    Config,
+    ExecutionConfig,
+)
+from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.layout import Layout, make_layout
+from pipeline.engine.devices.select import choose_devices
+from pipeline.engine.store.durations import read_durations
+from pipeline.engine.store.store import NOT_STORED, Store
+from pipeline.errors import ConfigError
+from pipeline.plan.attention import usable_attention
+from pipeline.plan.build import build_plan
+from pipeline.plan.graph import Plan
+from pipeline.plan.models import check_models, count_weights
+from pipeline.plan.pairs import check_pairs
+from pipeline.plan.pending import missing_jobs
+from pipeline.plan.precision import slow_precision
+from pipeline.plan.size import check_size, extent_of
+from pipeline.plan.source_code import import_warnings
+from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
+from pipeline.runs.sources import check_sources, read_models, read_sources
+
+LARGE = 20_000
+"""Jobs of a plan that takes seconds to make, which a user is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A checked request and its plan."""
+
+    config: Config
+    plan: Plan
+    store: Store
+    devices: list[Device]
+    warnings: tuple[str, ...] = ()
+    """What was changed about the request, for the user to know."""
+    label: str = ""
+    """What tells this run from others of the same command; heads its tables."""
+
+    @property
+    def execution(self) -> ExecutionConfig:
+        """How jobs are carried out: in this very process where the request says so."""
+        if self.config.system.use_parallel_execution:
+            return self.config.execution
+        return replace(self.config.execution, backend=Backend.inline)
+
+    @property
+    def used_devices(self) -> list[Device]:
+        """The devices that jobs run on: this very process is on the first."""
+        return self.devices[:1] if self.execution.backend is Backend.inline else self.devices
+
+    @property
+    def layout(self) -> Layout:
+        """Its workers, and which device each is on."""
+        return make_layout(self.devices, self.execution)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What of a plan is stored."""
+
+    missing: list[str]
+    """Ids of the jobs that must run."""
+    damaged: dict[str, str]
+    """Key -> what is wrong, of stored outputs that cannot be used."""
+
+
+def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str], None] | None = None) -> Request:
+    """Check a request and plan it; reads files, writes none.
+
+    Args:
+        config: The request.
+        given: Settings of the command line, as for `run_experiment`.
+        on_large: Told that the plan is large, before that is made.
+
+    Raises:
+        PipelineError: The request is wrong.
+    """
+    check_config(config)
+    check_size(config)
+    if (number := extent_of(config).jobs) >= LARGE and on_large:
+        on_large(f"planning some {number:,} jobs")
+    check_together(lambda: check_sources(config), lambda: check_models(config))
+    # What joins datasets and models makes sense only of those that are there.
+    check_tokenizers(config)
+    check_pairs(config)
+    check_chat_templates(config)
+    devices = choose_devices(config.device, config.execution.workers, config.distributed)
+    _check_jobs_per_device(config, devices)
+    gpu = any(device.kind == "cuda" for device in devices)
+    idle = idle_settings(config, given, gpu=gpu)
+    config, warning = usable_attention(config, gpu=gpu)
+    store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
+    sources, models = read_sources(config, store.hints), read_models(config, store.hints)
+    weights = {name: count_weights(model) for name, model in config.models.items()}
+    plan = build_plan(config, read_durations(store.root), sources, models, weights=weights, gpu=gpu)
+    said = [one for one in (warning, slow_precision(config, gpu)) if one is not None]
+    warnings = (*import_warnings(), *said, *idle)
+    return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
+
+
+def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
+    asked = config.execution.jobs_per_device
+    if isinstance(asked, int) and asked > 1 and all(device.kind == "cpu" for device in devices):
+        raise ConfigError(
+            f"execution.jobs_per_device={asked} is for GPUs, and this run has CPU slots, which take one job each. "
+            f"Ask for more slots with execution.workers, or use execution.jobs_per_device={AUTO}, which is 1 there"
+        )
+
+
+def look_up(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
+    """See what of a plan must run.
+
+    Args:
+        request: The request.
+        problem_of: Says of a key what is wrong with its output, or None if it can be used.
+    """
+    damaged: dict[str, str] = {}
+
+    def is_stored(key: str) -> bool:
+        problem = problem_of(key)
+        if problem is not None and problem != NOT_STORED:
+            damaged[key] = problem
+        return problem is None
+
+    return Stored(missing=missing_jobs(request.plan, is_stored), damaged=damaged)

@@ -1,0 +1,128 @@
+"""The results of a run: collected of its jobs, written to its folder, and printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.commands.request import Request
+from pipeline.config.schema import EvaluationConfig
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.store import Store
+from pipeline.learning.algos.registry import with_bounded_kl
+from pipeline.outputs.formats import PAGE
+from pipeline.outputs.prompts import PromptMeasures
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
+from pipeline.runs.makers import Maker
+from pipeline.runs.record import Place, ResultRow, Results, write_results
+from pipeline.runs.report.fronts import budget_tables, front_tables
+from pipeline.runs.report.tables import result_tables
+from pipeline.runs.rows import collect_rows, prompt_reader, write_samples
+from pipeline.terminal.console import say
+
+
+def unreadable_output(store: Store, job: Job, said: str) -> str:
+    """One line for results that are stored, but not as they must be: what is wrong, and what to do."""
+    return (
+        f"incomplete: {job.chain}: round {job.round}: {said}. Mend the stage that wrote it ({PAGE}), remove "
+        f"{store.path(job.key)}, then run the same command."
+    )
+
+
+def leave_results(
+    request: Request, run: RunFolder, makers: Sequence[Maker], tell: Callable[[Job, str], None]
+) -> Results:
+    """Write all files of results into the folder of a run, as far as its jobs are done.
+
+    Args:
+        request: The request.
+        run: Its folder.
+        makers: Who made the outputs that they rest on.
+        tell: Takes what cannot be read of a job's stored output, in words.
+    """
+    store, planned, asked = request.store, request.plan.jobs.values(), request.config.evaluation
+    results = _summed_up(
+        collect_rows(store, planned, tell),
+        prompt_reader(store, planned, tell),
+        request.config.rounds_of_training,
+        asked,
+    )
+    bounded = with_bounded_kl(request.config)
+    results = replace(results, common_eta=asked.common_eta, split=asked.split, bounded=bounded)
+    write_results(run, results)
+    write_samples(run, store, planned, tell)
+    costs = _computed(store, request.plan, results, asked.budgets)
+    write_compute(run.path, costs, makers)
+    return results
+
+
+def _summed_up(
+    rows: list[ResultRow],
+    read: Callable[[Place], PromptMeasures | None],
+    last_round: int,
+    settings: EvaluationConfig,
+) -> Results:
+    """The rows of chains, and what they say of methods; see `pooling` and `fronts`."""
+    # Not with the other imports: scipy takes time to load, which commands that pool nothing need not wait for.
+    from pipeline.runs.comparison.fronts import fronts
+    from pipeline.runs.comparison.pooling import pooled
+
+    found, comparisons = pooled(rows, read, last_round, settings.confidence)
+    points, matched = fronts(found, settings.matched_kl, settings.split)
+    return Results(
+        rows=rows,
+        pooled=found,
+        comparisons=comparisons,
+        confidence=settings.confidence,
+        fronts=points,
+        matched=matched,
+    )
+
+
+def _computed(store: Store, plan: Plan, results: Results, budgets: Sequence[float]) -> Compute:
+    from pipeline.runs.comparison.budgets import at_budgets
+    from pipeline.runs.comparison.costs import costs_of
+
+    rows = collect_compute(store, plan.jobs.values())
+    costs = costs_of(results.rows, rows)
+    return Compute(rows=rows, costs=costs, budgets=at_budgets(results.pooled, costs, budgets))
+
+
+def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:
+    """Print the table of results and where the rest of them is; a label goes to the titles."""
+    if results.rows and not results.pooled:
+        results = _of_an_earlier_version(results)
+    compute = read_compute(run.path)
+    tables = result_tables(results, compute.costs, label)
+    for table in (*tables, *front_tables(results, label), *budget_tables(compute.budgets, results, label)):
+        console.print()
+        console.print(table)
+    if not results.rows:
+        say(console, "no results yet: no evaluation was finished")
+        return
+    say(console, "results:", copy=f"{short(run.path)}/results.json, samples.jsonl")
+
+
+def _of_an_earlier_version(results: Results) -> Results:
+    """Results of a version that knew chains alone, with their means over chains.
+
+    Without fronts: it tried strengths of guidance on the prompts that it reported, and they would be told as of
+    validation.
+    """
+    from pipeline.runs.comparison.pooling import pooled
+
+    found, comparisons = pooled(results.rows, lambda _: None, 0, results.confidence)
+    return replace(results, pooled=found, comparisons=comparisons)
+
+
+def short(path: Path) -> str:
+    """A path as one would type it: from the current folder where it lies below."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,181 @@
+"""What a run says: when it begins, when it ends and how, on the terminal and in its log; and its exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline import arithmetic
+from pipeline.commands.request import Request
+from pipeline.commands.results import short
+from pipeline.config.candidates import candidates_note
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.loop import Outcome
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.plan.graph import Plan
+from pipeline.runs.makers import Maker, several_makers
+from pipeline.runs.notes import collect_notes
+from pipeline.runs.report.format import jobs, logs_command
+from pipeline.terminal.console import say
+from pipeline.terminal.text import printable
+
+SOME_FAILED = 1
+INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 143}
+
+log = logging.getLogger("pipeline")
+
+
+def tell_lost_files(run: RunFolder, console: Console) -> int:
+    """Warn of files of the run that somebody has removed meanwhile; the exit code if results are among them."""
+    files = (run.config, run.plan, run.journal, run.log, run.results_json)
+    lost = [path.name for path in files if not os.path.lexists(path)]
+    if lost:
+        text = f"warning: somebody has removed {', '.join(lost)} of this run while it was going on, from"
+        say(console, text, "bold", copy=short(run.path))
+    return SOME_FAILED if run.results_json.name in lost else 0
+
+
+def tell_prepared(request: Request, outcome: Outcome | None, console: Console) -> None:
+    """Say how the run of a request ended that only prepares datasets."""
+    if not request.plan.jobs:
+        made = ", ".join(request.config.datasets)
+        say(console, f"nothing to prepare: {made} makes its rows on the spot")
+    elif outcome is None or not (outcome.failures() or outcome.interrupted or outcome.halted):
+        say(console, "prepared; the same command without stage=prepare goes on from here")
+
+
+def tell_arithmetic(request: Request, missing: Sequence[str]) -> None:
+    """Log what of the environment a portable run passes over, and where it cannot be portable."""
+    if not missing or not request.config.system.portable:
+        return
+    if passed_over := arithmetic.overridden():
+        log.warning("system.portable=true passes over %s, set outside", ", ".join(passed_over))
+    if any(device.kind != "cpu" for device in request.devices):
+        log.info("system.portable=true has no effect on GPUs: results are those of their kind")
+    elif not arithmetic.covers(platform.machine()):
+        log.warning("system.portable=true has no effect on %s: it is for x86-64 processors", platform.machine())
+
+
+def announce(request: Request, missing: Sequence[str], run: RunFolder, console: Console) -> None:
+    """Say what of the plan is stored, what runs, and on which devices."""
+    total = len(request.plan.jobs)
+    name = request.config.experiment.name
+    if not missing:
+        if total:
+            log.info("%s: all %d jobs are stored by earlier runs: nothing ran", name, total)
+            log.info("outputs, weights and samples among them: %s/jobs/*/output", run.path)
+            say(console, f"{name}: all {jobs(total)} are stored; nothing to run.")
+        return
+    devices = request.used_devices
+    names = ", ".join(device.label for device in devices)
+    if (slots := request.layout.slots) > 1:
+        names += f", up to {slots} jobs on each"
+    log.info("%s: %d jobs, %d stored, on %s", name, total, total - len(missing), names)
+    say(
+        console,
+        f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. Log:",
+        copy=short(run.log),
+    )
+
+
+def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console: Console) -> int:
+    """Say how the run ended, and what to do where not all is well; the exit code."""
+    config = request.config
+    if outcome is None:
+        return 0
+    if outcome.makespan is not None:
+        log.info("%s", outcome.makespan)
+        say(console, outcome.makespan.in_words())
+    for job_id, reason in outcome.failures():
+        say(console, f"failed: {job_id}: {reason}", "red")
+    for line in incomplete_chains(request.plan, outcome):
+        log.warning("%s", line)
+        say(console, line, "bold")
+    if outcome.halted:
+        complain(console, f"the run was ended early: {outcome.halted}. Mend that, then run the same command.")
+        return SOME_FAILED
+    if outcome.interrupted:
+        log.warning("interrupted by %s; the same command goes on from here", outcome.interrupted)
+        say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "bold")
+        return INTERRUPTED[outcome.interrupted]
+    if failures := outcome.failures():
+        say(console, "logs:", copy=f"{short(run.path)}/jobs/")
+        say(
+            console,
+            "read the first:",
+            copy=logs_command(Path(config.output_dir), config.experiment.name, failures[0][0]),
+        )
+        return SOME_FAILED
+    return 0
+
+
+def incomplete_chains(plan: Plan, outcome: Outcome) -> list[str]:
+    """One line for every chain that lacks results because jobs failed: what is missing, and the root cause."""
+    missing: dict[str, tuple[set[int], set[str]]] = {}
+    for job_id, status in outcome.jobs.items():
+        if status in (JobStatus.failed, JobStatus.blocked):
+            job = plan.jobs[job_id]
+            rounds, causes = missing.setdefault(job.chain, (set(), set()))
+            rounds.add(job.round)
+            causes.add(outcome.root_causes.get(job_id, job_id))
+    lines = []
+    for chain, (rounds, causes) in sorted(missing.items()):
+        what = f"round {min(rounds)}" + (f" to {max(rounds)}" if len(rounds) > 1 else "")
+        lines.append(f"incomplete: {chain}: {what}, because of {', '.join(sorted(causes))}")
+    return lines
+
+
+def complain(console: Console, text: str) -> None:
+    """Say what went wrong, on the terminal and in the log."""
+    log.error("%s", text)
+    say(console, f"error: {text}", "red")
+
+
+def tell_notes(request: Request, makers: Sequence[Maker], console: Console, *, has_rows: bool) -> None:
+    """Say what a reader must know of the trainings, of the datasets and of how policies are sampled."""
+    config = request.config
+    for note in [*several_makers(makers), *collect_notes(request.store, request.plan.jobs.values())]:
+        log.warning("%s", note)
+        say(console, f"note: {note}", "bold")
+    if not has_rows:
+        return
+    for note in (*(load_dataset(section).note for section in config.datasets.values()), candidates_note(config)):
+        if note:
+            log.info("%s", note)
+            say(console, note, "dim")
+
+
+class _RunLog(logging.FileHandler):
+    """A log that cannot be written must not flood the terminal: what went wrong is told by the run itself."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - the name that logging calls
+        return
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Reasons of failures and names are foreign text, and the log may be read by ``cat``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+@contextmanager
+def logged_to(path: Path) -> Iterator[None]:
+    """Have what the engine and its commands log go to the file of a run."""
+    handler = _RunLog(path, encoding="utf-8")
+    handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()

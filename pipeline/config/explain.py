@@ -1,0 +1,189 @@
+"""Whatever Hydra, OmegaConf and PyYAML raise, in one message: what is wrong with a request, and what to try."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from pipeline.config.install import conf_dir
+from pipeline.config.known import GROUPS, NAMED_GROUPS, known_keys, meant_by_word, nearest_setting, own_keys
+from pipeline.errors import ConfigError, unknown_name
+
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
+"""What composing a configuration raises on purpose; what the user wrote may lead to any other error in Hydra."""
+
+_LONGEST = 1500
+"""Characters of a message, so that a setting of thousands does not bury what is said of it."""
+
+
+_FEW = 2
+"""Keys that a message suggests at most."""
+
+
+_WORDS = {"float": "a number", "int": "a whole number", "str": "a text", "bool": "true or false"}
+
+
+_EXAMPLES = {"algos": ("algorithm", "MyAlgorithm"), "datasets": ("dataset", "MyDataset")}
+
+
+def explain(error: Exception) -> ConfigError:
+    """Say in one message what is wrong with what the user wrote, and what to try."""
+    if isinstance(error, ConfigError):
+        return error
+    said = _explanation(error)
+    if len(said) > _LONGEST:
+        said = f"{said[: _LONGEST // 2]} ... {said[-_LONGEST // 2 :]}"
+    return ConfigError(said)
+
+
+def _explanation(error: Exception) -> str:
+    cause = _root(error)
+    if isinstance(cause, yaml.YAMLError):
+        return f"a configuration file is not valid YAML: {one_line(str(cause))}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"a configuration file is not UTF-8 text: {error}"
+    if isinstance(cause, RecursionError):
+        return "the configuration is nested too deeply, or refers to itself (${...})"
+    text = str(error)
+    key = (cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} is missing: give it a value, for example {error.full_key}=first_run"
+    if unknown := re.search(r"Could not override '([^']*)'", text):
+        given = re.search(r"use \+[^\s=]+=(.*)", text)
+        return _unknown_key(key if key.startswith(f"{unknown[1]}.") else unknown[1], given[1] if given else "")
+    if isinstance(error, MissingConfigException):
+        return _missing_file(error)
+    if isinstance(error, OverrideParseException):
+        return f"cannot read '{error.override}': {meant_by_word(error.override) or _unreadable(text)}"
+    if several := re.search(r"Ambiguous value for argument '\+*([^=']+)=(.*)'", text):
+        return _several_values(*several.groups())
+    if merging := re.search(r"Error merging override \+*([^\s=]+)(=.*)?", text):
+        return _wrong_value(merging[1], (merging[2] or "").removeprefix("="), str(cause))
+    if in_file := re.match(r"In '([^']*)': (\w+) raised while composing config:\s*(.*)", text, re.DOTALL):
+        return _wrong_file(*in_file.groups())
+    if key.partition(".")[0] not in {"", *_EXAMPLES} and isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
+        return _unknown_key(key)
+    said = one_line(text if cause is error else ": ".join(filter(None, (text, str(cause)))))
+    if not isinstance(error, COMPOSITION_ERRORS):
+        said = f"this configuration cannot be composed ({type(error).__name__}: {said})"
+    return f"{key}: {said}" if key else said
+
+
+def _root(error: Exception) -> BaseException:
+    """What led to an error, followed as far as it is about what the user wrote."""
+    chain: list[BaseException] = [error]
+    # OmegaConf raises some errors from themselves.
+    while isinstance(cause := chain[-1].__cause__, (*COMPOSITION_ERRORS, RecursionError)) and cause not in chain:
+        chain.append(cause)
+    return chain[-1]
+
+
+def _wrong_file(file: str, kind: str, said: str) -> str:
+    found = re.search(r"^\s*full_key: (\S+)", said, re.MULTILINE)
+    key = found[1] if found else ""
+    if key and kind in (ConfigKeyError.__name__, ConfigAttributeError.__name__):
+        return f"{file}.yaml: {_unknown_key(key)}"
+    return f"{file}.yaml: " + (f"{key}: " if key else "") + one_line(said)
+
+
+def _unreadable(text: str) -> str:
+    return f"{one_line(text)} Write KEY=VALUE."
+
+
+def _wrong_value(key: str, given: str, said: str) -> str:
+    """A value that is of another type than its key."""
+    if key in GROUPS and "Cannot assign" in said:
+        return f"{key}={given}: `{key}` holds the settings of each; choose one with {GROUPS[key]}={given}"
+    if "is not a ListConfig" in said or (given.startswith("{") and "with ListConfig" in said):
+        example = "VALUE" if given.startswith("{") else given
+        return f"{key}={given}: must be a list: '{key}=[{example}]'"
+    if "with ListConfig" in said or re.search(r"Cannot assign \w+ to Dict\[", said):
+        return f"{key}={given}: must be a table: '{key}={{NAME: VALUE}}'"
+    if other := re.search(r"Invalid type assigned: (\w+) is not a subclass of (float|int|str|bool)", said):
+        found = "null" if other[1] == "NoneType" else f"a {other[1]}"
+        return f"{key}={given}: holds {found}, where {_WORDS[other[2]]} must be"
+    return f"{key}={given}: {one_line(said)}"
+
+
+def _several_values(key: str, given: str) -> str:
+    """Values with commas in a command that is no multirun."""
+    given = given.replace(" ", "")
+    text = "" if key in NAMED_GROUPS else f"\"{key}='{given}'\" for one text, "
+    return (
+        f"{key}={given}: several values. Write '{key}=[{given}]' for a list, {text}or add --multirun for a run "
+        "for each"
+    )
+
+
+def _unknown_key(key: str, given: str = "") -> str:
+    known = list(dict.fromkeys([*known_keys(), *own_keys()]))
+    table, name = (*key.split("."), "")[:2]
+    if key in known and table in GROUPS:
+        group = GROUPS[table]
+        return f"{key}: the run has no {group} '{name}'. Choose it with {group}={name}, or {group}=[{name},...]."
+    of_table = {each.split(".")[1] for each in known if each.startswith(f"{table}.")}
+    if table in _EXAMPLES and name and name not in of_table:
+        what, example = _EXAMPLES[table]
+        return unknown_name(what, name, of_table) + (
+            f" For one of your own add {table}.{name}.class_path=my_module.{example}; if a file of yours says "
+            f"that, write +{key}=... for what the file does not set."
+        )
+    sections = {each.partition(".")[0] for each in known}
+    near = _in_other_sections(key, known) or _alike(key, known, sections)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if not near and "." not in key and (setting := nearest_setting(key, [given.strip("[]")] if given else [])):
+        hint = f" Did you mean {setting}?"
+    section = key.rpartition(".")[0]
+    here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
+    where = f" Known in {section}" if here else " Known"
+    listed = here or sorted({name.split(".")[0] for name in known})
+    return f"unknown key '{key}'.{hint}{where}: {', '.join(listed)}."
+
+
+def _alike(key: str, known: Sequence[str], sections: Iterable[str]) -> list[str]:
+    """The one that resembles a key most; what is no more than a word resembles whole keys by chance."""
+    if "." in key:
+        return get_close_matches(key, [*known, *sections], n=1, cutoff=0.6)
+    return get_close_matches(key, list(sections), n=1, cutoff=0.7)
+
+
+def _in_other_sections(key: str, known: Sequence[str]) -> list[str]:
+    """Up to two keys that begin as the given one does, where no key of its own section resembles it."""
+    section, _, name = key.rpartition(".")
+    leaves = {each: each.rpartition(".")[2] for each in known}
+    if get_close_matches(name, [leaf for each, leaf in leaves.items() if each == f"{section}.{leaf}"], cutoff=0.6):
+        return []
+    found = [each for each, leaf in leaves.items() if leaf == name or leaf.startswith(f"{name}_")]
+    return found if len(found) <= _FEW else []
+
+
+def _missing_file(error: MissingConfigException) -> str:
+    file = error.missing_cfg_file or ""
+    named_by = re.match(r"In '([^']*)': ", str(error))
+    owner = f"{named_by[1]}.yaml: " if named_by and named_by[1] != "config" else ""
+    if not file:
+        return one_line(str(error))
+    in_group = (conf_dir() / file).parent
+    if error.options is None and (owner or not in_group.is_dir()):
+        return f"{owner}its `defaults` name '{file}', and there is no file {file}.yaml"
+    group, _, name = (
+        file.partition("/") if (conf_dir() / file.partition("/")[0]).is_dir() else file.rpartition("/")
+    )
+    found = error.options if error.options is not None else [each.stem for each in in_group.glob("*.yaml")]
+    options = [option for option in found if not option.endswith("_schema")]
+    said = unknown_name({"algos": "algorithm"}.get(group, group), name, options)
+    if group == "model":
+        said += f" For a folder or an id of the hub: model=hf models.hf.path={name}"
+    return f"{owner}{said} (files in {group}/ of conf/ and of --config-dir)"
+
+
+def one_line(text: str) -> str:
+    """A message of several lines in one, without what helps only those who know Hydra."""
+    lines = (line.strip() for line in text.splitlines())
+    noise = re.compile(r"(full_key|object_type|reference_type)[:=]|See https?:|Set HYDRA_FULL_ERROR")
+    return " ".join(line for line in lines if line and not noise.match(line)).rstrip(".") + "."

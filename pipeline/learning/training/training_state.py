@@ -1,0 +1,140 @@
+"""All that decides how a training goes on, taken down and put back: model, optimizer, random generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import JobError
+from pipeline.learning.training.checkpoint import State
+from pipeline.learning.training.distributed import ALONE, Ranks
+
+
+def training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks = ALONE, **values: Any
+) -> State:
+    """Everything that decides how a training goes on, as one process would have it however many ranks there are.
+
+    Args:
+        model: Its trained parameters and its buffers are saved; frozen parameters come with the model.
+        optimizer: Its state is saved exactly, tensor by tensor.
+        ranks: Where the training is done by several; all of them must ask, and rank 0 gets the whole.
+        values: What else the training needs, as plain data.
+    """
+    tensors = {f"model.{name}": ranks.whole(tensor) for name, tensor in _model_tensors(model).items()}
+    loose: dict[str, Any] = {}
+    described = optimizer.state_dict()
+    for index, entry in described["state"].items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = ranks.whole(value)
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                loose.setdefault(str(index), {})[name] = value
+            else:
+                raise JobError(
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} as '{name}': a checkpoint holds "
+                    "tensors and plain values only. Use an optimizer of torch.optim, such as AdamW."
+                )
+    random_tensors, random_values = random_state()
+    return State(
+        {**tensors, **{f"random.{name}": tensor for name, tensor in random_tensors.items()}},
+        {
+            "optimizer": {"state": loose, "param_groups": described["param_groups"]},
+            "random": random_values,
+            "own": values,
+        },
+    )
+
+
+def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
+    """Say why a training of this model cannot go on from a state, or None if it can."""
+    own = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
+    saved = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
+    if odd := sorted(set(own) ^ set(saved)):
+        return f"its model has other tensors ({', '.join(odd[:3])})"
+    for name, tensor in own.items():
+        if (tensor.shape, tensor.dtype) != (saved[name].shape, saved[name].dtype):
+            return f"its {name} is {_shape(saved[name])} instead of {_shape(tensor)}"
+    groups = [len(group["params"]) for group in state.values["optimizer"]["param_groups"]]
+    if groups != [len(group["params"]) for group in optimizer.param_groups]:
+        return "its optimizer has other groups of parameters"
+    return None
+
+
+def restore_training(
+    state: State, model: nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks = ALONE
+) -> dict[str, Any]:
+    """Put a model, its optimizer and all random generators into a saved state.
+
+    Args:
+        state: What `training_state` made, of a model for which `state_problem` finds nothing.
+        model: Set in place.
+        optimizer: Of that model, as it was made anew.
+        ranks: Where the training is done by several: as many as before, or fewer, or more.
+
+    Returns:
+        The values that were given to `training_state`.
+    """
+    with torch.no_grad():
+        for name, tensor in _model_tensors(model).items():
+            tensor.copy_(ranks.part(state.tensors[f"model.{name}"], tensor))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    entries: dict[int, dict[str, Any]] = {}
+    for index, values in state.values["optimizer"]["state"].items():
+        entries.setdefault(int(index), {}).update(values)
+    for full_name, tensor in state.tensors.items():
+        if full_name.startswith("optimizer."):
+            _, index, name = full_name.split(".", 2)
+            entries.setdefault(int(index), {})[name] = ranks.part(tensor, parameters[int(index)])
+    groups = [
+        {name: tuple(value) if isinstance(now.get(name), tuple) else value for name, value in saved.items()}
+        for now, saved in zip(optimizer.param_groups, state.values["optimizer"]["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    prefix = "random."
+    tensors = {name[len(prefix) :]: value for name, value in state.tensors.items() if name.startswith(prefix)}
+    restore_random_state(tensors, state.values["random"])
+    own: dict[str, Any] = state.values["own"]
+    return own
+
+
+def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The global generators of torch (CPU and every GPU), numpy and Python, as tensors and plain values."""
+    version, words, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        tensors |= {f"cuda.{index}": one for index, one in enumerate(torch.cuda.get_rng_state_all())}
+    values = {
+        "python": [version, list(words), gauss],
+        "numpy": [str(kind), int(place), int(has_gauss), float(cached)],
+    }
+    return tensors, values
+
+
+def restore_random_state(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    """Set the global generators to what `random_state` returned. GPUs that are not here are passed over."""
+    torch.set_rng_state(tensors["torch"])
+    for name, tensor in tensors.items():
+        if name.startswith("cuda.") and int(name[5:]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(tensor, int(name[5:]))
+    kind, place, has_gauss, cached = values["numpy"]
+    np.random.set_state((kind, tensors["numpy"].numpy().astype(np.uint32), place, has_gauss, cached))
+    version, words, gauss = values["python"]
+    random.setstate((version, tuple(words), gauss))
+
+
+def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Trained parameters and saved buffers by name; those that are tied appear once."""
+    saved = set(model.state_dict())
+    trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    return {**trained, **{name: tensor for name, tensor in model.named_buffers() if name in saved}}
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,98 @@
+"""What holds an output to the formats before it is committed: a wrong file fails the job that wrote it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pipeline.errors import JobError
+from pipeline.files import walk
+from pipeline.foreign import ForeignDataError
+from pipeline.outputs.formats import (
+    ETA,
+    GENERATION,
+    GREEDY,
+    METRICS,
+    PAGE,
+    REWARD,
+    SAMPLES,
+    TRAINING,
+    Sample,
+    problem_in_words,
+    read_generation,
+    read_lines,
+    read_metrics,
+    read_reward_fit,
+    read_shown_samples,
+    read_training,
+)
+from pipeline.outputs.prompts import PROMPTS, read_prompts
+
+MAX_LEVELS = 64
+"""Folders in one another that an output may have, so that every path in it can be opened on every file system."""
+MAX_FILES = 1_000_000
+"""Files and folders of an output at most, so that its manifest can be read whole."""
+
+
+def check_output(folder: Path) -> None:
+    """Hold a finished folder to the formats above, whichever stage it is of.
+
+    Raises:
+        JobError: A file with one of these names holds something else; says which, where and what. Or there are
+            more files, or folders in one another, than an output may have.
+    """
+    _check_extent(folder)
+    for name, read in _READERS.items():
+        further = (*sorted(folder.glob(f"{ETA}*/{name}")), folder / GREEDY / name) if name == SAMPLES else ()
+        for path in (folder / name, *further):
+            with suppress(FileNotFoundError):
+                _hold(path, path.relative_to(folder).as_posix(), read)
+
+
+def _check_extent(folder: Path) -> None:
+    try:
+        for number, (name, _) in enumerate(walk(folder)):
+            if name.count("/") >= MAX_LEVELS:
+                start = "/".join(name.split("/")[:3])
+                raise JobError(f"its output has more than {MAX_LEVELS} folders in one another, under {start}")
+            if number > MAX_FILES:
+                raise JobError(
+                    f"its output has more than {MAX_FILES:,} files and folders. Put them together in fewer"
+                )
+    except OSError as error:
+        raise JobError(f"its output cannot be read: {error.strerror}") from error
+
+
+def _hold(path: Path, shown: str, read: Callable[[Path], object]) -> None:
+    try:
+        read(path)
+    except FileNotFoundError:
+        raise
+    except (ForeignDataError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # no fault of the file
+            raise JobError(f"the output cannot be looked at: {problem_in_words(error)}") from error
+        raise JobError(
+            f"{shown} is not as it must be: {problem_in_words(error)}. What it must hold, with an example: {PAGE}"
+        ) from error
+
+
+def _read_samples(path: Path) -> None:
+    if os.path.lexists(path.parent / METRICS):
+        read_shown_samples(path.parent)
+    else:
+        for _ in read_lines(path, Sample):
+            pass
+
+
+_READERS: Mapping[str, Callable[[Path], object]] = {
+    METRICS: lambda path: read_metrics(path.parent),
+    PROMPTS: lambda path: read_prompts(path.parent),
+    SAMPLES: _read_samples,
+    TRAINING: read_training,
+    GENERATION: read_generation,
+    REWARD: read_reward_fit,
+}
+"""Names that any stage may write; ``model.json`` is left to the reference."""

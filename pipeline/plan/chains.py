@@ -1,0 +1,65 @@
+"""The chains of a request: one algorithm on one dataset, model, reference and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from pipeline.config.schema import AlgoConfig, Config
+from pipeline.learning.algos.base import Algorithm
+from pipeline.learning.algos.prepare import Preparation
+from pipeline.learning.algos.reference import Reference
+from pipeline.learning.algos.registry import load_algorithm
+
+REFERENCE = Reference.name
+PREPARATION = Preparation.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """One algorithm on one dataset, model, reference and seed; the reference is a chain of round 0 alone.
+
+    Attributes:
+        reference: Seed of the reference, or None where the model is not made from one.
+        named_reference: The same where the model has several, so that names must tell them apart; else None.
+    """
+
+    algo: str
+    dataset: str
+    model: str
+    reference: int | None
+    named_reference: int | None
+    seed: int
+    kind: type[Algorithm]
+    config: AlgoConfig
+
+    @property
+    def rounds_from(self) -> int:
+        """The round it starts with."""
+        return 0 if self.algo in (REFERENCE, PREPARATION) else 1
+
+
+def chains(config: Config) -> Iterator[Chain]:
+    """Every chain of a request, each reference of a dataset, model and seed before the chains that read it.
+
+    Raises:
+        ConfigError: An algorithm cannot be loaded.
+    """
+    enabled = [
+        (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
+    ]
+    for dataset, (model, section) in product(config.datasets, config.models.items()):
+        several = len(section.references) > 1
+        for reference, seed in product(section.references, config.experiment.seeds):
+            for name, kind, algo in [(REFERENCE, Reference, AlgoConfig()), *enabled]:
+                yield Chain(
+                    algo=name,
+                    dataset=dataset,
+                    model=model,
+                    reference=reference,
+                    named_reference=reference if several else None,
+                    seed=seed,
+                    kind=kind,
+                    config=algo,
+                )
