@@ -43,7 +43,7 @@ class GRPO(PostTrainingAlgorithms):
         """The folders of samples to train on."""
         from pipeline.learning.algos.rounds import rounds_to_train_on
 
-        return rounds_to_train_on(ctx, aggregate=_settings(ctx).aggregate)
+        return rounds_to_train_on(ctx, aggregate=ctx.settings(GRPOConfig).aggregate)
 
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Raise what is better than its group, within the clipped ratio."""
@@ -51,7 +51,7 @@ class GRPO(PostTrainingAlgorithms):
             from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
             from pipeline.learning.training.policy import trained_tokens
             from pipeline.learning.training.samples import Samples
-        algo = _settings(ctx)
+        algo = ctx.settings(GRPOConfig)
         samples = Samples.load(self.data(ctx))
         advantages = group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
         objective = Objective(
@@ -78,7 +78,7 @@ class GRPO(PostTrainingAlgorithms):
         from pipeline.learning.training.precision import computing_in
         from pipeline.learning.training.samples import padded, supervised_columns
 
-        model = self.anchor_model(ctx, _settings(ctx).reference)
+        model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)
         temperature = ctx.config.generation.temperature
         note_scored(samples.sequences, model)
         with computing_in(ctx.config.system.dtype, ctx.device):
@@ -91,8 +91,3 @@ class GRPO(PostTrainingAlgorithms):
                 width=samples.sequences.ids.shape[1],
             )
         return padded(supervised_columns(found, samples.sequences))
-
-
-def _settings(ctx: JobContext) -> GRPOConfig:
-    assert isinstance(ctx.config.algo, GRPOConfig)
-    return ctx.config.algo

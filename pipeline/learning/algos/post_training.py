@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.schema import AlgoConfig, Anchor, DType, PolicyAlgoConfig
-from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.learning.algos.base import (
     METRICS,
@@ -89,7 +88,7 @@ class PostTrainingAlgorithms(Algorithm):
             from pipeline.learning.algos import toolbox
             from pipeline.learning.algos.groups import draw_groups
             from pipeline.learning.algos.rounds import write_generation
-        algo, dataset = policy_settings(ctx), toolbox.open_dataset(ctx)
+        algo, dataset = ctx.settings(PolicyAlgoConfig), toolbox.open_dataset(ctx)
         policy = self.current_policy(ctx, dataset)
         groups = draw_groups(ctx, dataset, policy, algo.num_generations)
         self.keep(ctx, policy, groups)
@@ -114,7 +113,7 @@ class PostTrainingAlgorithms(Algorithm):
         whole.save_pretrained(ctx.out)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
         tokenizer.save_pretrained(ctx.out)
-        algo = policy_settings(ctx)
+        algo = ctx.settings(PolicyAlgoConfig)
         tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
         note = noted(teaching(about, algo.num_generations), algo.batch_size, tally)
         (ctx.out / TRAINING).write_text(json_text({**spent, **about, **note}) + "\n")
@@ -156,7 +155,7 @@ class PostTrainingAlgorithms(Algorithm):
             from pipeline.learning.models.load import load_policy
 
             # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
-            dtype = ctx.config.system.dtype if policy_settings(ctx).lora.rank else DType.float32
+            dtype = ctx.config.system.dtype if ctx.settings(PolicyAlgoConfig).lora.rank else DType.float32
             trained = ctx.optional_input("train@previous") if previous else None
             return load_policy(
                 str(trained) if trained else reference_source(ctx),
@@ -170,7 +169,7 @@ class PostTrainingAlgorithms(Algorithm):
         with ctx.loading():
             from pipeline.learning.training.lora import with_adapters
             from pipeline.learning.training.policy import without_dropout
-        algo = policy_settings(ctx)
+        algo = ctx.settings(PolicyAlgoConfig)
         model = self._load(ctx, previous=algo.warm_start)
         model.requires_grad_(True)
         adapted: Any = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
@@ -180,7 +179,7 @@ class PostTrainingAlgorithms(Algorithm):
         return started
 
     def _fitting(self, ctx: JobContext) -> Fitting:
-        algo = policy_settings(ctx)
+        algo = ctx.settings(PolicyAlgoConfig)
         return fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
 
 
@@ -239,11 +238,3 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
     policy = TrainedPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
     policy.reference = reference if compared else None
     return policy
-
-
-def policy_settings(ctx: JobContext) -> PolicyAlgoConfig:
-    """The settings of a method that trains the policy."""
-    algo = ctx.config.algo
-    if not isinstance(algo, PolicyAlgoConfig):
-        raise JobError(f"{ctx.job_id}: its settings are {type(algo).__name__}, not PolicyAlgoConfig")
-    return algo
