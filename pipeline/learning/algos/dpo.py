@@ -56,12 +56,11 @@ class DPO(PostTrainingAlgorithms):
         """Compare the policy with its anchor on every pair."""
         with ctx.loading():
             from pipeline.learning.algos.groups import PAIRS
-            from pipeline.learning.algos.rounds import rounds_to_train_on
             from pipeline.learning.training.dpo import DPOObjective, fit_dpo
             from pipeline.learning.training.policy import trained_tokens
             from pipeline.learning.training.sequences import Sequences
         algo = ctx.settings(DPOConfig)
-        pairs = Sequences.load(rounds_to_train_on(ctx, aggregate=algo.aggregate), PAIRS)
+        pairs = Sequences.load(self.data(ctx), PAIRS)
         held = self._anchor_scores(ctx, pairs)
         objective = DPOObjective(
             loss_type=algo.loss_type,

@@ -1,4 +1,4 @@
-"""The stages that methods share which train the policy. A method adds what it keeps of the samples, and its loss.
+"""The stages that methods share which train the policy. A method adds its loss, and what it keeps if not all.
 
 generate    draw groups of completions by the current policy, score them                   (per shard)
 train       change the policy's weights
@@ -73,14 +73,26 @@ class PostTrainingAlgorithms(Algorithm):
     )
 
     @abstractmethod
-    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
-        """Write what training needs of one shard's groups."""
-        raise NotImplementedError(f"{type(self).__name__} must define keep()")
-
-    @abstractmethod
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Train the policy in place; returns what ``training.json`` should say of it, the losses among it."""
         raise NotImplementedError(f"{type(self).__name__} must define fit()")
+
+    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
+        """Write what training needs of one shard's groups, for `fit` to read from the folders of `data`.
+
+        Whole groups with their rewards, and the log-probabilities of the policy that drew them: `Samples`.
+        """
+        from pipeline.learning.training.samples import Samples
+
+        logprobs = policy.logprobs(groups.prompts, groups.tokens)
+        rows = groups.rows_of(range(len(groups.tokens)))
+        Samples.of(groups.prompts, groups.tokens, groups.scored.values, logprobs, rows).save(ctx.out)
+
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+        """The folders that `fit` trains on: of this round, or of all so far where the settings say `aggregate`."""
+        from pipeline.learning.algos.rounds import rounds_to_train_on
+
+        return rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
         """Draw and score; in the first round the current policy is the reference itself."""

@@ -32,11 +32,10 @@ class SFT(PostTrainingAlgorithms):
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Raise the likelihood of every token of the completions."""
         with ctx.loading():
-            from pipeline.learning.algos.rounds import rounds_to_train_on
             from pipeline.learning.training.policy import trained_tokens
             from pipeline.learning.training.sequences import Sequences
             from pipeline.learning.training.sft import fit_sft
         algo = ctx.settings(SFTConfig)
-        data = Sequences.load(rounds_to_train_on(ctx, aggregate=algo.aggregate))
+        data = Sequences.load(self.data(ctx))
         losses = fit_sft(model, data, fitting)
         return {"sequences": len(data), "tokens_trained": trained_tokens(data, algo.epochs), "loss": losses}
