@@ -1,5 +1,6 @@
 """What a variant of a method may answer in another way, and what it then may rely on."""
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.rloo import RLOO, RLOOConfig
 from pipeline.config.schema import GRPOConfig, ScaleRewards
 from pipeline.errors import JobError
 from pipeline.learning.algos.groups import Groups
@@ -18,6 +20,7 @@ from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import checked_advantages
 from pipeline.learning.training.samples import Samples
 from tests.doubles.contexts import context
+from tests.doubles.own_methods import Reinforce
 
 NONE = float("nan")
 
@@ -59,6 +62,31 @@ def test_a_method_trains_on_this_round_or_on_all_so_far(aggregate: bool, expecte
     assert [folder.name for folder in PostTrainingAlgorithms().data(ctx)] == expected
 
 
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1.0, 0.0, 0.0, 1.0, 0.5, 0.5, 0.0, 1.0], [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, -2 / 3, 2 / 3]),
+        # One without a reward gets none, and the mean is that of the two others.
+        ([NONE, 0.2, 0.6, 1.0, 1.0, NONE, 0.0, NONE], [0, 0.2 - 0.8, 0, 1.0 - 0.4, 1, 0, -1, 0]),
+        # Nothing to compare with.
+        ([NONE, NONE, 0.7, NONE, NONE, NONE, NONE, NONE], [0.0] * 8),
+    ],
+    ids=["all rewarded", "some", "one or none"],
+)
+def test_advantages_of_rloo_are_rewards_minus_the_mean_of_the_others(
+    rewards: list[float], expected: list[float]
+) -> None:
+    found = RLOO().advantages(context(RLOOConfig(num_generations=4)), samples(rewards))
+    assert checked_advantages(found, 8).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_with_all_rewards_rloo_differs_from_undivided_grpo_by_a_constant_factor() -> None:
+    """Leaving oneself out of the mean of G makes the difference G / (G - 1) as large."""
+    ctx = context(RLOOConfig(num_generations=4, scale_rewards=ScaleRewards.none))
+    given = samples(np.random.default_rng(0).normal(size=40).tolist())
+    assert RLOO().advantages(ctx, given) == pytest.approx(4 / 3 * GRPO().advantages(ctx, given), abs=1e-6)
+
+
 def test_advantages_of_grpo_are_those_within_the_group() -> None:
     ctx = context(GRPOConfig(num_generations=2, scale_rewards=ScaleRewards.none))
     found = GRPO().advantages(ctx, samples([1.0, 0.0, NONE, 0.5]))
@@ -84,3 +112,11 @@ def test_advantages_are_taken_as_they_are() -> None:
     found = np.float32([0.1, -2.0, 0.0])
     assert checked_advantages(found, 3) is found
     assert checked_advantages([1, 2, 3], 3).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_the_method_that_the_page_shows_is_the_one_that_is_tested() -> None:
+    shown = (Path(__file__).parents[4] / "docs" / "extending.md").read_text()
+    written = inspect.getsource(Reinforce.fit).splitlines()
+    lines = [line.strip() for line in written if line.strip() and not line.strip().startswith("def ")]
+    assert len(lines) > 4
+    assert [line for line in lines if line not in shown] == []
