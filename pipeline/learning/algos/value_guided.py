@@ -116,6 +116,7 @@ class ValueGuidedAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""
         with ctx.loading():
+            from pipeline.learning.algos.post_training import fitting_of
             from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted
             from pipeline.learning.algos.toolbox import reference_source, trusts_code
@@ -129,21 +130,11 @@ class ValueGuidedAlgorithms(Algorithm):
         apart = held_out(collected.prompts, ctx.seed, algo.held_out)
         data = collected.some(~apart)
         model = self._start(ctx)
-        losses = fit_value(
-            model,
-            data,
-            algo,
-            ctx.config.training,
-            seed=ctx.seed * 1000 + ctx.round,
-            rate=self.rate(algo),
-            device=ctx.device,
-            dtype=ctx.config.system.dtype,
-            clear_cache_interval=ctx.config.system.clear_cache_interval,
-            on_step=lambda done, tokens: ctx.progress(done, total=len(data) * algo.epochs, tokens=tokens),
-            checkpoint=ctx.checkpoint("value"),
-            hints=ctx.hints,
-            ranks=ctx.ranks,
+        fitting = replace(
+            fitting_of(ctx, "value", algo.batch_size, algo.epochs, algo.learning_rate),
+            head_learning_rate=algo.head_learning_rate,
         )
+        losses = fit_value(model, data, fitting, rate=self.rate(algo))
         calibration = calibrate(
             model,
             collected.some(apart),
