@@ -45,7 +45,7 @@ class Fudge(ValueGuidedAlgorithms):
         drawn = Rollouts(ctx, dataset, reference)
         drawn.note_cost()
         rewards = toolbox.score_completions(ctx, reference, drawn.rows, drawn.tokens, 256)
-        ends_well = (rewards >= ctx.config.algo.success).astype(float).tolist()  # type: ignore[attr-defined]
+        ends_well = (rewards >= ctx.settings(FudgeConfig).success).astype(float).tolist()
         whole = [prompt + tokens for prompt, tokens in zip(drawn.prompts, drawn.tokens, strict=True)]
         rows = [row.id for row in drawn.rows]
         return Sequences.of(whole, [len(prompt) for prompt in drawn.prompts], ends_well, rows)

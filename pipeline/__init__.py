@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pipeline.config.schema import Config as Config
     from pipeline.config.schema import DatasetConfig as DatasetConfig
     from pipeline.config.schema import FilesConfig as FilesConfig
+    from pipeline.config.schema import GRPOConfig as GRPOConfig
+    from pipeline.config.schema import GRPOLoss as GRPOLoss
     from pipeline.config.schema import PolicyAlgoConfig as PolicyAlgoConfig
     from pipeline.config.schema import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.engine.devices.api import auto_select_gpus_for_model as auto_select_gpus_for_model
@@ -79,6 +81,11 @@ if TYPE_CHECKING:
     from pipeline.learning.rewards.traits import RewardTraits as RewardTraits
     from pipeline.learning.rewards.traits import reward as reward
     from pipeline.learning.training.distributed import save_model as save_model
+    from pipeline.learning.training.policy import Fitting as Fitting
+    from pipeline.learning.training.policy import completion_logprobs as completion_logprobs
+    from pipeline.learning.training.policy import fit as fit
+    from pipeline.learning.training.policy import trained_tokens as trained_tokens
+    from pipeline.learning.training.samples import Samples as Samples
     from pipeline.learning.training.sequences import Sequences as Sequences
     from pipeline.learning.training.sft import fit_sft as fit_sft
     from pipeline.outputs.prompts import PromptMeasures as PromptMeasures
@@ -91,7 +98,8 @@ _HOMES = {
     "commands.run": "run_experiment",
     "config.fields": "file_or_folder number",
     "config.load": "load_config",
-    "config.schema": "AlgoConfig Config DatasetConfig FilesConfig PolicyAlgoConfig ValueAlgoConfig",
+    "config.schema": "AlgoConfig Config DatasetConfig FilesConfig GRPOConfig GRPOLoss PolicyAlgoConfig "
+    "ValueAlgoConfig",
     "engine.devices.api": "auto_select_gpus_for_model get_available_gpus get_gpu_info get_gpu_memory_usage "
     "get_optimal_device print_gpu_info select_gpus set_visible_gpus setup_gpu_environment",
     "engine.devices.ranking": "Order",
@@ -125,6 +133,8 @@ _HOMES = {
     "learning.rewards.preference": "decide",
     "learning.rewards.traits": "RewardTraits reward",
     "learning.training.distributed": "save_model",
+    "learning.training.policy": "Fitting completion_logprobs fit trained_tokens",
+    "learning.training.samples": "Samples",
     "learning.training.sequences": "Sequences",
     "learning.training.sft": "fit_sft",
     "outputs.prompts": "PromptMeasures write_prompts",

@@ -23,7 +23,6 @@ from pipeline.config.schema import (
     Strategy,
     TinyModelConfig,
     TrainingConfig,
-    ValueAlgoConfig,
 )
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
@@ -67,13 +66,18 @@ def value(
     losses = fit_value(
         model,
         small_sequences(),
-        ValueAlgoConfig(batch_size=7, learning_rate=1e-2, epochs=3),
-        TrainingConfig(micro_batch_size=2, warmup_steps=2, grad_clip=0.5),
-        seed=0,
-        device="cpu",
-        on_step=lambda done, tokens: on_step(done),
-        checkpoint=checkpoint,
-        ranks=ranks,
+        Fitting(
+            batch_size=7,
+            learning_rate=1e-2,
+            head_learning_rate=3e-2,
+            epochs=3,
+            training=TrainingConfig(micro_batch_size=2, warmup_steps=2, grad_clip=0.5),
+            seed=0,
+            device="cpu",
+            on_step=lambda done, total, tokens: on_step(done),
+            checkpoint=checkpoint,
+            ranks=ranks,
+        ),
     )
     return model, losses
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.config.schema import AdditionConfig, HeadType, TinyModelConfig, TrainingConfig, ValueAlgoConfig
+from pipeline.config.schema import AdditionConfig, HeadType, TinyModelConfig, TrainingConfig
 from pipeline.engine.workers.work import Work
 from pipeline.learning.algos.stage_entry import run_stage
 from pipeline.learning.algos.torch_setup import prepare_torch
@@ -25,6 +25,7 @@ from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training import checkpoint
 from pipeline.learning.training.checkpoint import Checkpoints, State
+from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import fit_value
 
@@ -47,13 +48,17 @@ def _value(head: HeadType, checkpoints: Checkpoints, hints: Path | None) -> tupl
     losses = fit_value(
         model,
         small_sequences(),
-        ValueAlgoConfig(batch_size=8, learning_rate=1e-2, epochs=3),
-        TrainingConfig(micro_batch_size=3, warmup_steps=2),
-        seed=0,
-        device="cpu",
-        on_step=lambda done, tokens: None,
-        checkpoint=checkpoints,
-        hints=hints,
+        Fitting(
+            batch_size=8,
+            learning_rate=1e-2,
+            head_learning_rate=3e-2,
+            epochs=3,
+            training=TrainingConfig(micro_batch_size=3, warmup_steps=2),
+            seed=0,
+            device="cpu",
+            checkpoint=checkpoints,
+            hints=hints,
+        ),
     )
     return model, losses
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
 from pipeline.config.schema import AlgoConfig, StageConfig
 from pipeline.errors import JobError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pipeline.learning.models.cache import ModelCache
     from pipeline.learning.training.checkpoint import Checkpoints
     from pipeline.learning.training.distributed import Ranks
+
+_Settings = TypeVar("_Settings", bound=AlgoConfig)
 
 REFERENCE = "reference"
 """What stands in the place of an algorithm for the policy that all of them start from."""
@@ -148,6 +150,23 @@ class JobContext:
         )
 
         return self.joined or ALONE
+
+    def settings(self, kind: type[_Settings]) -> _Settings:
+        """The settings of the algorithm, with the fields of a class.
+
+        Args:
+            kind: That class, as `GRPOConfig`.
+
+        Raises:
+            JobError: The algorithm has settings of another kind.
+        """
+        algo = self.config.algo
+        if not isinstance(algo, kind):
+            raise JobError(
+                f"{self.job_id}: algos.{self.algo} has the settings of {type(algo).__name__}, and this stage "
+                f"reads those of {kind.__name__}; set its config_class to {kind.__name__} or a subclass of it"
+            )
+        return algo
 
     def input(self, name: str) -> Path:
         """The folder of an input that is a single output.

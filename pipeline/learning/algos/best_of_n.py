@@ -57,7 +57,7 @@ class BestOfN(Algorithm):
             from pipeline.learning.algos import toolbox
             from pipeline.learning.algos.groups import PAIRS, draw_groups
             from pipeline.learning.algos.rounds import write_generation
-        algo = _settings(ctx)
+        algo = ctx.settings(BestOfNConfig)
         if algo.selection is Selection.majority:
             write_generation(ctx, 0, 0, 0)
             return
@@ -74,7 +74,7 @@ class BestOfN(Algorithm):
             from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted
             from pipeline.learning.training.sequences import Sequences
-        algo = _settings(ctx)
+        algo = ctx.settings(BestOfNConfig)
         spent = {"tokens_generated": tokens_generated(ctx)}
         if algo.selection is Selection.majority:
             (ctx.out / TRAINING).write_text(json_text({**spent, "tokens_trained": 0}) + "\n")
@@ -96,7 +96,7 @@ class BestOfN(Algorithm):
             from pipeline.learning.algos import toolbox
             from pipeline.learning.generation import best_of_n
             from pipeline.learning.models.batch_size import BatchSizes
-        algo, dataset = _settings(ctx), toolbox.open_dataset(ctx)
+        algo, dataset = ctx.settings(BestOfNConfig), toolbox.open_dataset(ctx)
         model, tokenizer = toolbox.reference_model(ctx)
         sizes = BatchSizes(ctx.hints, ctx.device, model)
         policy = best_of_n.BestOfN(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
@@ -138,8 +138,3 @@ def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:
             f"use algos.{ctx.algo}.selection=reward_model"
         )
     return by_majority(lambda completion: answer(policy.text([completion])[0]))
-
-
-def _settings(ctx: JobContext) -> BestOfNConfig:
-    assert isinstance(ctx.config.algo, BestOfNConfig)
-    return ctx.config.algo

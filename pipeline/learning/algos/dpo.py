@@ -30,7 +30,7 @@ class DPO(PostTrainingAlgorithms):
 
     def generate(self, ctx: JobContext) -> None:
         """Draw, score and pair; or take the pairs that the dataset has."""
-        if _settings(ctx).pairs is PairSource.sampled:
+        if ctx.settings(DPOConfig).pairs is PairSource.sampled:
             super().generate(ctx)
             return
         with ctx.loading():
@@ -50,18 +50,17 @@ class DPO(PostTrainingAlgorithms):
         """Write the pairs."""
         from pipeline.learning.algos.groups import PAIRS
 
-        groups.pairs(_settings(ctx).preferences).save(ctx.out, PAIRS)
+        groups.pairs(ctx.settings(DPOConfig).preferences).save(ctx.out, PAIRS)
 
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Compare the policy with its anchor on every pair."""
         with ctx.loading():
             from pipeline.learning.algos.groups import PAIRS
-            from pipeline.learning.algos.rounds import rounds_to_train_on
             from pipeline.learning.training.dpo import DPOObjective, fit_dpo
             from pipeline.learning.training.policy import trained_tokens
             from pipeline.learning.training.sequences import Sequences
-        algo = _settings(ctx)
-        pairs = Sequences.load(rounds_to_train_on(ctx, aggregate=algo.aggregate), PAIRS)
+        algo = ctx.settings(DPOConfig)
+        pairs = Sequences.load(self.data(ctx), PAIRS)
         held = self._anchor_scores(ctx, pairs)
         objective = DPOObjective(
             loss_type=algo.loss_type,
@@ -82,7 +81,7 @@ class DPO(PostTrainingAlgorithms):
         from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
         from pipeline.learning.training.precision import computing_in
 
-        anchor = self.anchor_model(ctx, _settings(ctx).reference)
+        anchor = self.anchor_model(ctx, ctx.settings(DPOConfig).reference)
         note_scored(pairs, anchor)
         with computing_in(ctx.config.system.dtype, ctx.device):
             return score_sequences(
@@ -132,8 +131,3 @@ def _ended(tokenizer: PreTrainedTokenizerBase, prompt: Text, answer: str) -> str
         if str(whole).startswith(str(before)):
             return str(whole)[len(str(before)) :]
     return answer + (tokenizer.eos_token or "")
-
-
-def _settings(ctx: JobContext) -> DPOConfig:
-    assert isinstance(ctx.config.algo, DPOConfig)
-    return ctx.config.algo

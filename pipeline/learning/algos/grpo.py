@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.schema import AlgoConfig, GRPOConfig
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
-    from pipeline.learning.algos.groups import Groups
-    from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import Fitting
     from pipeline.learning.training.samples import Samples
 
@@ -26,34 +23,30 @@ class GRPO(PostTrainingAlgorithms):
     name: ClassVar[str] = "GRPO"
     config_class: ClassVar[type[AlgoConfig]] = GRPOConfig
 
-    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
-        """Write whole groups with rewards, and the log-probabilities of the policy that drew them."""
-        from pipeline.learning.training.samples import Samples
+    def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
+        """How much better each completion is than the others of its prompt.
 
-        logprobs = policy.logprobs(groups.prompts, groups.tokens)
-        Samples.of(
-            groups.prompts,
-            groups.tokens,
-            groups.scored.values,
-            logprobs,
-            groups.rows_of(range(len(groups.tokens))),
-        ).save(ctx.out)
+        Args:
+            ctx: Of the training.
+            samples: Whole groups of `num_generations`, members adjacent; a reward is NaN where there is none.
 
-    def data(self, ctx: JobContext) -> tuple[Path, ...]:
-        """The folders of samples to train on."""
-        from pipeline.learning.algos.rounds import rounds_to_train_on
+        Returns:
+            Shape [N]; 0 for a completion that nothing is to be learnt from.
+        """
+        from pipeline.learning.training.grpo import group_advantages
 
-        return rounds_to_train_on(ctx, aggregate=_settings(ctx).aggregate)
+        algo = ctx.settings(GRPOConfig)
+        return group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
 
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Raise what is better than its group, within the clipped ratio."""
         with ctx.loading():
-            from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
+            from pipeline.learning.training.grpo import Objective, checked_advantages, fit_grpo
             from pipeline.learning.training.policy import trained_tokens
             from pipeline.learning.training.samples import Samples
-        algo = _settings(ctx)
+        algo = ctx.settings(GRPOConfig)
         samples = Samples.load(self.data(ctx))
-        advantages = group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
+        advantages = checked_advantages(self.advantages(ctx, samples), len(samples))
         objective = Objective(
             loss_type=algo.loss_type,
             beta=algo.beta,
@@ -78,7 +71,7 @@ class GRPO(PostTrainingAlgorithms):
         from pipeline.learning.training.precision import computing_in
         from pipeline.learning.training.samples import padded, supervised_columns
 
-        model = self.anchor_model(ctx, _settings(ctx).reference)
+        model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)
         temperature = ctx.config.generation.temperature
         note_scored(samples.sequences, model)
         with computing_in(ctx.config.system.dtype, ctx.device):
@@ -91,8 +84,3 @@ class GRPO(PostTrainingAlgorithms):
                 width=samples.sequences.ids.shape[1],
             )
         return padded(supervised_columns(found, samples.sequences))
-
-
-def _settings(ctx: JobContext) -> GRPOConfig:
-    assert isinstance(ctx.config.algo, GRPOConfig)
-    return ctx.config.algo

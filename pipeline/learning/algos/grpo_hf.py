@@ -49,7 +49,7 @@ class GRPOHF(GRPO):
         from pipeline.learning.algos.groups import PAIRS
 
         super().keep(ctx, policy, groups)
-        groups.pairs(_settings(ctx).preferences).save(ctx.out, PAIRS)
+        groups.pairs(ctx.settings(GRPOHFConfig).preferences).save(ctx.out, PAIRS)
 
     def reward(self, ctx: JobContext) -> None:
         """Fit the reward models and score every completion by the one that has not seen its prompt."""
@@ -58,7 +58,7 @@ class GRPOHF(GRPO):
             from pipeline.learning.training.samples import Samples
         folders = super().data(ctx)
         samples = Samples.load(folders)
-        scores = cross_fitted(ctx, folders, samples.sequences, _settings(ctx).reward_model)
+        scores = cross_fitted(ctx, folders, samples.sequences, ctx.settings(GRPOHFConfig).reward_model)
         samples.with_rewards(scores).save(ctx.out)
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
@@ -72,8 +72,3 @@ class GRPOHF(GRPO):
         about = super().fit(ctx, model, fitting)
         tokens = about["tokens_trained"] + reward_tokens_trained(ctx)
         return {**about, **reward_fit_in_short(ctx), "tokens_trained": tokens}
-
-
-def _settings(ctx: JobContext) -> GRPOHFConfig:
-    assert isinstance(ctx.config.algo, GRPOHFConfig)
-    return ctx.config.algo

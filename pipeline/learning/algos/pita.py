@@ -39,8 +39,7 @@ class PITA(ValueGuidedAlgorithms):
         from pipeline.learning.rewards.preference import decide
         from pipeline.learning.training.sequences import Sequences
 
-        algo = ctx.config.algo
-        assert isinstance(algo, PITAConfig)
+        algo = ctx.settings(PITAConfig)
         rollouts = Rollouts(ctx, dataset, roll_in, finishes=2)
         cuts = rollouts.cut()
         prefixes = [tokens[:cut] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]

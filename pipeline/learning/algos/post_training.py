@@ -1,4 +1,4 @@
-"""The stages that methods share which train the policy. A method adds what it keeps of the samples, and its loss.
+"""The stages that methods share which train the policy. A method adds its loss, and what it keeps if not all.
 
 generate    draw groups of completions by the current policy, score them                   (per shard)
 train       change the policy's weights
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.schema import AlgoConfig, Anchor, DType, PolicyAlgoConfig
-from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.learning.algos.base import (
     METRICS,
@@ -74,14 +73,26 @@ class PostTrainingAlgorithms(Algorithm):
     )
 
     @abstractmethod
-    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
-        """Write what training needs of one shard's groups."""
-        raise NotImplementedError(f"{type(self).__name__} must define keep()")
-
-    @abstractmethod
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Train the policy in place; returns what ``training.json`` should say of it, the losses among it."""
         raise NotImplementedError(f"{type(self).__name__} must define fit()")
+
+    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
+        """Write what training needs of one shard's groups, for `fit` to read from the folders of `data`.
+
+        Whole groups with their rewards, and the log-probabilities of the policy that drew them: `Samples`.
+        """
+        from pipeline.learning.training.samples import Samples
+
+        logprobs = policy.logprobs(groups.prompts, groups.tokens)
+        rows = groups.rows_of(range(len(groups.tokens)))
+        Samples.of(groups.prompts, groups.tokens, groups.scored.values, logprobs, rows).save(ctx.out)
+
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+        """The folders that `fit` trains on: of this round, or of all so far where the settings say `aggregate`."""
+        from pipeline.learning.algos.rounds import rounds_to_train_on
+
+        return rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
         """Draw and score; in the first round the current policy is the reference itself."""
@@ -89,7 +100,7 @@ class PostTrainingAlgorithms(Algorithm):
             from pipeline.learning.algos import toolbox
             from pipeline.learning.algos.groups import draw_groups
             from pipeline.learning.algos.rounds import write_generation
-        algo, dataset = policy_settings(ctx), toolbox.open_dataset(ctx)
+        algo, dataset = ctx.settings(PolicyAlgoConfig), toolbox.open_dataset(ctx)
         policy = self.current_policy(ctx, dataset)
         groups = draw_groups(ctx, dataset, policy, algo.num_generations)
         self.keep(ctx, policy, groups)
@@ -114,7 +125,7 @@ class PostTrainingAlgorithms(Algorithm):
         whole.save_pretrained(ctx.out)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
         tokenizer.save_pretrained(ctx.out)
-        algo = policy_settings(ctx)
+        algo = ctx.settings(PolicyAlgoConfig)
         tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
         note = noted(teaching(about, algo.num_generations), algo.batch_size, tally)
         (ctx.out / TRAINING).write_text(json_text({**spent, **about, **note}) + "\n")
@@ -156,7 +167,7 @@ class PostTrainingAlgorithms(Algorithm):
             from pipeline.learning.models.load import load_policy
 
             # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
-            dtype = ctx.config.system.dtype if policy_settings(ctx).lora.rank else DType.float32
+            dtype = ctx.config.system.dtype if ctx.settings(PolicyAlgoConfig).lora.rank else DType.float32
             trained = ctx.optional_input("train@previous") if previous else None
             return load_policy(
                 str(trained) if trained else reference_source(ctx),
@@ -170,7 +181,7 @@ class PostTrainingAlgorithms(Algorithm):
         with ctx.loading():
             from pipeline.learning.training.lora import with_adapters
             from pipeline.learning.training.policy import without_dropout
-        algo = policy_settings(ctx)
+        algo = ctx.settings(PolicyAlgoConfig)
         model = self._load(ctx, previous=algo.warm_start)
         model.requires_grad_(True)
         adapted: Any = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
@@ -180,7 +191,7 @@ class PostTrainingAlgorithms(Algorithm):
         return started
 
     def _fitting(self, ctx: JobContext) -> Fitting:
-        algo = policy_settings(ctx)
+        algo = ctx.settings(PolicyAlgoConfig)
         return fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
 
 
@@ -239,11 +250,3 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
     policy = TrainedPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
     policy.reference = reference if compared else None
     return policy
-
-
-def policy_settings(ctx: JobContext) -> PolicyAlgoConfig:
-    """The settings of a method that trains the policy."""
-    algo = ctx.config.algo
-    if not isinstance(algo, PolicyAlgoConfig):
-        raise JobError(f"{ctx.job_id}: its settings are {type(algo).__name__}, not PolicyAlgoConfig")
-    return algo

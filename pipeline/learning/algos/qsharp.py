@@ -95,7 +95,7 @@ class QSharp(ValueGuidedAlgorithms):
         """
         import numpy as np
 
-        algo = settings(ctx)
+        algo = ctx.settings(QSharpConfig)
         low, high = algo.value_min, algo.value_max
         odd = rewards[(rewards < low) | (rewards > high)]
         if len(odd):
@@ -132,9 +132,3 @@ def atom_rewards(algo: QSharpConfig) -> list[float]:
     """The rewards of the atoms, evenly spaced over the range."""
     step = (algo.value_max - algo.value_min) / (algo.atoms - 1)
     return [algo.value_min + step * place for place in range(algo.atoms)]
-
-
-def settings(ctx: JobContext) -> QSharpConfig:
-    """The settings of a method of the Q# kind."""
-    assert isinstance(ctx.config.algo, QSharpConfig)
-    return ctx.config.algo

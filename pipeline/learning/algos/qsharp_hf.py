@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.schema import AlgoConfig, QSharpHFConfig
 from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
-from pipeline.learning.algos.qsharp import QSharp, settings
+from pipeline.learning.algos.qsharp import QSharp
 from pipeline.learning.algos.reward_stage import REWARD
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class QSharpHF(QSharp):
         cuts = rollouts.cut()
         prefixes = [tokens[:cut] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
         pair = [rollouts.finish(reference, prefixes, stream) for stream in ("first", "second")]
-        size, how = ctx.config.data_collection.reward_batch_size, _settings(ctx).preferences
+        size, how = ctx.config.data_collection.reward_batch_size, ctx.settings(QSharpHFConfig).preferences
         scored = [toolbox.score(ctx, rollouts.rows, reference.text(side), side, size) for side in pair]
         decided = decide(
             scored[0],
@@ -89,7 +89,7 @@ class QSharpHF(QSharp):
         with ctx.loading():
             from pipeline.learning.algos.reward_stage import cross_fitted
             from pipeline.learning.training.sequences import Sequences
-        algo = _settings(ctx)
+        algo = ctx.settings(QSharpHFConfig)
         folders = super().data(ctx)
         data = Sequences.load(folders)
         rewards = cross_fitted(ctx, folders, data, algo.reward_model).clip(algo.value_min, algo.value_max)
@@ -110,9 +110,3 @@ class QSharpHF(QSharp):
         from pipeline.learning.algos.reward_stage import reward_fit_in_short
 
         return reward_fit_in_short(ctx)
-
-
-def _settings(ctx: JobContext) -> QSharpHFConfig:
-    algo = settings(ctx)
-    assert isinstance(algo, QSharpHFConfig)
-    return algo

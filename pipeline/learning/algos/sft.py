@@ -25,23 +25,17 @@ class SFT(PostTrainingAlgorithms):
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
         """Write the best completion of each prompt, the first of equals."""
         best, correct = groups.best(), groups.scored.correct
-        if _settings(ctx).only_correct:
+        if ctx.settings(SFTConfig).only_correct:
             best = [place for place in best if correct[place] is not False]
         groups.sequences(best, [float(groups.scored.values[place]) for place in best]).save(ctx.out)
 
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         """Raise the likelihood of every token of the completions."""
         with ctx.loading():
-            from pipeline.learning.algos.rounds import rounds_to_train_on
             from pipeline.learning.training.policy import trained_tokens
             from pipeline.learning.training.sequences import Sequences
             from pipeline.learning.training.sft import fit_sft
-        algo = _settings(ctx)
-        data = Sequences.load(rounds_to_train_on(ctx, aggregate=algo.aggregate))
+        algo = ctx.settings(SFTConfig)
+        data = Sequences.load(self.data(ctx))
         losses = fit_sft(model, data, fitting)
         return {"sequences": len(data), "tokens_trained": trained_tokens(data, algo.epochs), "loss": losses}
-
-
-def _settings(ctx: JobContext) -> SFTConfig:
-    assert isinstance(ctx.config.algo, SFTConfig)
-    return ctx.config.algo

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
-from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.outputs.formats import SWEEP_SPLIT, TRAINING
@@ -90,7 +89,7 @@ class ValueGuidedAlgorithms(Algorithm):
         """The folders of labelled sequences to train on."""
         from pipeline.learning.algos.rounds import rounds_to_train_on
 
-        return rounds_to_train_on(ctx, aggregate=_settings(ctx).aggregate)
+        return rounds_to_train_on(ctx, aggregate=ctx.settings(ValueAlgoConfig).aggregate)
 
     def spent_before(self, ctx: JobContext) -> int:  # noqa: ARG002 - for methods with more stages
         """Tokens that earlier stages of this round have trained on."""
@@ -110,13 +109,14 @@ class ValueGuidedAlgorithms(Algorithm):
         reference = toolbox.reference_policy(ctx, dataset, value_context(ctx.config.model))
         previous = ctx.optional_input("train@previous")
         roll_in = reference
-        if previous is not None and not math.isinf(_settings(ctx).eta):
-            roll_in = toolbox.guided_policy(ctx, dataset, previous, self.tilt(_settings(ctx)))
+        if previous is not None and not math.isinf(ctx.settings(ValueAlgoConfig).eta):
+            roll_in = toolbox.guided_policy(ctx, dataset, previous, self.tilt(ctx.settings(ValueAlgoConfig)))
         self.collect(ctx, dataset, roll_in, reference).save(ctx.out)
 
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""
         with ctx.loading():
+            from pipeline.learning.algos.post_training import fitting_of
             from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted
             from pipeline.learning.algos.toolbox import reference_source, trusts_code
@@ -125,26 +125,16 @@ class ValueGuidedAlgorithms(Algorithm):
             from pipeline.learning.training.distributed import save_model
             from pipeline.learning.training.sequences import Sequences
             from pipeline.learning.training.value import fit_value
-        algo = _settings(ctx)
+        algo = ctx.settings(ValueAlgoConfig)
         collected = Sequences.load(self.data(ctx))
         apart = held_out(collected.prompts, ctx.seed, algo.held_out)
         data = collected.some(~apart)
         model = self._start(ctx)
-        losses = fit_value(
-            model,
-            data,
-            algo,
-            ctx.config.training,
-            seed=ctx.seed * 1000 + ctx.round,
-            rate=self.rate(algo),
-            device=ctx.device,
-            dtype=ctx.config.system.dtype,
-            clear_cache_interval=ctx.config.system.clear_cache_interval,
-            on_step=lambda done, tokens: ctx.progress(done, total=len(data) * algo.epochs, tokens=tokens),
-            checkpoint=ctx.checkpoint("value"),
-            hints=ctx.hints,
-            ranks=ctx.ranks,
+        fitting = replace(
+            fitting_of(ctx, "value", algo.batch_size, algo.epochs, algo.learning_rate),
+            head_learning_rate=algo.head_learning_rate,
         )
+        losses = fit_value(model, data, fitting, rate=self.rate(algo))
         calibration = calibrate(
             model,
             collected.some(apart),
@@ -179,7 +169,7 @@ class ValueGuidedAlgorithms(Algorithm):
         """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
         with ctx.loading():
             from pipeline.learning.algos import sweep, toolbox
-        dataset, algo, drawn = toolbox.open_dataset(ctx), _settings(ctx), toolbox.NOTHING
+        dataset, algo, drawn = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig), toolbox.NOTHING
         strengths = sweep.strengths(algo.eta, ctx.config.evaluation.etas)
         each = toolbox.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
         for name, eta in strengths.items():
@@ -197,7 +187,7 @@ class ValueGuidedAlgorithms(Algorithm):
         """
         with ctx.loading():
             from pipeline.learning.algos import sweep, toolbox
-        dataset, algo = toolbox.open_dataset(ctx), _settings(ctx)
+        dataset, algo = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig)
         best = sweep.chosen(sweep.measured(ctx), ctx.config.evaluation)
         if best is not None:
             algo = replace(algo, eta=sweep.strengths(algo.eta, ctx.config.evaluation.etas)[best])
@@ -230,7 +220,7 @@ class ValueGuidedAlgorithms(Algorithm):
             from pipeline.learning.models.source import value_folder
             from pipeline.learning.models.value import value_model_from
         # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
-        algo, system = _settings(ctx), replace(ctx.config.system, dtype=DType.float32)
+        algo, system = ctx.settings(ValueAlgoConfig), replace(ctx.config.system, dtype=DType.float32)
         previous = ctx.optional_input("train@previous")
         with ctx.loading():
             if previous is not None and algo.warm_start:
@@ -243,10 +233,3 @@ class ValueGuidedAlgorithms(Algorithm):
         model.to(ctx.first_device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model
-
-
-def _settings(ctx: JobContext) -> ValueAlgoConfig:
-    algo = ctx.config.algo
-    if not isinstance(algo, ValueAlgoConfig):
-        raise JobError(f"{ctx.job_id}: its settings are {type(algo).__name__}, not ValueAlgoConfig")
-    return algo

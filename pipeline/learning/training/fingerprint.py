@@ -29,7 +29,7 @@ def fingerprint() -> str:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig
+    from pipeline.config.schema import HeadType, TrainingConfig
     from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
     from pipeline.learning.generation.guide import value_reader
     from pipeline.learning.generation.sampling import sample_keys
@@ -58,8 +58,16 @@ def fingerprint() -> str:
     )
     value = value_model_from(model, HeadType.q)
     # Whatever the defaults become, so that the documented fingerprint stays.
-    algo = ValueAlgoConfig(class_path="", batch_size=32, epochs=4, learning_rate=2e-3, head_learning_rate=2e-3)
-    fit_value(value, data, algo, training, seed=0, device="cpu", on_step=lambda _done, _tokens: None)
+    fitting = Fitting(
+        batch_size=32,
+        epochs=4,
+        learning_rate=2e-3,
+        head_learning_rate=2e-3,
+        training=training,
+        seed=0,
+        device="cpu",
+    )
+    fit_value(value, data, fitting)
     decoded = decode(
         model.eval(),
         [row[: 3 + at % 4] for at, row in enumerate(rows[:32])],

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.config.schema import GRPOLoss, ScaleRewards
+from pipeline.errors import JobError
 from pipeline.learning.training.policy import Fitting, completion_logprobs, fit
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.sequences import Batch
@@ -67,6 +68,29 @@ def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewa
     elif scale is ScaleRewards.batch:
         difference = difference / (_deviation(table.reshape(1, -1)) + _SCALE_FLOOR)
     return np.nan_to_num(difference, nan=0.0).reshape(-1).astype(np.float32)
+
+
+def checked_advantages(found: object, count: int) -> NDArray[np.float32]:
+    """Advantages as training takes them.
+
+    Args:
+        found: What a method says they are.
+        count: Completions, N.
+
+    Raises:
+        JobError: They are not one finite number for each completion.
+    """
+    advantages = np.asarray(found, np.float32)
+    if advantages.shape != (count,):
+        raise JobError(
+            f"advantages() gave an array of shape {list(advantages.shape)}; it must be [{count}], one each"
+        )
+    if odd := np.flatnonzero(~np.isfinite(advantages)).tolist():
+        raise JobError(
+            f"advantages() gave {advantages[odd[0]]} for completion {odd[0]} and {len(odd)} in all that are no "
+            "number; a completion without a reward, whose reward is nan, gets 0"
+        )
+    return advantages
 
 
 def _mean(table: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Training a policy's weights: what every method does besides its loss.
+"""Training a model's weights: what every method does besides its loss.
 
 Shapes: B sequences of a micro-batch, T positions, V tokens of the vocabulary.
 """
@@ -29,7 +29,8 @@ from pipeline.learning.training.loop import TrainSettings, train
 from pipeline.learning.training.precision import computing_in
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of, epoch_order
 
-_REMEDY = "Try training.gradient_checkpointing=true, lora.rank=16, shorter texts, or a device with more memory."
+_REMEDY = "Try training.gradient_checkpointing=true, shorter texts, or a device with more memory."
+_REMEDY_OF_POLICIES = _REMEDY.replace("=true,", "=true, lora.rank=16,")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Fitting:
         batch_size: Sequences per optimizer step.
         epochs: Passes over the data.
         learning_rate: At its highest.
+        head_learning_rate: The same for a value model's head; None takes `learning_rate`.
         training: Micro-batch size, decay, clipping, schedule.
         seed: Of the order of the data.
         device: ``cpu`` or ``cuda``.
@@ -59,6 +61,7 @@ class Fitting:
     seed: int
     device: str
     dtype: DType = DType.float32
+    head_learning_rate: float | None = None
     clear_cache_interval: int = 0
     on_step: Callable[[int, int, int], None] | None = None
     checkpoint: Checkpoints | None = None
@@ -105,7 +108,7 @@ def fit(
         length=int(data.lengths.max()),
         group=group,
         what=MICRO_BATCH,
-        remedy=_REMEDY,
+        remedy=_REMEDY_OF_POLICIES if backbone is None else _REMEDY,
     )
     # Of the data and not counted on the way: a training that is resumed begins with those of the steps before.
     tokens = np.cumsum(data.lengths[order])
@@ -124,6 +127,7 @@ def fit(
     settings = TrainSettings(
         steps=math.ceil(len(order) / fitting.batch_size),
         learning_rate=fitting.learning_rate,
+        head_learning_rate=fitting.head_learning_rate,
         weight_decay=fitting.training.weight_decay,
         grad_clip=fitting.training.grad_clip,
         warmup_steps=fitting.training.warmup_steps,

@@ -18,10 +18,12 @@ from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_fr
 
 TRAINED = ("DPO", "GRPO", "GRPO-HF", "SFT")
 OTHERS = ("BestOfN", "CD", "QSharp-HF")
-NEW = (*TRAINED, *OTHERS)
+OWN = ("Reinforce",)
+NEW = (*TRAINED, *OTHERS, *OWN)
 
 SETTINGS = (
     "algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,QSharp-HF,SFT]",
+    "algos.Reinforce.class_path=tests.doubles.own_methods.Reinforce",
     "algos.CD.epochs=1",
     "algos.QSharp-HF.epochs=1",
     "algos.PITA.enabled=false",
@@ -196,7 +198,7 @@ def test_the_first_of_n_draws_is_the_draw_of_the_reference() -> None:
 def test_a_majority_needs_no_training(tmp_path: Path) -> None:
     found = Chains(
         tmp_path,
-        *SETTINGS[3:],
+        *SETTINGS[4:],
         "algos=[BestOfN]",
         "algos.BestOfN.selection=majority",
         "rounds_of_training=1",
@@ -219,6 +221,6 @@ def test_a_majority_needs_no_training(tmp_path: Path) -> None:
     ids=["DPO", "GRPO", "GRPO without KL", "CD"],
 )
 def test_options_run_through(tmp_path: Path, options: tuple[str, ...]) -> None:
-    found = Chains(tmp_path, *SETTINGS[5:], *options, "algos.SFT.enabled=false")
+    found = Chains(tmp_path, *SETTINGS[6:], *options, "algos.SFT.enabled=false")
     (name,) = [name for name, algo in found.config.algos.items() if algo.enabled]
     assert found.metrics(name, 2)["kl_per_sequence"] > 0

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pipeline.config.schema import DPOLoss, GRPOLoss, HeadType, LoraSettings, Others, QSharpConfig, TrainingConfig
+from pipeline.config.schema import DPOLoss, GRPOLoss, HeadType, LoraSettings, Others, TrainingConfig
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.likelihood import completion_scores
@@ -170,14 +170,8 @@ def test_groups(model: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("head", list(HeadType), ids=lambda head: head.name)
 def test_values(model: PreTrainedModel, head: HeadType) -> None:
-    value, algo = value_model(model, head), QSharpConfig(batch_size=4, epochs=1)
-
-    def train() -> None:
-        fit_value(
-            value, sequences(), algo, TrainingConfig(), seed=0, device="cpu", on_step=lambda done, tokens: None
-        )
-
-    check(train, "training")
+    value = value_model(model, head)
+    check(lambda: fit_value(value, sequences(), fitting()), "training")
     check(lambda: calibrate(value, sequences(), micro_batch_size=4, device="cpu"), "scoring")
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig
+from pipeline.config.schema import HeadType, TrainingConfig
 from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.value import fit_value
 from tests.unit.learning.generation.conftest import language_model
 from tests.unit.learning.training.test_training import sequences
@@ -15,9 +16,9 @@ def fit(kind: str, checkpointing: bool) -> tuple[ValueModel, list[float], int]:
     layers = model.backbone.h if kind == "gpt2" else model.backbone.layers
     seen = []
     layers[0].mlp.register_forward_pre_hook(lambda *_: seen.append(1))
-    algo = ValueAlgoConfig(batch_size=8, learning_rate=1e-2, epochs=1)
     training = TrainingConfig(micro_batch_size=8, warmup_steps=2, gradient_checkpointing=checkpointing)
-    losses = fit_value(model, sequences(), algo, training, seed=0, device="cpu", on_step=lambda done, tokens: None)
+    fitting = Fitting(batch_size=8, learning_rate=1e-2, epochs=1, training=training, seed=0, device="cpu")
+    losses = fit_value(model, sequences(), fitting)
     return model, losses, len(seen)
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.config.schema import AdditionConfig, TinyModelConfig, TrainingConfig, ValueAlgoConfig
+from pipeline.config.schema import AdditionConfig, TinyModelConfig, TrainingConfig
 from pipeline.errors import JobStopped, OutOfMemory
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.models import tiny
@@ -16,6 +17,7 @@ from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.loop import TrainSettings, train
+from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.value import fit_value
 from tests.unit.learning.training.test_training import sequences, value_model
 
@@ -39,20 +41,20 @@ class Limited:
 
 
 def fit(
-    micro_batch_size: int, limit: Limited | None = None, model: ValueModel | None = None, **options: object
+    micro_batch_size: int, limit: Limited | None = None, model: ValueModel | None = None, **options: Any
 ) -> Fitted:
     model = value_model() if model is None else model
-    algo = ValueAlgoConfig(batch_size=8, learning_rate=1e-2, epochs=2)
-    training = TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=2)
-    losses = fit_value(
-        model,
-        sequences(),
-        algo,
-        training,
+    fitting = Fitting(
+        batch_size=8,
+        learning_rate=1e-2,
+        head_learning_rate=3e-2,
+        epochs=2,
+        training=TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=2),
         seed=0,
         device="cpu",
-        **{"on_step": lambda done, tokens: None, **options},  # type: ignore[arg-type]
+        **options,
     )
+    losses = fit_value(model, sequences(), fitting)
     return dict(model.state_dict()), losses
 
 
@@ -92,9 +94,9 @@ def test_memory_that_runs_out_late_changes_the_steps_from_there_on() -> None:
 def test_tokens_of_a_failed_try_are_not_counted() -> None:
     model, counts = value_model(), []
     Limited(model, rows=2, first_call=1)
-    fit(4, model=model, on_step=lambda done, tokens: counts.append((done, tokens)))
+    fit(4, model=model, on_step=lambda done, total, tokens: counts.append((done, tokens)))
     expected: list[tuple[int, int]] = []
-    fit(2, on_step=lambda done, tokens: expected.append((done, tokens)))
+    fit(2, on_step=lambda done, total, tokens: expected.append((done, tokens)))
     assert counts == expected
 
 
@@ -115,7 +117,8 @@ def test_the_next_job_starts_with_what_fitted(tmp_path: Path, capsys: pytest.Cap
 def test_what_never_fits_says_what_was_tried() -> None:
     model = value_model()
     Limited(model, rows=0)
-    with pytest.raises(OutOfMemory, match=r"sizes tried: 8, 4, 2, 1\)\. Try training.gradient_checkpointing=true"):
+    remedy = r"Try training.gradient_checkpointing=true, shorter texts"  # and no adapters, which are for policies
+    with pytest.raises(OutOfMemory, match=rf"sizes tried: 8, 4, 2, 1\)\. {remedy}"):
         fit(8, model=model)
 
 

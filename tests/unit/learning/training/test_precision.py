@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from pipeline.config.schema import DPOLoss, DType, HeadType, TrainingConfig, ValueAlgoConfig
+from pipeline.config.schema import DPOLoss, DType, HeadType, TrainingConfig
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.dpo import DPOObjective, fit_dpo
 from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
@@ -23,17 +23,17 @@ def pairs() -> Sequences:
 
 def fit_values(dtype: DType) -> tuple[ValueModel, list[float]]:
     model = value_model_from(tiny_policy(), HeadType.v)
-    losses = fit_value(
-        model,
-        small_sequences(),
-        ValueAlgoConfig(batch_size=8, learning_rate=1e-2, epochs=3),
-        TrainingConfig(micro_batch_size=8, warmup_steps=0),
+    fitting = Fitting(
+        batch_size=8,
+        learning_rate=1e-2,
+        head_learning_rate=3e-2,
+        epochs=3,
+        training=TrainingConfig(micro_batch_size=8, warmup_steps=0),
         seed=0,
         device="cpu",
         dtype=dtype,
-        on_step=lambda done, tokens: None,
     )
-    return model, losses
+    return model, fit_value(model, small_sequences(), fitting)
 
 
 def fit_pairs(dtype: DType) -> tuple[GPT2LMHeadModel, list[float]]:

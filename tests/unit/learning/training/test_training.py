@@ -4,18 +4,20 @@ import itertools
 import math
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pipeline.config.schema import HeadType, TrainingConfig, ValueAlgoConfig, Warmup
+from pipeline.config.schema import HeadType, TrainingConfig, Warmup
 from pipeline.errors import JobStopped
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.loop import TrainSettings, rate_at
 from pipeline.learning.training.losses import chosen_values, token_bce
+from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.sequences import Sequences, batch_of, epoch_order
 from pipeline.learning.training.value import fit_value, token_values
 
@@ -42,12 +44,16 @@ def fit(
     micro_batch_size: int = 8, epochs: int = 2, seed: int = 0, head: HeadType = HeadType.v, dropout: float = 0.0
 ) -> tuple[ValueModel, list[float]]:
     model = value_model(head, dropout)
-    algo = ValueAlgoConfig(batch_size=8, learning_rate=1e-2, epochs=epochs)
     training = TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=2)
-    losses = fit_value(
-        model, sequences(), algo, training, seed=seed, device="cpu", on_step=lambda done, tokens: None
-    )
-    return model, losses
+    how = {"learning_rate": 1e-2, "head_learning_rate": 3e-2, "epochs": epochs, "training": training, "seed": seed}
+    return model, fit_value(model, sequences(), fitting(**how))
+
+
+def fitting(**given: Any) -> Fitting:
+    """How a value model is fitted: as given, and otherwise in little batches by the micro-batch."""
+    training = TrainingConfig(micro_batch_size=8)
+    how = {"batch_size": 8, "learning_rate": 1e-3, "epochs": 2, "training": training, "seed": 0, "device": "cpu"}
+    return Fitting(**{**how, **given})
 
 
 def test_schedules() -> None:
@@ -167,9 +173,9 @@ def test_only_the_tail_of_a_sequence_is_supervised() -> None:
 def test_a_head_may_learn_faster_than_its_backbone() -> None:
     def moved(head_learning_rate: float | None) -> dict[str, float]:
         model, before = value_model(), dict(value_model().named_parameters())
-        algo = ValueAlgoConfig(batch_size=8, learning_rate=1e-4, head_learning_rate=head_learning_rate, epochs=1)
         training = TrainingConfig(micro_batch_size=8, warmup_steps=0, weight_decay=0.0)
-        fit_value(model, sequences(), algo, training, seed=0, device="cpu", on_step=lambda done, tokens: None)
+        rates = {"learning_rate": 1e-4, "head_learning_rate": head_learning_rate}
+        fit_value(model, sequences(), fitting(**rates, epochs=1, training=training))
         # Three steps of AdamW, which moves what has gradients by nearly its rate in each.
         return {
             name: (weight - before[name]).abs().max().item() / 1e-4 for name, weight in model.named_parameters()
@@ -183,27 +189,18 @@ def test_a_head_may_learn_faster_than_its_backbone() -> None:
 
 def test_tokens_are_counted_without_padding() -> None:
     data, seen = sequences(), []
-    algo, training = ValueAlgoConfig(batch_size=8, epochs=2), TrainingConfig(micro_batch_size=8)
-    fit_value(
-        value_model(), data, algo, training, seed=0, device="cpu", on_step=lambda done, tokens: seen.append(tokens)
-    )
+    fit_value(value_model(), data, fitting(on_step=lambda done, total, tokens: seen.append(tokens)))
     assert seen[-1] == 2 * data.lengths.sum()
 
 
 def test_tokens_before_an_interruption_are_counted(tmp_path: Path) -> None:
     """A fit that goes on reports as it would have without."""
-    data, algo, training = sequences(), ValueAlgoConfig(batch_size=8, epochs=2), TrainingConfig(micro_batch_size=8)
 
-    def told(checkpoint: Checkpoints | None) -> list[tuple[int, int]]:
-        seen: list[tuple[int, int]] = []
-        how = {
-            "seed": 0,
-            "device": "cpu",
-            "on_step": lambda *counts: seen.append(counts),
-            "checkpoint": checkpoint,
-        }
+    def told(checkpoint: Checkpoints | None) -> list[tuple[int, int, int]]:
+        seen: list[tuple[int, int, int]] = []
+        how = fitting(on_step=lambda *counts: seen.append(counts), checkpoint=checkpoint)
         with suppress(JobStopped):
-            fit_value(value_model(), data, algo, training, **how)  # type: ignore[arg-type]
+            fit_value(value_model(), sequences(), how)
         return seen
 
     calls = iter(range(100))

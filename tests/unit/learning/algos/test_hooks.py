@@ -1,0 +1,122 @@
+"""What a variant of a method may answer in another way, and what it then may rely on."""
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.rloo import RLOO, RLOOConfig
+from pipeline.config.schema import GRPOConfig, ScaleRewards
+from pipeline.errors import JobError
+from pipeline.learning.algos.groups import Groups
+from pipeline.learning.algos.grpo import GRPO
+from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.rewards.scoring import Scored
+from pipeline.learning.training.grpo import checked_advantages
+from pipeline.learning.training.samples import Samples
+from tests.doubles.contexts import context
+from tests.doubles.own_methods import Reinforce
+
+NONE = float("nan")
+
+
+def samples(rewards: list[float]) -> Samples:
+    """Completions of two tokens each, with these rewards."""
+    count = len(rewards)
+    logprobs = [np.full(2, -0.5, np.float32)] * count
+    return Samples.of([[1]] * count, [[2, 3]] * count, np.array(rewards), logprobs)
+
+
+def test_what_a_method_keeps_by_default_is_whole_groups_with_rewards_and_log_probabilities(tmp_path: Path) -> None:
+    """Completions without a reward too: they belong to their group."""
+    rewards, taken = np.array([1.0, NONE, 0.5, 0.0]), [[-0.1, -0.2], [-0.3], [-0.4], [-0.5, -0.6]]
+    scored = Scored(rewards, {}, [None] * 4, [None] * 4, [None] * 4)
+    tokens = [[5, 6], [7], [8], [9, 6]]
+    groups = Groups(
+        2,
+        [[1], [1], [2, 3], [2, 3]],
+        tokens,
+        scored,
+        sample_keys(0, "test", np.arange(2), 1)[:, 0],
+        np.arange(8, 10),
+    )
+    policy: Any = SimpleNamespace(logprobs=lambda prompts, completions: [np.array(each, "f4") for each in taken])
+    PostTrainingAlgorithms().keep(context(GRPOConfig(), tmp_path), policy, groups)
+    found = Samples.load([tmp_path])
+    assert found.sequences.prompts.tolist() == [8, 8, 9, 9]
+    assert found.sequences.starts.tolist() == [1, 1, 2, 2]
+    assert found.sequences.lengths.tolist() == [3, 2, 3, 4]
+    np.testing.assert_array_equal(found.rewards, np.float32(rewards))
+    np.testing.assert_array_equal(found.logprobs, np.float32([[-0.1, -0.2], [-0.3, 0], [-0.4, 0], [-0.5, -0.6]]))
+
+
+@pytest.mark.parametrize(("aggregate", "expected"), [(False, ["c", "d"]), (True, ["a", "b", "c", "d"])])
+def test_a_method_trains_on_this_round_or_on_all_so_far(aggregate: bool, expected: list[str]) -> None:
+    folders = tuple(map(Path, "abcd"))  # two shards in each of two rounds
+    ctx = replace(context(GRPOConfig(aggregate=aggregate), **{"generate@so_far": folders}), round=2)
+    assert [folder.name for folder in PostTrainingAlgorithms().data(ctx)] == expected
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1.0, 0.0, 0.0, 1.0, 0.5, 0.5, 0.0, 1.0], [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, -2 / 3, 2 / 3]),
+        # One without a reward gets none, and the mean is that of the two others.
+        ([NONE, 0.2, 0.6, 1.0, 1.0, NONE, 0.0, NONE], [0, 0.2 - 0.8, 0, 1.0 - 0.4, 1, 0, -1, 0]),
+        # Nothing to compare with.
+        ([NONE, NONE, 0.7, NONE, NONE, NONE, NONE, NONE], [0.0] * 8),
+    ],
+    ids=["all rewarded", "some", "one or none"],
+)
+def test_advantages_of_rloo_are_rewards_minus_the_mean_of_the_others(
+    rewards: list[float], expected: list[float]
+) -> None:
+    found = RLOO().advantages(context(RLOOConfig(num_generations=4)), samples(rewards))
+    assert checked_advantages(found, 8).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_with_all_rewards_rloo_differs_from_undivided_grpo_by_a_constant_factor() -> None:
+    """Leaving oneself out of the mean of G makes the difference G / (G - 1) as large."""
+    ctx = context(RLOOConfig(num_generations=4, scale_rewards=ScaleRewards.none))
+    given = samples(np.random.default_rng(0).normal(size=40).tolist())
+    assert RLOO().advantages(ctx, given) == pytest.approx(4 / 3 * GRPO().advantages(ctx, given), abs=1e-6)
+
+
+def test_advantages_of_grpo_are_those_within_the_group() -> None:
+    ctx = context(GRPOConfig(num_generations=2, scale_rewards=ScaleRewards.none))
+    found = GRPO().advantages(ctx, samples([1.0, 0.0, NONE, 0.5]))
+    assert found.tolist() == [0.5, -0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (np.zeros((2, 2)), r"an array of shape \[2, 2\]; it must be \[4\], one each"),
+        (np.zeros(3), r"an array of shape \[3\]; it must be \[4\]"),
+        (None, r"an array of shape \[\]; it must be \[4\]"),
+        ([0.0, NONE, 1.0, NONE], "gave nan for completion 1 and 2 in all that are no number"),
+        ([0.0, 1.0, 2.0, np.inf], "gave inf for completion 3 and 1 in all"),
+    ],
+)
+def test_advantages_that_cannot_be_trained_on_are_one_message(found: Any, said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        checked_advantages(found, 4)
+
+
+def test_advantages_are_taken_as_they_are() -> None:
+    found = np.float32([0.1, -2.0, 0.0])
+    assert checked_advantages(found, 3) is found
+    assert checked_advantages([1, 2, 3], 3).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_the_method_that_the_page_shows_is_the_one_that_is_tested() -> None:
+    shown = (Path(__file__).parents[4] / "docs" / "extending.md").read_text()
+    written = inspect.getsource(Reinforce.fit).splitlines()
+    lines = [line.strip() for line in written if line.strip() and not line.strip().startswith("def ")]
+    assert len(lines) > 4
+    assert [line for line in lines if line not in shown] == []
