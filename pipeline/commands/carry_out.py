@@ -32,8 +32,7 @@ from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.loop import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.status import RunStatus
-from pipeline.engine.store.durations import update_durations
-from pipeline.engine.store.peaks import update_peaks
+from pipeline.engine.store.measured import update_durations, update_peaks
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError, WorkerError
 from pipeline.files import write_whole

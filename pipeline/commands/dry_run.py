@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pipeline.commands.request import Request, Stored
 from pipeline.config.schema import HFModelConfig
-from pipeline.engine.store.durations import read_durations
+from pipeline.engine.store.measured import read_durations
 from pipeline.learning.algos.prepare import PREPARE
 from pipeline.plan.build import duration_name
 from pipeline.plan.chains import PREPARATION, REFERENCE

@@ -20,7 +20,7 @@ from pipeline.config.schema import (
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices
-from pipeline.engine.store.durations import read_durations
+from pipeline.engine.store.measured import read_durations
 from pipeline.engine.store.store import NOT_STORED, Store
 from pipeline.errors import ConfigError
 from pipeline.plan.attention import usable_attention

@@ -22,7 +22,7 @@ from pipeline.config.schema import (
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.select import lease_devices
 from pipeline.engine.scheduler.runnable import check_runnable
-from pipeline.engine.store.peaks import read_peaks
+from pipeline.engine.store.measured import read_peaks
 from pipeline.engine.store.scratch import Scratch, sweep
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import ConfigError

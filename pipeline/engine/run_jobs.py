@@ -17,7 +17,7 @@ from pipeline.engine.journal import Journal
 from pipeline.engine.scheduler.loop import Outcome, run_plan
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.status import RunStatus
-from pipeline.engine.store.peaks import read_peaks
+from pipeline.engine.store.measured import read_peaks
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.backends import free_timeout_s, make_pool

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.run_folder import create_run_folder, find_run
-from pipeline.engine.store.durations import read_durations, update_durations
+from pipeline.engine.store.measured import read_durations, update_durations
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.plan.job import Job

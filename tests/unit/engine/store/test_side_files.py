@@ -19,8 +19,7 @@ from pipeline.engine.devices.locks import LockFile
 from pipeline.engine.devices.wait_queue import Ticket
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store.durations import read_durations, update_durations
-from pipeline.engine.store.peaks import read_peaks, update_peaks
+from pipeline.engine.store.measured import read_durations, read_peaks, update_durations, update_peaks
 from pipeline.engine.store.run_refs import find_runs
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.store_lock import users

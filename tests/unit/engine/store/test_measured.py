@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.store.peaks import read_peaks, update_peaks
+from pipeline.engine.store.measured import read_peaks, update_peaks
 
 
 def test_a_newer_measurement_replaces_an_older_one(tmp_path: Path) -> None:
