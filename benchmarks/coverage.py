@@ -137,8 +137,7 @@ def outcomes(draw: np.random.Generator, runs: int, case: Case, level: float, dif
 
 def satterthwaite(spread: Spread, confidence: float = 0.95) -> NDArray[np.float64]:
     """Half widths by one number of degrees of freedom for both parts."""
-    parts = [(spread.policies, spread.policies_df), (spread.prompts, spread.prompts_df)]
-    known = sum(part**2 / freedom for part, freedom in parts)
+    known = spread.policies**2 / spread.policies_df + spread.prompts**2 / spread.prompts_df
     freedom = np.divide(spread.variance**2, known, out=np.ones_like(spread.value), where=known > 0)
     return np.asarray(-special.stdtrit(freedom, (1 - confidence) / 2) * np.sqrt(spread.variance))
 

@@ -66,7 +66,7 @@ def drawn(draw: np.random.Generator, runs: int, case: PairCase) -> NDArray[np.fl
     told = draw.random(shape) < case.differing / case.prompts
     sign = np.where(draw.random(shape) < case.favouring, 1.0, -1.0)
     if case.samples * case.seeds == 1:
-        return told * sign
+        return np.where(told, sign, 0.0)
     shares = draw.random((case.seeds, *shape))
     wrong = draw.binomial(case.samples, shares) / case.samples
     return np.asarray(told * sign * wrong.mean(0))

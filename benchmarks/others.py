@@ -53,7 +53,7 @@ class Trained:
     """A value model and the reference that it guides."""
 
     method: str
-    reference: int
+    reference: int | None
     value: Path
     policy: Path
 

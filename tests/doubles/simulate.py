@@ -37,7 +37,8 @@ def simulate(
     state = RunState(plan, (), workers, barrier=barrier, models_in_memory=2, layout=layout)
     for index in range(workers):
         state.worker_ready(index, "cpu")
-    now, events, attempts = 0.0, [], []
+    now, attempts = 0.0, []
+    events: list[tuple[float, int, str, float]] = []
     while state.unsettled:
         for action in next_actions(state, now):
             if isinstance(action, Reserve):

@@ -101,9 +101,8 @@ def fit(
         return []
     order = grouped_order(len(data), group, fitting.epochs, fitting.seed)
     checkpointing, ranks = fitting.training.gradient_checkpointing, fitting.ranks
-    work = "train with gradient checkpointing" if checkpointing else "train"
     micro_batch = BatchSizes(fitting.hints, fitting.device, model).begin(
-        work if ranks.size == 1 else f"{work} on {ranks}",
+        _work_of(fitting),
         min(fitting.training.micro_batch_size, fitting.batch_size, len(order)),
         length=int(data.lengths.max()),
         group=group,
@@ -124,16 +123,7 @@ def fit(
             done = min(len(order), (step + 1) * fitting.batch_size)
             fitting.on_step(done, len(order), int(tokens[done - 1]))
 
-    settings = TrainSettings(
-        steps=math.ceil(len(order) / fitting.batch_size),
-        learning_rate=fitting.learning_rate,
-        head_learning_rate=fitting.head_learning_rate,
-        weight_decay=fitting.training.weight_decay,
-        grad_clip=fitting.training.grad_clip,
-        warmup_steps=fitting.training.warmup_steps,
-        schedule=fitting.training.schedule,
-        clear_cache_interval=fitting.clear_cache_interval,
-    )
+    settings = _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
     spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
     if checkpointing:
@@ -142,6 +132,25 @@ def fit(
         # With frozen weights below adapters no gradient would reach these otherwise.
         deep.enable_input_require_grads()
     return train(model, settings, losses_of, checkpoint=fitting.checkpoint, micro_batch=micro_batch, ranks=ranks)
+
+
+def _work_of(fitting: Fitting) -> str:
+    """What a batch size is remembered for."""
+    work = "train with gradient checkpointing" if fitting.training.gradient_checkpointing else "train"
+    return work if fitting.ranks.size == 1 else f"{work} on {fitting.ranks}"
+
+
+def _loop_settings(fitting: Fitting, steps: int) -> TrainSettings:
+    return TrainSettings(
+        steps=steps,
+        learning_rate=fitting.learning_rate,
+        head_learning_rate=fitting.head_learning_rate,
+        weight_decay=fitting.training.weight_decay,
+        grad_clip=fitting.training.grad_clip,
+        warmup_steps=fitting.training.warmup_steps,
+        schedule=fitting.training.schedule,
+        clear_cache_interval=fitting.clear_cache_interval,
+    )
 
 
 def grouped_order(count: int, group: int, epochs: int, seed: int) -> NDArray[np.int64]:
