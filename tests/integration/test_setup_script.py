@@ -12,7 +12,7 @@ SCRIPT = str(ROOT / "test_parallel_setup.py")
 WITHOUT_WORKERS = """
 import runpy, sys
 from pipeline.commands import check
-preflight.check_generation = lambda: iter(())
+check.check_generation = lambda: iter(())
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
