@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config.place import is_installed, place_of
 from pipeline.errors import ConfigError, JobError
 
+_OURS = "pipeline"
 _brought_torch: list[str] = []
 
 
@@ -191,8 +192,13 @@ def _import_module(module: str, path: str) -> Any:
     return found
 
 
+_MOVED = " Modules inside of pipeline move: import what you need from pipeline itself, as in pipeline.PITA."
+
+
 def _no_such_module(path: str, missing: str) -> str:
     parent, _, leaf = missing.rpartition(".")
+    if parent.partition(".")[0] == _OURS:
+        return f"cannot import '{path}': there is no module '{missing}'.{_MOVED}"
     if not parent:
         folders = list(dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not is_installed(entry)))
         near = _near(leaf, (info.name for info in pkgutil.iter_modules(folders)))
@@ -225,14 +231,18 @@ def _hidden(parent: str, leaf: str, searched: Iterable[str]) -> str:
 
 
 def _failed(path: str, error: BaseException) -> str:
-    return f"cannot import '{path}': {place_of(error)}{type(error).__name__}: {error}"
+    inside = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(f"{_OURS}.")
+    return (
+        f"cannot import '{path}': {place_of(error)}{type(error).__name__}: {error}{'.' + _MOVED if inside else ''}"
+    )
 
 
 def _no_such_name(path: str, module: str, name: str, found: Any) -> str:
     names = [each for each in vars(found) if not each.startswith("_")]
     own = [each for each in names if getattr(getattr(found, each), "__module__", None) == module]
     listed = f" It defines {', '.join(own)}." if own else ""
-    return f"cannot import '{path}': {_file_of(sys.modules[module])} has no '{name}'.{_near(name, names)}{listed}"
+    near = _near(name, (each for each in dir(found) if not each.startswith("_")))  # names that are made on use too
+    return f"cannot import '{path}': {_file_of(sys.modules[module])} has no '{name}'.{near}{listed}"
 
 
 def _near(name: str, known: Iterable[str]) -> str:

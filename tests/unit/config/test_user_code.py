@@ -299,3 +299,21 @@ def test_mistakes_in_configuration_files_of_own_code_are_explained(own_files: st
     (tmp_path / "algos" / "Fudge.yaml").write_text(ALGO_FILE.replace("success", "sucess"))
     with pytest.raises(ConfigError, match=r"algos\.Fudge\.sucess: Key 'sucess' not in 'FudgeConfig'"):
         load_config([NAME, *chosen])
+
+
+def test_a_module_of_ours_that_has_moved_is_no_near_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no module 'pipeline\.algos'.* import what you need from pipeline itself"
+    ):
+        import_object("pipeline.algos.pita.PITA")
+    with pytest.raises(ConfigError, match="Did you mean 'Algorithm'"):
+        import_object("pipeline.Algoritm")
+
+
+def test_own_code_that_imports_a_module_of_ours_that_has_moved_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_before.py").write_text("from pipeline.algos.base import Algorithm\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"of_before\.py:1.* import what you need from pipeline itself"):
+        import_object("of_before.Algorithm")
