@@ -41,7 +41,6 @@ from pipeline.plan.job import Job
 from pipeline.plan.recorded import plan_text
 from pipeline.runs.index import runs_of
 from pipeline.runs.links import link_all, link_stored
-from pipeline.runs.makers import collect_makers
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import make_reporter
 from pipeline.terminal.console import say
@@ -107,8 +106,7 @@ def _end(request: Request, outcome: Outcome | None, run: RunFolder, console: Con
     def tell(job: Job, said: str) -> None:
         unreadable.append(unreadable_output(request.store, job, said))
 
-    makers = collect_makers(request.store, request.plan.jobs.values())
-    results = leave_results(request, run, makers, tell)
+    results, makers = leave_results(request, run, tell)
     if request.config.stage is StageChoice.prepare:
         tell_prepared(request, outcome, console)
     else:

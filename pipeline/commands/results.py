@@ -18,7 +18,7 @@ from pipeline.outputs.prompts import PromptMeasures
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
-from pipeline.runs.makers import Maker
+from pipeline.runs.makers import Maker, collect_makers
 from pipeline.runs.record import Place, ResultRow, Results, write_results
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.tables import result_tables
@@ -35,15 +35,17 @@ def unreadable_output(store: Store, job: Job, said: str) -> str:
 
 
 def leave_results(
-    request: Request, run: RunFolder, makers: Sequence[Maker], tell: Callable[[Job, str], None]
-) -> Results:
+    request: Request, run: RunFolder, tell: Callable[[Job, str], None]
+) -> tuple[Results, list[Maker]]:
     """Write all files of results into the folder of a run, as far as its jobs are done.
 
     Args:
         request: The request.
         run: Its folder.
-        makers: Who made the outputs that they rest on.
         tell: Takes what cannot be read of a job's stored output, in words.
+
+    Returns:
+        The results, and what made the outputs that they rest on.
     """
     store, planned, asked = request.store, request.plan.jobs.values(), request.config.evaluation
     results = _summed_up(
@@ -57,8 +59,9 @@ def leave_results(
     write_results(run, results)
     write_samples(run, store, planned, tell)
     costs = _computed(store, request.plan, results, asked.budgets)
+    makers = collect_makers(store, planned)
     write_compute(run.path, costs, makers)
-    return results
+    return results, makers
 
 
 def _summed_up(
