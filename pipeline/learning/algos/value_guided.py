@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
 from pipeline.files import json_text
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
-from pipeline.outputs.formats import SWEEP_SPLIT, TRAINING
+from pipeline.outputs.formats import GENERATION, SWEEP_SPLIT, TRAINING
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Dataset
@@ -103,6 +103,7 @@ class ValueGuidedAlgorithms(Algorithm):
         """Collect data; in the first round the current policy is the reference itself."""
         with ctx.loading():
             from pipeline.learning.algos import toolbox
+            from pipeline.learning.algos.rounds import write_generation
             from pipeline.learning.models.source import value_context
         dataset = toolbox.open_dataset(ctx)
         # Value models read all that is collected.
@@ -111,7 +112,10 @@ class ValueGuidedAlgorithms(Algorithm):
         roll_in = reference
         if previous is not None and not math.isinf(ctx.settings(ValueAlgoConfig).eta):
             roll_in = toolbox.guided_policy(ctx, dataset, previous, self.tilt(ctx.settings(ValueAlgoConfig)))
-        self.collect(ctx, dataset, roll_in, reference).save(ctx.out)
+        collected = self.collect(ctx, dataset, roll_in, reference)
+        collected.save(ctx.out)
+        if not (ctx.out / GENERATION).exists():  # by a method of a user's own: what its data tell
+            write_generation(ctx, len(set(collected.prompts.tolist())), len(collected), collected.supervised)
 
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""

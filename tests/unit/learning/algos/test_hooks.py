@@ -1,6 +1,7 @@
 """What a variant of a method may answer in another way, and what it then may rely on."""
 
 import inspect
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from pipeline.learning.training.grpo import checked_advantages
 from pipeline.learning.training.samples import Samples
 from tests.doubles.contexts import context
 from tests.doubles.own_methods import Reinforce
+from tests.unit.learning.algos.test_chain import Chains
 
 NONE = float("nan")
 
@@ -120,3 +122,13 @@ def test_the_method_that_the_page_shows_is_the_one_that_is_tested() -> None:
     lines = [line.strip() for line in written if line.strip() and not line.strip().startswith("def ")]
     assert len(lines) > 4
     assert [line for line in lines if line not in shown] == []
+
+
+def test_data_that_a_method_of_a_users_own_collects_are_counted_where_it_notes_nothing(tmp_path: Path) -> None:
+    own = "algos.Silent.class_path=tests.doubles.silent.Silent"
+    chains = Chains(tmp_path, "algos=[]", own, "rounds_of_training=1")
+    jobs = chains.plan.jobs.values()
+    generated = next(job for job in jobs if job.algo == "Silent" and job.stage == "generate")
+    about = json.loads((chains.root / generated.key / "generation.json").read_text())
+    assert about["completions"] > 0
+    assert about["tokens"] >= about["completions"] >= about["prompts"] > 0
