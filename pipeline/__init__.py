@@ -17,12 +17,20 @@ if TYPE_CHECKING:
     from pipeline.config.fields import number as number
     from pipeline.config.load import load_config as load_config
     from pipeline.config.schema import AlgoConfig as AlgoConfig
+    from pipeline.config.schema import BestOfNConfig as BestOfNConfig
+    from pipeline.config.schema import CDConfig as CDConfig
     from pipeline.config.schema import Config as Config
     from pipeline.config.schema import DatasetConfig as DatasetConfig
+    from pipeline.config.schema import DPOConfig as DPOConfig
     from pipeline.config.schema import FilesConfig as FilesConfig
     from pipeline.config.schema import GRPOConfig as GRPOConfig
+    from pipeline.config.schema import GRPOHFConfig as GRPOHFConfig
     from pipeline.config.schema import GRPOLoss as GRPOLoss
+    from pipeline.config.schema import PITAConfig as PITAConfig
     from pipeline.config.schema import PolicyAlgoConfig as PolicyAlgoConfig
+    from pipeline.config.schema import QSharpConfig as QSharpConfig
+    from pipeline.config.schema import QSharpHFConfig as QSharpHFConfig
+    from pipeline.config.schema import SFTConfig as SFTConfig
     from pipeline.config.schema import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.engine.devices.api import auto_select_gpus_for_model as auto_select_gpus_for_model
     from pipeline.engine.devices.api import get_available_gpus as get_available_gpus
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
     from pipeline.engine.devices.ranking import Order as Order
     from pipeline.errors import ConfigError as ConfigError
     from pipeline.errors import DataError as DataError
+    from pipeline.errors import DeviceError as DeviceError
     from pipeline.errors import JobError as JobError
     from pipeline.errors import JobStopped as JobStopped
     from pipeline.errors import PipelineError as PipelineError
@@ -73,21 +82,36 @@ if TYPE_CHECKING:
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
     from pipeline.learning.generation.sampling import sample_keys as sample_keys
     from pipeline.learning.generation.tilt import Offset as Offset
+    from pipeline.learning.models.batch_size import MICRO_BATCH as MICRO_BATCH
+    from pipeline.learning.models.batch_size import BatchSizes as BatchSizes
     from pipeline.learning.models.flops import answered as answered
     from pipeline.learning.models.flops import spend as spend
     from pipeline.learning.models.load import load_policy as load_policy
     from pipeline.learning.models.value import ValueModel as ValueModel
     from pipeline.learning.rewards.preference import decide as decide
+    from pipeline.learning.rewards.preference import existing_pairs as existing_pairs
     from pipeline.learning.rewards.traits import RewardTraits as RewardTraits
     from pipeline.learning.rewards.traits import reward as reward
+    from pipeline.learning.training.checkpoint import Checkpoints as Checkpoints
+    from pipeline.learning.training.checkpoint import State as State
+    from pipeline.learning.training.distributed import Ranks as Ranks
     from pipeline.learning.training.distributed import save_model as save_model
+    from pipeline.learning.training.loop import TrainSettings as TrainSettings
+    from pipeline.learning.training.loop import train as train
     from pipeline.learning.training.policy import Fitting as Fitting
     from pipeline.learning.training.policy import completion_logprobs as completion_logprobs
     from pipeline.learning.training.policy import fit as fit
+    from pipeline.learning.training.policy import score_sequences as score_sequences
     from pipeline.learning.training.policy import trained_tokens as trained_tokens
     from pipeline.learning.training.samples import Samples as Samples
+    from pipeline.learning.training.sequences import Batch as Batch
     from pipeline.learning.training.sequences import Sequences as Sequences
     from pipeline.learning.training.sft import fit_sft as fit_sft
+    from pipeline.learning.training.training_state import random_state as random_state
+    from pipeline.learning.training.training_state import restore_random_state as restore_random_state
+    from pipeline.learning.training.training_state import restore_training as restore_training
+    from pipeline.learning.training.training_state import state_problem as state_problem
+    from pipeline.learning.training.training_state import training_state as training_state
     from pipeline.outputs.prompts import PromptMeasures as PromptMeasures
     from pipeline.outputs.prompts import write_prompts as write_prompts
 
@@ -98,12 +122,14 @@ _HOMES = {
     "commands.run": "run_experiment",
     "config.fields": "file_or_folder number",
     "config.load": "load_config",
-    "config.schema": "AlgoConfig Config DatasetConfig FilesConfig GRPOConfig GRPOLoss PolicyAlgoConfig "
-    "ValueAlgoConfig",
-    "engine.devices.api": "auto_select_gpus_for_model get_available_gpus get_gpu_info get_gpu_memory_usage "
-    "get_optimal_device print_gpu_info select_gpus set_visible_gpus setup_gpu_environment",
+    "config.schema": "AlgoConfig BestOfNConfig CDConfig Config DPOConfig DatasetConfig FilesConfig "
+    "GRPOConfig GRPOHFConfig GRPOLoss PITAConfig PolicyAlgoConfig QSharpConfig "
+    "QSharpHFConfig SFTConfig ValueAlgoConfig",
+    "engine.devices.api": "auto_select_gpus_for_model get_available_gpus get_gpu_info "
+    "get_gpu_memory_usage get_optimal_device print_gpu_info select_gpus "
+    "set_visible_gpus setup_gpu_environment",
     "engine.devices.ranking": "Order",
-    "errors": "ConfigError DataError JobError JobStopped PipelineError",
+    "errors": "ConfigError DataError DeviceError JobError JobStopped PipelineError",
     "files": "json_text",
     "learning.algos": "toolbox",
     "learning.algos.base": "Algorithm JobContext METRICS REFERENCE_TRAIN Read Section Stage TEXT",
@@ -127,16 +153,21 @@ _HOMES = {
     "learning.generation.policy": "TextPolicy",
     "learning.generation.sampling": "sample_keys",
     "learning.generation.tilt": "Offset",
+    "learning.models.batch_size": "BatchSizes MICRO_BATCH",
     "learning.models.flops": "answered spend",
     "learning.models.load": "load_policy",
     "learning.models.value": "ValueModel",
-    "learning.rewards.preference": "decide",
+    "learning.rewards.preference": "decide existing_pairs",
     "learning.rewards.traits": "RewardTraits reward",
-    "learning.training.distributed": "save_model",
-    "learning.training.policy": "Fitting completion_logprobs fit trained_tokens",
+    "learning.training.checkpoint": "Checkpoints State",
+    "learning.training.distributed": "Ranks save_model",
+    "learning.training.loop": "TrainSettings train",
+    "learning.training.policy": "Fitting completion_logprobs fit score_sequences trained_tokens",
     "learning.training.samples": "Samples",
-    "learning.training.sequences": "Sequences",
+    "learning.training.sequences": "Batch Sequences",
     "learning.training.sft": "fit_sft",
+    "learning.training.training_state": "random_state restore_random_state restore_training state_problem "
+    "training_state",
     "outputs.prompts": "PromptMeasures write_prompts",
 }
 """Module -> what users import of it."""

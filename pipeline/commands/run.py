@@ -79,7 +79,7 @@ def _check_arithmetic(request: Request) -> None:
         raise ConfigError(
             f"system.portable=true with system.use_parallel_execution=false: this process imported "
             f"{' and '.join(late)} before, for the processor's own instructions. Start it by run_parallel.py, "
-            f"call pipeline.arithmetic.pin('numpy', 'torch') first, or set system.portable=false"
+            f"call pipeline.pin('numpy', 'torch') first, or set system.portable=false"
         )
 
 

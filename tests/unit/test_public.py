@@ -58,3 +58,14 @@ def inner_imports(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("path", TAUGHT, ids=lambda path: path.name)
 def test_docs_and_examples_import_from_nowhere_else(path: Path) -> None:
     assert [*inner_imports(path)] == []
+
+
+def test_docs_name_all_that_imports_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\nimport pipeline\n"
+        "for name in pipeline.__all__:\n    try: getattr(pipeline, name)\n    except ImportError: print(name)"
+    )
+    heavy = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    page = (ROOT / "docs" / "extending.md").read_text()
+    named = page[page.index("What works on models does") : page.index("imports them all")]
+    assert set(heavy) == set(re.findall(r"`(\w+)`", named)) - {"TYPE_CHECKING"}

@@ -6,8 +6,8 @@ holds, because loading a model is the one cost that a choice can save without ma
 failed on a device goes elsewhere as long as there is anywhere else, so that job and device can be told apart.
 
 Where a device has several workers, or devices differ in size, a job starts only on a device whose memory holds it
-beside the jobs that run there (`room`). Empty devices go first; among devices of different sizes the smallest that
-does, if a job is ready that needs a larger one.
+beside the jobs that run there (`placement`). Empty devices go first; among devices of different sizes the smallest
+that does, if a job is ready that needs a larger one.
 
 A job that must wait when its turn comes, for several devices or for memory, is promised what it needs (EASY
 backfill): until it starts, others may start only if by their estimates that does not delay it, because they end
