@@ -92,7 +92,10 @@ def test_the_command_prints_what_it_wrote(
     assert weights in capsys.readouterr().out.replace("\n", "")
 
 
-def test_weights_may_be_kept_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_may_be_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "elsewhere").write_bytes(b"weights")
     folder = tmp_path / "model"
     folder.mkdir()
