@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pipeline.outputs.check import check_output
 from scipy.stats import binomtest
 
 from pipeline.config.schema import EvaluationConfig
@@ -21,6 +20,7 @@ from pipeline.learning.evaluation.metrics import (
     reported_ks,
     write_samples,
 )
+from pipeline.outputs.check import check_output
 
 SETTINGS = EvaluationConfig(bootstrap_samples=200)
 
