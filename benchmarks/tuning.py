@@ -286,7 +286,10 @@ def main() -> None:
     for trial in () if args.table else todo:
         if (trial.method, trial.settings) in done:
             continue
-        score = run(trial, args.out)
+        try:
+            score = run(trial, args.out)
+        except PipelineError as error:
+            sys.exit(f"{error}\nTrials before it are kept in {path}; the same command goes on after them.")
         scores.append(score)
         append(path, score)
         shown = " ".join(f"{value:.3f}" for value in score.scores)

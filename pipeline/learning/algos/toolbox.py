@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from pipeline.learning.evaluation.metrics import (
     write_samples,
 )
 from pipeline.learning.evaluation.optimum import read_log_right
-from pipeline.learning.generation.decode import Guidance
+from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.guide import readable, value_reader
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
@@ -224,28 +224,30 @@ def evaluate(
     repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens)
     scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
-    several = scored.parts if len(scored.parts) > 1 else {}
-    write_samples(
-        folder / FILE,
-        (
-            Sample(
-                row=row.id,
-                sample=index % samples,
-                prompt=plain_text(row.prompt),
-                completion=texts[index],
-                tokens=len(decoded.tokens[index]),
-                reward=_number(scored.values[index]),
-                correct=scored.correct[index],
-                kl=float(f"{decoded.kl[index]:.9g}"),
-                truncated=policy.truncated(decoded.tokens[index]),
-                answer=scored.answers[index],
-                parts={name: _number(values[index]) for name, values in several.items()},
-                fault=scored.faults[index],
-            )
-            for index, row in enumerate(repeated)
-        ),
-    )
+    write_samples(folder / FILE, _samples(policy, repeated, decoded, texts, scored, samples))
     return Drawn(before.completions + len(decoded.tokens), before.tokens + sum(map(len, decoded.tokens)))
+
+
+def _samples(
+    policy: TextPolicy, rows: Sequence[Row], decoded: Decoded, texts: Sequence[str], scored: Scored, samples: int
+) -> Iterator[Sample]:
+    """What was drawn, with what it is worth: `rows` has the row of each completion, `samples` in turn for each."""
+    several = scored.parts if len(scored.parts) > 1 else {}
+    for index, row in enumerate(rows):
+        yield Sample(
+            row=row.id,
+            sample=index % samples,
+            prompt=plain_text(row.prompt),
+            completion=texts[index],
+            tokens=len(decoded.tokens[index]),
+            reward=_number(scored.values[index]),
+            correct=scored.correct[index],
+            kl=float(f"{decoded.kl[index]:.9g}"),
+            truncated=policy.truncated(decoded.tokens[index]),
+            answer=scored.answers[index],
+            parts={name: _number(values[index]) for name, values in several.items()},
+            fault=scored.faults[index],
+        )
 
 
 def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None = None) -> None:
