@@ -178,10 +178,9 @@ def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:
 
     dataset = ctx.config.dataset
     judge = judge_of(known_rewards(dataset), dataset)
-    answer = None if judge is None else judge.traits.answer
-    if answer is None:
+    if judge is None or judge.traits.answer is None:
         raise JobError(
             f"{ctx.job_id}: no reward of this dataset says what an answer is, so there is no majority; "
             f"use algos.{ctx.algo}.selection=reward_model"
         )
-    return by_majority(lambda completion: answer(policy.text([completion])[0]))
+    return by_majority(lambda completion: judge.traits.vote(policy.text([completion])[0]))

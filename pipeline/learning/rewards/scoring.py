@@ -194,9 +194,16 @@ def _read(reward: LoadedReward, items: Sequence[Item], given: Any) -> list[Grade
     return [
         Graded(fault="error", message="the reward is infinite")
         if math.isinf(value)
-        else Graded(None if math.isnan(value) else value, reward.traits.vote(item.completion))
+        else Graded(None if math.isnan(value) else value, _vote(reward, item))
         for item, value in zip(items, checked(given, len(items)), strict=True)
     ]
+
+
+def _vote(reward: LoadedReward, item: Item) -> str | None:
+    try:
+        return reward.traits.vote(item.completion)
+    except Exception as error:
+        raise JobError(f"`answer` in the traits of the reward '{reward.name}' failed: {told(error)}") from error
 
 
 def _report(name: str, graded: Sequence[Graded]) -> None:
