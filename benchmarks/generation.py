@@ -26,13 +26,16 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from pipeline.config.schema import AdditionConfig, HeadType, Others, SystemConfig, TinyModelConfig
+from pipeline.config.schema import SystemConfig
+from pipeline.learning.choices import HeadType, Others
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.sampling import policy_logprobs, sample_keys
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.tilt import Tilt, find_candidates, preference_offset
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import frozen, load_policy, load_tokenizer, load_value
 from pipeline.learning.models.tiny import make_model, make_tokenizer
 from pipeline.learning.models.value import ValueModel, value_model_from

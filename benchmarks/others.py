@@ -31,10 +31,11 @@ from rich.console import Console
 
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
-from pipeline.config.schema import Config, Others, SystemConfig, ValueAlgoConfig
+from pipeline.config.schema import Config, SystemConfig
 from pipeline.engine.store.store import Store
 from pipeline.learning.algos.registry import load_algorithm
-from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms
+from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
+from pipeline.learning.choices import Others
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.guide import value_reader

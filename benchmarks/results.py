@@ -31,7 +31,7 @@ import yaml
 from rich.console import Console
 
 from pipeline.config.load import load_config, to_plain
-from pipeline.config.schema import ALGO_SCHEMAS
+from pipeline.config.shipped import ALGORITHMS
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError, StoreError
 from pipeline.plan.attention import usable_attention
@@ -200,7 +200,7 @@ PARTS = (
     ),
     Part(
         "all_methods",
-        (f"algos=[{','.join(sorted(ALGO_SCHEMAS))}]", "experiment.seeds=[0,1,2]", _THREE),
+        (f"algos=[{','.join(sorted(ALGORITHMS))}]", "experiment.seeds=[0,1,2]", _THREE),
         methods,
         45,
     ),

@@ -13,25 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.arithmetic import pin as pin
     from pipeline.commands.run import run_experiment as run_experiment
+    from pipeline.config.bases import AlgoConfig as AlgoConfig
+    from pipeline.config.bases import DatasetConfig as DatasetConfig
+    from pipeline.config.bases import Settings as Settings
     from pipeline.config.fields import file_or_folder as file_or_folder
     from pipeline.config.fields import number as number
     from pipeline.config.load import load_config as load_config
-    from pipeline.config.schema import AlgoConfig as AlgoConfig
-    from pipeline.config.schema import BestOfNConfig as BestOfNConfig
-    from pipeline.config.schema import CDConfig as CDConfig
     from pipeline.config.schema import Config as Config
-    from pipeline.config.schema import DatasetConfig as DatasetConfig
-    from pipeline.config.schema import DPOConfig as DPOConfig
-    from pipeline.config.schema import FilesConfig as FilesConfig
-    from pipeline.config.schema import GRPOConfig as GRPOConfig
-    from pipeline.config.schema import GRPOHFConfig as GRPOHFConfig
-    from pipeline.config.schema import GRPOLoss as GRPOLoss
-    from pipeline.config.schema import PITAConfig as PITAConfig
-    from pipeline.config.schema import PolicyAlgoConfig as PolicyAlgoConfig
-    from pipeline.config.schema import QSharpConfig as QSharpConfig
-    from pipeline.config.schema import QSharpHFConfig as QSharpHFConfig
-    from pipeline.config.schema import SFTConfig as SFTConfig
-    from pipeline.config.schema import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.engine.devices.api import auto_select_gpus_for_model as auto_select_gpus_for_model
     from pipeline.engine.devices.api import get_available_gpus as get_available_gpus
     from pipeline.engine.devices.api import get_gpu_info as get_gpu_info
@@ -59,24 +47,37 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.base import Section as Section
     from pipeline.learning.algos.base import Stage as Stage
     from pipeline.learning.algos.best_of_n import BestOfN as BestOfN
+    from pipeline.learning.algos.best_of_n import BestOfNConfig as BestOfNConfig
     from pipeline.learning.algos.cd import CD as CD
+    from pipeline.learning.algos.cd import CDConfig as CDConfig
     from pipeline.learning.algos.dpo import DPO as DPO
+    from pipeline.learning.algos.dpo import DPOConfig as DPOConfig
     from pipeline.learning.algos.groups import Groups as Groups
     from pipeline.learning.algos.groups import draw_groups as draw_groups
     from pipeline.learning.algos.grpo import GRPO as GRPO
+    from pipeline.learning.algos.grpo import GRPOConfig as GRPOConfig
     from pipeline.learning.algos.grpo_hf import GRPOHF as GRPOHF
+    from pipeline.learning.algos.grpo_hf import GRPOHFConfig as GRPOHFConfig
     from pipeline.learning.algos.pita import PITA as PITA
+    from pipeline.learning.algos.pita import PITAConfig as PITAConfig
+    from pipeline.learning.algos.post_training import PolicyAlgoConfig as PolicyAlgoConfig
     from pipeline.learning.algos.post_training import PostTrainingAlgorithms as PostTrainingAlgorithms
     from pipeline.learning.algos.post_training import fitting_of as fitting_of
     from pipeline.learning.algos.post_training import trained_policy as trained_policy
     from pipeline.learning.algos.qsharp import QSharp as QSharp
+    from pipeline.learning.algos.qsharp import QSharpConfig as QSharpConfig
     from pipeline.learning.algos.qsharp_hf import QSharpHF as QSharpHF
+    from pipeline.learning.algos.qsharp_hf import QSharpHFConfig as QSharpHFConfig
     from pipeline.learning.algos.rollouts import Rollouts as Rollouts
     from pipeline.learning.algos.sft import SFT as SFT
+    from pipeline.learning.algos.sft import SFTConfig as SFTConfig
+    from pipeline.learning.algos.value_guided import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms as ValueGuidedAlgorithms
+    from pipeline.learning.choices import GRPOLoss as GRPOLoss
     from pipeline.learning.datasets.base import Dataset as Dataset
     from pipeline.learning.datasets.base import Row as Row
     from pipeline.learning.datasets.columns import needed as needed
+    from pipeline.learning.datasets.from_files import FilesConfig as FilesConfig
     from pipeline.learning.datasets.from_files import FilesDataset as FilesDataset
     from pipeline.learning.evaluation.front import reward_kl_front as reward_kl_front
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
@@ -120,11 +121,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "arithmetic": "pin",
     "commands.run": "run_experiment",
+    "config.bases": "AlgoConfig DatasetConfig Settings",
     "config.fields": "file_or_folder number",
     "config.load": "load_config",
-    "config.schema": "AlgoConfig BestOfNConfig CDConfig Config DPOConfig DatasetConfig FilesConfig "
-    "GRPOConfig GRPOHFConfig GRPOLoss PITAConfig PolicyAlgoConfig QSharpConfig "
-    "QSharpHFConfig SFTConfig ValueAlgoConfig",
+    "config.schema": "Config",
     "engine.devices.api": "auto_select_gpus_for_model get_available_gpus get_gpu_info "
     "get_gpu_memory_usage get_optimal_device print_gpu_info select_gpus "
     "set_visible_gpus setup_gpu_environment",
@@ -133,22 +133,23 @@ _HOMES = {
     "files": "json_text",
     "learning.algos": "toolbox",
     "learning.algos.base": "Algorithm JobContext METRICS REFERENCE_TRAIN Read Section Stage TEXT",
-    "learning.algos.best_of_n": "BestOfN",
-    "learning.algos.cd": "CD",
-    "learning.algos.dpo": "DPO",
+    "learning.algos.best_of_n": "BestOfN BestOfNConfig",
+    "learning.algos.cd": "CD CDConfig",
+    "learning.algos.dpo": "DPO DPOConfig",
     "learning.algos.groups": "Groups draw_groups",
-    "learning.algos.grpo": "GRPO",
-    "learning.algos.grpo_hf": "GRPOHF",
-    "learning.algos.pita": "PITA",
-    "learning.algos.post_training": "PostTrainingAlgorithms fitting_of trained_policy",
-    "learning.algos.qsharp": "QSharp",
-    "learning.algos.qsharp_hf": "QSharpHF",
+    "learning.algos.grpo": "GRPO GRPOConfig",
+    "learning.algos.grpo_hf": "GRPOHF GRPOHFConfig",
+    "learning.algos.pita": "PITA PITAConfig",
+    "learning.algos.post_training": "PolicyAlgoConfig PostTrainingAlgorithms fitting_of trained_policy",
+    "learning.algos.qsharp": "QSharp QSharpConfig",
+    "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
     "learning.algos.rollouts": "Rollouts",
-    "learning.algos.sft": "SFT",
-    "learning.algos.value_guided": "ValueGuidedAlgorithms",
+    "learning.algos.sft": "SFT SFTConfig",
+    "learning.algos.value_guided": "ValueGuidedAlgorithms ValueAlgoConfig",
+    "learning.choices": "GRPOLoss",
     "learning.datasets.base": "Dataset Row",
     "learning.datasets.columns": "needed",
-    "learning.datasets.from_files": "FilesDataset",
+    "learning.datasets.from_files": "FilesConfig FilesDataset",
     "learning.evaluation.front": "reward_kl_front",
     "learning.generation.policy": "TextPolicy",
     "learning.generation.sampling": "sample_keys",

@@ -205,17 +205,15 @@ def _tables(scratch: Path) -> dict[str, Entry]:
 
 
 def _rows(scratch: Path) -> dict[str, Entry]:
-    from pipeline.config.schema import (
-        AdditionConfig,
-        GSM8KConfig,
-        IMDBConfig,
-        MathConfig,
-        StarGraphConfig,
-        TLDRConfig,
-    )
+    from pipeline.learning.datasets.addition import AdditionConfig
     from pipeline.learning.datasets.base import SPLITS
+    from pipeline.learning.datasets.competition_math import MathConfig
+    from pipeline.learning.datasets.gsm8k import GSM8KConfig
+    from pipeline.learning.datasets.imdb_sentiment import IMDBConfig
     from pipeline.learning.datasets.prepared import prepare
     from pipeline.learning.datasets.registry import load_dataset
+    from pipeline.learning.datasets.star_graph import StarGraphConfig
+    from pipeline.learning.datasets.tldr import TLDRConfig
     from pipeline.plan.versions import PREPARATION
 
     data = HERE / "data"
@@ -275,8 +273,9 @@ _ANSWERS = (
 
 
 def _scores() -> dict[str, Entry]:
+    from pipeline.config.shipped import REWARDS
     from pipeline.learning.rewards.calling import traits_of
-    from pipeline.learning.rewards.registry import REWARDS, load_reward, package_versions
+    from pipeline.learning.rewards.registry import load_reward, package_versions
 
     completions, solution = (list(column) for column in zip(*_ANSWERS, strict=True))
     settings: dict[str, dict[str, Any]] = {"length": {"per": 3}, "vader": {"unit": True, "with_prompt": True}}

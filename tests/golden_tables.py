@@ -34,8 +34,7 @@ def _scored() -> Iterator[tuple[float, bool | None, str | None]]:
 
 
 def _preferences() -> Any:
-    from pipeline.config.schema import Preference, PreferenceSource, Ties
-    from pipeline.learning.rewards.preference import decide
+    from pipeline.learning.rewards.preference import Preference, PreferenceSource, Ties, decide
     from pipeline.learning.rewards.scoring import Scored
 
     pairs = list(product(_scored(), _scored()))
@@ -54,7 +53,7 @@ def _preferences() -> Any:
 
 def _scores() -> Any:
     """Weighted sums, correctness, votes and faults, of functions in this process."""
-    from pipeline.config.schema import DatasetConfig, GradingConfig
+    from pipeline.config.bases import DatasetConfig, GradingConfig
     from pipeline.learning.datasets.base import Row
     from pipeline.learning.rewards.grading import Graded
     from pipeline.learning.rewards.registry import load_rewards
@@ -187,8 +186,8 @@ def _files(scratch: Path) -> Any:
 
 
 def _rows_of_files() -> Any:
-    from pipeline.config.schema import FilesConfig
     from pipeline.learning.datasets.columns import make_row, renamed
+    from pipeline.learning.datasets.from_files import FilesConfig
 
     user, answer = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}
     given: list[dict[str, Any]] = [

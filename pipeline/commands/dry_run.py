@@ -7,7 +7,6 @@ from collections.abc import Collection
 from rich.console import Console
 
 from pipeline.commands.request import Request, Stored
-from pipeline.config.schema import HFModelConfig
 from pipeline.engine.store.measured import read_durations
 from pipeline.learning.algos.prepare import PREPARE
 from pipeline.plan.build import duration_name
@@ -47,7 +46,7 @@ def _not_looked_at(request: Request, missing: Collection[str]) -> list[str]:
     hub = {
         f"{model.path} on the hub"
         for name, model in config.models.items()
-        if isinstance(model, HFModelConfig) and model.path and not is_local(model.path)
+        if model.path and not model.is_trained and not is_local(model.path)
         if any(job.model == name and job.algo == REFERENCE for job in jobs_left)
     }
     return [*(f"the rows of {name}" for name in sorted(rows)), *sorted(hub)]

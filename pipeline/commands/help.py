@@ -44,6 +44,8 @@ Flags:
 
 Every key with its meaning and unit:
     {schema}
+    and, of algorithms, datasets and models, the modules that shipped.py beside
+    it names
 Looking at runs, GPUs and the store:
     {other} --help
 """

@@ -11,12 +11,7 @@ from pathlib import Path
 
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
-from pipeline.config.schema import (
-    AUTO,
-    Backend,
-    Config,
-    ExecutionConfig,
-)
+from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices

@@ -15,10 +15,7 @@ from pipeline import arithmetic
 from pipeline.commands.carry_out import carry_out
 from pipeline.commands.dry_run import print_plan
 from pipeline.commands.request import Request, Stored, look_up, prepare
-from pipeline.config.schema import (
-    Backend,
-    Config,
-)
+from pipeline.config.schema import Backend, Config
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.select import lease_devices
 from pipeline.engine.scheduler.runnable import check_runnable

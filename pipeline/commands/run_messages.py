@@ -14,10 +14,10 @@ from rich.console import Console
 from pipeline import arithmetic
 from pipeline.commands.request import Request
 from pipeline.commands.results import short
-from pipeline.config.candidates import candidates_note
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.loop import Outcome
+from pipeline.learning.algos.candidates import candidates_note
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.graph import Plan
 from pipeline.runs.makers import Maker, several_makers

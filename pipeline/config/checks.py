@@ -1,44 +1,26 @@
-"""What neither types nor ranges express: fields that must fit each other. All faults are told at once."""
+"""What neither types nor ranges express: fields that must fit each other. All faults are told at once.
+
+Rules that join fields of one class of settings are its `problems`; here are those of the run and of what all have.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
-from pipeline.config.atoms import LARGEST_ATOMS, MOST_GRID_ERROR, grid_error, least_atoms
+from pipeline.config.bases import NOTHING, DatasetConfig, Settings
 from pipeline.config.fronts import SUFFIX, point_of, settings_of
 from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import (
-    NOTHING,
-    REWARD_NAMES,
-    AlgoConfig,
-    Attention,
-    BestOfNConfig,
-    CDConfig,
-    Config,
-    DatasetConfig,
-    DPOConfig,
-    DPOLoss,
-    GRPOConfig,
-    HeadType,
-    Others,
-    PairSource,
-    PolicyAlgoConfig,
-    QSharpConfig,
-    QSharpHFConfig,
-    SFTConfig,
-    Strategy,
-    TinyModelConfig,
-    ValueAlgoConfig,
-)
+from pipeline.config.schema import Config, Strategy
+from pipeline.config.shipped import REWARD_NAMES
+from pipeline.config.tables import TABLES
+from pipeline.config.user_code import ask
 from pipeline.config.values import brief, value_problems
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_COIN = 0.5
-"""Probability of a wrong label from which on labels say nothing, or the opposite."""
 _TOLD = 20
 """Faults that are told at most."""
 
@@ -49,7 +31,7 @@ def check_config(config: Config) -> None:
     Raises:
         ConfigError: Lists every rule that is broken.
     """
-    refuse_all(list(_problems(config)))
+    refuse_all(list(dict.fromkeys(_problems(config))))
 
 
 def check_together(*checks: Callable[[], object]) -> None:
@@ -170,123 +152,26 @@ def _tables(config: Config) -> Iterator[str]:
     for name, taken_by in (("reference", "the reference policy"), ("dataset", "the preparation of datasets")):
         if name in config.algos:
             yield f"algos.{name}: this name is taken by {taken_by}"
-    for name, algo in config.algos.items():
-        if algo.enabled:
-            yield from _attention(f"algos.{name}", algo, config)
     for name, dataset in config.datasets.items():
         yield from _rewards(f"datasets.{name}", dataset)
-    for name, model in config.models.items():
-        if model.kind == "hf" and not model.path:
-            yield f"models.{name}.path is missing: a model of kind 'hf' needs a folder or hub id"
-        if isinstance(model, TinyModelConfig):
-            yield from _references(f"models.{name}", model)
-
-
-def _references(key: str, model: TinyModelConfig) -> Iterator[str]:
-    if model.seeds is not None and model.seed is not None:
-        yield (
-            f"{key}.seed={model.seed} and {key}.seeds={brief(model.seeds)} both say which references there are: "
-            f"give one of them. {key}.seeds=[{model.seed}] is the same as {key}.seed={model.seed}"
-        )
-    if model.seeds == []:
-        yield f"{key}.seeds is empty: give at least one, for example {key}.seeds=[0]"
 
 
 def _joined(config: Config) -> Iterator[str]:
-    for name, algo in config.algos.items():
-        yield from _groups(f"algos.{name}", algo, config)
-        yield from _objective(f"algos.{name}", algo)
-        yield from _atoms(f"algos.{name}", algo, config.evaluation.etas)
+    for table in TABLES:
+        for name, section in getattr(config, table).items():
+            yield from _of_section(f"{table}.{name}", section, config)
     for name, dataset in config.datasets.items():
         yield from _splits(f"datasets.{name}", dataset, config)
-    for name, model in config.models.items():
-        if isinstance(model, TinyModelConfig) and model.n_embd % model.n_head:
-            yield (
-                f"models.{name}.n_embd={model.n_embd}: must be a multiple of models.{name}.n_head={model.n_head}, "
-                f"which share it, for example {max(1, model.n_embd // model.n_head) * model.n_head}"
-            )
 
 
-def _groups(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:
-    """Completions that are compared with each other must be there, and in the same batch."""
-    micro = config.training.micro_batch_size
-    if isinstance(algo, (PolicyAlgoConfig, BestOfNConfig)):
-        compared = not isinstance(algo, SFTConfig) and not (
-            isinstance(algo, DPOConfig) and algo.pairs is PairSource.existing
-        )
-        if compared and algo.num_generations < 2:
-            yield (
-                f"{key}.num_generations={algo.num_generations}: must be at least 2, since the completions of a "
-                "prompt are compared with each other"
-            )
-    if isinstance(algo, GRPOConfig) and algo.num_generations >= 2:
-        for name, size in ((f"{key}.batch_size", algo.batch_size), ("training.micro_batch_size", micro)):
-            if size % algo.num_generations:
-                yield (
-                    f"{name}={size}: would split a group, as it is no multiple of {key}.num_generations="
-                    f"{algo.num_generations}. Use {max(1, size // algo.num_generations) * algo.num_generations}"
-                )
-    pairs = [(f"{key}.batch_size", algo.batch_size)] if isinstance(algo, (DPOConfig, BestOfNConfig)) else []
-    reward_model = getattr(algo, "reward_model", None)
-    if reward_model is not None:
-        pairs.append((f"{key}.reward_model.batch_size", reward_model.batch_size))
-    if pairs:
-        pairs.append(("training.micro_batch_size", micro))
-    for name, size in pairs:
-        if size % 2:
-            yield f"{name}={size}: must be even, since both completions of a pair count"
-
-
-def _objective(key: str, algo: AlgoConfig) -> Iterator[str]:
-    if isinstance(algo, DPOConfig):
-        if algo.loss_type is DPOLoss.exo_pair and algo.label_smoothing == 0:
-            yield (
-                f"{key}.label_smoothing={algo.label_smoothing}: the loss exo_pair needs it between 0 and 1, "
-                "for example 0.001"
-            )
-        if algo.loss_type is not DPOLoss.exo_pair and algo.label_smoothing >= _COIN:
-            yield f"{key}.label_smoothing={algo.label_smoothing}: must be at least 0 and below {_COIN}"
-    if isinstance(algo, QSharpConfig) and not algo.value_min < algo.value_max:
-        yield f"{key}.value_min={algo.value_min} must be below {key}.value_max={algo.value_max}"
-
-
-def _atoms(key: str, algo: AlgoConfig, etas: Sequence[float]) -> Iterator[str]:
-    """Labels are split between atoms for the one eta that is trained with; at others the grid makes an error."""
-    if not isinstance(algo, QSharpConfig) or isinstance(algo, CDConfig):
-        return
-    if isinstance(algo, QSharpHFConfig) and algo.atoms == 1:
-        yield f"{key}.atoms=1: a learnt reward has any value, which a single probability cannot express; use 11"
-    if not algo.value_min < algo.value_max:
-        return
-    if algo.atoms == 1:
-        if algo.others is Others.offset_zero and algo.value_min:
-            yield (
-                f"{key}.atoms=1 with {key}.value_min={algo.value_min:g} and {key}.others=offset_zero: a single "
-                "probability tells how far an offset is above that of the lowest reward, and not its level; "
-                f"{key}.atoms=2 tells both"
-            )
-        return
-    width = algo.value_max - algo.value_min
-    errors = {eta: grid_error(algo.atoms, width / algo.eta, width / eta) for eta in etas}
-    wrong = {eta: error for eta, error in errors.items() if error > MOST_GRID_ERROR}
-    if wrong:
-        told = ", ".join(f"eta={eta:g} ({error:.2f} nats)" for eta, error in wrong.items())
-        enough = max(least_atoms(width / algo.eta, width / eta) or LARGEST_ATOMS + 1 for eta in wrong)
-        remedy = f"{key}.atoms={enough} would do" if enough <= LARGEST_ATOMS else "no number of atoms would do"
-        yield (
-            f"evaluation.etas: with {key}.atoms={algo.atoms} rewards between two atoms are exact at {key}.eta="
-            f"{algo.eta:g}, for which the value model is trained, and off by more than {MOST_GRID_ERROR} nats at "
-            f"{told}; {remedy}, or leave them out"
-        )
-
-
-def _attention(key: str, algo: AlgoConfig, config: Config) -> Iterator[str]:
-    flash = config.system.attn_impl is Attention.flash_attention_2
-    if flash and isinstance(algo, ValueAlgoConfig) and algo.head is HeadType.v:
-        yield (
-            f"{key}.head=v with system.attn_impl=flash_attention_2: the candidates of a step are told apart by a "
-            f"mask that FlashAttention-2 does not take. Use system.attn_impl=sdpa, or {key}.head=q"
-        )
+def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
+    """What a section says of itself, and those inside it of themselves."""
+    if isinstance(section, Settings):
+        told = ask(f"{key}: problems() of {type(section).__name__}", lambda: [*section.problems(key, config)])
+        yield from map(str, told)
+    if is_dataclass(section):
+        for item in fields(section):
+            yield from _of_section(f"{key}.{item.name}", getattr(section, item.name), config)
 
 
 def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:

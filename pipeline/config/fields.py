@@ -12,6 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+LARGEST_SEED = 2**63 - 1
+"""What every generator of random numbers takes."""
+LONGEST_S = 1_000_000_000
+"""Seconds: thirty years, which every clock takes."""
+LARGEST_RATE = 100.0
+"""Learning rate, of Adam: a step moves each weight by about as much."""
+LARGEST_WEIGHT = 1e6
+"""Of what is added up in a loss or a reward: far from where float32 ends."""
+SMALLEST_DIVISOR = 1e-6
+"""Of what values are divided by, likewise."""
+OTHERWISE_MEASURED = ", or null to go by what is measured"
+"""Hint for memory, in MiB."""
+
 RANGE = "range"
 PATH = "path"
 _GROUPED_FROM = 10_000

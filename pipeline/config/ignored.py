@@ -8,23 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
+from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fronts import point_of, settings_of
 from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import (
-    AlgoConfig,
-    Backend,
-    BestOfNConfig,
-    Config,
-    DPOConfig,
-    PairSource,
-    PITAConfig,
-    PolicyAlgoConfig,
-    Preference,
-    Selection,
-    TinyModelConfig,
-    ValueAlgoConfig,
-)
+from pipeline.config.schema import Backend, Config
+from pipeline.config.tables import TABLES
+from pipeline.config.user_code import ask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,31 +56,25 @@ class Rule:
 
     Attributes:
         pattern: Of their keys; a star stands for anything.
-        idle: Whether one has none in this run.
-        reason: Why.
+        idle: Whether one has none in this run; a text is the reason.
+        reason: Why, where `idle` does not say it.
         verdict: What is said of one, before the reason.
     """
 
     pattern: str
-    idle: Callable[[Run], bool]
-    reason: str
+    idle: Callable[[Run], bool | str]
+    reason: str = ""
     verdict: str = "has no effect in this run"
 
 
 def _trains(run: Run) -> bool:
-    made_here = any(isinstance(model, TinyModelConfig) for model in run.config.models.values())
-    return made_here or any(
-        not isinstance(algo, BestOfNConfig) or algo.selection is Selection.reward_model for algo in run.enabled
+    return any(model.is_trained for model in run.config.models.values()) or any(
+        algo.trains for algo in run.enabled
     )
 
 
 def _guides(run: Run) -> bool:
-    return any(isinstance(algo, ValueAlgoConfig) for algo in run.enabled)
-
-
-def _preference(run: Run) -> Preference | None:
-    """How the learnt reward of the key's algorithm takes a difference of scores."""
-    return getattr(getattr(run.algo, "preferences", None), "preference", None)
+    return any(algo.guides for algo in run.enabled)
 
 
 def _own(run: Run) -> bool:
@@ -99,6 +84,19 @@ def _own(run: Run) -> bool:
 def _has_fronts(run: Run) -> bool:
     points = any(algo.enabled and point_of(name)[1] for name, algo in run.config.algos.items())
     return points or bool(run.config.evaluation.etas and (_guides(run) or _own(run)))
+
+
+def _of_section(run: Run) -> str:
+    """What the section of a key says of it, or one inside of that: the innermost speaks first."""
+    table, name, *path = run.key
+    section: object = getattr(run.config, table).get(run.name or name)
+    said = ""
+    for place in range(len(path)):
+        if isinstance(owner := section, Settings):
+            rest = ".".join(path[place:])
+            said = ask(f"idle() of {type(owner).__name__}", partial(owner.idle, rest)) or said
+        section = getattr(section, path[place], None)
+    return said
 
 
 GPU_PROFILES = ("a100_40gb", "a100_80gb", "h200")
@@ -118,47 +116,8 @@ RULES = (
         lambda run: not run.in_front and run.key[2] in settings_of(point_of(run.name)[1]),
         "each point of algos.<NAME>.front has a value of its own",
     ),
-    Rule("algos.*.num_workers", lambda _: True, "training data is in memory, and no processes load it"),
-    Rule(
-        "algos.*.lora.*",
-        lambda run: run.key[3] != "rank" and isinstance(run.algo, PolicyAlgoConfig) and run.algo.lora.rank == 0,
-        "there are no adapters; lora.rank sets their rank",
-    ),
-    Rule(
-        "algos.*.beta",
-        lambda run: isinstance(run.algo, PITAConfig) and run.algo.preference is Preference.hard,
-        "with preference=hard the higher score wins, whatever the difference",
-    ),
-    Rule(
-        "algos.*.preferences.beta",
-        lambda run: _preference(run) is Preference.hard,
-        "with preferences.preference=hard the higher score wins, whatever the difference",
-    ),
-    Rule(
-        "algos.*.num_generations",
-        lambda run: isinstance(run.algo, DPOConfig) and run.algo.pairs is PairSource.existing,
-        "with pairs=existing the pairs come from the dataset, and nothing is sampled for them",
-    ),
-    *(
-        Rule(
-            f"algos.*.{key}",
-            lambda run: isinstance(run.algo, BestOfNConfig) and run.algo.selection is Selection.majority,
-            "with selection=majority no reward model is trained",
-        )
-        for key in ("learning_rate", "epochs", "batch_size", "preferences.*")
-    ),
+    *(Rule(f"{table}.*.*", _of_section) for table in TABLES),
     Rule("algos.*.memory_mb", lambda run: not run.gpu, _NO_GPU),
-    Rule(
-        "models.*.path",
-        lambda run: isinstance(run.config.models.get(run.key[1]), TinyModelConfig),
-        "a model of kind tiny is trained in the run and reads no files; for one that is read use model=hf "
-        "models.hf.path=FOLDER_OR_HUB_ID",
-    ),
-    Rule(
-        "datasets.*.reward",
-        lambda run: run.key[1] in run.config.datasets and bool(run.config.datasets[run.key[1]].rewards),
-        "`rewards` of the same dataset goes before it",
-    ),
     Rule(
         "profile",
         lambda run: not run.gpu and run.value in GPU_PROFILES,
@@ -230,12 +189,12 @@ def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tup
         key = tuple(given.split("."))
         swept = _settings_of_front(config, key)
         for one, said in swept.items() or [(key, f"{given}={value[:_SHOWN]}")]:
-            rules = [
-                _rule(Run(config=config, gpu=gpu, key=one, value=value, name=name, in_front=bool(swept)))
+            reasons = [
+                _reason(Run(config=config, gpu=gpu, key=one, value=value, name=name, in_front=bool(swept)))
                 for name in _points(config, key) or [""]
             ]
-            if rules[0] is not None and None not in rules:
-                found[f"{said} {rules[0].verdict}: {rules[0].reason}"] = None
+            if all(reasons):
+                found[f"{said} {reasons[0]}"] = None
     return tuple(found)
 
 
@@ -253,9 +212,13 @@ def _points(config: Config, key: tuple[str, ...]) -> list[str]:
     return [name for name in config.algos if key[0] == "algos" and key[1:2] in ((name,), (point_of(name)[0],))]
 
 
-def _rule(run: Run) -> Rule | None:
+def _reason(run: Run) -> str:
+    """What the first rule says by which a key has no effect; "" where none does."""
     key = ".".join(run.key)
-    return next((rule for rule in RULES if fnmatchcase(key, rule.pattern) and rule.idle(run)), None)
+    for rule in RULES:
+        if fnmatchcase(key, rule.pattern) and (idle := rule.idle(run)):
+            return f"{rule.verdict}: {idle if isinstance(idle, str) else rule.reason}"
+    return ""
 
 
 def _given(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from pipeline.config.schema import ALGO_SCHEMAS, DATASET_SCHEMAS, MODEL_SCHEMAS, Config
+from pipeline.config.schema import Config
+from pipeline.config.tables import TABLES, all_shipped
 
-GROUPS = {"datasets": "dataset", "models": "model"}
+GROUPS = {name: table.group for name, table in TABLES.items() if table.group != name}
 """Tables of settings whose entries are chosen by a group of another name."""
-NAMED_GROUPS = ("algos", "dataset", "model")
+NAMED_GROUPS = tuple(table.group for table in TABLES.values())
 """Groups that take several choices at once."""
 COMMANDS = ("check", "fetch", "gpus", "launch", "logs", "run", "show", "status", "store", "why")
 """Those of ``python -m pipeline``."""
-_TABLES = ("algos", "datasets", "models")
 _ALIASES = {"lr": "learning_rate"}
 """What other programs call a setting, where no resemblance leads to it."""
 
 
 def known_keys() -> list[str]:
     """Every key that may be set with what ships, dotted."""
-    tables: dict[str, Mapping[str, type[Any]]] = {
-        "algos": ALGO_SCHEMAS,
-        "datasets": DATASET_SCHEMAS,
-        "models": MODEL_SCHEMAS,
-    }
     keys = list(_leaves(Config(), ""))
-    for table, schemas in tables.items():
-        for name, schema in schemas.items():
+    for table in TABLES:
+        for name, schema in all_shipped(table).items():
             keys.extend(_leaves(schema(), f"{table}.{name}."))
     return keys
 
 
 def own_keys() -> list[str]:
-    """Keys of the algorithms and datasets of the user's own that `register_schemas` has met last."""
-    store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:
+    """Keys that `register_schemas` has met last: of files, and of algorithms and datasets of the user's own."""
+    repo = ConfigStore.instance().repo
+    if "schema.yaml" not in repo:
         return []
-    node = store.load("schema.yaml").node
-    return [
-        f"{table}.{name}.{key}"
-        for table in ("algos", "datasets")
-        for name, section in node[table].items()
-        for key in section
-    ]
+    sections = {(table, name): node for table in TABLES for name, node in repo["schema.yaml"].node[table].items()}
+    for table, group in GROUPS.items():
+        files = repo.get(group, {}).items()
+        sections |= {(table, file.removesuffix("_schema.yaml")): entry.node for file, entry in files}
+    return [f"{table}.{name}.{key}" for (table, name), node in sections.items() for key in node]
 
 
 def _leaves(node: Any, prefix: str) -> list[str]:
@@ -98,7 +91,7 @@ def _nearest_key(name: str) -> tuple[str, Any] | None:
     keys: dict[str, Any] = dict(_settings(Config(), ""))
     near = _nearest_of(name, list(keys))
     if near is None:
-        parts = [key.split(".", 2) for key in known_keys() if key.startswith(_TABLES)]
+        parts = [key.split(".", 2) for key in known_keys() if key.startswith(tuple(TABLES))]
         near = _nearest_of(name, [f"{each[0]}.<NAME>.{each[2]}" for each in parts if len(each) == 3])
     return None if near is None else (near, keys.get(near))
 
@@ -122,6 +115,6 @@ def _settings(section: Any, prefix: str) -> list[tuple[str, Any]]:
         value = getattr(section, item.name)
         if is_dataclass(value):
             found += _settings(value, f"{prefix}{item.name}.")
-        elif prefix or item.name not in _TABLES:
+        elif prefix or item.name not in TABLES:
             found.append((prefix + item.name, value))
     return found

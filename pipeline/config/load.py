@@ -7,11 +7,12 @@ receive the plain form and rebuild the typed one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -27,22 +28,14 @@ from pipeline.config.explain import COMPOSITION_ERRORS, explain, one_line
 from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.install import conf_dir
 from pipeline.config.limits import bound_files, check_overrides
-from pipeline.config.schema import (
-    ALGO_SCHEMAS,
-    DATASET_SCHEMAS,
-    MODEL_SCHEMAS,
-    AlgoConfig,
-    Config,
-    DatasetConfig,
-    StageConfig,
-)
+from pipeline.config.schema import Config, StageConfig
 from pipeline.config.sweeps import bound_sweeps
-from pipeline.config.user_code import check_settings_class, import_object
+from pipeline.config.tables import TABLES, all_shipped, settings_class
+from pipeline.config.user_code import import_object
 from pipeline.config.values import brief, value_problems
-from pipeline.errors import ConfigError, unknown_name
+from pipeline.errors import ConfigError
 
 VERSION_BASE = "1.3"
-_Settings = TypeVar("_Settings")
 
 
 # Here, since a launcher of Hydra's may carry out a run in a process that never registers the schemas.
@@ -65,31 +58,40 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     bound_files()
     bound_sweeps()
     store = ConfigStore.instance()
-    _register_shipped(store)
+    own = {table: dict(_class_paths(table, overrides)) for table in ("algos", "datasets")}
+    for table in ("datasets", "models"):
+        _register_files(store, table, own.get(table, {}))
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    shipped = {name: _with_open_front(schema) for name, schema in ALGO_SCHEMAS.items()}
-    own = {
-        name: _with_open_tables(algo_schema(name, path), enabled=True)
-        for name, path in _class_paths("algos", overrides)
-    }
-    # What has a file is composed of it, and may have a class of the user's own on top.
+    algos = {name: _with_open_front(schema) for name, schema in all_shipped("algos").items()}
+    for name, path in own["algos"].items():
+        algos[name] = _with_open_tables(settings_class("algos", name, {"class_path": path}), enabled=True)
+    # What has a file is composed of it, on the settings that are registered for it.
     datasets = {
-        name: _with_open_tables(_dataset_schema(name, {"class_path": path}), kind=name)
-        for name, path in _class_paths("datasets", overrides)
-        if not (conf_dir() / "dataset" / f"{name}.yaml").is_file()
+        name: _with_open_tables(settings_class("datasets", name, {"class_path": path}), kind=name)
+        for name, path in own["datasets"].items()
+        if name not in _kinds_of_files("dataset")
     }
-    store.store(name="schema", node=_Composed(algos={**shipped, **own}, datasets=datasets))
+    store.store(name="schema", node=_Composed(algos=algos, datasets=datasets))
 
 
-def _register_shipped(store: ConfigStore) -> None:
-    """The datasets and models that ship, once: they are the same for every request."""
-    for name, dataset in DATASET_SCHEMAS.items():
-        if f"{name}_schema.yaml" not in store.repo.get("dataset", {}):
-            node = _with_open_tables(dataset)
-            store.store(group="dataset", name=f"{name}_schema", package=f"datasets.{name}", node=node)
-    for name, model in MODEL_SCHEMAS.items():
-        if f"{name}_schema.yaml" not in store.repo.get("model", {}):
-            store.store(group="model", name=f"{name}_schema", package=f"models.{name}", node=model)
+def _register_files(store: ConfigStore, table: str, class_paths: Mapping[str, str]) -> None:
+    """The settings that a file of ``conf/`` begins with, under its name and ``_schema``."""
+    group = TABLES[table].group
+    known = store.repo.setdefault(group, {})
+    for name, kind in _kinds_of_files(group).items():
+        schema = settings_class(table, name, {"kind": kind, "class_path": class_paths.get(name)})
+        there = known.get(f"{name}_schema.yaml")
+        if there is None or OmegaConf.get_type(there.node) is not schema:
+            node = _with_open_tables(schema)
+            store.store(group=group, name=f"{name}_schema", package=f"{table}.{name}", node=node)
+
+
+@cache
+def _kinds_of_files(group: str) -> dict[str, str]:
+    """The kind that each file of a group is of, by the file's name."""
+    files = sorted((conf_dir() / group).glob("*.yaml"))
+    found = {path.stem: re.search(r"^kind: (\w+)", path.read_text(), re.MULTILINE) for path in files}
+    return {name: kind[1] for name, kind in found.items() if kind}
 
 
 @dataclass(kw_only=True)
@@ -100,9 +102,10 @@ class _Composed(Config):
     datasets: dict[str, Any] = field(default_factory=dict)
 
 
-def _with_open_tables(schema: type[AlgoConfig] | type[DatasetConfig], **values: Any) -> DictConfig:
+def _with_open_tables(schema: type[Any], **values: Any) -> DictConfig:
     """A schema whose tables take names of the user's own; Hydra would ask for `+` before a new key."""
-    node = cast("DictConfig", OmegaConf.structured(schema(**values)))
+    node = deepcopy(declared(schema))
+    node.update(values)
     tables = [node[item.name] for item in fields(schema) if item.default_factory is dict]
     if "grading" in node:
         tables.append(node.grading.options)
@@ -111,7 +114,7 @@ def _with_open_tables(schema: type[AlgoConfig] | type[DatasetConfig], **values: 
     return node
 
 
-def _with_open_front(schema: type[AlgoConfig]) -> DictConfig:
+def _with_open_front(schema: type[Any]) -> DictConfig:
     node = deepcopy(declared(schema))
     OmegaConf.set_struct(node.front, False)
     return node
@@ -187,45 +190,6 @@ def schema_path(config: object) -> str:
     return f"{type(config).__module__}:{type(config).__qualname__}"
 
 
-def algo_schema(name: str, class_path: str | None) -> type[AlgoConfig]:
-    """The dataclass of an algorithm's settings.
-
-    Raises:
-        ConfigError: The name is unknown and no class is given, or the class has no settings dataclass.
-    """
-    if class_path is None:
-        name, _ = point_of(name)
-        if name not in ALGO_SCHEMAS:
-            own = f" For one of your own set algos.{name}.class_path=my_module.MyAlgorithm."
-            raise ConfigError(unknown_name("algorithm", name, ALGO_SCHEMAS) + own)
-        return ALGO_SCHEMAS[name]
-    return _own_schema(f"algos.{name}", class_path, AlgoConfig, "pipeline.learning.algos.base.Algorithm")
-
-
-def _dataset_schema(name: str, node: Mapping[str, Any]) -> type[DatasetConfig]:
-    """The dataclass of a dataset's settings.
-
-    A class of the user's own that builds on a kind that ships may name that kind, and then has its settings.
-    """
-    class_path = node.get("class_path")
-    if not class_path or node.get("kind") in DATASET_SCHEMAS:
-        return cast("type[DatasetConfig]", _kind(DATASET_SCHEMAS, "dataset", name, node))
-    return _own_schema(f"datasets.{name}", class_path, DatasetConfig, "pipeline.learning.datasets.base.Dataset")
-
-
-def _own_schema(key: str, class_path: str, base: type[_Settings], parent: str) -> type[_Settings]:
-    """The settings dataclass of a class of the user's own, which must build on `parent`."""
-    owner = f"{key}.class_path={class_path}"
-    schema = getattr(import_object(class_path), "config_class", None)
-    if schema is None:
-        raise ConfigError(
-            f"{owner} is no {parent.rpartition('.')[2]}: it has no config_class. It must be a subclass of "
-            f"{parent}."
-        )
-    check_settings_class(owner, schema, base)
-    return cast("type[_Settings]", schema)
-
-
 def _check_choices(overrides: Sequence[str]) -> None:
     """Refuse what is no name in the place of a file of ``conf/``; Hydra does not say which it was."""
     groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
@@ -255,31 +219,26 @@ def _class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, st
 
 def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
     plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
-    schemas: dict[str, Callable[[str, Mapping[str, Any]], type[Any]]] = {
-        "algos": lambda name, node: algo_schema(name, node.get("class_path")),
-        "datasets": _dataset_schema,
-        "models": lambda name, node: _kind(MODEL_SCHEMAS, "model", name, node),
-    }
     if isinstance(plain.get("algos"), dict):
         plain["algos"] = with_points(plain["algos"])
-    tables: dict[str, dict[str, type[Any]]] = {table: {} for table in schemas}
-    for table, schema_of in schemas.items():
+    tables: dict[str, dict[str, type[Any]]] = {table: {} for table in TABLES}
+    for table, found in tables.items():
         for name, node in _nodes(table, plain.get(table)):
-            if table == "algos":
-                _refuse_wrong_points(name, node)
             if table == "datasets" and node.get("class_path") and node.get("kind", MISSING) == MISSING:
                 node["kind"] = name
-            tables[table][name] = schema_of(name, node)
+            found[name] = settings_class(table, name, node)
+            if table == "algos":
+                _refuse_wrong_points(name, node, found[name])
     return filled(schema, tables, plain)
 
 
-def _refuse_wrong_points(name: str, node: Mapping[str, Any]) -> None:
+def _refuse_wrong_points(name: str, node: Mapping[str, Any], schema: type[Any]) -> None:
     """Refuse a value of a front by the key that was typed; a point's own key cannot be."""
     algo, point = point_of(name)
     for setting in settings_of(point):
         key = f"algos.{algo}.front.{setting}"
         try:
-            section = filled(algo_schema(name, node.get("class_path")), {}, {setting: node[setting]})
+            section = filled(schema, {}, {setting: node[setting]})
         except OmegaConfBaseException as error:
             raise ConfigError(f"{key}={brief(node[setting])}: {one_line(error.msg or str(error))}") from None
         for problem in value_problems(section):
@@ -301,20 +260,9 @@ def _nodes(table: str, section: object) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ConfigError(f"{table}={brief(section)}: must be a table of names, each with a table of settings")
     for name, node in (section or {}).items():
         if not isinstance(name, str) or not isinstance(node, dict):
-            raise ConfigError(
-                f"{table}.{name}={brief(node)}: must be a table of settings, for example {{{_SETTING[table]}}}"
-            )
+            example = f"{{{TABLES[table].example}}}"
+            raise ConfigError(f"{table}.{name}={brief(node)}: must be a table of settings, for example {example}")
         for key in ("kind", "class_path"):
             if not isinstance(node.get(key), str | None):
                 raise ConfigError(f"{table}.{name}.{key}={brief(node[key])}: must be a name")
         yield name, node
-
-
-_SETTING = {"algos": "enabled: true", "datasets": "kind: addition", "models": "kind: tiny"}
-
-
-def _kind(known: Mapping[str, type[Any]], what: str, name: str, node: Mapping[str, Any]) -> type[Any]:
-    kind = node.get("kind", "???")
-    if kind not in known:
-        raise ConfigError(f"{what} '{name}': " + unknown_name("kind", str(kind), known))
-    return known[kind]

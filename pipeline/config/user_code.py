@@ -10,22 +10,24 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.machinery import ModuleSpec
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.place import is_installed, place_of
-from pipeline.errors import ConfigError, JobError
+from pipeline.config.place import is_installed, place_of, told
+from pipeline.errors import ConfigError, JobError, PipelineError
 
 _OURS = "pipeline"
+_Answer = TypeVar("_Answer")
 _brought_torch: list[str] = []
 
 
@@ -129,6 +131,24 @@ def brought_torch() -> tuple[str, ...]:
     return tuple(_brought_torch)
 
 
+def ask(owner: str, question: Callable[[], _Answer]) -> _Answer:
+    """What code answers that may be the user's own, and so may fail in any way.
+
+    Args:
+        owner: What is asked, for messages.
+        question: Asks it.
+
+    Raises:
+        ConfigError: It failed.
+    """
+    try:
+        return question()
+    except PipelineError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{owner} failed: {told(error)}") from error
+
+
 def check_settings_class(owner: str, schema: object, base: type) -> None:
     """Refuse a class of settings that a worker could not rebuild.
 
@@ -140,7 +160,7 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
     Raises:
         ConfigError: Says what is wrong with it.
     """
-    wanted = f"a dataclass that builds on pipeline.config.schema.{base.__name__}"
+    wanted = f"a dataclass that builds on pipeline.{base.__name__}"
     if not (isinstance(schema, type) and issubclass(schema, base)):
         raise ConfigError(f"{owner}: its config_class is {_called(schema)}, but must be {wanted}")
     path = f"{schema.__module__}:{schema.__qualname__}"
@@ -152,6 +172,11 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
             f"{owner}: its config_class {schema.__name__} has no @dataclass(kw_only=True) above it, so that its "
             f"{', '.join(fields)} could not be set"
         )
+    if hidden := [name for name in schema.__dataclass_fields__ if _is_said(schema, name)]:
+        raise ConfigError(
+            f"{owner}: its config_class {schema.__name__} has a field {hidden[0]}, which is the name of what "
+            "settings say of themselves; call it otherwise"
+        )
     try:
         OmegaConf.structured(schema())
     except TypeError as error:
@@ -161,6 +186,11 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
         raise ConfigError(
             f"{owner}: its config_class has a field {error.full_key} that cannot be: {said}"
         ) from error
+
+
+def _is_said(schema: type, name: str) -> bool:
+    """Whether a name is that of a method or property of settings."""
+    return any(isinstance(vars(base).get(name), (FunctionType, property)) for base in schema.__mro__)
 
 
 def _called(thing: object) -> str:

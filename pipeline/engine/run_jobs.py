@@ -6,10 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.config.schema import (
-    Backend,
-    ExecutionConfig,
-)
+from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.devices.memory_reclaim import read_levels, wait_until_all_free

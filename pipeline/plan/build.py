@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pipeline.config.bases import AlgoConfig
 from pipeline.config.load import schema_path, to_plain
 from pipeline.config.ranks import devices_per_training, spread
-from pipeline.config.schema import AlgoConfig, Config, StageChoice, TinyModelConfig
+from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import PlanError
 from pipeline.learning.algos.base import DATASET, PROMPTS, Read, Stage
 from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
@@ -275,7 +276,7 @@ class _Builder:
 
     def _devices(self, chain: Chain, stage: Stage) -> int:
         # The reference of a model that is not trained here only notes where that model is.
-        trains = chain.algo != REFERENCE or isinstance(self.config.models[chain.model], TinyModelConfig)
+        trains = chain.algo != REFERENCE or self.config.models[chain.model].is_trained
         return max(stage.devices, devices_per_training(self.config)) if stage.scales and trains else stage.devices
 
     def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:

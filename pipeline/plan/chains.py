@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from pipeline.config.schema import AlgoConfig, Config
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.schema import Config
 from pipeline.learning.algos.base import Algorithm
 from pipeline.learning.algos.prepare import Preparation
 from pipeline.learning.algos.reference import Reference

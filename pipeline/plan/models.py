@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.bases import ModelConfig
 from pipeline.config.install import install_command
-from pipeline.config.schema import Config, HFModelConfig, ModelConfig
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted, parse_json, read_json
 from pipeline.learning.datasets.hub import is_hub_id
@@ -52,10 +53,9 @@ def check_models(config: Config) -> None:
         ConfigError: Says which file is missing or cannot be used, and what to do.
     """
     for name, model in config.models.items():
-        trusted = isinstance(model, HFModelConfig) and model.trust_remote_code
         for key, path in (("path", model.path), ("value_path", model.value_path)):
             if path is not None and is_local(path):
-                _check_local(f"models.{name}", key, Path(path), trusted)
+                _check_local(f"models.{name}", key, Path(path), model.trusts_code)
 
 
 def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
@@ -68,14 +68,8 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
     Returns:
         Plain data by role, ``reference`` and ``value``; a role that has no files of its own is left out.
     """
-    hf = isinstance(model, HFModelConfig)
-    given = {
-        "reference": (model.path, model.revision if isinstance(model, HFModelConfig) else None),
-        "value": (model.value_path, model.value_revision if isinstance(model, HFModelConfig) else None),
-    }
-    if not hf:
-        del given["reference"]
-    return {role: _identity(path, revision, file_hash) for role, (path, revision) in given.items() if path}
+    paths = {"reference": None if model.is_trained else model.path, "value": model.value_path}
+    return {role: _identity(path, model.revisions[role], file_hash) for role, path in paths.items() if path}
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -85,7 +79,7 @@ def model_files(folder: Path) -> list[Path]:
 
 def count_weights(model: ModelConfig) -> int:
     """Weights of a reference policy, as the headers of its files tell; 0 where they do not, as for a hub id."""
-    path = Path(model.path) if isinstance(model, HFModelConfig) and model.path else None
+    path = Path(model.path) if model.path and not model.is_trained else None
     if path is None or not path.exists():
         return 0
     if path.is_file():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.config.schema import Config, DPOConfig, PairSource
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
+from pipeline.learning.algos.dpo import DPOConfig, PairSource
 from pipeline.learning.datasets.registry import load_dataset
 
 _PAIR = ("chosen", "rejected")

@@ -14,10 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.bases import DatasetConfig
 from pipeline.config.checks import refuse_all
 from pipeline.config.load import schema_path, to_plain
-from pipeline.config.schema import OWN_REWARD_NAMES, CDConfig, Config, DatasetConfig, QSharpConfig
+from pipeline.config.schema import Config
+from pipeline.config.shipped import REWARD_MODEL, REWARDS
 from pipeline.errors import ConfigError, describe_exit
+from pipeline.learning.algos.cd import CDConfig
+from pipeline.learning.algos.qsharp import QSharpConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.registry import shipped_traits
 
@@ -87,7 +91,7 @@ def _graded_problems(dataset: str, graded: str, algos: Iterable[str]) -> Iterato
 
 def _is_own(section: DatasetConfig) -> bool:
     named = {str((section.grading.options.get(name) or {}).get("use", name)) for name in _names(section)}
-    return section.class_path is not None or bool(section.grading.options) or not named <= {*OWN_REWARD_NAMES}
+    return section.class_path is not None or bool(section.grading.options) or not named <= {*REWARDS, REWARD_MODEL}
 
 
 def _leaves_open(section: DatasetConfig) -> bool:

@@ -10,7 +10,8 @@ import ast
 from difflib import get_close_matches
 from functools import cache
 
-from pipeline.config.schema import REWARD_NAMES, DatasetConfig
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.shipped import REWARD_NAMES
 from pipeline.config.user_code import brought_torch, import_object, source_file, source_hash, split_path
 from pipeline.errors import ConfigError
 from pipeline.plan.versions import reward_names

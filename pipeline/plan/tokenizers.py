@@ -13,11 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.schema import Config, FilesConfig, ModelConfig, TinyModelConfig
+from pipeline.config.bases import ModelConfig
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted
+from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.validate import check_demonstrations, demonstration_length
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.models import LARGEST_CONFIG, is_gguf, read_json_file, reason
 
 FILE = "tokenizer.json"

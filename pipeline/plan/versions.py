@@ -14,11 +14,12 @@ what made an output, and a table that rests on several says so (`runs.makers`).
 
 from __future__ import annotations
 
-from pipeline.config.schema import DatasetConfig, GenerationConfig, ModelConfig, TinyModelConfig
+from pipeline.config.bases import DatasetConfig, ModelConfig
+from pipeline.config.schema import GenerationConfig
+from pipeline.config.shipped import DATASETS, REWARD_MODEL
 from pipeline.config.user_code import import_object
 from pipeline.learning.algos.base import Algorithm, Stage
-from pipeline.learning.datasets.registry import DATASETS
-from pipeline.learning.rewards.registry import MODEL, package_versions, shipped_traits
+from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
 
 MODELS = 1
@@ -62,7 +63,7 @@ def shipped_versions(
     found = _of_bases(kind)
     if "model" in sections:
         found["models"] = MODELS
-        if isinstance(model, TinyModelConfig):
+        if model.is_trained:
             found["tiny references"] = TINY
     if "generation" in sections:
         found["decoding"] = DECODING
@@ -96,7 +97,7 @@ def _of_dataset(dataset: DatasetConfig) -> dict[str, int | str | None]:
     kind = import_object(path)
     found = {f"dataset {dataset.kind}": kind.version, **_of_bases(kind)}
     for name, traits in shipped_traits(dataset).items():
-        if name != MODEL:
+        if name != REWARD_MODEL:
             found[f"reward {name}"] = traits.version
             found |= {f"package {name}": version for name, version in package_versions(traits).items()}
     return found

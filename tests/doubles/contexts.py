@@ -4,7 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.config.schema import AlgoConfig, StageConfig
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.schema import StageConfig
 from pipeline.learning.algos.base import JobContext
 
 

@@ -12,22 +12,15 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.config.schema import (
-    AdditionConfig,
-    DPOLoss,
-    GRPOLoss,
-    HeadType,
-    LoraSettings,
-    ScaleRewards,
-    Sharding,
-    Strategy,
-    TinyModelConfig,
-    TrainingConfig,
-)
+from pipeline.config.schema import Sharding, Strategy, TrainingConfig
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
+from pipeline.learning.algos.post_training import LoraSettings
 from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, ScaleRewards
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints

@@ -16,11 +16,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.config.schema import AdditionConfig, HeadType, TinyModelConfig, TrainingConfig
+from pipeline.config.schema import TrainingConfig
 from pipeline.engine.workers.work import Work
 from pipeline.learning.algos.stage_entry import run_stage
 from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.choices import HeadType
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training import checkpoint

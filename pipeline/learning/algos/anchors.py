@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config.schema import DatasetConfig
+from pipeline.config.bases import DatasetConfig
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.datasets.base import Dataset, Row

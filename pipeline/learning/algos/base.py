@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
-from pipeline.config.schema import AlgoConfig, StageConfig
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.schema import StageConfig
 from pipeline.errors import JobError
 
 if TYPE_CHECKING:

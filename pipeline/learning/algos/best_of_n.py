@@ -7,18 +7,65 @@ model fitted to preferences on training prompts, or a majority vote.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.schema import AlgoConfig, BestOfNConfig, RewardModelConfig, Selection
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_RATE, number
+from pipeline.config.schema import Config
 from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
-from pipeline.learning.algos.post_training import EVALUATE
+from pipeline.learning.algos.post_training import EVALUATE, too_few
+from pipeline.learning.algos.reward_stage import RewardModelConfig
+from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import TRAINING
 
 if TYPE_CHECKING:
     from pipeline.learning.generation.best_of_n import Picker
     from pipeline.learning.generation.policy import TextPolicy
+
+
+class Selection(Enum):
+    """How best-of-n picks. Never by the reward that it is tested with."""
+
+    reward_model = "reward_model"  # the highest score of a reward model fitted to training prompts
+    majority = "majority"  # the commonest answer, the first of equals
+
+
+@dataclass(kw_only=True)
+class BestOfNConfig(AlgoConfig):
+    """Best of n samples of the reference, with nothing trained but what picks."""
+
+    num_generations: int = number(4, at_least=1, at_most=100_000)
+    """Samples that are picked from, n."""
+    selection: Selection = Selection.reward_model
+    aggregate: bool = True
+    """Fit the reward model to the data of all rounds so far rather than of this round alone."""
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
+    """Sequences per optimizer step of the reward model; both completions of a pair count."""
+    learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(2, at_least=1, at_most=1_000_000)
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
+
+    @property
+    def trains(self) -> bool:
+        """A reward model, or nothing."""
+        return self.selection is Selection.reward_model
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Too few samples to pick from, and batches that part pairs."""
+        yield from too_few(key, self.num_generations)
+        yield from halved_pairs(key, self.batch_size, config)
+
+    def idle(self, setting: str) -> str:
+        """Also what is of the reward model, where there is none."""
+        of_model = setting in ("learning_rate", "epochs", "batch_size") or setting.startswith("preferences.")
+        if of_model and not self.trains:
+            return "with selection=majority no reward model is trained"
+        return super().idle(setting)
 
 
 class BestOfN(Algorithm):
@@ -131,10 +178,9 @@ def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:
 
     dataset = ctx.config.dataset
     judge = judge_of(known_rewards(dataset), dataset)
-    answer = None if judge is None else judge.traits.answer
-    if answer is None:
+    if judge is None or judge.traits.answer is None:
         raise JobError(
             f"{ctx.job_id}: no reward of this dataset says what an answer is, so there is no majority; "
             f"use algos.{ctx.algo}.selection=reward_model"
         )
-    return by_majority(lambda completion: answer(policy.text([completion])[0]))
+    return by_majority(lambda completion: judge.traits.vote(policy.text([completion])[0]))

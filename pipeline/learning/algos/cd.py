@@ -10,13 +10,25 @@ among drawn blocks instead of tilting tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.schema import AlgoConfig, CDConfig, QSharpConfig, ValueAlgoConfig
-from pipeline.learning.algos.qsharp import QSharp, atom_rewards
+from pipeline.config.bases import AlgoConfig
+from pipeline.learning.algos.qsharp import QSharp, QSharpConfig, atom_rewards
+from pipeline.learning.algos.value_guided import ValueAlgoConfig
 
 if TYPE_CHECKING:
     from pipeline.learning.generation.tilt import Offset
+
+
+@dataclass(kw_only=True)
+class CDConfig(QSharpConfig):
+    """Guidance by the mean reward, the baseline of Q#'s paper (after arXiv 2310.17022)."""
+
+    def inexact(self, key: str, etas: Sequence[float]) -> Iterator[str]:  # noqa: ARG002 - of the base
+        """Nothing: any atoms express a mean."""
+        yield from ()
 
 
 class CD(QSharp):

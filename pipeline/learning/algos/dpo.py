@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.schema import AlgoConfig, DPOConfig, PairSource
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
+from pipeline.config.schema import Config
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.algos.post_training import Anchor, PolicyAlgoConfig, PostTrainingAlgorithms
+from pipeline.learning.choices import DPOLoss
+from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +25,62 @@ if TYPE_CHECKING:
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import Fitting
     from pipeline.learning.training.sequences import Sequences
+
+
+_COIN = 0.5
+"""Probability of a wrong label from which on labels say nothing, or the opposite."""
+
+
+class PairSource(Enum):
+    """Where DPO's pairs come from."""
+
+    sampled = "sampled"  # from the current policy, decided by scores
+    existing = "existing"  # the columns `chosen` and `rejected` of the dataset
+
+
+@dataclass(kw_only=True)
+class DPOConfig(PolicyAlgoConfig):
+    """Direct preference optimisation (arXiv 2305.18290), the losses of TRL."""
+
+    aggregate: bool = True
+    """As for every algorithm. With `reference=initial`, fresh pairs alone let a round undo what the one before it
+    has learnt: pairs of the current policy's new mistakes have by far the largest gradients."""
+    learning_rate: float = number(6.6e-4, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(2, at_least=1, at_most=1_000_000)
+    """Passes over the data of a round."""
+    beta: float = number(0.52, above=0, at_most=LARGEST_WEIGHT)
+    """Strength of the pull towards the anchor."""
+    loss_type: DPOLoss = DPOLoss.sigmoid
+    label_smoothing: float = number(0.0, at_least=0, below=1)
+    """For `robust` the probability that a label is wrong; for `exo_pair` its epsilon."""
+    sft_weight: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT)
+    """Weight of the chosen completions' negative log-likelihood per token: RPO (arXiv 2404.19733)."""
+    reference: Anchor = Anchor.initial
+    pairs: PairSource = PairSource.sampled
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
+
+    @property
+    def compares(self) -> bool:
+        """Not where the pairs are there."""
+        return self.pairs is PairSource.sampled
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also batches that part pairs, and smoothing that a loss does not take."""
+        yield from super().problems(key, config)
+        yield from halved_pairs(key, self.batch_size, config)
+        if self.loss_type is DPOLoss.exo_pair and self.label_smoothing == 0:
+            yield (
+                f"{key}.label_smoothing={self.label_smoothing}: the loss exo_pair needs it between 0 and 1, for "
+                "example 0.001"
+            )
+        if self.loss_type is not DPOLoss.exo_pair and self.label_smoothing >= _COIN:
+            yield f"{key}.label_smoothing={self.label_smoothing}: must be at least 0 and below {_COIN}"
+
+    def idle(self, setting: str) -> str:
+        """Also how many are drawn, where none are."""
+        if setting == "num_generations" and self.pairs is PairSource.existing:
+            return "with pairs=existing the pairs come from the dataset, and nothing is sampled for them"
+        return super().idle(setting)
 
 
 class DPO(PostTrainingAlgorithms):

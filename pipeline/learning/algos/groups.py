@@ -10,13 +10,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.schema import PreferenceConfig
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.toolbox import encode, round_rows, row_ids, score
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import Keys, sample_keys, uniforms
-from pipeline.learning.rewards.preference import UNDECIDED, decide
+from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig, decide
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.sequences import Sequences
 from pipeline.outputs.formats import Tally

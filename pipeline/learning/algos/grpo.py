@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.schema import AlgoConfig, GRPOConfig
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
+from pipeline.config.schema import Config
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.algos.post_training import Anchor, PolicyAlgoConfig, PostTrainingAlgorithms
+from pipeline.learning.choices import GRPOLoss, ScaleRewards
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +20,36 @@ if TYPE_CHECKING:
 
     from pipeline.learning.training.policy import Fitting
     from pipeline.learning.training.samples import Samples
+
+
+@dataclass(kw_only=True)
+class GRPOConfig(PolicyAlgoConfig):
+    """Group-relative policy optimisation (arXiv 2402.03300), the loss of TRL. `epochs` is TRL's num_iterations."""
+
+    learning_rate: float = number(6.5e-4, above=0, at_most=LARGEST_RATE)
+    loss_type: GRPOLoss = GRPOLoss.grpo
+    beta: float = number(0.01, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
+    """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
+    epsilon: float = number(0.2, above=0, below=1)
+    """The probability ratio to the sampling policy is clipped to 1 - epsilon and 1 + epsilon_high."""
+    epsilon_high: float | None = number(None, above=0, at_most=LARGEST_WEIGHT, hint=", or null to take epsilon")
+    """Null takes epsilon."""
+    scale_rewards: ScaleRewards = ScaleRewards.group
+    reference: Anchor = Anchor.initial
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also batches that would split a group."""
+        yield from super().problems(key, config)
+        sizes = {
+            f"{key}.batch_size": self.batch_size,
+            "training.micro_batch_size": config.training.micro_batch_size,
+        }
+        for name, size in sizes.items() if self.num_generations >= 2 else ():
+            if size % self.num_generations:
+                yield (
+                    f"{name}={size}: would split a group, as it is no multiple of {key}.num_generations="
+                    f"{self.num_generations}. Use {max(1, size // self.num_generations) * self.num_generations}"
+                )
 
 
 class GRPO(PostTrainingAlgorithms):

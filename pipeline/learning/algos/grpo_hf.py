@@ -7,14 +7,17 @@ looked at.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.schema import AlgoConfig, GRPOHFConfig
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage
-from pipeline.learning.algos.grpo import GRPO
+from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.algos.post_training import EVALUATE, GENERATE, TRAIN
-from pipeline.learning.algos.reward_stage import REWARD
+from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
+from pipeline.learning.rewards.preference import PreferenceConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,6 +25,17 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import Fitting
+
+
+@dataclass(kw_only=True)
+class GRPOHFConfig(GRPOConfig):
+    """GRPO on a reward that is learnt from preferences among the samples of each group."""
+
+    learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
+    beta: float = number(0.04, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
+    """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
 
 
 class GRPOHF(GRPO):

@@ -7,17 +7,49 @@ value's logit is then the log-odds of being preferred, which is what the tilt ne
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.schema import AlgoConfig, Pairing, PITAConfig, ValueAlgoConfig
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_WEIGHT, SMALLEST_DIVISOR, number
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms
+from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig, ValueGuidedAlgorithms
+from pipeline.learning.rewards.preference import Preference, PreferenceSource, Ties
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.generation.tilt import Offset
     from pipeline.learning.training.sequences import Sequences
+
+
+class Pairing(Enum):
+    """How PITA draws the two completions that it compares."""
+
+    greedy = "greedy"  # one greedy, one sampled
+    sampled = "sampled"  # two sampled
+
+
+@dataclass(kw_only=True)
+class PITAConfig(ValueAlgoConfig):
+    """PITA (arXiv 2507.20067)."""
+
+    eta: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
+    batch_size: int = number(64, at_least=1, at_most=1_000_000)
+    pairing: Pairing = Pairing.greedy
+    source: PreferenceSource = PreferenceSource.correctness_then_reward
+    preference: Preference = Preference.hard
+    """How a difference of scores decides."""
+    beta: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
+    """Slope of the Bradley-Terry draw."""
+    ties: Ties = Ties.drop
+
+    def idle(self, setting: str) -> str:
+        """Also the slope where nothing is drawn."""
+        if setting == "beta" and self.preference is Preference.hard:
+            return "with preference=hard the higher score wins, whatever the difference"
+        return super().idle(setting)
 
 
 class PITA(ValueGuidedAlgorithms):

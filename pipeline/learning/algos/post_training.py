@@ -9,11 +9,15 @@ metrics     numbers with intervals
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.schema import AlgoConfig, Anchor, DType, PolicyAlgoConfig
+from pipeline.config.bases import AlgoConfig, Settings
+from pipeline.config.fields import LARGEST_RATE, number
+from pipeline.config.schema import Config, DType
 from pipeline.files import json_text
 from pipeline.learning.algos.base import (
     METRICS,
@@ -34,6 +38,68 @@ if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import Fitting
+
+
+class Anchor(Enum):
+    """The policy that a trained one is held close to."""
+
+    initial = "initial"  # the reference, in every round
+    previous = "previous"  # what the round started from
+
+
+@dataclass(kw_only=True)
+class LoraSettings(Settings):
+    """Low-rank adapters instead of whole weights (arXiv 2106.09685); merged into the model when it is saved."""
+
+    rank: int = number(0, at_least=0, at_most=16_384, hint=" (0 is no adapters)")
+    """0 trains the weights themselves."""
+    alpha: int = number(32, at_least=1, at_most=1_000_000)
+    """The adapters' share is scaled by alpha / rank."""
+    target_modules: list[str] | None = None
+    """Names of the layers that get adapters; null takes every linear layer but the output head."""
+
+    def idle(self, setting: str) -> str:
+        """All of them, where there are no adapters."""
+        return "" if setting == "rank" or self.rank else "there are no adapters; lora.rank sets their rank"
+
+
+@dataclass(kw_only=True)
+class PolicyAlgoConfig(AlgoConfig):
+    """What algorithms that train the policy share."""
+
+    num_generations: int = number(4, at_least=1, at_most=100_000)
+    """Completions drawn for each training prompt; TRL's name. `data_collection.samples_per_example` is for
+    value-guided algorithms."""
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
+    """Sequences per optimizer step, for DPO both completions of a pair."""
+    learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(1, at_least=1, at_most=1_000_000)
+    """Passes over the data of a round."""
+    aggregate: bool = False
+    """Train on the data of all rounds so far rather than of this round alone."""
+    warm_start: bool = True
+    """Continue from the policy of the previous round; false starts from the reference again."""
+    lora: LoraSettings = field(default_factory=LoraSettings)
+
+    @property
+    def compares(self) -> bool:
+        """Whether the completions of a prompt are compared with each other."""
+        return True
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
+        """Too few completions to compare."""
+        if self.compares:
+            yield from too_few(key, self.num_generations)
+
+
+def too_few(key: str, num_generations: int) -> Iterator[str]:
+    """Completions that are compared with each other must be there."""
+    if num_generations < 2:
+        yield (
+            f"{key}.num_generations={num_generations}: must be at least 2, since the completions of a prompt are "
+            "compared with each other"
+        )
+
 
 TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model")
 """What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
@@ -111,7 +177,7 @@ class PostTrainingAlgorithms(Algorithm):
         with ctx.loading():
             from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted, teaching
-            from pipeline.learning.algos.toolbox import reference_source, trusts_code
+            from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_tokenizer
             from pipeline.learning.training.lora import merged
         model = self._start(ctx)
@@ -123,7 +189,7 @@ class PostTrainingAlgorithms(Algorithm):
         whole = merged(model).cpu()
         whole.config._name_or_path = ""
         whole.save_pretrained(ctx.out)
-        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
         tokenizer.save_pretrained(ctx.out)
         algo = ctx.settings(PolicyAlgoConfig)
         tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
@@ -163,7 +229,7 @@ class PostTrainingAlgorithms(Algorithm):
     def _load(self, ctx: JobContext, *, previous: bool) -> PreTrainedModel:
         """A policy of its own, never a kept one: last round's where that is asked for, else the reference."""
         with ctx.loading():
-            from pipeline.learning.algos.toolbox import reference_source, trusts_code
+            from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_policy
 
             # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
@@ -173,7 +239,7 @@ class PostTrainingAlgorithms(Algorithm):
                 str(trained) if trained else reference_source(ctx),
                 replace(ctx.config.system, dtype=dtype),
                 ctx.first_device,
-                trust_remote_code=trusts_code(ctx),
+                trust_remote_code=ctx.config.model.trusts_code,
             )
 
     def _start(self, ctx: JobContext) -> PreTrainedModel:
@@ -235,7 +301,7 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
         folder: Output of a training.
         compared: Whether its divergence from the reference is wanted.
     """
-    from pipeline.learning.algos.toolbox import reference_model, trusts_code
+    from pipeline.learning.algos.toolbox import reference_model
     from pipeline.learning.generation.divergence import TrainedPolicy
     from pipeline.learning.models.batch_size import BatchSizes
     from pipeline.learning.models.load import load_policy
@@ -244,7 +310,9 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
     system = ctx.config.system
     key = ("policy", str(folder))
     model = ctx.models.get(
-        key, lambda: load_policy(folder, system, ctx.device, trust_remote_code=trusts_code(ctx)), ctx.loading
+        key,
+        lambda: load_policy(folder, system, ctx.device, trust_remote_code=ctx.config.model.trusts_code),
+        ctx.loading,
     )
     sizes = BatchSizes(ctx.hints, ctx.device, model)
     policy = TrainedPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)

@@ -51,12 +51,12 @@ class Preparation(Algorithm):
     def tokenize(self, ctx: JobContext) -> None:
         """Write the token ids of every prompt, by the reference's tokenizer."""
         with ctx.loading():
-            from pipeline.learning.algos.toolbox import open_dataset, reference_source, trusts_code
+            from pipeline.learning.algos.toolbox import open_dataset, reference_source
             from pipeline.learning.datasets.prepared import PreparedDataset
             from pipeline.learning.datasets.tokenized import tokenized
             from pipeline.learning.models.load import load_tokenizer
         dataset = open_dataset(ctx)
         if not isinstance(dataset, PreparedDataset):
             raise JobError(f"{ctx.job_id}: its dataset was not prepared")
-        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
         tokenized(dataset, tokenizer, ctx.out)

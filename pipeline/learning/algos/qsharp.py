@@ -7,12 +7,18 @@ wrote before is context only, since the value is that of the reference's continu
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.schema import AlgoConfig, QSharpConfig, ValueAlgoConfig
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_WEIGHT, number
+from pipeline.config.schema import Config
 from pipeline.errors import JobError
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms
+from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
+from pipeline.learning.choices import Others
+from pipeline.learning.training.atoms import LARGEST_ATOMS, MOST_GRID_ERROR, grid_error, least_atoms
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +28,55 @@ if TYPE_CHECKING:
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.generation.tilt import Offset
     from pipeline.learning.training.sequences import Sequences
+
+
+@dataclass(kw_only=True)
+class QSharpConfig(ValueAlgoConfig):
+    """Q# (arXiv 2502.20548)."""
+
+    atoms: int = number(1, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
+    """Values at which the head has a probability each, evenly spaced over the range; 1 is the Bernoulli head, a
+    single probability of the highest value."""
+    value_min: float = number(0.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
+    """Lowest reward."""
+    value_max: float = number(1.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
+    """Highest reward."""
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also a range without a width, and what the atoms cannot express."""
+        yield from super().problems(key, config)
+        if not self.value_min < self.value_max:
+            yield f"{key}.value_min={self.value_min} must be below {key}.value_max={self.value_max}"
+        else:
+            yield from self.inexact(key, config.evaluation.etas)
+
+    def inexact(self, key: str, etas: Sequence[float]) -> Iterator[str]:
+        """What the atoms cannot express: labels are split between them for the one eta that is trained with.
+
+        Args:
+            key: Where the settings stand.
+            etas: Further strengths that are asked for.
+        """
+        if self.atoms == 1:
+            if self.others is Others.offset_zero and self.value_min:
+                yield (
+                    f"{key}.atoms=1 with {key}.value_min={self.value_min:g} and {key}.others=offset_zero: a "
+                    "single probability tells how far an offset is above that of the lowest reward, and not its "
+                    f"level; {key}.atoms=2 tells both"
+                )
+            return
+        width = self.value_max - self.value_min
+        errors = {eta: grid_error(self.atoms, width / self.eta, width / eta) for eta in etas}
+        wrong = {eta: error for eta, error in errors.items() if error > MOST_GRID_ERROR}
+        if wrong:
+            told = ", ".join(f"eta={eta:g} ({error:.2f} nats)" for eta, error in wrong.items())
+            enough = max(least_atoms(width / self.eta, width / eta) or LARGEST_ATOMS + 1 for eta in wrong)
+            remedy = f"{key}.atoms={enough} would do" if enough <= LARGEST_ATOMS else "no number of atoms would do"
+            yield (
+                f"evaluation.etas: with {key}.atoms={self.atoms} rewards between two atoms are exact at {key}.eta="
+                f"{self.eta:g}, for which the value model is trained, and off by more than {MOST_GRID_ERROR} nats "
+                f"at {told}; {remedy}, or leave them out"
+            )
 
 
 ATOMS = 11

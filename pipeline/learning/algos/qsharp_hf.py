@@ -7,18 +7,52 @@ the labels that Q# learns from. After the generate stage no other reward is look
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.schema import AlgoConfig, QSharpHFConfig
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, number
+from pipeline.config.schema import Config
 from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
-from pipeline.learning.algos.qsharp import QSharp
-from pipeline.learning.algos.reward_stage import REWARD
+from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
+from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
+from pipeline.learning.algos.value_guided import STRENGTH
+from pipeline.learning.rewards.preference import PreferenceConfig
+from pipeline.learning.training.atoms import LARGEST_ATOMS
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.sequences import Sequences
+
+
+@dataclass(kw_only=True)
+class QSharpHFConfig(QSharpConfig):
+    """Q# on a reward that is learnt from preferences and standardised."""
+
+    batch_size: int = number(256, at_least=1, at_most=1_000_000)
+    learning_rate: float = number(1.2e-3, above=0, at_most=LARGEST_RATE)
+    head_learning_rate: float | None = number(
+        4.5e-2, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
+    )
+    epochs: int = number(3, at_least=1, at_most=1_000_000)
+    eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
+    atoms: int = number(11, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
+    value_min: float = number(-2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
+    """In standard deviations of the learnt reward; what lies outside is clipped."""
+    value_max: float = number(2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
+    reward_model: RewardModelConfig = field(default_factory=lambda: RewardModelConfig(learning_rate=3.3e-4))
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also a single probability for a learnt reward."""
+        yield from super().problems(key, config)
+        if self.atoms == 1:
+            yield (
+                f"{key}.atoms=1: a learnt reward has any value, which a single probability cannot express; use 11"
+            )
 
 
 class QSharpHF(QSharp):

@@ -6,9 +6,9 @@ import logging
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-from pipeline.config.schema import TinyModelConfig
 from pipeline.files import json_text
 from pipeline.learning.algos.base import REFERENCE, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.outputs.formats import TRAINING
 
 log = logging.getLogger("pipeline")

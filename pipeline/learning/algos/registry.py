@@ -1,4 +1,4 @@
-"""Algorithms by name; a module is imported when its algorithm is used."""
+"""Algorithms by name or dotted path, checked before anything is planned with them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,13 @@ from operator import attrgetter
 
 from pipeline.config.fronts import point_of
 from pipeline.config.schema import Config
+from pipeline.config.shipped import ALGORITHMS
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.algos.base import Algorithm, Stage
 from pipeline.learning.algos.prepare import Preparation
 from pipeline.learning.algos.reference import Reference
 from pipeline.learning.algos.validate import check_algorithm
-
-ALGORITHMS = {
-    "BestOfN": "pipeline.learning.algos.best_of_n:BestOfN",
-    "CD": "pipeline.learning.algos.cd:CD",
-    "DPO": "pipeline.learning.algos.dpo:DPO",
-    "GRPO": "pipeline.learning.algos.grpo:GRPO",
-    "GRPO-HF": "pipeline.learning.algos.grpo_hf:GRPOHF",
-    "PITA": "pipeline.learning.algos.pita:PITA",
-    "QSharp": "pipeline.learning.algos.qsharp:QSharp",
-    "QSharp-HF": "pipeline.learning.algos.qsharp_hf:QSharpHF",
-    "SFT": "pipeline.learning.algos.sft:SFT",
-}
-"""Name -> dotted path of the class."""
 
 SHARED = {
     "dataset": "pipeline.learning.algos.prepare:Preparation",

@@ -10,14 +10,18 @@ each fold is scored by a model that was fitted to the others alone (cross-fittin
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.schema import DType, HeadType, RewardModelConfig
+from pipeline.config.bases import Settings
+from pipeline.config.fields import LARGEST_RATE, number
+from pipeline.config.schema import Config, DType
 from pipeline.files import json_text
 from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.learning.choices import HeadType
+from pipeline.learning.rewards.preference import halved_pairs
 from pipeline.outputs.formats import REWARD as REWARD_FIT
 from pipeline.outputs.formats import read_input, read_reward_fit
 
@@ -28,6 +32,24 @@ if TYPE_CHECKING:
     from pipeline.learning.models.value import ValueModel
     from pipeline.learning.training.policy import Fitting
     from pipeline.learning.training.sequences import Sequences
+
+
+@dataclass(kw_only=True)
+class RewardModelConfig(Settings):
+    """A reward model that is fitted to preferences (Bradley and Terry 1952), on the value models' backbone."""
+
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
+    """Sequences per optimizer step; both completions of a pair count."""
+    learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(2, at_least=1, at_most=1_000_000)
+    folds: int = number(2, at_least=1, at_most=100)
+    """Reward models, each fitted to the pairs of all folds of prompts but one, whose completions it scores. Costs
+    folds - 1 passes over the pairs. 1 scores what it was fitted to, which flatters it."""
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Batches that part pairs."""
+        yield from halved_pairs(key, self.batch_size, config)
+
 
 REWARD = Stage(
     "reward",
@@ -77,14 +99,14 @@ class LearntReward:
 
     def save(self, folder: Path) -> None:
         """Save the model with its tokenizer."""
-        from pipeline.learning.algos.toolbox import reference_source, trusts_code
+        from pipeline.learning.algos.toolbox import reference_source
         from pipeline.learning.models.load import load_tokenizer
         from pipeline.learning.training.distributed import save_model
 
         folder.mkdir(exist_ok=True)
         save_model(self.model, folder, self._ctx.ranks)
         if self._ctx.ranks.is_first:
-            source, trust = reference_source(self._ctx), trusts_code(self._ctx)
+            source, trust = reference_source(self._ctx), self._ctx.config.model.trusts_code
             load_tokenizer(source, trust_remote_code=trust).save_pretrained(folder)
 
 
@@ -197,7 +219,7 @@ def reward_tokens_trained(ctx: JobContext) -> int:
 
 
 def _fresh(ctx: JobContext) -> ValueModel:
-    from pipeline.learning.algos.toolbox import reference_source, trusts_code
+    from pipeline.learning.algos.toolbox import reference_source
     from pipeline.learning.models.load import load_policy
     from pipeline.learning.models.source import value_folder
     from pipeline.learning.models.value import value_model_from
@@ -205,7 +227,7 @@ def _fresh(ctx: JobContext) -> ValueModel:
     system = replace(ctx.config.system, dtype=DType.float32)
     with ctx.loading(), tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
         source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
-        backbone = load_policy(source, system, ctx.first_device, trust_remote_code=trusts_code(ctx))
+        backbone = load_policy(source, system, ctx.first_device, trust_remote_code=ctx.config.model.trusts_code)
         model = value_model_from(backbone, HeadType.v)
     model.to(ctx.first_device)  # type: ignore[arg-type]
     model.requires_grad_(True)

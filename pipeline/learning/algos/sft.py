@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.schema import AlgoConfig, SFTConfig
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_RATE, number
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.algos.post_training import PolicyAlgoConfig, PostTrainingAlgorithms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -14,6 +16,22 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import Fitting
+
+
+@dataclass(kw_only=True)
+class SFTConfig(PolicyAlgoConfig):
+    """Rejection sampling: imitate the best of n."""
+
+    learning_rate: float = number(8.4e-4, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(2, at_least=1, at_most=1_000_000)
+    """Passes over the data of a round."""
+    only_correct: bool = True
+    """Leave out prompts whose best completion is known to be wrong."""
+
+    @property
+    def compares(self) -> bool:
+        """The only completion of a prompt is its best."""
+        return False
 
 
 class SFT(PostTrainingAlgorithms):

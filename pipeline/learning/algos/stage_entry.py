@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from pipeline.config.load import stage_config_from_plain
-from pipeline.config.schema import PolicyAlgoConfig, Sharding, StageConfig, Strategy
+from pipeline.config.schema import Sharding, StageConfig, Strategy
 from pipeline.config.user_code import check_unchanged
 from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.post_training import PolicyAlgoConfig
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.torch_setup import prepare_torch
 from pipeline.learning.models.flops import metered

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.load import to_plain
-from pipeline.config.schema import HFModelConfig
 from pipeline.files import json_text
 from pipeline.learning.algos import sweep
 from pipeline.learning.algos.base import DATASET, PROMPTS, JobContext
@@ -51,7 +50,7 @@ def reference_source(ctx: JobContext) -> str:
 
 def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The reference and its tokenizer, kept loaded between jobs."""
-    source, system, trust = reference_source(ctx), ctx.config.system, trusts_code(ctx)
+    source, system, trust = reference_source(ctx), ctx.config.system, ctx.config.model.trusts_code
     model = ctx.models.get(
         ("policy", source),
         lambda: load_policy(source, system, ctx.device, trust_remote_code=trust),
@@ -61,12 +60,6 @@ def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokeniz
         ("tokenizer", source), lambda: load_tokenizer(source, trust_remote_code=trust), ctx.loading
     )
     return model, tokenizer
-
-
-def trusts_code(ctx: JobContext) -> bool:
-    """Whether the user lets the model bring Python code along."""
-    model = ctx.config.model
-    return isinstance(model, HFModelConfig) and model.trust_remote_code
 
 
 def reference_policy(

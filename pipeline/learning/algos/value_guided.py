@@ -12,13 +12,18 @@ from __future__ import annotations
 import math
 import tempfile
 from abc import abstractmethod
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.schema import AlgoConfig, DType, ValueAlgoConfig
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_RATE, SMALLEST_DIVISOR, hint, number
+from pipeline.config.schema import Attention, Config, DType
+from pipeline.errors import ConfigError
 from pipeline.files import json_text
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.learning.choices import HeadType, Others
 from pipeline.outputs.formats import GENERATION, SWEEP_SPLIT, TRAINING
 
 if TYPE_CHECKING:
@@ -27,6 +32,65 @@ if TYPE_CHECKING:
     from pipeline.learning.generation.tilt import Offset, Tilt
     from pipeline.learning.models.value import ValueModel
     from pipeline.learning.training.sequences import Sequences
+
+
+STRENGTH = (
+    ". The tilt is exp(value / eta), so smaller is stronger (0.1 is strong, 1 is mild) and inf is the reference "
+    "policy itself"
+)
+
+
+@dataclass(kw_only=True)
+class ValueAlgoConfig(AlgoConfig):
+    """What value-guided algorithms share."""
+
+    guides: ClassVar[bool] = True
+
+    eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
+    """Guidance strength: the tilt is exp(value / eta). Smaller is stronger; inf is the reference policy."""
+    head: HeadType = HeadType.q
+    learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
+    """Of the backbone, which is pretrained: a high rate wipes out what it knows before the head can use it."""
+    head_learning_rate: float | None = number(
+        3e-2, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
+    )
+    """Of the head alone, which starts from zero and has further to go; null takes `learning_rate`. A step moves a
+    value by about this times the width of the model, so wider models want less: see docs/tuning.md."""
+    top_k: int = number(6, at_least=1, at_most=1_000_000)
+    """Candidates that guidance looks at: the most likely tokens of the reference."""
+    min_p: float = number(0.02, at_least=0, below=1)
+    """Tokens that the reference gives less than this probability are no candidates."""
+    others: Others = Others.kept
+    """What becomes of tokens that are no candidates: `kept` leaves each the reference's probability, `offset_zero`
+    is the rule of the papers' code, `dropped` never draws one. See docs/algorithms.md."""
+    truncate: bool | None = hint(None)
+    """Former name: true is `others=dropped`, false is `others=kept`. Null leaves it to `others`."""
+    aggregate: bool = True
+    """Train on the data of all rounds so far rather than of this round alone."""
+    warm_start: bool = True
+    """Continue from the value model of the previous round."""
+    held_out: float = number(0.1, at_least=0, below=1, hint=" (0 trains on all)")
+    """Share of the prompts that the value model is not trained on, in any round: how good it is on them is in
+    `training.json`, and a note is printed where it is no better than the base rate. 0 trains on all."""
+
+    def __post_init__(self) -> None:
+        """Take the former name."""
+        if self.truncate is None:
+            return
+        if self.others is Others.offset_zero:
+            given = str(self.truncate).lower()
+            raise ConfigError(
+                f"others=offset_zero and truncate={given}: `truncate` is the former name of `others`; leave it out"
+            )
+        self.others, self.truncate = Others.dropped if self.truncate else Others.kept, None
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """A head that the attention does not work with."""
+        if config.system.attn_impl is Attention.flash_attention_2 and self.head is HeadType.v:
+            yield (
+                f"{key}.head=v with system.attn_impl=flash_attention_2: the candidates of a step are told apart "
+                f"by a mask that FlashAttention-2 does not take. Use system.attn_impl=sdpa, or {key}.head=q"
+            )
 
 
 class ValueGuidedAlgorithms(Algorithm):
@@ -123,7 +187,7 @@ class ValueGuidedAlgorithms(Algorithm):
             from pipeline.learning.algos.post_training import fitting_of
             from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted
-            from pipeline.learning.algos.toolbox import reference_source, trusts_code
+            from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_tokenizer
             from pipeline.learning.training.calibration import calibrate, held_out
             from pipeline.learning.training.distributed import save_model
@@ -151,7 +215,7 @@ class ValueGuidedAlgorithms(Algorithm):
         save_model(model, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=trusts_code(ctx))
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
         tokenizer.save_pretrained(ctx.out)
         about = {
             "tokens_generated": tokens_generated(ctx),
@@ -219,7 +283,7 @@ class ValueGuidedAlgorithms(Algorithm):
     def _start(self, ctx: JobContext) -> ValueModel:
         """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
         with ctx.loading():
-            from pipeline.learning.algos.toolbox import reference_source, trusts_code
+            from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_policy, load_value
             from pipeline.learning.models.source import value_folder
             from pipeline.learning.models.value import value_model_from
@@ -232,7 +296,9 @@ class ValueGuidedAlgorithms(Algorithm):
             else:
                 with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
                     source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
-                    backbone = load_policy(source, system, ctx.first_device, trust_remote_code=trusts_code(ctx))
+                    backbone = load_policy(
+                        source, system, ctx.first_device, trust_remote_code=ctx.config.model.trusts_code
+                    )
                 model = value_model_from(backbone, algo.head, self.atoms(algo))
         model.to(ctx.first_device)  # type: ignore[arg-type]
         model.requires_grad_(True)

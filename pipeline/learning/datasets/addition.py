@@ -7,17 +7,28 @@ imitates both kinds, so it is mediocre for a known reason, and there is somethin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.config.schema import AdditionConfig, DatasetConfig
-from pipeline.errors import ConfigError
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.fields import number
 from pipeline.learning.datasets.base import Dataset, Row
+
+
+@dataclass(kw_only=True)
+class AdditionConfig(DatasetConfig):
+    """Addition of two numbers, operands and sum written least significant digit first."""
+
+    digits: int = number(3, at_least=1, at_most=4)
+    carry_drop: float = number(0.6, at_least=0, at_most=1)
+    """Share of the reference's demonstrations that ignore every carry."""
 
 
 class Addition(Dataset):
     """Rows are pairs (a, b) of numbers with `digits` digits each; row id = a * 10**digits + b."""
 
     vocabulary: Sequence[str] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "<bos>", "+", "=")
+    config_class: ClassVar[type[DatasetConfig]] = AdditionConfig
     bos_token: ClassVar[str] = "<bos>"  # noqa: S105 - a token of text
     fixed_length = True
     note: ClassVar[str] = (
@@ -25,14 +36,8 @@ class Addition(Dataset):
         "among what it already does; no new skill is taught."
     )
 
-    def __init__(self, config: DatasetConfig) -> None:
+    def __init__(self, config: AdditionConfig) -> None:
         super().__init__(config)
-        if not isinstance(config, AdditionConfig):
-            raise ConfigError(f"dataset 'addition' needs AdditionConfig, not {type(config).__name__}")
-        if not 1 <= config.digits <= 4:
-            raise ConfigError(f"addition: digits={config.digits} must be 1 to 4")
-        if not 0 <= config.carry_drop <= 1:
-            raise ConfigError(f"addition: carry_drop={config.carry_drop} must be 0 to 1")
         self.digits = config.digits
         self.carry_drop = config.carry_drop
         self.completion_length = config.digits + 1

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.schema import DatasetConfig
+from pipeline.config.bases import DatasetConfig
 from pipeline.errors import ConfigError, unknown_name
 
 SPLITS = ("train", "validation", "test")
@@ -65,7 +65,7 @@ class Dataset:
         note: What a reader of results must know, or an empty string.
         prepared: Rows are read once by `prepare` and then from its output; others are made from their ids.
         version: Part of every key of a stage that sees the dataset; raise it when rows would change.
-        config_class: Settings of a dataset given by `class_path`, under ``datasets.<NAME>``.
+        config_class: Settings under ``datasets.<NAME>``.
     """
 
     vocabulary: Sequence[str] = ()
@@ -79,6 +79,9 @@ class Dataset:
     config_class: ClassVar[type[DatasetConfig]] = DatasetConfig
 
     def __init__(self, config: DatasetConfig) -> None:
+        if not isinstance(config, self.config_class):
+            needed = f"{self.config_class.__name__}, not {type(config).__name__}"
+            raise ConfigError(f"dataset '{config.kind}' needs {needed}")
         self.config = config
         self._splits: dict[str, NDArray[np.int64]] = {}
 

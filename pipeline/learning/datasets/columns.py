@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.config.schema import FilesConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Message, Row, Text
+
+if TYPE_CHECKING:
+    from pipeline.learning.datasets.from_files import FilesConfig
 
 ANSWERS = ("completion", "chosen", "rejected")
 ALLOWED = "prompt | prompt, completion | prompt, chosen, rejected | chosen, rejected | messages"

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.fields import file_or_folder
 from pipeline.errors import DataError
 from pipeline.learning.datasets.columns import needed
-from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset
+
+
+@dataclass(kw_only=True)
+class MathConfig(FilesConfig):
+    """Competition mathematics (MATH, arXiv 2103.03874), tested on MATH-500 (arXiv 2305.20050)."""
+
+    reward: str = "math_verify"
+    path: str | None = file_or_folder("DigitalLearningGmbH/MATH-lighteval", affects_result=False)
+    test_path: str | None = file_or_folder("HuggingFaceH4/MATH-500", affects_result=False)
+    prompt_template: str | None = STEP_BY_STEP
+
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\w])")
 
@@ -16,6 +30,7 @@ _BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\w])")
 class CompetitionMath(FilesDataset):
     r"""Column ``solution`` is the worked solution, which TRL's rewards read, ``answer`` what is in its box."""
 
+    config_class: ClassVar[type[DatasetConfig]] = MathConfig
     note: ClassVar[str] = "math: trained on the 7,500 problems of MATH's train split, evaluated on MATH-500."
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:

@@ -6,17 +6,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.schema import DatasetConfig, FilesConfig
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.fields import file_or_folder, hint, number
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.columns import check_template, make_row, renamed
 from pipeline.learning.datasets.files import TABLES, Location, locate
 from pipeline.learning.datasets.readers import Record
+
+
+@dataclass(kw_only=True)
+class FilesConfig(DatasetConfig):
+    """Rows read from files or from the Hugging Face hub, in TRL's columns; docs/datasets.md has examples."""
+
+    test_size: int = number(500, at_least=1, at_most=1_000_000_000)
+    """Test prompts at most. Taken from the test split where the source has one, else cut from train."""
+    validation_size: int = number(500, at_least=1, at_most=1_000_000_000)
+    """Validation prompts at most, likewise."""
+    path: str | None = file_or_folder(None, affects_result=False)
+    """File, folder or hub id. Results depend on the content, not on where it is."""
+    validation_path: str | None = file_or_folder(None, affects_result=False)
+    """A source of its own for validation; null looks in `path`."""
+    test_path: str | None = file_or_folder(None, affects_result=False)
+    """A source of its own for the test split; null looks in `path`."""
+    subset: str | None = None
+    """Configuration of the hub's dataset, or the folder of that name inside a local one."""
+    revision: str | None = hint(None)
+    """Commit, tag or branch of `path` on the hub; null takes the newest."""
+    train_split: str | None = None
+    """Name of the split to train on; null takes `train`, or the only one there is."""
+    validation_split: str | None = None
+    """Null takes `validation` where there is one, else cuts it from train."""
+    test_split: str | None = None
+    """Null takes `test` where there is one, else cuts it from train."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our name -> the file's name, for columns that are called otherwise: {prompt: question}."""
+    further_columns: list[str] | None = None
+    """Columns kept for rewards besides TRL's own; null keeps all."""
+    prompt_template: str | None = None
+    """Text of the prompt with columns in braces, such as 'Q: {prompt} A:'; null takes the prompt as it is."""
+    chat: bool = False
+    """Make a prompt of text the user's turn of a conversation, so that the model's chat template is applied."""
+    system_prompt: str | None = None
+    """First message of every conversation."""
+    limit: int | None = number(None, at_least=1, at_most=1_000_000_000, hint=", or null to read all")
+    """Rows read of each split at most; null reads all."""
+
+
+STEP_BY_STEP = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+
 
 PATHS = ("path", "validation_path", "test_path")
 
@@ -34,16 +78,12 @@ class FilesDataset(Dataset):
     formats: ClassVar[tuple[str, ...]] = TABLES
     hub: ClassVar[bool] = True
 
-    def __init__(self, config: DatasetConfig) -> None:
+    def __init__(self, config: FilesConfig) -> None:
         super().__init__(config)
-        if not isinstance(config, FilesConfig):
-            raise ConfigError(f"dataset '{config.kind}' needs FilesConfig, not {type(config).__name__}")
         self.source = config
         if not config.path:
             what = "a file, folder or hub id" if self.hub else "a file or folder"
             raise ConfigError(f"dataset '{config.kind}': path is missing; give {what}")
-        if config.limit is not None and config.limit < 1:
-            raise ConfigError(f"dataset '{config.kind}': limit={config.limit} must be at least 1, or null for all")
         check_template(config.prompt_template)
 
     def locations(self) -> dict[str, Location]:

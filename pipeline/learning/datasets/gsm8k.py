@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.fields import file_or_folder, number
 from pipeline.errors import DataError
 from pipeline.learning.datasets.columns import needed
-from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset
+
+
+@dataclass(kw_only=True)
+class GSM8KConfig(FilesConfig):
+    """Grade-school mathematics (arXiv 2110.14168)."""
+
+    reward: str = "gsm8k"
+    path: str | None = file_or_folder("openai/gsm8k", affects_result=False)
+    subset: str | None = "main"
+    test_size: int = number(1319, at_least=1, at_most=1_000_000_000)
+    prompt_template: str | None = STEP_BY_STEP
 
 
 class GSM8K(FilesDataset):
     """Column ``solution`` is the final number alone; the worked answer is the completion."""
 
+    config_class: ClassVar[type[DatasetConfig]] = GSM8KConfig
     note: ClassVar[str] = "gsm8k: evaluated on the official test split; validation is cut from train."
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.config.schema import DatasetConfig, IMDBConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.fields import file_or_folder, number
+from pipeline.errors import DataError
 from pipeline.learning.datasets.columns import needed
 from pipeline.learning.datasets.files import TABLES, TEXT
-from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
+
+
+@dataclass(kw_only=True)
+class IMDBConfig(FilesConfig):
+    """Film reviews (Maas et al., 2011), to be continued from their first words."""
+
+    reward: str = "vader"
+    path: str | None = file_or_folder("stanfordnlp/imdb", affects_result=False)
+    test_size: int = number(5000, at_least=1, at_most=1_000_000_000)
+    prompt_words: int = number(60, at_least=1, at_most=1_000_000)
+    """Words of the review that make the prompt."""
+
 
 _LABELS = {"0": 0, "neg": 0, "negative": 0, "1": 1, "pos": 1, "positive": 1}
 _BREAK = re.compile(r"<br\s*/?>")
@@ -19,15 +33,12 @@ _BREAK = re.compile(r"<br\s*/?>")
 class IMDBSentiment(FilesDataset):
     """Column ``label`` is 1 for a review that praises, 0 for one that does not. Reads ``aclImdb`` folders too."""
 
+    config_class: ClassVar[type[DatasetConfig]] = IMDBConfig
     formats: ClassVar[tuple[str, ...]] = (*TABLES, *TEXT)
     note: ClassVar[str] = "imdb_sentiment: evaluated on prompts of the official test split."
 
-    def __init__(self, config: DatasetConfig) -> None:
+    def __init__(self, config: IMDBConfig) -> None:
         super().__init__(config)
-        if not isinstance(config, IMDBConfig):
-            raise ConfigError(f"dataset 'imdb_sentiment' needs IMDBConfig, not {type(config).__name__}")
-        if config.prompt_words < 1:
-            raise ConfigError(f"imdb_sentiment: prompt_words={config.prompt_words} must be at least 1")
         self.prompt_words = config.prompt_words
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:

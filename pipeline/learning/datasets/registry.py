@@ -1,28 +1,15 @@
-"""Datasets by name; a module is imported when its dataset is used."""
+"""The dataset of a configuration, one that ships or one of the user's own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.config.schema import DatasetConfig
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.shipped import DATASETS
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.validate import check_dataset, make_dataset
-
-DATASETS = {
-    "addition": "pipeline.learning.datasets.addition:Addition",
-    "csv": "pipeline.learning.datasets.generic:CsvFiles",
-    "gsm8k": "pipeline.learning.datasets.gsm8k:GSM8K",
-    "hf": "pipeline.learning.datasets.generic:HuggingFace",
-    "imdb_sentiment": "pipeline.learning.datasets.imdb_sentiment:IMDBSentiment",
-    "jsonl": "pipeline.learning.datasets.generic:JsonLines",
-    "math": "pipeline.learning.datasets.competition_math:CompetitionMath",
-    "parquet": "pipeline.learning.datasets.generic:ParquetFiles",
-    "star_graph": "pipeline.learning.datasets.star_graph:StarGraph",
-    "tldr": "pipeline.learning.datasets.tldr:TLDR",
-}
-"""Kind -> dotted path of the class."""
 
 
 def load_dataset(config: DatasetConfig, prepared: Path | None = None) -> Dataset:

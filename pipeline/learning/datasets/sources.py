@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.schema import FilesConfig
 from pipeline.errors import DataError, unknown_name
 from pipeline.learning.datasets.files import HubDataset, Location
-from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.datasets.hub import reaching, why_not
 from pipeline.learning.datasets.readers import Record, read_records
 

@@ -7,16 +7,53 @@ the first step, since seeing where an arm ends takes looking ahead. It is right 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
-from pipeline.config.schema import DatasetConfig, StarGraphConfig
-from pipeline.errors import ConfigError
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.fields import number
+from pipeline.config.schema import Config
 from pipeline.learning.datasets.base import Dataset, Row
+
+
+@dataclass(kw_only=True)
+class StarGraphConfig(DatasetConfig):
+    """Paths in star graphs G(d, l) (arXiv 2403.06963), made from the seed and the row's id."""
+
+    degree: int = number(2, at_least=2, at_most=10_000)
+    """Arms of the graph, d."""
+    path_length: int = number(5, at_least=2, at_most=10_000)
+    """Nodes of an arm, the centre included, l."""
+    labels: int = number(50, at_least=1, at_most=1_000_000)
+    """Names that nodes may have: 0 up to labels - 1."""
+    random_arm: float = number(0.0, at_least=0, at_most=1)
+    """Share of the reference's demonstrations that walk down an arm drawn blindly; 0 shows right paths alone."""
+    train_size: int = number(200_000, at_least=1, at_most=10_000_000)
+
+    @property
+    def nodes(self) -> int:
+        """Of a graph."""
+        return 1 + self.degree * (self.path_length - 1)
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
+        """Graphs that cannot be named, or are too few."""
+        graph = f"{key}: G({self.degree},{self.path_length})"
+        if self.nodes > self.labels:
+            yield (
+                f"{graph} has {self.nodes} nodes, but labels={self.labels} names only {self.labels}; set "
+                f"{key}.labels={self.nodes} or more"
+            )
+        # Splits are found by drawing again, and rounds want different graphs: there must be plenty.
+        elif self.nodes < 5 or self.labels < 8:
+            yield (
+                f"{graph} with {key}.labels={self.labels} has too few graphs to keep splits apart; take at least "
+                "5 nodes and 8 labels"
+            )
+
 
 _GRAPHS = 3
 """Purpose of the streams that graphs are drawn from."""
@@ -57,6 +94,7 @@ class StarGraph(Dataset):
     is ever in two of them, however its edges are shuffled.
     """
 
+    config_class: ClassVar[type[DatasetConfig]] = StarGraphConfig
     bos_token: ClassVar[str] = "<bos>"  # noqa: S105 - a token of text
     symbol_pattern: ClassVar[str] = r"\d+|."
     fixed_length = True
@@ -65,12 +103,8 @@ class StarGraph(Dataset):
         "first step, so it is right about once in `degree` times."
     )
 
-    def __init__(self, config: DatasetConfig) -> None:
+    def __init__(self, config: StarGraphConfig) -> None:
         super().__init__(config)
-        if not isinstance(config, StarGraphConfig):
-            raise ConfigError(f"dataset 'star_graph' needs StarGraphConfig, not {type(config).__name__}")
-        self.nodes = 1 + config.degree * (config.path_length - 1)
-        _check(config, self.nodes)
         self.graph = config
         self.vocabulary: Sequence[str] = (*map(str, range(config.labels)), "<bos>", ",", "|", "/", "=")
         self.completion_length = 2 * config.path_length - 1
@@ -105,7 +139,7 @@ class StarGraph(Dataset):
 
     def _draw(self, generator: np.random.Generator) -> Graph:
         degree, length = self.graph.degree, self.graph.path_length
-        centre, *rest = generator.permutation(self.graph.labels)[: self.nodes].tolist()
+        centre, *rest = generator.permutation(self.graph.labels)[: self.graph.nodes].tolist()
         arms = [(centre, *rest[at : at + length - 1]) for at in range(0, len(rest), length - 1)]
         edges = [pair for arm in arms for pair in pairwise(arm)]
         order = generator.permutation(len(edges))
@@ -115,24 +149,3 @@ class StarGraph(Dataset):
 def _share(graph: Graph) -> int:
     same = f"{sorted(graph.edges)}/{graph.arms[graph.goal][-1]}"
     return hashlib.sha256(same.encode()).digest()[0] % _SHARES
-
-
-def _check(config: StarGraphConfig, nodes: int) -> None:
-    for name, value, least in (("degree", config.degree, 2), ("path_length", config.path_length, 2)):
-        if value < least:
-            raise ConfigError(f"star_graph: {name}={value} must be at least {least}")
-    if nodes > config.labels:
-        raise ConfigError(
-            f"star_graph: G({config.degree},{config.path_length}) has {nodes} nodes, but labels={config.labels} "
-            f"names only {config.labels}; set labels={nodes} or more"
-        )
-    # Splits are found by drawing again, and rounds want different graphs: there must be plenty.
-    if nodes < 5 or config.labels < 8:
-        raise ConfigError(
-            f"star_graph: G({config.degree},{config.path_length}) with labels={config.labels} has too few graphs "
-            "to keep splits apart; take at least 5 nodes and 8 labels"
-        )
-    if config.train_size < 1:
-        raise ConfigError(f"star_graph: train_size={config.train_size} must be at least 1")
-    if not 0 <= config.random_arm <= 1:
-        raise ConfigError(f"star_graph: random_arm={config.random_arm} must be 0 to 1")

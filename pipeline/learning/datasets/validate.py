@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import place_of
-from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.learning.datasets.base import Dataset, Row
 

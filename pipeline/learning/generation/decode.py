@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.config.schema import Others
+from pipeline.learning.choices import Others
 from pipeline.learning.generation.batching import PromptBatch, batches_by_length, pad_left
 from pipeline.learning.generation.guide import ValueReader
 from pipeline.learning.generation.sampling import (

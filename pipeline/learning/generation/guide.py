@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.config.schema import HeadType
+from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.batching import PromptBatch
 from pipeline.learning.generation.packed import CannotPack, PackedStep, Packing, can_pack, packed
 from pipeline.learning.generation.slots import SlotCache

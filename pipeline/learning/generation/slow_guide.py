@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from pipeline.config.schema import HeadType
+from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.guide import candidate_values
 from pipeline.learning.generation.sampling import policy_logprobs
 from pipeline.learning.generation.tilt import Tilt, find_candidates, full_row, guided_logprobs

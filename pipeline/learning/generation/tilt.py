@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.config.schema import Others
+from pipeline.learning.choices import Others
 from pipeline.learning.generation.sampling import draw_tokens
 
 Offset = Callable[[Tensor], Tensor]

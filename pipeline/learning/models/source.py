@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.schema import HFModelConfig, ModelConfig
+from pipeline.config.bases import ModelConfig
 from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.learning.datasets.hub import reaching, why_not
@@ -37,9 +37,8 @@ def write_reference(model: ModelConfig, out: Path) -> None:
         return
     pointer: dict[str, Any] = {"path": str(Path(path).absolute())}
     if not Path(path).is_dir():
-        revision = model.revision if isinstance(model, HFModelConfig) else None
         # Every later job takes the commit that was found now, whatever the branch points to by then.
-        pointer = {"hub": path, "commit": Path(snapshot(path, revision)).name}
+        pointer = {"hub": path, "commit": Path(snapshot(path, model.revisions["reference"])).name}
     (out / POINTER).write_text(json_text(pointer) + "\n")
 
 
@@ -75,7 +74,7 @@ def value_folder(model: ModelConfig, scratch: Path) -> str | None:
         return str(scratch)
     if Path(path).is_dir():
         return path
-    return snapshot(path, model.value_revision if isinstance(model, HFModelConfig) else None)
+    return snapshot(path, model.revisions["value"])
 
 
 def value_context(model: ModelConfig) -> int | None:
@@ -88,8 +87,7 @@ def value_context(model: ModelConfig) -> int | None:
         folder = value_folder(model, Path(scratch))
         if folder is None:
             return None
-        trust = isinstance(model, HFModelConfig) and model.trust_remote_code
-        return config_context(AutoConfig.from_pretrained(folder, trust_remote_code=trust))
+        return config_context(AutoConfig.from_pretrained(folder, trust_remote_code=model.trusts_code))
 
 
 def snapshot(repo: str, revision: str | None) -> str:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from pipeline.config.schema import TinyModelConfig, Warmup
+from pipeline.config.schema import Warmup
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.loop import TrainSettings, train

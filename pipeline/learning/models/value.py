@@ -26,10 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
-from pipeline.config.schema import HeadType
 from pipeline.errors import JobError
 from pipeline.files import write_whole
 from pipeline.foreign import parse_json, read_plain
+from pipeline.learning.choices import HeadType
 
 HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"

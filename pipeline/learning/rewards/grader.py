@@ -155,7 +155,7 @@ def _checked(given: Any, traits: RewardTraits, item: dict[str, Any]) -> dict[str
     answer = traits.vote(item["completion"])
     return {
         "value": None if value is None or math.isnan(value) else value,
-        "answer": None if answer is None else str(answer)[:_LONGEST_ANSWER],
+        "answer": None if answer is None else answer[:_LONGEST_ANSWER],
     }
 
 

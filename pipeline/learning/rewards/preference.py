@@ -5,20 +5,83 @@ Shapes: N pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.schema import Preference, PreferenceSource, Ties
+from pipeline.config.bases import Settings
+from pipeline.config.fields import LARGEST_WEIGHT, number
+from pipeline.config.schema import Config
 from pipeline.errors import JobError
-from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.rewards.traits import Message, Text, text_of
 
+if TYPE_CHECKING:
+    from pipeline.learning.datasets.base import Row
+    from pipeline.learning.rewards.scoring import Scored
+
 FIRST, SECOND, UNDECIDED = 1, 0, -1
+
+
+class Preference(Enum):
+    """How a difference of scores becomes a preference."""
+
+    bradley_terry = "bradley_terry"  # drawn with probability sigmoid(beta * difference)
+    hard = "hard"  # the higher score wins
+
+
+class PreferenceSource(Enum):
+    """What says which of two completions is preferred."""
+
+    correctness = "correctness"  # the one that is correct while the other is not
+    reward = "reward"  # the difference of their scores
+    correctness_then_reward = "correctness_then_reward"  # the first, else the second
+
+
+class Ties(Enum):
+    """What happens to a pair whose scores are equal."""
+
+    drop = "drop"  # it says nothing
+    coin = "coin"  # a fair draw decides
+
+
+@dataclass(kw_only=True)
+class PreferenceConfig(Settings):
+    """How pairs of completions of one prompt are decided."""
+
+    source: PreferenceSource = PreferenceSource.correctness_then_reward
+    preference: Preference = Preference.hard
+    """How a difference of scores decides."""
+    beta: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
+    """Slope of the Bradley-Terry draw."""
+    ties: Ties = Ties.drop
+    pairs_per_prompt: int = number(3, at_least=1, at_most=1_000_000)
+    """Decided pairs that are kept of each prompt at most."""
+    widest_first: bool = False
+    """Keep those with the largest differences of rewards instead of the first ones."""
+
+    def idle(self, setting: str) -> str:
+        """Also the slope where nothing is drawn."""
+        if setting == "beta" and self.preference is Preference.hard:
+            return "with preferences.preference=hard the higher score wins, whatever the difference"
+        return ""
+
+
+def halved_pairs(key: str, batch_size: int, config: Config) -> Iterator[str]:
+    """Batches must be even where both completions of a pair count.
+
+    Args:
+        key: Where the settings with that batch size stand.
+        batch_size: Sequences of a step.
+        config: The whole request.
+    """
+    sizes = {f"{key}.batch_size": batch_size, "training.micro_batch_size": config.training.micro_batch_size}
+    for name, size in sizes.items():
+        if size % 2:
+            yield f"{name}={size}: must be even, since both completions of a pair count"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from pipeline.config.schema import DatasetConfig
+from pipeline.config.bases import DatasetConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Dataset, Row, plain_text
 from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn

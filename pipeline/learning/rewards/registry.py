@@ -11,22 +11,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipeline.config.bases import NOTHING, DatasetConfig
 from pipeline.config.install import install_command
-from pipeline.config.schema import NOTHING, OWN_REWARD_NAMES, DatasetConfig
+from pipeline.config.shipped import REWARD_MODEL, REWARDS, TRL_REWARDS
 from pipeline.config.user_code import import_object, split_path
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.rewards.base import RewardFunction
 from pipeline.learning.rewards.calling import bind, makes_rewards
 from pipeline.learning.rewards.signature import GIVEN
 from pipeline.learning.rewards.traits import GRADING, RewardTraits
-from pipeline.learning.rewards.trl import TRL_REWARDS
 
-MODEL = "model"
-"""The reward that is a sequence-classification model rather than a function."""
 MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's score", isolated=False)
-
-REWARDS = {name: f"pipeline.learning.rewards.{name}:{name}" for name in OWN_REWARD_NAMES if name != MODEL}
-"""Name -> dotted path of the function."""
 _NAMED = REWARDS | TRL_REWARDS
 
 
@@ -91,10 +86,10 @@ def load_reward(name: str) -> RewardFunction:
     Raises:
         ConfigError: The name is unknown, or the path names nothing that can be called.
     """
-    if name == MODEL:
+    if name == REWARD_MODEL:
         raise ConfigError("the reward 'model' needs settings: grading.options={model: {path: FOLDER_OR_HUB_ID}}")
     if name not in _NAMED and "." not in name:
-        known = [*_NAMED, MODEL]
+        known = [*_NAMED, REWARD_MODEL]
         raise ConfigError(unknown_name("reward", name, known) + " Or give the dotted path of a function.")
     reward = import_object(_NAMED.get(name, name))
     if _is_method_of_class(_NAMED.get(name, name)):
@@ -146,7 +141,7 @@ def known_rewards(dataset: DatasetConfig) -> list[KnownReward]:
     """
     return [
         KnownReward(name, weight, MODEL_TRAITS)
-        if options.get("use", name) == MODEL
+        if options.get("use", name) == REWARD_MODEL
         else _load(name, weight, options, "cpu")
         for name, weight, options in _settings(dataset)
     ]
@@ -164,9 +159,9 @@ def shipped_traits(dataset: DatasetConfig) -> dict[str, RewardTraits]:
         (str(options.get("use", name)), (name, weight, options)) for name, weight, options in _settings(dataset)
     ]
     return {
-        path: MODEL_TRAITS if path == MODEL else _load(*settings, "cpu").traits
+        path: MODEL_TRAITS if path == REWARD_MODEL else _load(*settings, "cpu").traits
         for path, settings in used
-        if path == MODEL or path in _NAMED
+        if path == REWARD_MODEL or path in _NAMED
     }
 
 
@@ -214,12 +209,12 @@ def judge_of(rewards: Sequence[Known], dataset: DatasetConfig) -> Known | None:
 def _load(name: str, weight: float, options: Mapping[str, Any], device: str) -> LoadedReward:
     options = dict(options)
     used = str(options.pop("use", name))
-    if used == MODEL:
+    if used == REWARD_MODEL:
         # Imports torch, which the other rewards do without.
         from pipeline.learning.rewards.model import RewardModel, model_settings
 
         model = RewardModel(model_settings(name, options), device)
-        return LoadedReward(name, weight, MODEL_TRAITS, MODEL, model, options, options)
+        return LoadedReward(name, weight, MODEL_TRAITS, REWARD_MODEL, model, options, options)
     named: Callable[..., Any] = load_reward(used)
     _check_options(name, named, options, lenient=used not in REWARDS)
     bound = bind(named, options, name)

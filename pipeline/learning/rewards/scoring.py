@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.config.place import told
-from pipeline.config.schema import DatasetConfig, GradingConfig
+from pipeline.config.shipped import REWARD_MODEL
 from pipeline.errors import JobError, PipelineError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.base import arguments, batches, checked, items_of
 from pipeline.learning.rewards.cache import FILE, ScoreCache, score_key
 from pipeline.learning.rewards.grading import FAULTS, Fault, Graded, Item, PoolSettings
 from pipeline.learning.rewards.pool import GraderPool
-from pipeline.learning.rewards.registry import MODEL, LoadedReward, judge_of, load_rewards
+from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards
 from pipeline.learning.rewards.signature import needed_columns
 
 log = logging.getLogger("pipeline")
@@ -139,7 +140,7 @@ class Scorer:
         if reward.traits.isolated and self._grading.isolated:
             return self._isolated(reward, items)
         # A model looks at no columns, and batches its texts by itself.
-        places = [list(range(len(items)))] if reward.path == MODEL else batches(items, batch_size)
+        places = [list(range(len(items)))] if reward.path == REWARD_MODEL else batches(items, batch_size)
         parts = [[items[at] for at in part] for part in places]
         found: dict[int, Graded] = {}
         for at, part, given in zip(
@@ -193,9 +194,16 @@ def _read(reward: LoadedReward, items: Sequence[Item], given: Any) -> list[Grade
     return [
         Graded(fault="error", message="the reward is infinite")
         if math.isinf(value)
-        else Graded(None if math.isnan(value) else value, reward.traits.vote(item.completion))
+        else Graded(None if math.isnan(value) else value, _vote(reward, item))
         for item, value in zip(items, checked(given, len(items)), strict=True)
     ]
+
+
+def _vote(reward: LoadedReward, item: Item) -> str | None:
+    try:
+        return reward.traits.vote(item.completion)
+    except Exception as error:
+        raise JobError(f"`answer` in the traits of the reward '{reward.name}' failed: {told(error)}") from error
 
 
 def _report(name: str, graded: Sequence[Graded]) -> None:

@@ -73,9 +73,17 @@ class RewardTraits:
     packages: tuple[str, ...] = ()
     version: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse what would fail at every completion, where the module that says it is imported."""
+        for name, taken in (("answer", "a completion"), ("right", "the columns of a row")):
+            given = getattr(self, name)
+            if given is not None and not callable(given):
+                raise TypeError(f"RewardTraits({name}={given!r}): must be a function that takes {taken}, or None")
+
     def vote(self, completion: Text) -> str | None:
-        """What a completion votes for in maj@k."""
-        return None if self.answer is None else self.answer(completion)
+        """What a completion votes for in maj@k: the text of what `answer` gives, be it a number."""
+        given = None if self.answer is None else self.answer(completion)
+        return None if given is None else str(given)
 
 
 def reward(traits: RewardTraits) -> Callable[[Function], Function]:

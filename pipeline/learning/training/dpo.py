@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from pipeline.config.schema import DPOLoss
+from pipeline.learning.choices import DPOLoss
 from pipeline.learning.training.policy import Fitting, completion_logprobs, fit
 from pipeline.learning.training.sequences import Batch, Sequences
 

@@ -29,7 +29,8 @@ def fingerprint() -> str:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from pipeline.config.schema import HeadType, TrainingConfig
+    from pipeline.config.schema import TrainingConfig
+    from pipeline.learning.choices import HeadType
     from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
     from pipeline.learning.generation.guide import value_reader
     from pipeline.learning.generation.sampling import sample_keys

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.config.schema import GRPOLoss, ScaleRewards
 from pipeline.errors import JobError
+from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.training.policy import Fitting, completion_logprobs, fit
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.sequences import Batch

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from pipeline.config.schema import LoraSettings
 from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.learning.algos.post_training import LoraSettings
 
 
 def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> PreTrainedModel | PeftModel:

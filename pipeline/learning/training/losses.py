@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.config.atoms import SMALLEST_STEP
+from pipeline.learning.training.atoms import SMALLEST_STEP
 
 
 def token_bce(values: Tensor, mask: Tensor, labels: Tensor) -> Tensor:

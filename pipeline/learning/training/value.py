@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.config.schema import HeadType
+from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.losses import chosen_values, token_atoms, token_bce
 from pipeline.learning.training.policy import Fitting, fit

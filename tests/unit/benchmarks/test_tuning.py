@@ -20,13 +20,14 @@ from benchmarks.tuning import (
     trials_of,
 )
 from pipeline.config.load import load_config
-from pipeline.config.schema import ALGO_SCHEMAS
+from pipeline.config.shipped import ALGORITHMS
+from pipeline.config.tables import settings_class
 from pipeline.files import json_text
 from pipeline.plan import versions
 
 
 def test_every_method_has_the_same_number_of_trials_and_begins_with_its_default() -> None:
-    assert set(SPACES) == set(ALGO_SCHEMAS)
+    assert set(SPACES) == set(ALGORITHMS)
     for method, space in SPACES.items():
         trials = trials_of(method)
         assert len(trials) == TRIALS >= 8
@@ -47,11 +48,11 @@ def test_draws_keep_their_numbers_whatever_the_default(monkeypatch: pytest.Monke
     drawn = before[3]
 
     @dataclass
-    class Found(ALGO_SCHEMAS["SFT"]):  # type: ignore[misc]
+    class Found(settings_class("algos", "SFT", {})):  # type: ignore[misc]
         learning_rate: float = drawn.settings["learning_rate"]  # type: ignore[assignment]
         epochs: int = drawn.settings["epochs"]  # type: ignore[assignment]
 
-    monkeypatch.setitem(ALGO_SCHEMAS, "SFT", Found)
+    monkeypatch.setattr("benchmarks.tuning.settings_class", lambda *_: Found)
     after = trials_of("SFT")
     assert after[0].settings == drawn.settings
     assert len(after) == TRIALS

@@ -7,8 +7,9 @@ import pytest
 from pipeline.config.checks import check_config
 from pipeline.config.fronts import point_of
 from pipeline.config.load import config_from_plain, load_config, to_plain
-from pipeline.config.schema import Config, DPOConfig
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
+from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.plan.build import build_plan
 
 

@@ -12,8 +12,11 @@ from pipeline.config.explain import explain
 from pipeline.config.install import conf_dir
 from pipeline.config.known import COMMANDS
 from pipeline.config.load import config_from_plain, load_config, schema_path, stage_config_from_plain, to_plain
-from pipeline.config.schema import Attention, Backend, Config, PITAConfig, QSharpConfig, TinyModelConfig
+from pipeline.config.schema import Attention, Backend, Config
 from pipeline.errors import ConfigError
+from pipeline.learning.algos.pita import PITAConfig
+from pipeline.learning.algos.qsharp import QSharpConfig
+from pipeline.learning.models.kinds import TinyModelConfig
 
 NAME = "experiment.name=t"
 

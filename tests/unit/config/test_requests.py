@@ -18,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config.checks import check_config
 from pipeline.config.explain import explain
 from pipeline.config.load import load_config, to_plain, typed
-from pipeline.config.schema import ALGO_SCHEMAS, Config
+from pipeline.config.schema import Config
+from pipeline.config.shipped import ALGORITHMS
 from pipeline.errors import PipelineError
 from pipeline.plan.size import check_size
 from tests.doubles.composing import with_file, with_setting
@@ -37,9 +38,9 @@ MOST_LINES, MOST_CHARACTERS = 25, 10_000
 @pytest.fixture(autouse=True, scope="module")
 def few_algorithms() -> Iterator[None]:
     """Those that a request here may name; half of the time of each example goes into carrying the others along."""
-    few = {name: ALGO_SCHEMAS[name] for name in ("PITA", "QSharp", "QSharp-HF", "DPO")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.config.load.ALGO_SCHEMAS", few)
+        for name in ALGORITHMS.keys() - {"PITA", "QSharp", "QSharp-HF", "DPO"}:
+            patch.delitem(ALGORITHMS, name)
         yield
 
 

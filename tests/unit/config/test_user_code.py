@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.bases import AlgoConfig
 from pipeline.config.load import load_config
-from pipeline.config.schema import AlgoConfig
 from pipeline.config.user_code import (
     check_settings_class,
     check_unchanged,
@@ -190,7 +190,7 @@ def made_in_a_function() -> type[AlgoConfig]:
         (Odd, r"a field values that cannot be: Unexpected type annotation: set\[int\]"),
         (Required, "needs a default.*'steps'"),
         (made_in_a_function(), "is made in a function"),
-        (int, "is the class int, but must be a dataclass that builds on pipeline.config.schema.AlgoConfig"),
+        (int, "is the class int, but must be a dataclass that builds on pipeline.AlgoConfig"),
         (AlgoConfig(), "must be a dataclass that builds on"),
     ],
     ids=["no decorator", "type", "no default", "in a function", "class", "object"],

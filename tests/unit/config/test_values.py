@@ -10,14 +10,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from pipeline.config.bases import AlgoConfig
 from pipeline.config.checks import check_config
 from pipeline.config.fields import RANGE, Range, number
 from pipeline.config.load import load_config
-from pipeline.config.schema import ALGO_SCHEMAS, DATASET_SCHEMAS, MODEL_SCHEMAS, AlgoConfig, Config
+from pipeline.config.schema import Config
+from pipeline.config.tables import TABLES, all_shipped
 from pipeline.config.values import value_problems
 from pipeline.errors import ConfigError
 
-SHIPPED = [Config, *ALGO_SCHEMAS.values(), *DATASET_SCHEMAS.values(), *MODEL_SCHEMAS.values()]
+SHIPPED = [Config, *(schema for table in TABLES for schema in all_shipped(table).values())]
 
 
 def schemas() -> list[type]:
@@ -127,7 +129,7 @@ class Inner:
 @dataclass(kw_only=True)
 class OwnConfig(AlgoConfig):
     margin: float = number(1.0, above=0, below=10, hint=", the distance that counts")
-    shares: list[float] = number([0.5], at_least=0, at_most=1)  # noqa: RUF009 - it makes a field
+    shares: list[float] = number([0.5], at_least=0, at_most=1)
     speed: int = number(1, at_least=1, affects_result=False)
     free: float = 1.0
     inner: Inner = field(default_factory=Inner)

@@ -11,9 +11,10 @@ import pytest
 
 from pipeline.config.install import install_command
 from pipeline.config.load import load_config
-from pipeline.config.schema import Attention, Config, HFModelConfig
+from pipeline.config.schema import Attention, Config
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
+from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.plan.attention import usable_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.models import LARGEST_CONFIG, check_models, count_weights, is_local, model_identities

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from pipeline.config.schema import AlgoConfig, GRPOConfig, PolicyAlgoConfig
+from pipeline.config.bases import AlgoConfig
 from pipeline.errors import JobError
+from pipeline.learning.algos.grpo import GRPOConfig
+from pipeline.learning.algos.post_training import PolicyAlgoConfig
 from tests.doubles.contexts import context
 
 

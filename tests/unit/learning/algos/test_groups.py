@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pipeline.config.schema import AdditionConfig, Preference, PreferenceConfig, PreferenceSource
 from pipeline.learning.algos.dpo import existing_sequences
 from pipeline.learning.algos.groups import Groups
-from pipeline.learning.datasets.addition import Addition
+from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.generation.best_of_n import by_majority, by_score
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.tiny import make_tokenizer
+from pipeline.learning.rewards.preference import Preference, PreferenceConfig, PreferenceSource
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.sequences import Sequences
 

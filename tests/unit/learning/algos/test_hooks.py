@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from examples.rloo import RLOO, RLOOConfig
-from pipeline.config.schema import GRPOConfig, ScaleRewards
 from pipeline.errors import JobError
 from pipeline.learning.algos.groups import Groups
-from pipeline.learning.algos.grpo import GRPO
+from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.choices import ScaleRewards
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import checked_advantages

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from pipeline.config.schema import AdditionConfig, DatasetConfig
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.shipped import DATASETS
 from pipeline.errors import ConfigError
-from pipeline.learning.datasets.addition import Addition
+from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.datasets.base import SPLITS, Dataset, Row
-from pipeline.learning.datasets.registry import DATASETS, load_dataset
+from pipeline.learning.datasets.registry import load_dataset
 
 
 def addition(**settings: object) -> Addition:
@@ -80,18 +81,9 @@ def test_every_character_is_a_token() -> None:
     assert dataset.bos_token in dataset.vocabulary
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"digits": 1}, "leave nothing of its 100 rows"),
-        ({"digits": 0}, "digits=0 must be 1 to 4"),
-        ({"carry_drop": 1.5}, "carry_drop=1.5 must be 0 to 1"),
-    ],
-    ids=["held out", "digits", "carry_drop"],
-)
-def test_impossible_settings_are_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        addition(**settings)
+def test_splits_that_leave_nothing_to_train_on_are_refused() -> None:
+    with pytest.raises(ConfigError, match="leave nothing of its 100 rows"):
+        addition(digits=1)
 
 
 def test_an_unknown_dataset_or_split_lists_the_known_ones() -> None:

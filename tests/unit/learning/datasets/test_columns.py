@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.schema import FilesConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row, plain_text
 from pipeline.learning.datasets.columns import check_template, make_row, needed, renamed
+from pipeline.learning.datasets.from_files import FilesConfig
 
 
 def user(text: str) -> dict[str, str]:

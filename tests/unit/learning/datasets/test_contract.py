@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pipeline.config.bases import DatasetConfig
 from pipeline.config.load import load_config
-from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.registry import load_dataset

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.schema import AdditionConfig, FilesConfig, GSM8KConfig, IMDBConfig, MathConfig
 from pipeline.errors import ConfigError, DataError
+from pipeline.learning.datasets.addition import AdditionConfig
+from pipeline.learning.datasets.competition_math import MathConfig
 from pipeline.learning.datasets.fingerprint import source_fingerprint
+from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.gsm8k import GSM8KConfig
+from pipeline.learning.datasets.imdb_sentiment import IMDBConfig
 from pipeline.learning.datasets.registry import load_dataset
 
 DATA = Path(__file__).parents[3] / "data"
@@ -87,7 +91,6 @@ def test_rows_that_are_made_have_no_source() -> None:
     [
         (FilesConfig(kind="jsonl", path="no_such.jsonl"), DataError, "no_such.jsonl: there is no such file"),
         (FilesConfig(kind="hf"), ConfigError, "path is missing"),
-        (AdditionConfig(kind="addition", digits=9), ConfigError, "digits=9"),
     ],
 )
 def test_what_is_wrong_is_found_while_planning(config: FilesConfig, error: type[Exception], said: str) -> None:
@@ -98,11 +101,12 @@ def test_what_is_wrong_is_found_while_planning(config: FilesConfig, error: type[
 def test_planning_imports_nothing_heavy() -> None:
     code = f"""
 import sys
-from pipeline.config.schema import GSM8KConfig, DATASET_SCHEMAS
+from pipeline.config.tables import all_shipped
+from pipeline.learning.datasets.gsm8k import GSM8KConfig
 from pipeline.learning.datasets.fingerprint import source_fingerprint
 from pipeline.learning.datasets.registry import load_dataset
 source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path={str(DATA / "gsm8k")!r})))
-for kind, schema in DATASET_SCHEMAS.items():
+for kind, schema in all_shipped("datasets").items():
     given = {{"path": "owner/name"}} if kind == "hf" else {{}}
     if kind not in ("csv", "jsonl", "parquet"):
         source_fingerprint(load_dataset(schema(kind=kind, **given)))

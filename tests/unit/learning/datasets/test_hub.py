@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.schema import FilesConfig, GSM8KConfig, HFModelConfig
 from pipeline.engine.workers.failure import FailureKind, classify
 from pipeline.errors import ConfigError, DataError, JobError
 from pipeline.learning.datasets import hub
+from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.gsm8k import GSM8KConfig
 from pipeline.learning.datasets.prepared import PreparedDataset, prepare
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.memory.shape import read_shape
+from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.source import snapshot, write_reference
 
 DATA = Path(__file__).parents[3] / "data"
@@ -65,7 +67,7 @@ def test_a_damaged_row_of_the_hub_has_a_place_too(tmp_path: Path, monkeypatch: p
 def test_without_a_network_the_message_says_what_to_do(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
-from pipeline.config.schema import GSM8KConfig
+from pipeline.learning.datasets.gsm8k import GSM8KConfig
 from pipeline.learning.datasets.prepared import prepare
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.errors import DataError

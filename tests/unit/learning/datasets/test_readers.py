@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.schema import FilesConfig
 from pipeline.errors import DataError
 from pipeline.learning.datasets import columns, readers
+from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.prepared import prepare
 from pipeline.learning.datasets.readers import Record, read_records
 from pipeline.learning.datasets.registry import load_dataset

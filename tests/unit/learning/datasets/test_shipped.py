@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.bases import DatasetConfig
 from pipeline.config.load import load_config
-from pipeline.config.schema import DatasetConfig, FilesConfig, GSM8KConfig, IMDBConfig, MathConfig, TLDRConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import SPLITS, Row
-from pipeline.learning.datasets.competition_math import last_boxed
-from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.competition_math import MathConfig, last_boxed
+from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
+from pipeline.learning.datasets.gsm8k import GSM8KConfig
+from pipeline.learning.datasets.imdb_sentiment import IMDBConfig
 from pipeline.learning.datasets.prepared import PreparedDataset, prepare
 from pipeline.learning.datasets.registry import DATASETS, load_dataset
+from pipeline.learning.datasets.tldr import TLDRConfig
 
 DATA = Path(__file__).parents[3] / "data"
 
@@ -142,11 +145,6 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, config: FilesConfig, 
     config.path = str(tmp_path / "train.jsonl")
     with pytest.raises(DataError, match=said):
         prepare(load_dataset(config), tmp_path / "out")
-
-
-def test_prompt_words_are_checked() -> None:
-    with pytest.raises(ConfigError, match="prompt_words=0"):
-        load_dataset(IMDBConfig(kind="imdb_sentiment", prompt_words=0))
 
 
 @pytest.mark.parametrize("kind", sorted(DATASETS))

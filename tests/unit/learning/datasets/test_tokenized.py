@@ -7,8 +7,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.config.schema import AdditionConfig, FilesConfig
 from pipeline.errors import DataError
+from pipeline.learning.datasets.addition import AdditionConfig
+from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.prepared import PreparedDataset, prepare
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.tokenized import TokenizedPrompts, encode_prompts, tokenized

@@ -22,7 +22,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from pipeline.config.schema import HeadType
+from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 
 VOCABULARY = 17

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.atoms import MOST_GRID_ERROR, grid_error, least_atoms
-from pipeline.config.schema import HeadType, Others
+from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
@@ -21,6 +20,7 @@ from pipeline.learning.generation.tilt import (
     expected_offset,
 )
 from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.training.atoms import MOST_GRID_ERROR, grid_error, least_atoms
 from pipeline.learning.training.losses import atom_weights, token_atoms, token_bce
 from pipeline.learning.training.value import token_values
 from tests.doubles.models import tiny_policy

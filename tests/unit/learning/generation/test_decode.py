@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.config.schema import HeadType, Others
+from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.batching import PromptBatch
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guide import value_reader

@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from pipeline.config.schema import AdditionConfig, GenerationConfig, HeadType, Others
+from pipeline.config.schema import GenerationConfig
+from pipeline.learning.choices import HeadType, Others
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.best_of_n import BestOfN, by_majority
 from pipeline.learning.generation.decode import Decoded, Guidance

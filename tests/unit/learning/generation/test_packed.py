@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pipeline.config.schema import HeadType
+from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.batching import PromptBatch, pad_left
 from pipeline.learning.generation.guide import CandidateReader
 from pipeline.learning.generation.packed import Packing

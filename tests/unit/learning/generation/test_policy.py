@@ -9,9 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.config.schema import AdditionConfig, GenerationConfig, HeadType, Others
+from pipeline.config.schema import GenerationConfig
 from pipeline.errors import DataError, OutOfMemory
 from pipeline.learning.algos import toolbox
+from pipeline.learning.choices import HeadType, Others
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.guide import readable, value_reader
@@ -19,6 +21,7 @@ from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from tests.unit.learning.generation.conftest import language_model, opinionated
 
@@ -152,7 +155,9 @@ def guided(kind: str, head: HeadType, others: Others = Others.dropped) -> TextPo
     reference, guide = language_model("llama"), opinionated(language_model(kind), head)
     kept = {"policy": reference, "value": guide, "tokenizer": make_tokenizer(DATASET)}
     ctx: Any = SimpleNamespace(
-        config=SimpleNamespace(system=None, generation=GenerationConfig(max_new_tokens=4), model=None),
+        config=SimpleNamespace(
+            system=None, generation=GenerationConfig(max_new_tokens=4), model=HFModelConfig(kind="hf")
+        ),
         models=SimpleNamespace(get=lambda key, *_: kept[key[0]]),
         loading=None,
         hints=None,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pipeline.config.schema import Others
+from pipeline.learning.choices import Others
 from pipeline.learning.generation.tilt import (
     Tilt,
     bernoulli_offset,

@@ -18,7 +18,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pipeline.config.schema import DPOLoss, GRPOLoss, HeadType, LoraSettings, Others, TrainingConfig
+from pipeline.config.schema import TrainingConfig
+from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.likelihood import completion_scores

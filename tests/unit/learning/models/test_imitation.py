@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from examples.sorting import Sorting, SortingConfig
-from pipeline.config.schema import AdditionConfig, StarGraphConfig
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.star_graph import StarGraphConfig
 from pipeline.learning.models import imitation
 from pipeline.learning.models.imitation import Imitation, measure_imitation
 

@@ -11,13 +11,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from pipeline.config import schema
 from pipeline.config.load import load_config
-from pipeline.config.schema import HFModelConfig, LongPrompts, SystemConfig
+from pipeline.config.schema import LongPrompts, SystemConfig
 from pipeline.errors import ConfigError, DataError, JobError
+from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.tokenized import encode_prompts
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.gguf import convert
+from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.load import context_length, end_ids, load_policy, load_tokenizer
 from pipeline.learning.models.source import (
     POINTER,
@@ -142,7 +144,7 @@ def test_every_end_of_text_counts(folder: Path) -> None:
 def policy(folder: Path, **generation: object) -> TextPolicy:
     model, tokenizer = load_policy(folder, SYSTEM, "cpu"), AutoTokenizer.from_pretrained(folder)
     model.generation_config = GenerationConfig(eos_token_id=[2, 5, 6, 7])
-    dataset = load_dataset(schema.FilesConfig(kind="jsonl", path="unread.jsonl"))
+    dataset = load_dataset(FilesConfig(kind="jsonl", path="unread.jsonl"))
     return TextPolicy(model, tokenizer, schema.GenerationConfig(**generation), dataset, "cpu")
 
 

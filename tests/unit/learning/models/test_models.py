@@ -7,10 +7,13 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
 
-from pipeline.config.schema import AdditionConfig, HeadType, SystemConfig, TinyModelConfig
+from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
+from pipeline.learning.choices import HeadType
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.models.cache import ModelCache
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import load_policy, load_tokenizer, load_value
 from pipeline.learning.models.tiny import make_model, make_tokenizer, train_reference
 from pipeline.learning.models.value import ValueModel, value_model_from

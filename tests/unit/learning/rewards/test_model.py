@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
-from pipeline.config.schema import DatasetConfig, GradingConfig
+from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.model import ModelSettings, RewardModel

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.config.schema import Preference, PreferenceSource, Ties
 from pipeline.errors import JobError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.preference import decide, existing_pairs
+from pipeline.learning.rewards.preference import Preference, PreferenceSource, Ties, decide, existing_pairs
 from pipeline.learning.rewards.scoring import Scored
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.bases import GradingConfig
 from pipeline.config.load import load_config
-from pipeline.config.schema import AdditionConfig, FilesConfig, GradingConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.algos.prepare import Preparation
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.probe import check_rewards
 from pipeline.plan.rewards import try_rewards

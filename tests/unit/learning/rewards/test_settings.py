@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipeline.config.bases import DatasetConfig
 from pipeline.config.load import load_config
-from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError
 from pipeline.learning.rewards.registry import load_rewards
 from pipeline.plan.build import build_plan

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from trl import rewards as trl_rewards
 
-from pipeline.config.schema import TRL_REWARD_NAMES, DatasetConfig, GradingConfig
+from pipeline.config.bases import DatasetConfig, GradingConfig
+from pipeline.config.shipped import TRL_REWARDS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.calling import bind, takes_messages
@@ -53,12 +54,12 @@ def score(
 
 def test_all_that_trl_ships_is_known() -> None:
     """A later version of TRL that has more fails here, so that nobody guesses what its rewards verify."""
-    assert {name for names in trl_rewards._import_structure.values() for name in names} == set(TRL_REWARD_NAMES)
-    for name in TRL_REWARD_NAMES:
+    assert {name for names in trl_rewards._import_structure.values() for name in names} == set(TRL_REWARDS)
+    for name in TRL_REWARDS:
         assert bind(getattr(trl_rewards, name), OPTIONS.get(name, {})).traits.judges
 
 
-@pytest.mark.parametrize("name", TRL_REWARD_NAMES)
+@pytest.mark.parametrize("name", TRL_REWARDS)
 def test_by_name_and_by_path_on_text_and_on_conversations(name: str) -> None:
     chat = [{"role": "user", "content": "1/2?"}]
     module = getattr(trl_rewards, name).__module__
@@ -181,7 +182,7 @@ def test_texts_are_given_as_messages_where_a_reward_takes_no_others(isolated: bo
 
 
 def test_a_reward_that_takes_both_is_given_texts() -> None:
-    for name in TRL_REWARD_NAMES:
+    for name in TRL_REWARDS:
         if name not in OPTIONS:
             assert takes_messages(getattr(trl_rewards, name)) == {"completions"}
     for config in (dataset({"exact_match": 1.0}), dataset({own("right"): 1.0})):

@@ -11,8 +11,9 @@ from transformers import GPT2LMHeadModel
 from trl import DPOConfig as TrlConfig
 from trl import DPOTrainer
 
-from pipeline.config.schema import AdditionConfig, DPOLoss, TrainingConfig
-from pipeline.learning.datasets.addition import Addition
+from pipeline.config.schema import TrainingConfig
+from pipeline.learning.choices import DPOLoss
+from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.training.dpo import DPOObjective, PairLoss, fit_dpo
 from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences

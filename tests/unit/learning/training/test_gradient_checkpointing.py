@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pipeline.config.schema import HeadType, TrainingConfig
+from pipeline.config.schema import TrainingConfig
+from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.value import fit_value

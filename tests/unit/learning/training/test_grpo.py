@@ -13,7 +13,8 @@ from transformers import GPT2LMHeadModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import nanstd
 
-from pipeline.config.schema import GRPOLoss, ScaleRewards, TrainingConfig
+from pipeline.config.schema import TrainingConfig
+from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.training.grpo import Objective, averaged, fit_grpo, group_advantages, token_losses
 from pipeline.learning.training.policy import Fitting, completion_logprobs
 from pipeline.learning.training.samples import Samples, supervised_columns

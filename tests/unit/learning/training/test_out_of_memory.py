@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.config.schema import AdditionConfig, TinyModelConfig, TrainingConfig
+from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped, OutOfMemory
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.models import tiny
 from pipeline.learning.models.batch_size import BatchSize
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints

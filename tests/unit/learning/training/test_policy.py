@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
-from pipeline.config.schema import LoraSettings, TrainingConfig
+from pipeline.config.schema import TrainingConfig
 from pipeline.errors import ConfigError
+from pipeline.learning.algos.post_training import LoraSettings
 from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.policy import (
     Fitting,

@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from pipeline.config.schema import DPOLoss, DType, HeadType, TrainingConfig
+from pipeline.config.schema import DType, TrainingConfig
+from pipeline.learning.choices import DPOLoss, HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.dpo import DPOObjective, fit_dpo
 from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config.schema import HeadType, TrainingConfig
+from pipeline.config.schema import TrainingConfig
+from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.folds import prompt_folds
 from pipeline.learning.training.policy import Fitting

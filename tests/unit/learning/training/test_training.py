@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pipeline.config.schema import HeadType, TrainingConfig, Warmup
+from pipeline.config.schema import TrainingConfig, Warmup
 from pipeline.errors import JobStopped
+from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.loop import TrainSettings, rate_at

@@ -2,10 +2,11 @@
 
 import pytest
 
-from pipeline.config.candidates import candidates_note
 from pipeline.config.load import load_config, to_plain
-from pipeline.config.schema import Others, ValueAlgoConfig
 from pipeline.errors import ConfigError
+from pipeline.learning.algos.candidates import candidates_note
+from pipeline.learning.algos.value_guided import ValueAlgoConfig
+from pipeline.learning.choices import Others
 from pipeline.plan.build import build_plan
 
 

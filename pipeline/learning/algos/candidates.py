@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from pipeline.config.schema import Config, Others, ValueAlgoConfig
+from pipeline.config.schema import Config
+from pipeline.learning.algos.value_guided import ValueAlgoConfig
+from pipeline.learning.choices import Others
 
 
 def candidates_note(config: Config) -> str:

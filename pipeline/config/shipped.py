@@ -1,0 +1,63 @@
+"""What ships, by name: dotted paths, of which nothing is imported before it is asked for. One line for each."""
+
+from __future__ import annotations
+
+ALGORITHMS = {
+    "BestOfN": "pipeline.learning.algos.best_of_n:BestOfN",
+    "CD": "pipeline.learning.algos.cd:CD",
+    "DPO": "pipeline.learning.algos.dpo:DPO",
+    "GRPO": "pipeline.learning.algos.grpo:GRPO",
+    "GRPO-HF": "pipeline.learning.algos.grpo_hf:GRPOHF",
+    "PITA": "pipeline.learning.algos.pita:PITA",
+    "QSharp": "pipeline.learning.algos.qsharp:QSharp",
+    "QSharp-HF": "pipeline.learning.algos.qsharp_hf:QSharpHF",
+    "SFT": "pipeline.learning.algos.sft:SFT",
+}
+"""Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
+
+DATASETS = {
+    "addition": "pipeline.learning.datasets.addition:Addition",
+    "csv": "pipeline.learning.datasets.generic:CsvFiles",
+    "gsm8k": "pipeline.learning.datasets.gsm8k:GSM8K",
+    "hf": "pipeline.learning.datasets.generic:HuggingFace",
+    "imdb_sentiment": "pipeline.learning.datasets.imdb_sentiment:IMDBSentiment",
+    "jsonl": "pipeline.learning.datasets.generic:JsonLines",
+    "math": "pipeline.learning.datasets.competition_math:CompetitionMath",
+    "parquet": "pipeline.learning.datasets.generic:ParquetFiles",
+    "star_graph": "pipeline.learning.datasets.star_graph:StarGraph",
+    "tldr": "pipeline.learning.datasets.tldr:TLDR",
+}
+"""Kind -> class, likewise."""
+
+MODELS = {
+    "hf": "pipeline.learning.models.kinds:HFModelConfig",
+    "tiny": "pipeline.learning.models.kinds:TinyModelConfig",
+}
+"""Kind -> the settings themselves: a model has no class of ours."""
+
+REWARDS = {
+    "boxed": "pipeline.learning.rewards.boxed:boxed",
+    "exact_match": "pipeline.learning.rewards.exact_match:exact_match",
+    "gsm8k": "pipeline.learning.rewards.gsm8k:gsm8k",
+    "length": "pipeline.learning.rewards.length:length",
+    "math_verify": "pipeline.learning.rewards.math_verify:math_verify",
+    "star_graph": "pipeline.learning.rewards.star_graph:star_graph",
+    "vader": "pipeline.learning.rewards.vader:vader",
+}
+"""Name -> function."""
+
+REWARD_MODEL = "model"
+"""The reward that is a sequence-classification model rather than a function."""
+
+TRL_REWARDS = {
+    "accuracy_reward": "trl.rewards:accuracy_reward",
+    "get_cosine_scaled_reward": "trl.rewards:get_cosine_scaled_reward",
+    "get_repetition_penalty_reward": "trl.rewards:get_repetition_penalty_reward",
+    "get_soft_overlong_punishment": "trl.rewards:get_soft_overlong_punishment",
+    "reasoning_accuracy_reward": "trl.rewards:reasoning_accuracy_reward",
+    "think_format_reward": "trl.rewards:think_format_reward",
+}
+"""TRL's own rewards, and the functions that make one of their settings."""
+
+REWARD_NAMES = (*REWARDS, REWARD_MODEL, *TRL_REWARDS)
+"""Rewards with a name; any other one is the dotted path of a function with TRL's signature."""

@@ -1,0 +1,96 @@
+"""Kinds of models and their settings: one that is read (`source`, `gguf`), and one that is made here (`tiny`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from pipeline.config.bases import ModelConfig
+from pipeline.config.fields import LARGEST_RATE, LARGEST_SEED, hint, number
+from pipeline.config.schema import Config
+from pipeline.config.values import brief
+
+
+@dataclass(kw_only=True)
+class HFModelConfig(ModelConfig):
+    """A causal language model of the Hugging Face ecosystem; docs/models.md has examples."""
+
+    revision: str | None = hint(None)
+    """Commit, tag or branch of `path` on the hub; null takes the newest."""
+    value_revision: str | None = hint(None)
+    """The same for `value_path`."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for models whose code you have read."""
+
+    @property
+    def trusts_code(self) -> bool:
+        """As the user says."""
+        return self.trust_remote_code
+
+    @property
+    def revisions(self) -> Mapping[str, str | None]:
+        """As the user says."""
+        return {"reference": self.revision, "value": self.value_revision}
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
+        """No place to read it from."""
+        if not self.path:
+            yield f"{key}.path is missing: a model of kind 'hf' needs a folder or hub id"
+
+
+@dataclass(kw_only=True)
+class TinyModelConfig(ModelConfig):
+    """A GPT-2 of some 76,000 parameters, trained in the run on the dataset's demonstrations."""
+
+    is_trained: ClassVar[bool] = True
+
+    seed: int | None = number(None, at_least=0, at_most=LARGEST_SEED)
+    """Of initialisation and training, of one reference that all seeds of the experiment share; null is 0."""
+    seeds: list[int] | None = number(None, at_least=0, at_most=LARGEST_SEED, affects_result=False)
+    """Several references instead of the one of `seed`, each with chains of its own for every seed of the
+    experiment. A stage sees the `seed` of its own reference alone."""
+    n_embd: int = number(64, at_least=1, at_most=2048)
+    n_layer: int = number(2, at_least=1, at_most=48)
+    n_head: int = number(4, at_least=1, at_most=128)
+    n_inner: int = number(128, at_least=1, at_most=8192)
+    n_positions: int = number(128, at_least=1, at_most=16_384)
+    steps: int = number(1000, at_least=0, at_most=1_000_000_000)
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
+    learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
+    warmup_steps: int = number(100, at_least=0, at_most=1_000_000_000)
+
+    @property
+    def references(self) -> Sequence[int]:
+        """Seeds of the references, in the order of their chains."""
+        return [self.seed or 0] if self.seeds is None else self.seeds
+
+    def with_reference(self, reference: int | None) -> TinyModelConfig:
+        """The model with one reference alone."""
+        return replace(self, seed=reference, seeds=None)
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
+        """References that are named twice or not at all, and a width that heads cannot share."""
+        if self.seeds is not None and self.seed is not None:
+            yield (
+                f"{key}.seed={self.seed} and {key}.seeds={brief(self.seeds)} both say which references there are: "
+                f"give one of them. {key}.seeds=[{self.seed}] is the same as {key}.seed={self.seed}"
+            )
+        if self.seeds == []:
+            yield f"{key}.seeds is empty: give at least one, for example {key}.seeds=[0]"
+        if self.n_embd % self.n_head:
+            yield (
+                f"{key}.n_embd={self.n_embd}: must be a multiple of {key}.n_head={self.n_head}, which share it, "
+                f"for example {max(1, self.n_embd // self.n_head) * self.n_head}"
+            )
+
+    def idle(self, setting: str) -> str:
+        """A place to read it from."""
+        return (
+            ""
+            if setting != "path"
+            else (
+                "a model of kind tiny is trained in the run and reads no files; for one that is read use model=hf "
+                "models.hf.path=FOLDER_OR_HUB_ID"
+            )
+        )

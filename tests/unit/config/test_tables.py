@@ -1,0 +1,192 @@
+"""Whose settings a section has, and what settings of the user's own say of themselves."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.bases import AlgoConfig, DatasetConfig, Settings
+from pipeline.config.checks import check_config
+from pipeline.config.fields import number
+from pipeline.config.ignored import idle_settings
+from pipeline.config.install import conf_dir
+from pipeline.config.load import load_config
+from pipeline.config.schema import Config
+from pipeline.config.shipped import ALGORITHMS, DATASETS, MODELS
+from pipeline.config.tables import TABLES, all_shipped
+from pipeline.config.user_code import check_settings_class, import_object
+from pipeline.errors import ConfigError
+from pipeline.learning.algos.pita import PITA, PITAConfig
+from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
+from pipeline.learning.datasets.gsm8k import GSM8KConfig
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.star_graph import StarGraph, StarGraphConfig
+
+NAME = "experiment.name=t"
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_ships_has_settings_with_defaults(table: str) -> None:
+    for name, schema in all_shipped(table).items():
+        check_settings_class(name, schema, TABLES[table].base)
+
+
+@pytest.mark.parametrize(("group", "shipped"), [("algos", ALGORITHMS), ("dataset", DATASETS), ("model", MODELS)])
+def test_what_ships_has_a_file(group: str, shipped: dict[str, str]) -> None:
+    assert shipped.keys() <= {path.stem for path in (conf_dir() / group).glob("*.yaml")}
+
+
+@pytest.mark.parametrize(("name", "path"), ALGORITHMS.items())
+def test_an_algorithm_ships_under_its_name(name: str, path: str) -> None:
+    assert import_object(path).name == name
+
+
+@dataclass(kw_only=True)
+class Hints(Settings):
+    count: int = number(1, at_least=0, at_most=9)
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        if self.count == 9:
+            yield f"{key}.count=9: more than there are rounds ({config.rounds_of_training})"
+
+    def idle(self, setting: str) -> str:
+        return "" if self.count else f"without hints {setting} is nothing"
+
+
+@dataclass(kw_only=True)
+class RiddlesConfig(FilesConfig):
+    hardest: int = number(5, at_least=1, at_most=9)
+    easiest: int = number(1, at_least=1, at_most=9)
+    reward: str = "length"
+    hints: Hints = field(default_factory=Hints)
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        if self.easiest > self.hardest:
+            yield f"{key}.easiest={self.easiest} must not be above {key}.hardest={self.hardest}"
+
+    def idle(self, setting: str) -> str:
+        return "there is one level" if setting == "easiest" and self.hardest == 1 else super().idle(setting)
+
+
+class Riddles(FilesDataset):
+    config_class = RiddlesConfig
+
+
+class Plain(FilesDataset):
+    """Asks for no settings of its own."""
+
+
+@dataclass(kw_only=True)
+class LabelledConfig(StarGraphConfig):
+    degree: int = number(4, at_least=2, at_most=9)
+    letters: bool = False
+
+
+class Labelled(StarGraph):
+    config_class = LabelledConfig
+
+
+RIDDLES = ["dataset=hf", "datasets.hf.path=x/y", f"datasets.hf.class_path={__name__}.Riddles"]
+
+
+def test_a_class_in_the_place_of_a_dataset_that_ships_brings_its_settings() -> None:
+    config = load_config([NAME, *RIDDLES, "datasets.hf.hardest=3", "datasets.hf.prompt_template='{prompt}?'"])
+    section = config.datasets["hf"]
+    assert isinstance(section, RiddlesConfig)
+    assert (section.hardest, section.kind, section.prompt_template) == (3, "hf", "{prompt}?")
+    assert section.reward == "length"
+    assert isinstance(load_dataset(section), Riddles)
+    check_config(config)
+    again = load_config([NAME, "dataset=hf", "datasets.hf.path=x/y"]).datasets["hf"]
+    assert type(again) is FilesConfig  # the next request is as if there had been none before
+
+
+def test_a_class_that_asks_for_no_settings_of_its_own_has_those_of_what_it_takes_the_place_of() -> None:
+    chosen = ["dataset=gsm8k", f"datasets.gsm8k.class_path={__name__}.Plain"]
+    section = load_config([NAME, *chosen]).datasets["gsm8k"]
+    assert isinstance(section, GSM8KConfig)
+    assert (section.path, section.reward) == ("openai/gsm8k", "gsm8k")
+
+
+def test_a_file_keeps_what_it_sets_and_other_files_of_its_kind_their_settings() -> None:
+    chosen = ["dataset=[star_graph,star_graph_3_8]", f"datasets.star_graph_3_8.class_path={__name__}.Labelled"]
+    datasets = load_config([NAME, *chosen, "datasets.star_graph_3_8.letters=true"]).datasets
+    own, other = datasets["star_graph_3_8"], datasets["star_graph"]
+    assert isinstance(own, LabelledConfig)
+    assert (own.letters, own.degree, own.path_length) == (True, 3, 8)
+    assert type(other) is StarGraphConfig
+    assert other.degree == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["datasets.hf.hardst=3"], "Did you mean 'datasets.hf.hardest'"),
+        (["datasets.hf.hardest=many"], "datasets.hf.hardest=many: Value 'many'"),
+        (["datasets.hf.hardest=0"], "datasets.hf.hardest=0: must be at least 1 and at most 9"),
+        (["datasets.hf.hardest=1", "datasets.hf.easiest=2"], "easiest=2 must not be above datasets.hf.hardest=1"),
+        (["datasets.hf.hints.count=9"], "datasets.hf.hints.count=9: more than there are rounds (2)"),
+    ],
+)
+def test_what_is_wrong_with_own_settings_of_a_dataset_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_config(load_config([NAME, *RIDDLES, *overrides]))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["datasets.hf.hardest=1", "datasets.hf.easiest=1"], ["datasets.hf.easiest=1", "there is one level"]),
+        (["datasets.hf.hints.count=0"], ["datasets.hf.hints.count=0", "without hints count is nothing"]),
+        (["datasets.hf.hints.count=2", "datasets.hf.easiest=1"], []),
+    ],
+)
+def test_own_settings_say_which_have_no_effect(overrides: list[str], said: list[str]) -> None:
+    told = idle_settings(load_config([NAME, *RIDDLES, *overrides]), overrides, gpu=False)
+    assert list(told) == [" has no effect in this run: ".join(said)] * bool(said)
+
+
+@dataclass(kw_only=True)
+class Failing(PITAConfig):
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        yield key.no_such_name  # type: ignore[attr-defined]
+
+
+class FailingPITA(PITA):
+    config_class = Failing
+
+
+def test_rules_that_fail_are_told_with_their_line() -> None:
+    config = load_config([NAME, f"algos.Mine.class_path={__name__}.FailingPITA"])
+    with pytest.raises(ConfigError) as caught:
+        check_config(config)
+    said = str(caught.value)
+    assert said.startswith(
+        "algos.Mine: problems() of Failing failed: AttributeError: 'str' object has no attribute"
+    )
+    assert f"({Path(__file__)}:" in said
+
+
+@dataclass(kw_only=True)
+class Hiding(AlgoConfig):
+    problems: int = 3  # type: ignore[assignment]
+
+
+def test_a_field_with_the_name_of_a_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Hiding has a field problems, which is the name of what settings say"):
+        check_settings_class("algos.X.class_path=m.X", Hiding, AlgoConfig)
+
+
+def test_a_dataset_refuses_settings_of_another_class() -> None:
+    with pytest.raises(ConfigError, match="dataset 'star_graph' needs StarGraphConfig, not DatasetConfig"):
+        StarGraph(DatasetConfig(kind="star_graph"))  # type: ignore[arg-type]
+
+
+def test_one_fault_that_two_sections_share_is_told_once() -> None:
+    overrides = ["algos=[DPO,BestOfN]", "training.micro_batch_size=3"]
+    with pytest.raises(ConfigError) as caught:
+        check_config(load_config([NAME, *overrides]))
+    assert str(caught.value).startswith("training.micro_batch_size=3: must be even")

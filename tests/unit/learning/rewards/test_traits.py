@@ -1,0 +1,65 @@
+"""What a reward of the user's own says of itself, and what becomes of it where that is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.bases import DatasetConfig, GradingConfig
+from pipeline.config.user_code import import_object
+from pipeline.errors import ConfigError, JobError
+from pipeline.learning.datasets.base import Row
+from pipeline.learning.rewards.scoring import Scored, Scorer
+from pipeline.learning.rewards.traits import RewardTraits, reward
+
+MINE = """
+from pipeline import RewardTraits, reward
+
+@reward(RewardTraits(verifies=True, answer="last word"))
+def right(completions, **_):
+    return [1.0] * len(completions)
+"""
+
+
+def test_an_answer_that_is_no_function_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_wrong_traits.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        import_object("own_wrong_traits.right")
+    assert str(caught.value) == (
+        f"cannot import 'own_wrong_traits.right': {tmp_path}/own_wrong_traits.py:4 (@reward(RewardTraits("
+        "verifies=True, answer=\"last word\"))): TypeError: RewardTraits(answer='last word'): must be a function "
+        "that takes a completion, or None"
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"right": ["4"]}, {"answer": True}])
+def test_what_is_asked_must_be_a_function(wrong: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match="must be a function that takes"):
+        RewardTraits(**wrong)  # type: ignore[arg-type]
+
+
+@reward(RewardTraits(verifies=True, isolated=False, answer=len))  # type: ignore[arg-type]
+def counting(completions: list[str], **_: object) -> list[float]:
+    return [1.0] * len(completions)
+
+
+@reward(RewardTraits(verifies=True, isolated=False, answer=lambda text: text.split()[1]))  # type: ignore[union-attr]
+def second_word(completions: list[str], **_: object) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def score(name: str, *, isolated: bool) -> Scored:
+    config = DatasetConfig(kind="x", reward=f"{__name__}.{name}", grading=GradingConfig(isolated=isolated))
+    with Scorer(config) as scorer:
+        return scorer.score([Row(0, "q")], ["four"], [[0]])
+
+
+def test_an_answer_may_be_a_number() -> None:
+    assert score("counting", isolated=False).answers == ["4"]
+
+
+def test_an_answer_that_fails_is_told_with_the_reward_and_its_line() -> None:
+    with pytest.raises(JobError, match=r"^`answer` in the traits of the reward .*second_word' failed: IndexError"):
+        score("second_word", isolated=False)
