@@ -15,6 +15,7 @@ from pipeline.engine.scheduler.retry import Failure
 from pipeline.engine.scheduler.run_context import Parts
 from pipeline.engine.scheduler.snapshot import Observer
 from pipeline.engine.scheduler.worker_replacement import Handover
+from pipeline.engine.scheduler.worker_state import WorkerPhase
 from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind
 from pipeline.engine.workers.messages import (
     FromWorker,
@@ -158,13 +159,13 @@ class Reactions:
             self._recovery.failed(
                 job_id, index, failure, suspect=index if self._plan.jobs[job_id].devices == 1 else None
             )
-            if self._state.workers[index].status == "quarantined":
+            if not self._state.workers[index].usable:
                 self._recovery.close(index)
-        elif before.status == "idle":
+        elif before.phase is WorkerPhase.idle:
             log.warning("worker %d was lost (%s)", index, describe_exit(message.exit_code))
-        if self._state.workers[index].status != "quarantined":
+        if self._state.workers[index].usable:
             self._account.worker_started(index)
-            self._state.workers[index].status = "starting"
+            self._state.workers[index].starts()
         self._handover.renew_gpus(members)
 
     def _is_stored(self, job_id: str) -> bool:
@@ -189,7 +190,7 @@ class Reactions:
         )
         workers = self._state.jobs[message.job_id].workers
         self._state.finished(index, message.samples, message.tokens, message.peak_mb, message.held_mb)
-        if self._state.workers[index].status == "quarantined":
+        if not self._state.workers[index].usable:
             self._recovery.leave_quarantined(index)
         if message.changed:
             self._replace(index, message)
@@ -209,7 +210,7 @@ class Reactions:
             self._recovery.try_alone(job_id, index, failure)
         else:
             self._recovery.failed(job_id, index, failure, suspect=suspect)
-        if self._state.workers[index].status == "quarantined":
+        if not self._state.workers[index].usable:
             self._recovery.leave_quarantined(index)
         # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
         if is_gang or kind in NEEDS_FRESH_WORKER or message.changed:
@@ -237,8 +238,8 @@ class Reactions:
         self._renew(index)
 
     def _renew(self, index: int) -> None:
-        if self._state.workers[index].status == "idle" and not self._parts.stopping:
-            self._state.workers[index].status = "starting"
+        if self._state.workers[index].phase is WorkerPhase.idle and not self._parts.stopping:
+            self._state.workers[index].renew()
             self._pool.restart(index)
 
     def _note_stopped(self, job_id: str, index: int) -> None:

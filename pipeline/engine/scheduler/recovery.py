@@ -137,7 +137,7 @@ class Recovery:
             jobs = self._state.blame.suspect(device)
             usable = self._state.usable_devices()
             for index in self._layout.workers_of(device):
-                if self._state.workers[index].status == "quarantined":
+                if not self._state.workers[index].usable:
                     if not jobs and index not in self._unusable:
                         self._release(index)
                 elif jobs and len(usable) > 1:
@@ -146,7 +146,7 @@ class Recovery:
     def leave_quarantined(self, index: int) -> None:
         """A job has ended on a device that is given no more: that may show that the device works after all."""
         self._review_devices()
-        if self._state.workers[index].status == "quarantined":
+        if not self._state.workers[index].usable:
             self.close(index)
 
     def _quarantine(self, index: int, reason: str, jobs: list[str]) -> None:
@@ -154,7 +154,7 @@ class Recovery:
         names = f" ({', '.join(jobs)})" if jobs else ""
         log.error("worker %d, %s, is given no more jobs: %s%s", index, device or "not started", reason, names)
         self._account.write("DeviceQuarantined", worker=index, device=device, reason=reason, jobs=jobs)
-        self._state.quarantine(index)
+        self._state.workers[index].quarantine()
         waiting = self._state.workers[index].job_id
         if not waiting or waiting in self._parts.gathering or self._state.is_lent(index):
             self.close(index)  # a job that runs beside those that failed may well finish
@@ -170,11 +170,11 @@ class Recovery:
         worker = self._state.workers[index]
         if index in self._closed:
             self._closed.discard(index)
-            worker.status = "starting"
+            worker.starts()
             self._account.worker_started(index)
             self._parts.pool.reopen(index)
         else:  # its job went on meanwhile
-            worker.status = "running" if worker.job_id else "idle" if worker.up else "starting"
+            worker.release()
 
     def close(self, index: int) -> None:
         """End a worker that is given no more jobs."""

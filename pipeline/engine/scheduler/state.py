@@ -10,9 +10,10 @@ from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.scheduler.delayed import RoundGate
 from pipeline.engine.scheduler.fault_attribution import Blame
-from pipeline.engine.scheduler.job_state import SETTLED, THERE, Cell, JobState, JobStatus, WorkerState, cell_of
+from pipeline.engine.scheduler.job_state import SETTLED, THERE, Cell, JobState, JobStatus, cell_of
 from pipeline.engine.scheduler.memory_needs import WHOLE, Needs
 from pipeline.engine.scheduler.ready import ReadyQueue, kind_of
+from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 
@@ -95,37 +96,21 @@ class RunState:
 
     def worker_ready(self, index: int, device: str, visible: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
-        before = self.workers[index]
-        made = WorkerState(index, device=device, status="idle", up=True, fresh=True, visible=visible)
-        if before.job_id:  # started anew for a job that is to come, or parked
-            made.status, made.job_id, made.started_s = before.status, before.job_id, before.started_s
-        self.workers[index] = made
+        self.workers[index] = self.workers[index].ready(device, visible)
 
     def worker_lost(self, index: int) -> str:
-        """A worker ended. One that is parked is not missed: the job has only its device.
+        """A worker ended. One that is lent is not missed: the job has only its device.
 
         Returns:
             The job that it ran, or "".
         """
         worker = self.workers[index]
         if self.is_lent(index):
-            worker.up = worker.fresh = False
+            worker.renew()
             return ""
         job_id = self._free(index) if worker.job_id else ""
-        status = "quarantined" if worker.status == "quarantined" else "gone"
-        self.workers[index] = WorkerState(index, device=worker.device, status=status)
+        self.workers[index] = worker.lost()
         return job_id
-
-    def quarantine(self, index: int) -> None:
-        """Give a place no more jobs."""
-        self.workers[index].status = "quarantined"
-
-    def renew(self, index: int) -> None:
-        """The process of a worker is being replaced on purpose, for a job that needs the memory it holds."""
-        worker = self.workers[index]
-        worker.up = worker.fresh = False
-        if worker.status == "idle":
-            worker.status = "starting"
 
     def is_lent(self, index: int) -> bool:
         """Whether the device of a worker serves a job that another worker was given."""
@@ -139,7 +124,7 @@ class RunState:
 
     def usable_workers(self) -> list[int]:
         """Places that are not quarantined."""
-        return [worker.index for worker in self.workers if worker.status != "quarantined"]
+        return [worker.index for worker in self.workers if worker.usable]
 
     @property
     def is_plain(self) -> bool:
@@ -167,7 +152,7 @@ class RunState:
 
     def idle_workers(self) -> list[WorkerState]:
         """Workers that could take a job."""
-        return [worker for worker in self.workers if worker.status == "idle"]
+        return [worker for worker in self.workers if worker.phase is WorkerPhase.idle]
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
@@ -181,7 +166,7 @@ class RunState:
         self.reserved = job_id
 
     def start(self, job_id: str, index: int, members: Sequence[int] = (), now_s: float = 0.0) -> int:
-        """A ready job goes to an idle worker, and with it the devices of further idle ones, which are parked.
+        """A ready job goes to an idle worker, and with it the devices of further idle ones, which are lent to it.
 
         Returns:
             The number of the attempt.
@@ -195,12 +180,9 @@ class RunState:
         state.attempts += 1
         state.workers = (index, *members)
         for place in state.workers:
-            worker = self.workers[place]
-            assert worker.status == "idle"
-            worker.status, worker.job_id, worker.started_s = "parked", job_id, now_s
-            worker.done, worker.total, worker.tokens, worker.begun = 0, 0, 0, False
+            self.workers[place].take(job_id, now_s, lent=place != index)
         leader = self.workers[index]
-        leader.status, leader.total = "running", state.job.samples
+        leader.total = state.job.samples
         state.whole = math.isinf(charge)
         if not members:
             leader.fresh = False
@@ -332,10 +314,7 @@ class RunState:
         """Take the job from a worker, and give the devices back that were lent to it."""
         job_id = self.workers[index].job_id
         for place in self.jobs[job_id].workers:
-            worker = self.workers[place]
-            worker.job_id = ""
-            if worker.status != "quarantined":
-                worker.status = "idle" if worker.up else "starting"
+            self.workers[place].free()
         self.jobs[job_id].workers = ()
         return job_id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from pipeline.engine.scheduler.run_context import Parts
+from pipeline.engine.scheduler.worker_state import WorkerPhase
 from pipeline.plan.job import Job
 
 
@@ -41,7 +42,7 @@ class Handover:
 
     def _renew(self, worker: int) -> None:
         self._renewed.add(worker)
-        self._state.renew(worker)
+        self._state.workers[worker].renew()
         self._pool.restart(worker)
 
     def send_if_gathered(self, job_id: str) -> None:
@@ -61,8 +62,8 @@ class Handover:
         if self._parts.stopping or not (index in self._renewed or self._state.is_lent(index)):
             return False
         self._renewed.discard(index)
-        self._state.renew(index)
-        if self._state.workers[index].status != "quarantined":
+        self._state.workers[index].renew()
+        if self._state.workers[index].usable:
             self._parts.account.worker_started(index)
         for job_id in list(self._parts.gathering):
             self.send_if_gathered(job_id)
@@ -72,6 +73,7 @@ class Handover:
         """Replace the workers on GPUs that ranks had: a new one is ready once its GPU's memory has come back."""
         for index in workers:
             worker = self._state.workers[index]
-            if worker.visible and worker.status in ("idle", "starting") and not self._parts.stopping:
-                worker.status = "starting"
+            free = worker.phase in (WorkerPhase.idle, WorkerPhase.starting)
+            if worker.visible and free and not self._parts.stopping:
+                worker.renew()
                 self._pool.restart(index)
