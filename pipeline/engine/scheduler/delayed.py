@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 
-class Later:
-    """A queue of jobs by the time at which they may go on, on the engine's monotonic clock."""
+class DelayedJobs:
+    """Jobs by the time at which they may go on, on the engine's monotonic clock."""
 
     def __init__(self) -> None:
         self._queue: list[tuple[float, str]] = []

@@ -44,6 +44,7 @@ class JobState:
         status: Where it stands.
         waits_for: Inputs that are not there yet.
         attempts: How many were begun.
+        sent_s: When the last of them was given to its worker.
         failures: How many of them failed in each way.
         reason: Why it failed, or is blocked.
         root_cause: The failed job that blocks it, or "".
@@ -58,6 +59,7 @@ class JobState:
     status: JobStatus = JobStatus.pending
     waits_for: int = 0
     attempts: int = 0
+    sent_s: float = 0.0
     failures: Counter[FailureKind] = field(default_factory=Counter)
     reason: str = ""
     root_cause: str = ""

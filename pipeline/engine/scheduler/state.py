@@ -178,6 +178,7 @@ class RunState:
         self._unqueue(state)
         self._set(state, JobStatus.running)
         state.attempts += 1
+        state.sent_s = now_s
         state.workers = (index, *members)
         for place in state.workers:
             self.workers[place].take(job_id, now_s, lent=place != index)

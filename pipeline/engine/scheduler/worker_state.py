@@ -1,10 +1,8 @@
 """Where each worker of a run stands, as plain data, and how that changes.
 
-starting -> idle -> running, lent -.
-^     ^     |  ^         |  |       |
-|     '-----'  '---------'  |       |   a fresh process in its place; its job has ended
-'--- gone <-----------------'       |   its process ended under it
-            quarantined <-----------'   from everywhere; given no more jobs, until it is released
+starting --> idle --> running or lent --> idle, with a fresh process by way of starting
+any of them --> gone          its process has ended; another starts
+any of them --> quarantined   it is given no more jobs, until it is released
 """
 
 from __future__ import annotations
@@ -92,6 +90,7 @@ class WorkerState:
     def renew(self) -> None:
         """Its process is being replaced; a job that it has stays with it."""
         self.up = self.fresh = False
+        self.holds = []
         if self.phase is WorkerPhase.idle:
             self.phase = WorkerPhase.starting
 

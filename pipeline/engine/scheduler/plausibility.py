@@ -49,6 +49,7 @@ def _untrue_failure(state: RunState, message: JobRaised) -> str:
     if message.rank is not None and message.rank >= len(job.workers):
         return f"it sent JobRaised of rank {message.rank}, and {message.job_id} has {len(job.workers)}"
     keys = {key for keys in job.job.inputs.values() for key in keys}
-    if message.kind is FailureKind.damaged_input and message.damaged_key not in keys:
+    damaged = message.kind is FailureKind.damaged_input or message.damaged_key
+    if damaged and message.damaged_key not in keys:
         return f"it sent JobRaised of a damaged input, which {message.job_id} does not read"
     return ""
