@@ -71,7 +71,7 @@ class OnPaper:
         self.effects: list[Effect] = []
         self.visible = visible
         for index in range(layout.workers):
-            self.run.ledger.worker_started(index, 0.0)
+            self.run.process_starts(index)
         self.ready(*range(layout.workers))
         self.decided()
 

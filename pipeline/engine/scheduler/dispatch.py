@@ -18,7 +18,9 @@ _OTHER_RUN_S = 1.0
 
 def release_due(run: Run) -> None:
     """Let jobs go on that have waited long enough."""
-    for job_id in run.delayed.due(run.now_s):
+    due = [job_id for job_id, due_s in run.delayed.items() if due_s <= run.now_s]
+    for job_id in sorted(due, key=run.delayed.__getitem__):
+        del run.delayed[job_id]
         run.state.retry(job_id)
 
 
@@ -68,4 +70,4 @@ def _wait_for_other_run(run: Run, job_id: str) -> None:
         run.say(f"{job_id}: another run computes it; waiting for that", logging.INFO)
         run.record("JobWaits", job=job_id, reason="another run computes it")
     run.state.wait(job_id)
-    run.delayed.add(job_id, run.now_s + _OTHER_RUN_S)
+    run.delayed[job_id] = run.now_s + _OTHER_RUN_S

@@ -50,8 +50,8 @@ class JobState:
         root_cause: The failed job that blocks it, or "".
         workers: While it runs, its workers in the order of ranks; the first is given the job, the others lend
             their devices.
-        whole: While it runs, whether it shares its device with no other job.
-        alone: Whether its next attempt must have a device to itself, since memory ran out beside others.
+        exclusive: While it runs, whether it shares its device with no other job.
+        must_be_exclusive: Whether its next attempt must have a device to itself, as memory ran out beside others.
         keep_models: Whether the worker that runs it may keep models of earlier jobs.
     """
 
@@ -64,8 +64,8 @@ class JobState:
     reason: str = ""
     root_cause: str = ""
     workers: tuple[int, ...] = ()
-    whole: bool = True
-    alone: bool = False
+    exclusive: bool = True
+    must_be_exclusive: bool = False
     keep_models: bool = True
 
 

@@ -149,21 +149,7 @@ def run_plan(
 
 @dataclass(kw_only=True)
 class _Loop:
-    """One run: it waits, asks the disk and the clock, has rules decide, and does what they decide.
-
-    Attributes:
-        run: What is known.
-        outside: What it acts on.
-        scratch: Folder of unfinished outputs, as long as it runs.
-        on_status: Gets snapshots.
-        on_stop: Told what a signal means for the jobs that run.
-        signals: Requests to stop.
-        clock: Monotonic seconds.
-        start_s: When the run began.
-        next_status_s: When the next snapshot is due.
-        told_stop: Whether it was said what a signal means for the jobs that run.
-        ended_since: Whether one of them has ended after it.
-    """
+    """One run: waits, asks the disk and the clock, has rules decide, and does what they decide."""
 
     run: Run
     outside: Outside
@@ -176,6 +162,7 @@ class _Loop:
     next_status_s: float
     told_stop: bool = False
     ended_since: bool = False
+    """Whether it was said what a signal means for the jobs that run; whether one has ended after it."""
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -202,8 +189,9 @@ class _Loop:
             scratch.open()
         except OSError as error:
             raise explained(f"could not make {scratch.path}", error) from error
+        self.run.now_s = self.clock()
         for index in range(pool.size):
-            self.run.ledger.worker_started(index, self.clock())
+            self.run.process_starts(index)
         pool.start()
         for folder in (scratch.path, self.outside.verified.folder):
             pool.watch_path(folder)
@@ -287,7 +275,9 @@ class _Loop:
     def _patience(self) -> float:
         now = self.clock()
         dues = [self.next_status_s + _QUIET_INTERVAL_S - STATUS_INTERVAL_S]
-        dues += [due for due in (self.run.delayed.next_s(), self.run.watchdog.next_s()) if due is not None]
+        dues += self.run.delayed.values()
+        if (hangs_s := self.run.watchdog.next_s()) is not None:
+            dues.append(hangs_s)
         return max(0.0, min(dues) - now)
 
     def _show(self, due_s: float) -> None:

@@ -34,7 +34,7 @@ def objection(state: RunState, gathering: Collection[str], index: int, message: 
         return f"it sent {said} of {message.job_id[:200]!a}, which is no job of this run"
     if not state.is_current(index, message.job_id, message.attempt):
         return ""
-    if state.is_lent(index) or message.job_id in gathering:
+    if state.workers[index].lent or message.job_id in gathering:
         return f"it sent {said} of {message.job_id}, which it was not given"
     if isinstance(message, JobRaised):  # before the job has started too: its log could not be written
         return _untrue_failure(state, message)

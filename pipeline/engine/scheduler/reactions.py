@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from pipeline.engine.scheduler.effects import OnDisk, Process
 from pipeline.engine.scheduler.plausibility import objection
-from pipeline.engine.scheduler.recovery import close, failed, leave_quarantined, not_free, try_alone, unusable
+from pipeline.engine.scheduler.recovery import (
+    close,
+    failed,
+    leave_quarantined,
+    not_free,
+    try_exclusively,
+    unusable,
+)
 from pipeline.engine.scheduler.retry import Failure
 from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.worker_replacement import (
@@ -162,9 +169,8 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
         _attempt_lost(run, job_id, index, replace(doom, exit_code=message.exit_code) if doom else lost)
     elif before.phase is WorkerPhase.idle:
         run.say(f"worker {index} was lost ({describe_exit(message.exit_code)})")
-    if run.state.workers[index].usable:
-        run.ledger.worker_started(index, run.now_s)
-        run.state.workers[index].starts()
+    if not run.state.workers[index].quarantined:
+        run.process_starts(index)
     renew_gpus(run, members)
 
 
@@ -173,20 +179,15 @@ def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure) -> None:
     # Of several devices none can be told to be the cause.
     suspect = index if run.state.plan.jobs[job_id].devices == 1 else None
     failed(run, job_id, index, failure, suspect=suspect)
-    if not run.state.workers[index].usable:
+    if run.state.workers[index].quarantined:
         close(run, index)
 
 
 def _worker_failure(index: int, exit_code: int | None, rss_bytes: int) -> Failure:
-    how = describe_exit(exit_code) + _memory_hint(exit_code, rss_bytes)
+    how = describe_exit(exit_code)
+    if exit_code == -9 and rss_bytes:  # what a SIGKILL that nobody here has sent most often means
+        how += f"; it held {rss_bytes / 2**30:.1f} GiB, so the system may have been out of memory"
     return Failure(FailureKind.lost, f"worker {index} was lost ({how})", exit_code=exit_code)
-
-
-def _memory_hint(exit_code: int | None, rss_bytes: int) -> str:
-    """What a SIGKILL that nobody here has sent most often means."""
-    if exit_code != -9 or not rss_bytes:
-        return ""
-    return f"; it held {rss_bytes / 2**30:.1f} GiB, so the system may have been out of memory"
 
 
 # -- a worker's job --------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> No
     what = (message.said.splitlines() or ["an exception that says nothing"])[0][:_MAX_REASON]
     failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
     if beside:
-        try_alone(run, job_id, index, failure)
+        try_exclusively(run, job_id, index, failure)
     else:
         suspect = index if not is_gang else None if message.rank is None else workers[message.rank]
         failed(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
@@ -241,7 +242,7 @@ def _hand_on(
     run: Run, index: int, workers: tuple[int, ...], message: JobFinished | JobRaised, *, is_spoiled: bool
 ) -> None:
     """Make the devices of a job that is over fit for the next, in fresh processes where present ones are not."""
-    if not run.state.workers[index].usable:
+    if run.state.workers[index].quarantined:
         leave_quarantined(run, index)
     if message.changed:
         run.say(f"worker {index}: {message.job_id} has left changed: {message.changed}")

@@ -47,14 +47,14 @@ def failed(
         if failure.damaged_key and on_disk is not None:
             _make_again(run, failure.damaged_key, on_disk)
         if decision.wait_s:
-            run.delayed.add(job_id, run.now_s + decision.wait_s)
+            run.delayed[job_id] = run.now_s + decision.wait_s
             state.wait(job_id)
         else:
             state.retry(job_id)
     _review_devices(run)
 
 
-def try_alone(run: Run, job_id: str, index: int, failure: Failure) -> None:
+def try_exclusively(run: Run, job_id: str, index: int, failure: Failure) -> None:
     """Memory ran out on a shared device: no fault of the job, so this counts as no failure of it."""
     run.say(f"{job_id}: trying again with a device to itself: {failure.message}")
     reason = f"{failure.message} (it shared the device; the next attempt does not)"
@@ -132,7 +132,7 @@ def not_free(run: Run, index: int, description: str) -> None:
 def leave_quarantined(run: Run, index: int) -> None:
     """A job has ended on a device that is given no more: that may show that the device works after all."""
     _review_devices(run)
-    if not run.state.workers[index].usable:
+    if run.state.workers[index].quarantined:
         close(run, index)
 
 
@@ -140,6 +140,7 @@ def close(run: Run, index: int) -> None:
     """End a worker that is given no more jobs."""
     if index not in run.closed:
         run.closed.add(index)
+        run.state.workers[index].ends()
         run.do(Process("close", index))
 
 
@@ -150,7 +151,7 @@ def _review_devices(run: Run) -> None:
         jobs = state.blame.suspect(device)
         usable = state.usable_devices()
         for index in state.layout.workers_of(device):
-            if not state.workers[index].usable:
+            if state.workers[index].quarantined:
                 if not jobs and index not in run.unusable:
                     _release(run, index)
             elif jobs and len(usable) > 1:
@@ -164,9 +165,9 @@ def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
         f"worker {index}, {worker.device or 'not started'}, is given no more jobs: {reason}{names}", logging.ERROR
     )
     run.record("DeviceQuarantined", worker=index, device=worker.device, reason=reason, jobs=jobs)
-    worker.quarantine()
+    worker.quarantined = True
     waiting = worker.job_id
-    if not waiting or waiting in run.gathering or run.state.is_lent(index):
+    if not waiting or waiting in run.gathering or worker.lent:
         close(run, index)  # a job that runs beside those that failed may well finish
     if waiting in run.gathering:
         leader = run.state.jobs[waiting].workers[0]
@@ -178,11 +179,8 @@ def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
 def _release(run: Run, index: int) -> None:
     run.say(f"worker {index} is given jobs again: what failed on it has failed elsewhere too")
     run.record("DeviceReleased", worker=index)
-    worker = run.state.workers[index]
-    if index in run.closed:
+    run.state.workers[index].quarantined = False
+    if index in run.closed:  # otherwise its job went on meanwhile
         run.closed.discard(index)
-        worker.starts()
-        run.ledger.worker_started(index, run.now_s)
+        run.process_starts(index)
         run.do(Process("reopen", index))
-    else:  # its job went on meanwhile
-        worker.release()

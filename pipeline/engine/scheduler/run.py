@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.delayed import DelayedJobs
 from pipeline.engine.scheduler.effects import Effect, Record, ReleaseClaim, Say
 from pipeline.engine.scheduler.ledger import Ledger
 from pipeline.engine.scheduler.makespan import Attempt
@@ -38,7 +37,7 @@ class Run:
         watchdog: Knows what hangs.
         observer: Estimates the time left.
         ledger: Attempts and lives of workers.
-        delayed: Jobs that wait for a time.
+        delayed: Job that waits -> when it may go on.
         gathering: Jobs that have their devices, until processes that hold their memory are replaced.
         renewed: Workers whose processes are being replaced on purpose: their end is no loss.
         emptied: Those of them whose end others on the same device wait for, since they hold memory of it.
@@ -63,7 +62,7 @@ class Run:
     watchdog: Watchdog = field(init=False)
     observer: Observer = field(init=False)
     ledger: Ledger = field(default_factory=Ledger)
-    delayed: DelayedJobs = field(default_factory=DelayedJobs)
+    delayed: dict[str, float] = field(default_factory=dict)
     gathering: dict[str, None] = field(default_factory=dict)
     renewed: set[int] = field(default_factory=set)
     emptied: set[int] = field(default_factory=set)
@@ -101,6 +100,11 @@ class Run:
         return effects
 
     # -- what rules share --------------------------------------------------------------------------------------
+
+    def process_starts(self, index: int) -> None:
+        """A process begins in the place of a worker."""
+        self.state.workers[index].gone = False
+        self.ledger.worker_started(index, self.now_s)
 
     def log_path(self, job_id: str, attempt: int) -> Path:
         """The log of one attempt."""

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
-from pipeline.engine.scheduler.delayed import RoundGate
 from pipeline.engine.scheduler.fault_attribution import Blame
 from pipeline.engine.scheduler.job_state import SETTLED, THERE, Cell, JobState, JobStatus, cell_of
-from pipeline.engine.scheduler.memory_needs import WHOLE, Needs
+from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
 from pipeline.engine.scheduler.ready import ReadyQueue, kind_of
+from pipeline.engine.scheduler.round_gate import RoundGate
 from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
@@ -105,17 +105,12 @@ class RunState:
             The job that it ran, or "".
         """
         worker = self.workers[index]
-        if self.is_lent(index):
-            worker.renew()
+        if worker.lent:
+            worker.ends()
             return ""
         job_id = self._free(index) if worker.job_id else ""
         self.workers[index] = worker.lost()
         return job_id
-
-    def is_lent(self, index: int) -> bool:
-        """Whether the device of a worker serves a job that another worker was given."""
-        job_id = self.workers[index].job_id
-        return bool(job_id) and self.jobs[job_id].workers[0] != index
 
     def is_gathered(self, job_id: str) -> bool:
         """Whether no process of its own workers holds memory that a job of several devices is about to use."""
@@ -124,7 +119,7 @@ class RunState:
 
     def usable_workers(self) -> list[int]:
         """Places that are not quarantined."""
-        return [worker.index for worker in self.workers if worker.usable]
+        return [worker.index for worker in self.workers if not worker.quarantined]
 
     @property
     def is_plain(self) -> bool:
@@ -144,10 +139,10 @@ class RunState:
         return job.devices * self.layout.slots if job.devices > 1 else 1
 
     def charge(self, job_id: str, device: int) -> float:
-        """MiB that are set aside for a job on a device, or `WHOLE`."""
+        """MiB that are set aside for a job on a device, or `EXCLUSIVE`."""
         state = self.jobs[job_id]
-        if state.alone or (state.status is JobStatus.running and state.whole):
-            return WHOLE
+        if state.must_be_exclusive or (state.status is JobStatus.running and state.exclusive):
+            return EXCLUSIVE
         return self.needs.charge(state.job, device)
 
     def idle_workers(self) -> list[WorkerState]:
@@ -184,7 +179,7 @@ class RunState:
             self.workers[place].take(job_id, now_s, lent=place != index)
         leader = self.workers[index]
         leader.total = state.job.samples
-        state.whole = math.isinf(charge)
+        state.exclusive = math.isinf(charge)
         if not members:
             leader.fresh = False
             shared = self.layout.slots > 1
@@ -273,11 +268,11 @@ class RunState:
             Whether other jobs may be to blame. Its next attempt then has a device to itself.
         """
         state, device = self.jobs[job_id], self.layout.device_of(index)
-        if state.whole:
-            self.needs.ran_out_alone(state.job, device)
+        if state.exclusive:
+            self.needs.ran_out_exclusively(state.job, device)
             return False
         self.needs.ran_out_beside_others(state.job, device)
-        state.alone = True
+        state.must_be_exclusive = True
         return True
 
     def retry(self, job_id: str) -> None:
@@ -367,7 +362,7 @@ class RunState:
             if state.status is not JobStatus.pending or state.waits_for:
                 continue  # an input was found damaged while it was held back; that input will release it
             self._set(state, JobStatus.ready)
-            if self.blame.failed_on(job_id) or state.alone:
+            if self.blame.failed_on(job_id) or state.must_be_exclusive:
                 self.retries[job_id] = None
             else:
                 self.ready.push(state.job)

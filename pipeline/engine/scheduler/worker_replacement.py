@@ -51,7 +51,7 @@ def _send(run: Run, job_id: str) -> None:
         gang=[run.state.workers[worker].visible for worker in state.workers] if job.devices > 1 else [],
         keep_models=state.keep_models,
         slots=run.state.layout.slots,
-        shared=not state.whole,
+        shared=not state.exclusive,
     )
     run.do(Send(state.workers[0], order))
 
@@ -63,13 +63,13 @@ def process_ended(run: Run, index: int) -> bool:
         Whether it was no loss: it was replaced on purpose, or its device alone was in use, by a job that goes on.
     """
     run.emptied.discard(index)
-    if run.stopping or not (index in run.renewed or run.state.is_lent(index)):
+    worker = run.state.workers[index]
+    if run.stopping or not (index in run.renewed or worker.lent):
         return False
     run.renewed.discard(index)
-    worker = run.state.workers[index]
-    worker.renew()
-    if worker.usable:
-        run.ledger.worker_started(index, run.now_s)
+    worker.ends()
+    if not worker.quarantined:
+        run.process_starts(index)
     for job_id in list(run.gathering):
         send_if_gathered(run, job_id)
     return True
@@ -89,5 +89,5 @@ def renew_gpus(run: Run, workers: Iterable[int]) -> None:
 
 def _renew(run: Run, worker: int) -> None:
     run.renewed.add(worker)
-    run.state.workers[worker].renew()
+    run.state.workers[worker].ends()
     run.do(Process("restart", worker))

@@ -1,13 +1,8 @@
-"""Where each worker of a run stands, as plain data, and how that changes.
-
-starting --> idle --> running or lent --> idle, with a fresh process by way of starting
-any of them --> gone          its process has ended; another starts
-any of them --> quarantined   it is given no more jobs, until it is released
-"""
+"""Where each worker of a run stands, as plain data, and how that changes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from pipeline.engine.status import GpuLoad
@@ -19,10 +14,9 @@ class WorkerPhase(Enum):
     starting = "starting"
     idle = "idle"
     running = "running"
-    lent = "lent"
-    """Its device serves a job of several devices that another worker was given."""
+    lent = "lent"  # its device serves a job of several devices that another worker was given
     gone = "gone"
-    quarantined = "quarantined"
+    quarantined = "quarantined"  # it is given no more jobs; one that it has may go on
 
 
 @dataclass
@@ -32,8 +26,10 @@ class WorkerState:
     Attributes:
         index: Number of the worker.
         device: Its device in words.
-        phase: What it is doing; changed by the methods alone.
+        quarantined: Whether it is given no more jobs.
+        gone: Whether its process has ended and no other was started.
         job_id: The job that it runs, or to which its device is lent; or "".
+        lent: Whether it is its device alone that the job has.
         started_s: When that job was given to it.
         up: Whether there is a process that could take a job.
         begun: Whether it has said that the code of its job runs.
@@ -50,8 +46,10 @@ class WorkerState:
 
     index: int
     device: str = ""
-    phase: WorkerPhase = WorkerPhase.starting
+    quarantined: bool = False
+    gone: bool = False
     job_id: str = ""
+    lent: bool = False
     started_s: float = 0.0
     up: bool = False
     begun: bool = False
@@ -66,61 +64,41 @@ class WorkerState:
     held_mb: int = 0
 
     @property
-    def usable(self) -> bool:
-        """Whether it is given jobs at all."""
-        return self.phase is not WorkerPhase.quarantined
-
-    # -- its process -------------------------------------------------------------------------------------------
+    def phase(self) -> WorkerPhase:
+        """What it is doing: it follows from what is known of its device, its job and its process."""
+        if self.quarantined:
+            return WorkerPhase.quarantined
+        if self.lent:
+            return WorkerPhase.lent
+        if self.job_id:
+            return WorkerPhase.running
+        if self.gone:
+            return WorkerPhase.gone
+        return WorkerPhase.idle if self.up else WorkerPhase.starting
 
     def ready(self, device: str, visible: str) -> WorkerState:
-        """The place with a process that is up; what an earlier one held is not in it."""
-        made = WorkerState(self.index, device, WorkerPhase.idle, up=True, fresh=True, visible=visible)
-        if self.job_id:  # started anew for a job that is to come, or while its device is lent
-            made.phase, made.job_id, made.started_s = self.phase, self.job_id, self.started_s
-        return made
+        """A process is up; what an earlier one held is not in it. A job that is to come stays."""
+        made = WorkerState(self.index, device, self.quarantined, up=True, fresh=True, visible=visible)
+        return replace(made, job_id=self.job_id, lent=self.lent, started_s=self.started_s)
 
-    def lost(self) -> WorkerState:
-        """The place without a process."""
-        return WorkerState(self.index, self.device, WorkerPhase.gone if self.usable else self.phase)
-
-    def starts(self) -> None:
-        """A process begins in a place without one."""
-        self.phase = WorkerPhase.starting
-
-    def renew(self) -> None:
-        """Its process is being replaced; a job that it has stays with it."""
+    def ends(self) -> None:
+        """Its process is ended on purpose; a job that is to come, or has its device, stays."""
         self.up = self.fresh = False
         self.holds = []
-        if self.phase is WorkerPhase.idle:
-            self.phase = WorkerPhase.starting
 
-    # -- its job -----------------------------------------------------------------------------------------------
+    def lost(self) -> WorkerState:
+        """Its process has ended, and with it all that was there."""
+        return WorkerState(self.index, self.device, self.quarantined, gone=True)
 
     def take(self, job_id: str, now_s: float, *, lent: bool) -> None:
         """It is given a job, or its device is lent to one."""
         assert self.phase is WorkerPhase.idle
-        self.phase = WorkerPhase.lent if lent else WorkerPhase.running
-        self.job_id, self.started_s = job_id, now_s
+        self.job_id, self.lent, self.started_s = job_id, lent, now_s
         self.done, self.total, self.tokens, self.begun = 0, 0, 0, False
 
     def free(self) -> None:
         """Its job is over."""
-        self.job_id = ""
-        if self.usable:
-            self.phase = WorkerPhase.idle if self.up else WorkerPhase.starting
-
-    # -- its device --------------------------------------------------------------------------------------------
-
-    def quarantine(self) -> None:
-        """It is given no more jobs; one that it has may go on."""
-        self.phase = WorkerPhase.quarantined
-
-    def release(self) -> None:
-        """It is given jobs again, and has its process still."""
-        idle = WorkerPhase.idle if self.up else WorkerPhase.starting
-        self.phase = WorkerPhase.running if self.job_id else idle
-
-    # -- its memory --------------------------------------------------------------------------------------------
+        self.job_id, self.lent = "", False
 
     def keeps_models(self, affinity: str, *, shared: bool) -> bool:
         """Whether it may keep models in its memory for a job.

@@ -89,6 +89,7 @@ a = JobStarted(job_id="a", attempt=1)
         (raised("a", rank=1), True, "of rank 1, and a has 1"),
         (raised("a", kind=FailureKind.damaged_input, damaged_key="x"), True, "which a does not read"),
         (raised("a", kind=FailureKind.damaged_input), True, "which a does not read"),
+        (raised("a", kind=FailureKind.transient, damaged_key="kd" * 20), True, "which a does not read"),
         (Heartbeat(rss_bytes=0), False, ""),
         (a, False, ""),
         (progress("a"), True, ""),

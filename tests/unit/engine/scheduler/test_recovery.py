@@ -192,6 +192,23 @@ def test_a_device_is_taken_back_when_the_same_jobs_fail_elsewhere() -> None:
     assert paper.phases() == ["idle", "idle"]
 
 
+def test_jobs_that_fail_everywhere_are_blamed_themselves() -> None:
+    paper = OnPaper(*(job(f"bad/{index}") for index in range(4)), job("good"))
+    failed_on: dict[str, list[int]] = {f"bad/{index}": [] for index in range(4)}
+    while paper.run.state.unsettled:
+        paper.start()
+        for worker in [worker for worker in paper.run.state.workers if worker.job_id]:
+            name = worker.job_id
+            if name == "good":
+                paper.finish(name)
+                continue
+            failed_on[name].append(worker.index)
+            assert "DeviceQuarantined" not in paper.fail(name, LOST)
+            paper.ready(worker.index)
+    assert paper.jobs() == {**dict.fromkeys(failed_on, "failed"), "good": "done"}
+    assert all(len(workers) == 3 and set(workers) == {0, 1} for workers in failed_on.values())
+
+
 def test_a_job_that_succeeds_in_between_clears_its_device() -> None:
     paper = OnPaper(*(job(name) for name in "abcd"), retry=PATIENT)
     lose(paper, "a", "b", on=0)

@@ -29,6 +29,14 @@ def test_fresh_processes_are_given_a_gang_at_once() -> None:
     assert paper.record("JobStarted")["members"] == (1,)
 
 
+def test_a_worker_whose_device_is_lent_takes_no_job() -> None:
+    paper = OnPaper(job("gang", devices=2, seconds=9), job("other"))
+    assert paper.start() == ["send gang to 0"]
+    assert paper.start() == []
+    paper.finish("gang")
+    assert paper.start() == ["send other to 0"]
+
+
 def test_processes_that_have_run_jobs_are_replaced_before_a_gang_is_sent() -> None:
     paper = OnPaper(job("a"), gang(needs=("a",)))
     paper.start()
