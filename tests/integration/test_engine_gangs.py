@@ -63,19 +63,6 @@ def test_every_rank_runs_the_job_and_the_first_one_writes(engine: Engine, tmp_pa
     assert outcome.makespan.work_s > 0
 
 
-def test_workers_whose_devices_are_lent_take_no_job_and_are_shown(engine: Engine, tmp_path: Path) -> None:
-    seen: list[RunStatus] = []
-    engine.run(
-        job("gang", "sleep", devices=2, payload={"seconds": 1.0}, seconds=9.0), job("other", "nothing"), workers=2,
-        watcher=seen.append,
-    )  # fmt: skip
-    started, (finished,) = engine.events("JobStarted"), engine.events("JobFinished", "gang")
-    assert [event["job"] for event in started] == ["gang", "other"]
-    assert engine.journal.index(started[1]) > engine.journal.index(finished)
-    states = {tuple(worker.state for worker in status.workers) for status in seen}
-    assert ("running", "lent") in states
-
-
 @pytest.mark.parametrize(
     ("body", "kind", "reason"),
     [
@@ -193,18 +180,6 @@ def test_more_devices_than_there_are_is_refused(engine: Engine) -> None:
         engine.run(job("gang", devices=3), workers=2)
     with pytest.raises(PlanError, match="there is 1"):
         engine.run(job("gang", devices=2), backend=Backend.inline)
-
-
-def test_a_gang_for_which_too_few_devices_are_left_fails_at_once(engine: Engine) -> None:
-    bad = [job(f"bad{index}", "fail_on_slot_0") for index in range(6)]
-    outcome = engine.run(
-        *bad,
-        job("gang", "write", [one.id for one in bad], devices=2),
-        workers=2,
-        retry=RetryConfig(device_failures=1),
-    )
-    assert outcome.jobs["gang"] is JobStatus.failed
-    assert "needs 2 devices at once, and there is 1" in outcome.reason("gang")
 
 
 def test_a_port_is_held_until_it_is_used() -> None:
