@@ -23,7 +23,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
@@ -110,41 +110,47 @@ def run_plan(
         PlanError: The plan cannot be carried out by this engine.
         WorkerError: Workers cannot be started.
     """
-    layout = layout or plain_layout(pool.size)
-    assert layout.workers == pool.size
-    check_runnable(plan, layout, stored, peaks)
-    state = RunState(
-        plan,
-        stored,
-        pool.size,
-        barrier=settings.barrier,
-        models_in_memory=settings.models_in_memory,
-        device_failures=settings.retry.device_failures,
-        layout=layout,
-        needs=Needs(layout, peaks),
-    )
+    state = _state_of(plan, stored, settings, layout or plain_layout(pool.size), peaks)
+    assert len(state.workers) == pool.size
     # The process id keeps apart two runs that were started in the same second.
     scratch = Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
     verified = verified or Verified(store, scratch.path / "verified")
-    run = Run(
-        state=state,
-        settings=settings,
-        folder=RunFolder(run_dir.absolute()),
-        store=store.root.absolute(),
-        scratch=scratch.path.absolute(),
-        verified=verified.folder.absolute(),
-    )
     return _Loop(
-        run=run,
+        run=Run(
+            state=state,
+            settings=settings,
+            folder=RunFolder(run_dir.absolute()),
+            store=store.root.absolute(),
+            scratch=scratch.path.absolute(),
+            verified=verified.folder.absolute(),
+        ),
         outside=Outside(pool=pool, store=store, journal=journal, verified=verified),
         scratch=scratch,
         on_status=on_status,
         on_stop=on_stop,
         signals=signals or StopSignals(),
         clock=clock,
-        start_s=(now_s := clock()),
-        next_status_s=now_s,
     ).carry_out()
+
+
+def _state_of(
+    plan: Plan,
+    stored: Collection[str],
+    settings: ExecutionConfig,
+    layout: Layout,
+    peaks: Mapping[str, int] | None,
+) -> RunState:
+    check_runnable(plan, layout, stored, peaks)
+    return RunState(
+        plan,
+        stored,
+        layout.workers,
+        barrier=settings.barrier,
+        models_in_memory=settings.models_in_memory,
+        device_failures=settings.retry.device_failures,
+        layout=layout,
+        needs=Needs(layout, peaks),
+    )
 
 
 @dataclass(kw_only=True)
@@ -158,11 +164,14 @@ class _Loop:
     on_stop: Callable[[str], None]
     signals: StopSignals
     clock: Callable[[], float]
-    start_s: float
-    next_status_s: float
+    start_s: float = field(init=False)
+    next_status_s: float = field(init=False)
     told_stop: bool = False
     ended_since: bool = False
     """Whether it was said what a signal means for the jobs that run; whether one has ended after it."""
+
+    def __post_init__(self) -> None:
+        self.start_s = self.next_status_s = self.clock()
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
