@@ -36,7 +36,7 @@ class WorkerStatus:
     Attributes:
         index: Number of the worker.
         device: Its device in words.
-        state: ``starting``, ``idle``, ``running``, ``parked``, ``gone`` or ``quarantined``.
+        state: ``starting``, ``idle``, ``running``, ``lent``, ``gone`` or ``quarantined``.
         job_id: The job it runs, or whose ranks have its device; or "".
         running_s: Seconds since that job was sent.
         done: Samples of it that are finished.

@@ -114,6 +114,18 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1]
 
 
+def test_what_decides_about_a_run_reaches_nothing_outside_of_it() -> None:
+    """All of the scheduler but those who wait, and who carry out what was decided."""
+    outside = {f"engine.scheduler.{name}" for name in ("loop", "outside")}
+    acts = ("engine.store", "engine.journal", "engine.workers.pool", *outside)
+    wrong = [
+        f"{module} -> {imported}"
+        for module, imported in sorted(imports())
+        if module.startswith("engine.scheduler.") and module not in outside and imported.startswith(acts)
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize(
     "statement",
     [

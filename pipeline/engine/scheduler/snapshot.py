@@ -46,7 +46,7 @@ class Observer:
                 WorkerStatus(
                     index=worker.index,
                     device=worker.device,
-                    state=worker.status,
+                    state=worker.phase.value,
                     job_id=worker.job_id,
                     running_s=running_s.get(worker.index, 0.0),
                     done=worker.done,

@@ -13,10 +13,10 @@ from pipeline.errors import DeviceError
 from pipeline.learning.memory.training import (
     GB,
     Footprint,
-    Layout,
     ModelShape,
     Optimizer,
     Precision,
+    StateLayout,
     Workload,
     training_footprint,
 )
@@ -36,7 +36,7 @@ class Trial:
         host_usable: Bytes usable of the machine's memory.
     """
 
-    layout: Layout
+    layout: StateLayout
     gpus: int
     offload: bool
     need: Footprint
@@ -106,7 +106,7 @@ class Fit:
 
     def shown(self) -> list[Trial]:
         """One trial of each strategy: the first that fits, else the one on most GPUs."""
-        groups: dict[tuple[Layout, bool], list[Trial]] = {}
+        groups: dict[tuple[StateLayout, bool], list[Trial]] = {}
         for trial in self.trials:
             groups.setdefault((trial.layout, trial.offload), []).append(trial)
         return [next((one for one in group if one.fits), group[-1]) for group in groups.values()]
@@ -167,20 +167,22 @@ def fit(
     return Fit(shape=shape, work=work, trials=tuple(trials))
 
 
-def _layouts(strategy: Strategy, sharding: Sharding, offload: bool) -> Iterator[tuple[Layout, bool]]:
+def _layouts(strategy: Strategy, sharding: Sharding, offload: bool) -> Iterator[tuple[StateLayout, bool]]:
     if strategy in (Strategy.auto, Strategy.single):
-        yield Layout.single, False
+        yield StateLayout.single, False
     if strategy in (Strategy.auto, Strategy.ddp):
-        yield Layout.ddp, False
+        yield StateLayout.ddp, False
     if strategy is Strategy.auto:
-        yield from ((Layout.shard_grad_op, False), (Layout.full_shard, False), (Layout.full_shard, True))
+        yield StateLayout.shard_grad_op, False
+        yield from ((StateLayout.full_shard, offloaded) for offloaded in (False, True))
     if strategy is Strategy.fsdp:
         # FSDP that shards nothing copies everything, as DDP does.
-        yield Layout.ddp if sharding is Sharding.no_shard else Layout[sharding.name], offload
+        kept_whole = sharding is Sharding.no_shard
+        yield StateLayout.ddp if kept_whole else StateLayout[sharding.name], offload
 
 
-def _counts(layout: Layout, available: int, wanted: int | None) -> Sequence[int]:
-    possible = range(1, 2) if layout is Layout.single else range(2, available + 1)
+def _counts(layout: StateLayout, available: int, wanted: int | None) -> Sequence[int]:
+    possible = range(1, 2) if layout is StateLayout.single else range(2, available + 1)
     return [count for count in possible if wanted is None or count == wanted]
 
 

@@ -34,7 +34,7 @@ class Optimizer(Enum):
     sgd = "sgd"
 
 
-class Layout(Enum):
+class StateLayout(Enum):
     """Where weights, gradients and optimizer state are."""
 
     single = "single"
@@ -53,11 +53,11 @@ _WEIGHT_AND_GRADIENT = {
 _STATE = {Optimizer.adam: 8, Optimizer.adam8bit: 2, Optimizer.momentum: 4, Optimizer.sgd: 0}
 """Bytes per parameter with float32 state."""
 _SPREAD = {
-    Layout.single: "",
-    Layout.ddp: "",
-    Layout.shard_grad_op: "go",
-    Layout.full_shard: "wgo",
-    Layout.hybrid_shard: "wgo",
+    StateLayout.single: "",
+    StateLayout.ddp: "",
+    StateLayout.shard_grad_op: "go",
+    StateLayout.full_shard: "wgo",
+    StateLayout.hybrid_shard: "wgo",
 }
 """What each layout divides by the number of GPUs: (w)eights, (g)radients, (o)ptimizer state."""
 
@@ -166,7 +166,7 @@ def compute_bytes(precision: Precision) -> int:
 def training_footprint(
     shape: ModelShape,
     work: Workload,
-    layout: Layout = Layout.single,
+    layout: StateLayout = StateLayout.single,
     gpus: int = 1,
     *,
     offload: bool = False,
@@ -196,7 +196,7 @@ def training_footprint(
         weights=kept["w"],
         gradients=kept["g"],
         optimizer=kept["o"],
-        buckets=trained * gradient if layout is Layout.ddp else 0,
+        buckets=trained * gradient if layout is StateLayout.ddp else 0,
         # The block that computes and the next one, fetched ahead.
         gathered=2 * shape.largest_unit * compute if "w" in spread else 0,
         activations=activation_bytes(shape, work),

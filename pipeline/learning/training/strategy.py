@@ -11,7 +11,7 @@ import torch
 
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.learning.memory.fit import fit
-from pipeline.learning.memory.training import Layout, ModelShape, Workload
+from pipeline.learning.memory.training import ModelShape, StateLayout, Workload
 from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.machine.memory import memory_available_bytes
 
@@ -36,7 +36,7 @@ def choose_spread(
     chosen = found.chosen or min(found.trials, key=lambda trial: (trial.short, trial.host_short))
     before = found.trials[: found.trials.index(chosen) + 1]
     reasons = "; ".join(f"{trial.label} {trial.verdict}" for trial in before)
-    if chosen.layout is Layout.ddp:
+    if chosen.layout is StateLayout.ddp:
         return Spread(strategy=Strategy.ddp), reasons
     sharding = Sharding[chosen.layout.name]
     return Spread(strategy=Strategy.fsdp, sharding=sharding, cpu_offload=chosen.offload), reasons

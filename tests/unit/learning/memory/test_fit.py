@@ -7,7 +7,7 @@ import pytest
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.errors import DeviceError
 from pipeline.learning.memory.fit import Fit, fit
-from pipeline.learning.memory.training import GB, Layout, ModelShape, Workload
+from pipeline.learning.memory.training import GB, ModelShape, StateLayout, Workload
 
 SMALL = ModelShape(
     name="0.5B",
@@ -35,7 +35,7 @@ def test_what_fits_on_one_gpu_takes_one() -> None:
 def test_sharing_takes_as_few_gpus_as_do() -> None:
     """7B: 112 GB and more on one. Of 48 GiB 45 GB are usable: 14 GB of weights and 98 GB / 4 of all else fit."""
     chosen = tried(SEVEN_B, 8, 48).require()
-    assert (chosen.layout, chosen.gpus) == (Layout.shard_grad_op, 4)
+    assert (chosen.layout, chosen.gpus) == (StateLayout.shard_grad_op, 4)
     assert chosen.need.state == 14 * GB + 98 * GB // 4
 
 
@@ -49,9 +49,9 @@ def test_a_70b_model_does_not_fit_eight_gpus_of_80_gb_without_help() -> None:
     assert "70B (70 B parameters) does not fit. Nearest: full_shard + cpu offload on" in said
     assert "adapters (LoRA)" in said
     offloaded = tried(SEVENTY_B, 8, 80, host_gb=1500).require()
-    assert (offloaded.layout, offloaded.offload) == (Layout.full_shard, True)
+    assert (offloaded.layout, offloaded.offload) == (StateLayout.full_shard, True)
     adapters = Workload(batch=1, tokens=1024, checkpointing=True, lora_rank=16)
-    assert tried(SEVENTY_B, 8, 80, work=adapters).require().layout is Layout.full_shard
+    assert tried(SEVENTY_B, 8, 80, work=adapters).require().layout is StateLayout.full_shard
     eight_h200 = tried(SEVENTY_B, 8, 141, strategy=Strategy.fsdp)
     assert not eight_h200.chosen  # 140 GB of state each against 135 usable
     assert 0 < eight_h200.trials[-1].short < 20 * GB
@@ -78,7 +78,7 @@ def test_every_rejected_strategy_says_what_is_missing() -> None:
     assert verdicts["single on 1 GPU"].startswith("needs 11")
     assert verdicts["single on 1 GPU"].endswith("GB short")
     assert verdicts["full_shard on 2 GPUs"].startswith("fits: ")
-    assert found.require().layout is Layout.full_shard
+    assert found.require().layout is StateLayout.full_shard
 
 
 def test_the_machines_memory_is_checked_as_well() -> None:
@@ -96,15 +96,15 @@ def test_a_number_of_gpus_is_kept_to() -> None:
 @pytest.mark.parametrize(
     ("strategy", "sharding", "layout"),
     [
-        (Strategy.single, Sharding.full_shard, Layout.single),
-        (Strategy.ddp, Sharding.full_shard, Layout.ddp),
-        (Strategy.fsdp, Sharding.full_shard, Layout.full_shard),
-        (Strategy.fsdp, Sharding.shard_grad_op, Layout.shard_grad_op),
-        (Strategy.fsdp, Sharding.hybrid_shard, Layout.hybrid_shard),
-        (Strategy.fsdp, Sharding.no_shard, Layout.ddp),
+        (Strategy.single, Sharding.full_shard, StateLayout.single),
+        (Strategy.ddp, Sharding.full_shard, StateLayout.ddp),
+        (Strategy.fsdp, Sharding.full_shard, StateLayout.full_shard),
+        (Strategy.fsdp, Sharding.shard_grad_op, StateLayout.shard_grad_op),
+        (Strategy.fsdp, Sharding.hybrid_shard, StateLayout.hybrid_shard),
+        (Strategy.fsdp, Sharding.no_shard, StateLayout.ddp),
     ],
 )
-def test_a_strategy_is_kept_to(strategy: Strategy, sharding: Sharding, layout: Layout) -> None:
+def test_a_strategy_is_kept_to(strategy: Strategy, sharding: Sharding, layout: StateLayout) -> None:
     found = tried(SMALL, 2, 80, strategy=strategy, sharding=sharding)
     assert {trial.layout for trial in found.trials} == {layout}
 

@@ -4,10 +4,10 @@ import pytest
 
 from pipeline.learning.memory.training import (
     GB,
-    Layout,
     ModelShape,
     Optimizer,
     Precision,
+    StateLayout,
     Workload,
     activation_bytes,
     bytes_per_parameter,
@@ -27,16 +27,16 @@ SEVEN_B = ModelShape(
 )
 
 
-def state(parameters: float, layout: Layout = Layout.single, gpus: int = 1, **work: object) -> float:
+def state(parameters: float, layout: StateLayout = StateLayout.single, gpus: int = 1, **work: object) -> float:
     shape = ModelShape(name="x", parameters=int(parameters))
     return training_footprint(shape, Workload(**work), layout, gpus).state / GB  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("layout", "published"),
-    [(Layout.ddp, 120), (Layout.shard_grad_op, 16.6), (Layout.full_shard, 1.88)],
+    [(StateLayout.ddp, 120), (StateLayout.shard_grad_op, 16.6), (StateLayout.full_shard, 1.88)],
 )
-def test_zero_figure_1(layout: Layout, published: float) -> None:
+def test_zero_figure_1(layout: StateLayout, published: float) -> None:
     """ZeRO (arXiv 1910.02054), figure 1: 7.5B parameters, K = 12, 64 GPUs; GB on each."""
     assert state(7.5e9, layout, 64) == pytest.approx(published, rel=0.005)
 
@@ -101,30 +101,30 @@ def test_logits_are_kept_twice() -> None:
 
 
 def test_ddp_does_not_depend_on_the_number_of_gpus_and_copies_gradients_for_its_buckets() -> None:
-    two, eight = (training_footprint(SEVEN_B, Workload(), Layout.ddp, gpus) for gpus in (2, 8))
+    two, eight = (training_footprint(SEVEN_B, Workload(), StateLayout.ddp, gpus) for gpus in (2, 8))
     assert two == eight
     assert two.buckets == 14 * GB
-    assert training_footprint(SEVEN_B, Workload(), Layout.single).buckets == 0
+    assert training_footprint(SEVEN_B, Workload(), StateLayout.single).buckets == 0
 
 
 def test_full_shard_gathers_two_units() -> None:
-    footprint = training_footprint(SEVEN_B, Workload(), Layout.full_shard, 8)
+    footprint = training_footprint(SEVEN_B, Workload(), StateLayout.full_shard, 8)
     assert footprint.state == 14 * GB
     assert footprint.gathered == 2 * 262 * 10**6 * 2
     assert footprint.total == footprint.state + footprint.gathered + footprint.activations + footprint.logits
 
 
 def test_hybrid_is_full_shard_within_a_machine() -> None:
-    hybrid = training_footprint(SEVEN_B, Workload(), Layout.hybrid_shard, 8)
-    assert hybrid == training_footprint(SEVEN_B, Workload(), Layout.full_shard, 8)
+    hybrid = training_footprint(SEVEN_B, Workload(), StateLayout.hybrid_shard, 8)
+    assert hybrid == training_footprint(SEVEN_B, Workload(), StateLayout.full_shard, 8)
 
 
 def test_offload_moves_the_state_to_the_machines_memory() -> None:
-    kept = training_footprint(SEVEN_B, Workload(), Layout.full_shard, 4)
-    moved = training_footprint(SEVEN_B, Workload(), Layout.full_shard, 4, offload=True)
+    kept = training_footprint(SEVEN_B, Workload(), StateLayout.full_shard, 4)
+    moved = training_footprint(SEVEN_B, Workload(), StateLayout.full_shard, 4, offload=True)
     assert (moved.state, moved.host) == (0, kept.state)
     assert moved.total == kept.total - kept.state
-    partly = training_footprint(SEVEN_B, Workload(), Layout.shard_grad_op, 4, offload=True)
+    partly = training_footprint(SEVEN_B, Workload(), StateLayout.shard_grad_op, 4, offload=True)
     assert (partly.weights, partly.host) == (14 * GB, (2 + 12) * 7 * GB // 4)
 
 
