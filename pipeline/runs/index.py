@@ -105,7 +105,7 @@ class RecordedRun:
         """
         self.folder = folder
         self._journal = _JournalReader(folder.journal)
-        self.view = RunView(None if glance else self.plan)
+        self.view = RunView() if glance else RunView(self.plan.jobs.values(), self.plan.stored)
         ends = list(_ends(folder.journal)) if glance else []
         if ends and ends[-1].get("event") == "RunFinished":
             self.view.feed(ends)

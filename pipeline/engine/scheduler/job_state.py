@@ -15,7 +15,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pipeline.engine.status import GpuLoad
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.job import Job
 
@@ -87,7 +86,6 @@ class WorkerState:
         total: Samples that its job has.
         tokens: Tokens of its job so far.
         rss_bytes: Resident memory at the last heartbeat.
-        gpu: Its GPU at the last heartbeat.
         held_mb: Memory of its device that it holds between jobs, where others share the device.
     """
 
@@ -105,7 +103,6 @@ class WorkerState:
     total: int = 0
     tokens: int = 0
     rss_bytes: int = 0
-    gpu: GpuLoad | None = None
     held_mb: int = 0
 
     def keeps_models(self, affinity: str, *, shared: bool) -> bool:

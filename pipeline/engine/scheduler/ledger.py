@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: its journal, its attempts and the lives of its workers."""
+"""What a run writes down and tells as it goes: its events, its attempts and the lives of its workers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.scheduler.makespan import Attempt, WorkerSpan
 from pipeline.errors import StoreError
@@ -21,26 +22,36 @@ class RunAccount:
             journal what happened after.
     """
 
-    def __init__(self, journal: Journal, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, journal: Journal, clock: Callable[[], float], on_event: Callable[[Event], None] = lambda _: None
+    ) -> None:
         self.attempts: list[Attempt] = []
         self.spans: list[WorkerSpan] = []
         self.broken = ""
         self._journal = journal
         self._clock = clock
+        self._on_event = on_event
         self._sent_s: dict[int, float] = {}
 
     def write(self, event: str, **fields: Any) -> None:
-        """Have an event on disk, or remember that it could not be written."""
+        """Have an event on disk and then tell it, or remember that it could not be written."""
         if self.broken:
             return
         try:
-            self._journal.write(event, **fields)
+            written = self._journal.write(event, **fields)
         except StoreError as error:
             self.broken = str(error)
+        else:
+            self._on_event(written)
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """Tell an event that has no place in the journal."""
+        self._on_event({"event": event, **fields})
 
     def worker_started(self, worker: int) -> None:
         """A worker process was started."""
         self.spans.append(WorkerSpan(worker=worker, started_s=self._clock()))
+        self.tell("WorkerStarting", worker=worker)
 
     def worker_ready(self, worker: int) -> None:
         """It can take jobs."""
@@ -55,10 +66,6 @@ class RunAccount:
     def sent(self, worker: int) -> None:
         """A worker was given a job."""
         self._sent_s[worker] = self._clock()
-
-    def running_s(self, worker: int) -> float:
-        """Seconds since a worker was given its job."""
-        return self._clock() - self._sent_s[worker]
 
     def end_attempt(
         self, job_id: str, number: int, worker: int, outcome: str, load_s: float = 0.0, devices: int = 1

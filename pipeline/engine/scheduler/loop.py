@@ -12,7 +12,7 @@
                       |   |                                     +- sentinels           +---------+
                       |   '--> judge, Blame, Watchdog (pure): retry here or elsewhere, kill what hangs,
                       v        quarantine a device, or fail a job and block what depends on it
-                 journal (on disk before the next action), run log, snapshots
+                 journal (on disk before the next action), run log, whoever watches
 
 Nothing is polled: the wait ends when a pipe, a sentinel or a signal has something, or when a deadline is due.
 """
@@ -27,6 +27,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
+from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.delayed import Later
@@ -41,10 +42,8 @@ from pipeline.engine.scheduler.recovery import Recovery
 from pipeline.engine.scheduler.run_context import Parts
 from pipeline.engine.scheduler.runnable import check_runnable
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.scheduler.snapshot import Observer
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.scheduler.watchdog import Watchdog
-from pipeline.engine.status import RunStatus
 from pipeline.engine.store.os_errors import explained
 from pipeline.engine.store.scratch import Scratch, lock_of
 from pipeline.engine.store.store import Store
@@ -63,8 +62,8 @@ from pipeline.plan.graph import Plan
 
 __all__ = ["Outcome", "run_plan"]
 
-STATUS_INTERVAL_S = 0.2
-_QUIET_INTERVAL_S = 0.5
+TICK_S = 0.2
+_QUIET_TICK_S = 0.5
 
 
 log = logging.getLogger("pipeline")
@@ -79,10 +78,11 @@ def run_plan(
     journal: Journal,
     run_dir: Path,
     settings: ExecutionConfig,
-    on_status: Callable[[RunStatus], None],
     verified: Verified | None = None,
     layout: Layout | None = None,
     peaks: Mapping[str, int] | None = None,
+    on_event: Callable[[Event], None] = lambda _: None,
+    on_tick: Callable[[], None] = lambda: None,
     on_stop: Callable[[str], None] = lambda _: None,
     signals: StopSignals | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -97,10 +97,11 @@ def run_plan(
         journal: Gets every change of state.
         run_dir: Folder of the run: logs of the jobs, links to their outputs.
         settings: Barrier, retries, models a worker keeps.
-        on_status: Gets a snapshot a few times a second.
         verified: What was found good while planning; None where nothing was looked at.
         layout: On which devices the workers of the pool are; one on each if None.
         peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
+        on_event: Told every event, see `engine.events`.
+        on_tick: Called a few times a second, to show what was told.
         on_stop: Told in a line what happens now when a signal asks the run to stop.
         signals: Those of the caller, who holds them longer than jobs run; one that came already ends the run.
         clock: Monotonic seconds.
@@ -121,7 +122,8 @@ def run_plan(
         journal,
         run_dir,
         settings,
-        on_status,
+        on_event,
+        on_tick,
         on_stop,
         signals or StopSignals(),
         verified,
@@ -143,7 +145,8 @@ class _Run:
         journal: Journal,
         run_dir: Path,
         settings: ExecutionConfig,
-        on_status: Callable[[RunStatus], None],
+        on_event: Callable[[Event], None],
+        on_tick: Callable[[], None],
         on_stop: Callable[[str], None],
         signals: StopSignals,
         verified: Verified | None,
@@ -161,7 +164,7 @@ class _Run:
             layout=layout,
             needs=needs,
         )
-        self.account = RunAccount(journal, clock)
+        self.account = RunAccount(journal, clock, on_event)
         self.watchdog, self.later = Watchdog(settings), Later()
         self.parts = Parts(
             plan=plan,
@@ -178,14 +181,14 @@ class _Run:
         )
         self.layout, self.needs = layout, needs
         self.plan, self.store, self.pool, self.clock = plan, store, pool, clock
-        self.observer, self.on_status, self.on_stop = Observer(self.state), on_status, on_stop
+        self.on_tick, self.on_stop = on_tick, on_stop
         # The process id keeps apart two runs that were started in the same second.
         self.scratch = Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
         self.verified = verified or Verified(store, self.scratch.path / "verified")
         recovery = Recovery(self.parts)
         self.dispatch = Dispatch(self.parts, recovery, self.scratch.path, self.verified)
-        self.reactions = Reactions(self.parts, recovery, self.dispatch.handover, self.observer)
-        self.start_s = self.next_status_s = clock()
+        self.reactions = Reactions(self.parts, recovery, self.dispatch.handover)
+        self.start_s = self.next_tick_s = clock()
         self.signals = signals
         self.told_stop = self.ended_since = False
         """Whether it was said what a signal means for the jobs that run; whether one has ended after it."""
@@ -232,10 +235,10 @@ class _Run:
             if not self.state.unsettled:
                 break
             self._check_progress_possible()
-            self._show(self.next_status_s)
+            self._tick(self.next_tick_s)
             self.pool.wait(self._patience(), self._take, [self.signals.fileno()])
             self._kill_what_hangs()
-        self._show(0.0)
+        self._tick(0.0)
 
     def _stop(self) -> None:
         self.parts.stopping = True
@@ -274,20 +277,15 @@ class _Run:
 
     def _patience(self) -> float:
         now = self.clock()
-        dues = [self.next_status_s + _QUIET_INTERVAL_S - STATUS_INTERVAL_S]
+        dues = [self.next_tick_s + _QUIET_TICK_S - TICK_S]
         dues += [due for due in (self.later.next_s(), self.watchdog.next_s()) if due is not None]
         return max(0.0, min(dues) - now)
 
-    def _show(self, due_s: float) -> None:
+    def _tick(self, due_s: float) -> None:
         now = self.clock()
         if now >= due_s:
-            self.next_status_s = now + STATUS_INTERVAL_S
-            running_s = {
-                worker.index: self.account.running_s(worker.index)
-                for worker in self.state.workers
-                if worker.job_id
-            }
-            self.on_status(self.observer.snapshot(now - self.start_s, running_s))
+            self.next_tick_s = now + TICK_S
+            self.on_tick()
 
     def _kill_what_hangs(self) -> None:
         for index, reason in self.watchdog.overdue(self.clock()).items():
@@ -297,7 +295,7 @@ class _Run:
         self.reactions.take(index, message)
         if isinstance(message, JobStarted | JobProgress):
             # A worker that is this very process lets the loop run only here.
-            self._show(self.next_status_s)
+            self._tick(self.next_tick_s)
             self._tell_stop()
         elif isinstance(message, JobFinished | JobRaised | JobStopped):
             self.ended_since |= self.signals.received is not None

@@ -13,7 +13,6 @@ from pipeline.engine.scheduler.hearing import objection
 from pipeline.engine.scheduler.recovery import Recovery
 from pipeline.engine.scheduler.retry import Failure
 from pipeline.engine.scheduler.run_context import Parts
-from pipeline.engine.scheduler.snapshot import Observer
 from pipeline.engine.scheduler.worker_replacement import Handover
 from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind
 from pipeline.engine.workers.messages import (
@@ -43,8 +42,8 @@ log = logging.getLogger("pipeline")
 class Reactions:
     """Takes what the pool tells of its workers, message by message."""
 
-    def __init__(self, parts: Parts, recovery: Recovery, handover: Handover, observer: Observer) -> None:
-        self._parts, self._recovery, self._handover, self._observer = parts, recovery, handover, observer
+    def __init__(self, parts: Parts, recovery: Recovery, handover: Handover) -> None:
+        self._parts, self._recovery, self._handover = parts, recovery, handover
         self._plan, self._state, self._layout = parts.plan, parts.state, parts.layout
         self._store, self._pool = parts.store, parts.pool
         self._account, self._watchdog = parts.account, parts.watchdog
@@ -72,8 +71,8 @@ class Reactions:
             case WorkerReady():
                 self._worker_ready(index, message)
             case Heartbeat():
-                worker = self._state.workers[index]
-                worker.rss_bytes, worker.gpu = message.rss_bytes, message.gpu
+                self._state.workers[index].rss_bytes = message.rss_bytes
+                self._account.tell("Heartbeat", worker=index, **vars(message))
             case _ if not self._state.is_current(index, message.job_id, message.attempt):
                 self._note_late(index, message)
             case JobStarted():
@@ -82,8 +81,10 @@ class Reactions:
                 members = self._state.jobs[message.job_id].workers[1:]
                 self._account.write("JobStarted", **fields, **({"members": members} if members else {}))
             case JobProgress():
-                worker = self._state.workers[index]
-                worker.done, worker.total, worker.tokens = message.done, message.total, message.tokens
+                counts = {"done": message.done, "total": message.total, "tokens": message.tokens}
+                self._account.tell(
+                    "JobProgress", job=message.job_id, attempt=message.attempt, worker=index, **counts
+                )
                 self._watchdog.moved(index, self._parts.clock(), message.done, message.tokens)
             case JobFinished() if not self._is_stored(message.job_id):
                 self._distrust(index, f"it said that {message.job_id} is done, and nothing is stored")
@@ -173,8 +174,7 @@ class Reactions:
         return not key or self._store.is_committed(key)
 
     def _job_finished(self, index: int, message: JobFinished) -> None:
-        attempt = self._parts.end_attempt(message.job_id, index, "done", message.load_s)
-        self._observer.measured(self._plan.jobs[message.job_id].seconds, attempt.total_s)
+        self._parts.end_attempt(message.job_id, index, "done", message.load_s)
         memory = {} if message.peak_mb is None else {"peak_mb": message.peak_mb}
         self._account.write(
             "JobFinished",

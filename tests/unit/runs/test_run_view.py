@@ -38,7 +38,7 @@ def test_a_run_in_progress(tmp_path: Path) -> None:
         7,
     )
     assert view.workers[1].job_id == SHARDS[1]
-    first = view.cells()[CHAIN, 1]
+    first = view.cells[CHAIN, 1]
     assert (first.total, first.stored, first.running, first.done) == (3, 1, 1, 0)
     assert view.elapsed_s(START + 60) == 60
     assert view.elapsed_s(START + 60, engine_runs=False) == 3
