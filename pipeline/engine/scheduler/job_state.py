@@ -82,9 +82,6 @@ class WorkerState:
         fresh: Whether that process has run no job, and so holds no memory of its device.
         visible: What the process was given as CUDA_VISIBLE_DEVICES.
         holds: Affinity keys whose models it has in memory, the one used last at the end.
-        done: Samples of its job that are finished.
-        total: Samples that its job has.
-        tokens: Tokens of its job so far.
         rss_bytes: Resident memory at the last heartbeat.
         held_mb: Memory of its device that it holds between jobs, where others share the device.
     """
@@ -99,9 +96,6 @@ class WorkerState:
     fresh: bool = False
     visible: str = ""
     holds: list[str] = field(default_factory=list)
-    done: int = 0
-    total: int = 0
-    tokens: int = 0
     rss_bytes: int = 0
     held_mb: int = 0
 
@@ -120,12 +114,3 @@ class WorkerState:
         elif affinity:
             others = [held for held in self.holds if held != affinity]
             self.holds = [*others, affinity][-most:]
-
-
-Cell = tuple[str, int]
-"""A chain and a round."""
-
-
-def cell_of(job: Job) -> Cell:
-    """Where a job is counted."""
-    return job.chain, job.round

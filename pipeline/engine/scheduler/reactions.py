@@ -188,7 +188,7 @@ class Reactions:
             **memory,
         )
         workers = self._state.jobs[message.job_id].workers
-        self._state.finished(index, message.samples, message.tokens, message.peak_mb, message.held_mb)
+        self._state.finished(index, message.peak_mb, message.held_mb)
         if self._state.workers[index].status == "quarantined":
             self._recovery.leave_quarantined(index)
         if message.changed:
