@@ -43,7 +43,7 @@ from pipeline.runs.index import runs_of
 from pipeline.runs.links import link_all, link_stored
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.report.gpus import GpuLog
-from pipeline.runs.report.live import make_reporter
+from pipeline.runs.report.live import shown_on
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import never_waiting
 
@@ -146,11 +146,11 @@ def _run_missing(
         _record_nothing_to_do(request, run)
         return None
     live, gpus = LiveRun(request.plan, set(request.plan.jobs) - set(missing), request.layout.slots), GpuLog()
-    with make_reporter(console) as reporter:
+    with shown_on(console) as redraw:
 
         def show() -> None:
             live.tick(time.time())
-            reporter.update(live)
+            redraw(live)
             gpus.update(live.view, live.view.elapsed_s(live.now))
 
         outcome = run_jobs(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,53 +15,23 @@ from pipeline.runs.report.gpus import gpu_loads, memory
 from pipeline.runs.report.screen import headline, screen
 
 
-class Reporter(Protocol):
-    """Shows a run that is under way; a context manager."""
+@contextmanager
+def shown_on(console: Console) -> Iterator[Callable[[LiveRun], None]]:
+    """Show a run: one view that is redrawn in place; plain lines where a terminal cannot do that, or is none.
 
-    def __enter__(self) -> Self:
-        """Start showing."""
+    Yields:
+        What shows where the run is now.
+    """
+    if not console.is_interactive:
+        yield PlainLines(console).update
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop showing and leave the terminal as it was."""
+        def redraw(run: LiveRun) -> None:
+            # A terminal shows ^C where the cursor waits: at the end of a full line it would wrap, and shift the view.
+            live.update(Group(screen(run, *console.size), Text("")), refresh=True)
 
-    def update(self, run: LiveRun) -> None:
-        """Show where it is now."""
-
-
-def make_reporter(console: Console) -> Reporter:
-    """The live view on a terminal that can redraw; plain lines on a simpler one, in a pipe and in a file."""
-    return LiveView(console) if console.is_interactive else PlainLines(console)
-
-
-class LiveView:
-    """Redraws one view in place: the run, rounds x chains, and what each worker does."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._live.stop()
-
-    def update(self, run: LiveRun) -> None:
-        """Redraw."""
-        size = self._console.size
-        # A terminal shows ^C where the cursor waits: at the end of a full line it would wrap, and shift the view.
-        self._live.update(Group(screen(run, size.width, size.height), Text("")), refresh=True)
+        yield redraw
 
 
 class PlainLines:
@@ -72,17 +42,6 @@ class PlainLines:
         self._every_s = every_s
         self._next_s = every_s
         self._finished: set[tuple[str, int]] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Nothing to restore."""
 
     def update(self, run: LiveRun) -> None:
         """Print what is new."""

@@ -1,6 +1,5 @@
 """How events change the state of a run."""
 
-
 from pipeline.config.schema import Barrier
 from pipeline.engine.scheduler.state import RunState
 from pipeline.plan.graph import Plan

@@ -25,7 +25,7 @@ from pipeline.plan.summary import PlanRow
 from pipeline.runs.job_view import AttemptView, JobCounts, WorkerView
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.record import Results
-from pipeline.runs.report.live import LiveView, PlainLines
+from pipeline.runs.report.live import PlainLines, shown_on
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.store import garbage_table, usage_table
 from pipeline.runs.report.tables import result_tables
@@ -91,9 +91,7 @@ def print_tables(text: str, console: Console) -> None:
     console.print(garbage_table([Garbage(kind=GarbageKind.output, path=Path("x"), what=text, size=1)]))
     for table in result_tables(Results(rows=[], pooled=[pooled_row(text, dataset=text, model=text)])):
         console.print(table)
-    status = running(text)
-    with PlainLines(console, every_s=0.0) as lines:
-        lines.update(status)
+    PlainLines(console, every_s=0.0).update(running(text))
 
 
 def running(text: str) -> LiveRun:
@@ -146,9 +144,9 @@ def test_the_live_view_fits_any_terminal(text: str, width: int, height: int) -> 
         file=out, force_terminal=True, force_interactive=True, color_system=None, markup=False, emoji=False
     )
     console.size = (width, height)  # type: ignore[assignment]
-    with LiveView(console) as view:
-        view.update(running(text))
+    with shown_on(console) as redraw:
+        redraw(running(text))
         say(console, text)
         console.size = (1, 1)  # type: ignore[assignment]
-        view.update(running(text))
+        redraw(running(text))
     assert harmless(OURS.sub("", out.getvalue()))

@@ -73,7 +73,6 @@ def test_the_live_view_has_columns_for_gpus_where_there_are_some() -> None:
 
 def test_plain_lines_tell_of_each_gpu_once_though_workers_share_it() -> None:
     console = Console(file=io.StringIO(), width=140)
-    with PlainLines(console, every_s=0) as lines:
-        lines.update(status(5, load(0, 45, 90), load(0, 45, 90)))
+    PlainLines(console, every_s=0).update(status(5, load(0, 45, 90), load(0, 45, 90)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("GPU 0: 45.00 GB used, 80.00 GB total") == 1

@@ -14,7 +14,7 @@ from pipeline.runs.job_view import AttemptView, JobCounts, WorkerView
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
 from pipeline.runs.report.format import decimal, duration, interval, rate, si
-from pipeline.runs.report.live import PlainLines, make_reporter
+from pipeline.runs.report.live import PlainLines, shown_on
 from pipeline.runs.report.screen import headline, screen
 from pipeline.runs.report.tables import result_tables
 from pipeline.terminal.console import Terminal
@@ -336,19 +336,17 @@ def test_the_cursor_waits_below_the_live_view() -> None:
     console = Terminal(
         file=out, force_terminal=True, force_interactive=True, color_system=None, width=80, height=24
     )
-    with make_reporter(console) as reporter:
-        reporter.update(status(total=10, done=3, running=1))
+    with shown_on(console) as redraw:
+        redraw(status(total=10, done=3, running=1))
         assert not out.getvalue().split("\n")[-1].strip()
         assert "worker" in out.getvalue()
 
 
 def test_output_that_is_no_terminal_gets_plain_lines_once_for_each_round() -> None:
     console = Console(file=io.StringIO(), width=80)
-    reporter = make_reporter(console)
-    assert isinstance(reporter, PlainLines)
-    with reporter:
+    with shown_on(console) as redraw:
         for _ in range(3):
-            reporter.update(status(total=2, done=2))
+            redraw(status(total=2, done=2))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text == "[    3.0 s] addition/tiny/s0/PITA round 1: done\n"
 
