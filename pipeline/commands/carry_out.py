@@ -123,7 +123,7 @@ def _end(request: Request, outcome: Outcome | None, run: RunFolder, console: Con
 def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
     """Let the run's folder show outputs that it did not make itself."""
     if job_ids:
-        earlier = runs_of(run.path.parent.parent, run.path.parent.name)
+        earlier = runs_of(run.path.parent.parent, run.experiment)
         jobs = [request.plan.jobs[job_id] for job_id in request.plan.jobs if job_id in job_ids]
         link = link_all if len(jobs) == len(request.plan.jobs) else link_stored
         link(run, request.store, jobs, [old for old in earlier if old.path != run.path])

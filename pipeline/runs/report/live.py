@@ -28,7 +28,7 @@ def shown_on(console: Console) -> Iterator[Callable[[LiveRun], None]]:
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def redraw(run: LiveRun) -> None:
-            # A terminal shows ^C where the cursor waits: at the end of a full line it would wrap, and shift the view.
+            # A terminal shows ^C where the cursor waits: at the end of a full line it would shift the view.
             live.update(Group(screen(run, *console.size), Text("")), refresh=True)
 
         yield redraw

@@ -38,7 +38,7 @@ class Glance:
 
     Attributes:
         name: The experiment.
-        run: Timestamp of the run.
+        run: Timestamp of the run, or "" where it cannot be read.
         state: The run in one word, see `RunView.state`.
         started: Wall-clock seconds, or None.
         elapsed_s: Seconds that it took so far.
@@ -51,22 +51,16 @@ class Glance:
     """
 
     name: str
-    run: str
-    state: str
-    started: float | None
-    elapsed_s: float
-    jobs: int
-    done: int
-    failed: int
-    blocked: int
+    run: str = ""
+    state: str = "unreadable"
+    started: float | None = None
+    elapsed_s: float = 0.0
+    jobs: int = 0
+    done: int = 0
+    failed: int = 0
+    blocked: int = 0
     stored: int = 0
     problem: str = ""
-
-
-def unreadable_run(name: str, problem: str) -> Glance:
-    """The row of an experiment whose newest run cannot be read."""
-    nothing = {"jobs": 0, "done": 0, "failed": 0, "blocked": 0}
-    return Glance(name=name, run="", state="unreadable", started=None, elapsed_s=0.0, problem=problem, **nothing)
 
 
 def glance_at(run: RecordedRun, now: float) -> Glance:
