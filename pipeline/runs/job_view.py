@@ -175,10 +175,10 @@ class WorkerView:
 
     @property
     def state(self) -> str:
-        """What it does in one word: its status, or that it is ``running`` a job or ``parked`` for one."""
+        """Its status in one word; of one that is up, also ``running`` a job or ``lent`` to that of another."""
         if self.status != "idle":
             return self.status
-        return "running" if self.job_id else "parked" if self.lent_to else "idle"
+        return "running" if self.job_id else "lent" if self.lent_to else "idle"
 
 
 @dataclass(frozen=True, kw_only=True)

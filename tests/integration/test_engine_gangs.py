@@ -73,7 +73,7 @@ def test_parked_workers_take_no_job_and_are_shown(engine: Engine, tmp_path: Path
     started, (finished,) = engine.events("JobStarted"), engine.events("JobFinished", "gang")
     assert [event["job"] for event in started] == ["gang", "other"]
     assert engine.journal.index(started[1]) > engine.journal.index(finished)
-    assert ("running", "parked") in states
+    assert ("running", "lent") in states
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_lost_worker_that_is_parked_costs_nothing(engine: Engine, tmp_path: Pa
     flag = tmp_path / "flag"
 
     def kill_parked(view: RunView) -> None:
-        parked = [worker.index for worker in view.workers.values() if worker.state == "parked"]
+        parked = [worker.index for worker in view.workers.values() if worker.state == "lent"]
         if parked and not killed and view.running()["gang"].elapsed_s(time.time()) > 0.5:
             journal = (engine.run_dir / "journal.jsonl").read_text().splitlines()
             events = [json.loads(line) for line in journal]

@@ -117,13 +117,13 @@ def test_workers_say_what_they_do() -> None:
     workers = told.run.view.workers
     assert [worker.state for worker in workers.values()] == ["idle", "idle"]
     told.begin("0", worker=1, members=(0,))
-    assert [worker.state for worker in workers.values()] == ["parked", "running"]
+    assert [worker.state for worker in workers.values()] == ["lent", "running"]
     told.tell("WorkerExited", worker=0, exit_code=-9)  # nobody misses it: the job has only its device
     assert told.run.view.jobs["0"].status == "running"
     told.run.take({"event": "WorkerStarting", "worker": 0})
     assert workers[0].state == "starting"
     told.tell("WorkerStarted", worker=0, pid=8, device="cpu slot 0")
-    assert workers[0].state == "parked"
+    assert workers[0].state == "lent"
     told.finish("0", worker=1)
     assert [worker.state for worker in workers.values()] == ["idle", "idle"]
 
