@@ -291,29 +291,6 @@ def raise_out_of_memory(work: Work) -> None:
     raise MemoryError("no room")
 
 
-def device_breaks_once(work: Work) -> None:
-    """As PyTorch reports an error after which the process's CUDA context cannot be used."""
-    if work.attempt == 1:
-        (Path(work.payload["flag"])).write_text(str(os.getpid()))
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    assert Path(work.payload["flag"]).read_text() != str(os.getpid())
-    write(work)
-
-
-def fail_on_slot_0(work: Work) -> None:
-    """Work everywhere but on the first device."""
-    if slot_of(work) == "0":
-        kill_self(work)
-    time.sleep(0.4)
-    write(work)
-
-
-def slot_of(work: Work) -> str:
-    """Which worker this is, by the argument it was started with."""
-    settings = json.loads(Path("/proc/self/cmdline").read_bytes().split(b"\0")[-2])
-    return str(settings["device"]["index"])
-
-
 def stop_with_checkpoint(work: Work) -> None:
     """Count, one step at a time; save the count and stop when asked to."""
     saved = work.checkpoints / "count"

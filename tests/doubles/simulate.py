@@ -46,7 +46,7 @@ def simulate(
                 continue
             state.start(action.job_id, action.worker, action.members, now)
             for index in action.emptied:
-                state.renew(index)
+                state.workers[index].ends()
                 state.worker_ready(index, "cpu")
             takes = plan.jobs[action.job_id].seconds if seconds is None else seconds[action.job_id]
             heapq.heappush(events, (now + takes, action.worker, action.job_id, now))

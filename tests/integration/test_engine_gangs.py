@@ -64,18 +64,6 @@ def test_every_rank_runs_the_job_and_the_first_one_writes(engine: Engine, tmp_pa
     assert outcome.makespan.work_s > 0
 
 
-def test_parked_workers_take_no_job_and_are_shown(engine: Engine, tmp_path: Path) -> None:
-    states: set[tuple[str, ...]] = set()
-    engine.run(
-        job("gang", "sleep", devices=2, payload={"seconds": 1.0}, seconds=9.0), job("other", "nothing"), workers=2,
-        watcher=lambda view: states.add(tuple(worker.state for worker in view.workers.values())),
-    )  # fmt: skip
-    started, (finished,) = engine.events("JobStarted"), engine.events("JobFinished", "gang")
-    assert [event["job"] for event in started] == ["gang", "other"]
-    assert engine.journal.index(started[1]) > engine.journal.index(finished)
-    assert ("running", "lent") in states
-
-
 @pytest.mark.parametrize(
     ("body", "kind", "reason"),
     [
@@ -135,19 +123,19 @@ def test_the_device_of_the_rank_that_died_is_the_suspect(engine: Engine, tmp_pat
         assert first[name]["members"][0] not in (event["worker"], *event["members"])
 
 
-def test_a_lost_worker_that_is_parked_costs_nothing(engine: Engine, tmp_path: Path) -> None:
+def test_a_lost_worker_whose_device_is_lent_costs_nothing(engine: Engine, tmp_path: Path) -> None:
     killed: list[int] = []
     flag = tmp_path / "flag"
 
-    def kill_parked(view: RunView) -> None:
-        parked = [worker.index for worker in view.workers.values() if worker.state == "lent"]
-        if parked and not killed and view.running()["gang"].elapsed_s(time.time()) > 0.5:
+    def kill_lent(view: RunView) -> None:
+        lent = [worker.index for worker in view.workers.values() if worker.state == "lent"]
+        if lent and not killed and view.running()["gang"].elapsed_s(time.time()) > 0.5:
             journal = (engine.run_dir / "journal.jsonl").read_text().splitlines()
             events = [json.loads(line) for line in journal]
             pids = [
                 event["pid"]
                 for event in events
-                if event["event"] == "WorkerStarted" and event["worker"] == parked[0]
+                if event["event"] == "WorkerStarted" and event["worker"] == lent[0]
             ]
             killed.append(pids[-1])
             os.kill(pids[-1], signal.SIGKILL)
@@ -155,7 +143,7 @@ def test_a_lost_worker_that_is_parked_costs_nothing(engine: Engine, tmp_path: Pa
 
     outcome = engine.run(
         job("gang", "wait_for_file", devices=2, payload={"file": str(flag)}),
-        job("after", "nothing", ["gang"], devices=2), workers=2, watcher=kill_parked,
+        job("after", "nothing", ["gang"], devices=2), workers=2, watcher=kill_lent,
     )  # fmt: skip
     assert killed
     assert set(outcome.jobs.values()) == {JobStatus.done}
@@ -193,18 +181,6 @@ def test_more_devices_than_there_are_is_refused(engine: Engine) -> None:
         engine.run(job("gang", devices=3), workers=2)
     with pytest.raises(PlanError, match="there is 1"):
         engine.run(job("gang", devices=2), backend=Backend.inline)
-
-
-def test_a_gang_for_which_too_few_devices_are_left_fails_at_once(engine: Engine) -> None:
-    bad = [job(f"bad{index}", "fail_on_slot_0") for index in range(6)]
-    outcome = engine.run(
-        *bad,
-        job("gang", "write", [one.id for one in bad], devices=2),
-        workers=2,
-        retry=RetryConfig(device_failures=1),
-    )
-    assert outcome.jobs["gang"] is JobStatus.failed
-    assert "needs 2 devices at once, and there is 1" in outcome.reason("gang")
 
 
 def test_a_port_is_held_until_it_is_used() -> None:

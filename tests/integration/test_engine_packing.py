@@ -158,19 +158,6 @@ def test_memory_that_runs_out_beside_others_costs_no_attempt(engine: Engine, gpu
     assert "shared: False" in engine.log("greedy", attempt=2)
 
 
-def test_idle_workers_make_room_for_a_job_that_needs_what_they_hold(
-    engine: Engine, gpus: Gpus, tmp_path: Path
-) -> None:
-    where = meeting(tmp_path)
-    pair = [takes(name, said=50 * GIB, held_mb=50 * GIB, meeting=where, meets=2) for name in "ab"]
-    engine.run(*pair, takes("large", ["a", "b"], said=100 * GIB), devices=gpus(140), jobs_per_device=2)
-    exited = next(event for event in engine.journal if event["event"] == "WorkerExited")
-    (started,) = engine.events("JobStarted", "large")
-    assert engine.journal.index(exited) < engine.journal.index(started)
-    assert exited["worker"] != started["worker"]
-    assert not engine.events("AttemptFailed")
-
-
 def test_a_gang_has_its_gpus_to_itself(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
     where = meeting(tmp_path)
     small = [takes(f"j{number}", said=1, held_mb=5, meeting=where, meets=4) for number in range(4)]
@@ -193,18 +180,6 @@ def test_packing_does_not_change_what_is_stored(engine: Engine, gpus: Gpus, tmp_
     packed.run(*jobs, devices=devices, jobs_per_device=3)
     assert packed.files() == engine.files()
     assert packed.leftovers() == []
-
-
-def test_a_broken_gpu_is_quarantined_with_all_its_workers(engine: Engine, gpus: Gpus) -> None:
-    # Those on the other GPU keep it busy until it is over.
-    payload = {"journal": str(engine.root / "run1" / "journal.jsonl"), "event": "DeviceQuarantined"}
-    bad = [job(f"bad{number}", "fail_on_gpu_0", payload=payload) for number in range(6)]
-    outcome = engine.run(
-        *bad, devices=gpus(80, 80), jobs_per_device=2, retry=RetryConfig(device_failures=2, worker_lost=3)
-    )
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    quarantined = {event["worker"] for event in engine.events("DeviceQuarantined")}
-    assert quarantined == {0, 2}
 
 
 def test_a_job_that_goes_on_beside_those_that_fail_proves_that_the_gpu_works(engine: Engine, gpus: Gpus) -> None:

@@ -19,53 +19,7 @@ from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.errors import StoreError, WorkerError
 from tests.doubles.engine import Engine, job, key
 
-PATIENT = RetryConfig(worker_lost=4, device_failures=3, wait_s=0.05)
-
-
-# -- blame -----------------------------------------------------------------------------------------------------
-
-
-def test_a_device_that_fails_three_jobs_in_a_row_is_given_no_more(engine: Engine) -> None:
-    jobs = [job(f"j/{index}", "fail_on_slot_0") for index in range(8)]
-    outcome = engine.run(*jobs, workers=2, retry=PATIENT)
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    (event,) = engine.events("DeviceQuarantined")
-    assert event["worker"] == 0
-    assert event["device"].startswith("cpu slot 0")
-    assert len(set(event["jobs"])) == 3
-    assert len([failure for failure in engine.events("AttemptFailed") if failure["worker"] == 0]) == 3
-    assert not [failure for failure in engine.events("AttemptFailed") if failure["worker"] != 0]
-
-
-def test_the_last_device_is_kept(engine: Engine) -> None:
-    outcome = engine.run(*(job(f"j/{i}", "kill_self") for i in range(4)), job("good"), workers=1)
-    assert outcome.jobs["good"] is JobStatus.done
-    assert engine.events("DeviceQuarantined") == []
-
-
-def test_a_job_that_fails_everywhere_is_blamed_itself(engine: Engine) -> None:
-    outcome = engine.run(*(job(f"bad/{i}", "kill_self") for i in range(4)), job("good"), workers=2)
-    assert outcome.jobs["good"] is JobStatus.done
-    assert engine.events("DeviceQuarantined") == []
-    for index in range(4):
-        workers = [failure["worker"] for failure in engine.events("AttemptFailed", f"bad/{index}")]
-        assert set(workers) == {0, 1}
-        assert "set aside after it ended 3 workers" in outcome.reason(f"bad/{index}")
-
-
-def test_an_error_of_the_device_costs_the_worker_its_process(engine: Engine, tmp_path: Path) -> None:
-    payload = {"flag": str(tmp_path / "pid")}
-    outcome = engine.run(job("once", "device_breaks_once", payload=payload), workers=1)
-    assert outcome.jobs["once"] is JobStatus.done
-    assert [failure["kind"] for failure in engine.events("AttemptFailed")] == ["device"]
-    assert len(engine.events("WorkerStarted")) == 2
-
-
-def test_a_passing_fault_is_waited_out(engine: Engine) -> None:
-    retry = RetryConfig(transient=3, wait_s=0.1, max_wait_s=10)
-    outcome = engine.run(job("net", "lose_connection_twice"), job("below", needs=["net"]), retry=retry)
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert [failure["wait_s"] for failure in engine.events("AttemptFailed")] == [0.1, 0.2]
+# -- lateness --------------------------------------------------------------------------------------------------
 
 
 def test_a_late_result_of_an_attempt_that_was_given_up_does_not_count(engine: Engine) -> None:
@@ -296,14 +250,6 @@ def test_the_clock_on_the_wall_may_jump(engine: Engine, monkeypatch: pytest.Monk
         job_timeout_s=200,
     )
     assert set(outcome.jobs.values()) == {JobStatus.done}
-
-
-def test_a_job_over_its_time_is_killed_even_if_it_makes_progress(engine: Engine) -> None:
-    outcome = engine.run(
-        job("slow", "report_slowly"), retry=RetryConfig(hang=1), job_timeout_s=0.5, heartbeat_timeout_s=30
-    )
-    assert "took longer than execution.job_timeout_s=0.5" in outcome.reason("slow")
-    assert "in report_slowly" in engine.log("slow")
 
 
 @pytest.mark.parametrize("lost", [60, pytest.param(1000, marks=pytest.mark.exhaustive)])

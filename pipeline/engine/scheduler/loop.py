@@ -1,18 +1,18 @@
-"""Carries out a plan. With the modules that it hands over to, the one with clocks and side effects; one thread.
+"""Carries out a plan. With `outside.py`, the one with clocks and side effects; one thread.
 
                  plan, what is stored
                           |
                           v
-    signals --.     +-----------+   next_actions (pure)    +------+  RunJob   +----------+
-               '--> |   state   | -----------------------> | pool | --------> | worker 0 |--+
-                    |           |                          |      | --------> | worker n |  | commit
+    signals --.     +-----------+   policy, dispatch       +------+  RunJob   +----------+
+               '--> |    run    | -----------------------> | pool | --------> | worker 0 |--+
+                    |   (pure)  |                          |      | --------> | worker n |  | commit
                     +-----------+ <----- one wait -------- +------+ <-------- +----------+  v
                       |   |    JobFinished, JobRaised,          ^    messages          +---------+
                       |   |    JobProgress, WorkerExited        |                      |  store  |
                       |   |                                     +- sentinels           +---------+
-                      |   '--> judge, Blame, Watchdog (pure): retry here or elsewhere, kill what hangs,
+                      |   '--> reactions, recovery (pure): retry here or elsewhere, kill what hangs,
                       v        quarantine a device, or fail a job and block what depends on it
-                 journal (on disk before the next action), run log, whoever watches
+                 effects: journal (on disk before the next action), whoever watches, run log, orders to the pool
 
 Nothing is polled: the wait ends when a pipe, a sentinel or a signal has something, or when a deadline is due.
 """
@@ -23,27 +23,28 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.delayed import Later
-from pipeline.engine.scheduler.dispatch import Dispatch
+from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
+from pipeline.engine.scheduler.effects import OnDisk
 from pipeline.engine.scheduler.job_state import JobStatus
-from pipeline.engine.scheduler.ledger import RunAccount
 from pipeline.engine.scheduler.makespan import account
 from pipeline.engine.scheduler.memory_needs import Needs
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.scheduler.reactions import Reactions
-from pipeline.engine.scheduler.recovery import Recovery
-from pipeline.engine.scheduler.run_context import Parts
+from pipeline.engine.scheduler.outside import Outside
+from pipeline.engine.scheduler.policy import Reserve, next_actions
+from pipeline.engine.scheduler.reactions import is_believed, kill_hanging, react
+from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.runnable import check_runnable
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.scheduler.watchdog import Watchdog
 from pipeline.engine.store.os_errors import explained
 from pipeline.engine.store.scratch import Scratch, lock_of
 from pipeline.engine.store.store import Store
@@ -64,6 +65,7 @@ __all__ = ["Outcome", "run_plan"]
 
 TICK_S = 0.2
 _QUIET_TICK_S = 0.5
+_P = ParamSpec("_P")
 
 
 log = logging.getLogger("pipeline")
@@ -113,172 +115,171 @@ def run_plan(
     layout = layout or plain_layout(pool.size)
     assert layout.workers == pool.size
     check_runnable(plan, layout, stored, peaks)
-    needs = Needs(layout, peaks)
-    return _Run(
+    state = RunState(
         plan,
         stored,
-        store,
-        pool,
-        journal,
-        run_dir,
-        settings,
-        on_event,
-        on_tick,
-        on_stop,
-        signals or StopSignals(),
-        verified,
-        layout,
-        needs,
-        clock,
-    ).run()
+        pool.size,
+        barrier=settings.barrier,
+        models_in_memory=settings.models_in_memory,
+        device_failures=settings.retry.device_failures,
+        layout=layout,
+        needs=Needs(layout, peaks),
+    )
+    # The process id keeps apart two runs that were started in the same second.
+    scratch = Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
+    verified = verified or Verified(store, scratch.path / "verified")
+    run = Run(
+        state=state,
+        settings=settings,
+        folder=RunFolder(run_dir.absolute()),
+        store=store.root.absolute(),
+        scratch=scratch.path.absolute(),
+        verified=verified.folder.absolute(),
+    )
+    return _Loop(
+        run=run,
+        outside=Outside(pool=pool, store=store, journal=journal, verified=verified, on_event=on_event),
+        scratch=scratch,
+        on_tick=on_tick,
+        on_stop=on_stop,
+        signals=signals or StopSignals(),
+        clock=clock,
+        start_s=(now_s := clock()),
+        next_tick_s=now_s,
+    ).carry_out()
 
 
-class _Run:
-    """One run: the state, and what the events and the clock do to it."""
+@dataclass(kw_only=True)
+class _Loop:
+    """One run: waits, asks the disk and the clock, has rules decide, and does what they decide."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        stored: Collection[str],
-        store: Store,
-        pool: Pool,
-        journal: Journal,
-        run_dir: Path,
-        settings: ExecutionConfig,
-        on_event: Callable[[Event], None],
-        on_tick: Callable[[], None],
-        on_stop: Callable[[str], None],
-        signals: StopSignals,
-        verified: Verified | None,
-        layout: Layout,
-        needs: Needs,
-        clock: Callable[[], float],
-    ) -> None:
-        self.state = RunState(
-            plan,
-            stored,
-            pool.size,
-            barrier=settings.barrier,
-            models_in_memory=settings.models_in_memory,
-            device_failures=settings.retry.device_failures,
-            layout=layout,
-            needs=needs,
-        )
-        self.account = RunAccount(journal, clock, on_event)
-        self.watchdog, self.later = Watchdog(settings), Later()
-        self.parts = Parts(
-            plan=plan,
-            state=self.state,
-            store=store,
-            pool=pool,
-            layout=layout,
-            folder=RunFolder(run_dir),
-            settings=settings,
-            account=self.account,
-            watchdog=self.watchdog,
-            later=self.later,
-            clock=clock,
-        )
-        self.layout, self.needs = layout, needs
-        self.plan, self.store, self.pool, self.clock = plan, store, pool, clock
-        self.on_tick, self.on_stop = on_tick, on_stop
-        # The process id keeps apart two runs that were started in the same second.
-        self.scratch = Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
-        self.verified = verified or Verified(store, self.scratch.path / "verified")
-        recovery = Recovery(self.parts)
-        self.dispatch = Dispatch(self.parts, recovery, self.scratch.path, self.verified)
-        self.reactions = Reactions(self.parts, recovery, self.dispatch.handover)
-        self.start_s = self.next_tick_s = clock()
-        self.signals = signals
-        self.told_stop = self.ended_since = False
-        """Whether it was said what a signal means for the jobs that run; whether one has ended after it."""
+    run: Run
+    outside: Outside
+    scratch: Scratch
+    on_tick: Callable[[], None]
+    on_stop: Callable[[str], None]
+    signals: StopSignals
+    clock: Callable[[], float]
+    start_s: float
+    next_tick_s: float
+    told_stop: bool = False
+    ended_since: bool = False
+    """Whether it was said what a signal means for the jobs that run; whether one has ended after it."""
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome:
-        self.account.write(
-            "RunStarted",
-            jobs=len(self.plan.jobs),
-            unsettled=self.state.unsettled,
-            pid=os.getpid(),
-            host=os.uname().nodename,
-        )
-        with self.signals.calling(self.pool.interrupt):
+    def carry_out(self) -> Outcome:
+        state, record = self.run.state, self.outside.record
+        host = os.uname().nodename
+        record("RunStarted", jobs=len(state.jobs), unsettled=state.unsettled, pid=os.getpid(), host=host)
+        with self.signals.calling(self.outside.pool.interrupt):
             try:
                 self._start()
-                self._carry_out()
+                self._work()
             finally:
                 self._stop()
         outcome = self._outcome()
         counts = {status.value: 0 for status in JobStatus}
         for status in outcome.jobs.values():
             counts[status.value] += 1
-        self.account.write("RunFinished", interrupted=outcome.interrupted, halted=outcome.halted, **counts)
+        record("RunFinished", interrupted=outcome.interrupted, halted=outcome.halted, **counts)
         return outcome
 
     def _start(self) -> None:
+        pool, scratch = self.outside.pool, self.scratch
         try:
-            self.scratch.open()
+            scratch.open()
         except OSError as error:
-            raise explained(f"could not make {self.scratch.path}", error) from error
-        for index in range(self.pool.size):
-            self.account.worker_started(index)
-        self.pool.start()
-        for folder in (self.scratch.path, self.verified.folder):
-            self.pool.watch_path(folder)
-            self.pool.watch_path(lock_of(folder))
+            raise explained(f"could not make {scratch.path}", error) from error
+        self.run.now_s = self.clock()
+        for index in range(pool.size):
+            self.run.process_starts(index)
+        pool.start()
+        for folder in (scratch.path, self.outside.verified.folder):
+            pool.watch_path(folder)
+            pool.watch_path(lock_of(folder))
 
-    def _carry_out(self) -> None:
-        while self.state.unsettled and not self.signals.received and not self._halt():
-            self._release_due()
-            self.dispatch.start_jobs()
-            if not self.state.unsettled:
+    def _work(self) -> None:
+        state = self.run.state
+        while state.unsettled and not self.signals.received and not self._halt():
+            self._decide(release_due)
+            self._start_jobs()
+            if not state.unsettled:
                 break
             self._check_progress_possible()
             self._tick(self.next_tick_s)
-            self.pool.wait(self._patience(), self._take, [self.signals.fileno()])
-            self._kill_what_hangs()
+            self.outside.pool.wait(self._patience(), self._take, [self.signals.fileno()])
+            self._decide(kill_hanging)
         self._tick(0.0)
 
     def _stop(self) -> None:
-        self.parts.stopping = True
+        self.run.stopping = True
         self._tell_stop()
         self.signals.drain()
         try:
             # A second Ctrl-C skips the gentle steps.
-            self.pool.stop(self._take, hurry=[self.signals.fileno()])
+            self.outside.pool.stop(self._take, hurry=[self.signals.fileno()])
         finally:
             self.scratch.close()
 
-    def _tell_stop(self) -> None:
-        """Say once what a signal that has come means for the jobs that run."""
-        if not self.signals.received or self.told_stop:
-            return
-        self.told_stop = True
-        running = [worker.job_id for worker in self.state.workers if worker.job_id]
-        log.warning("%s: no further job is started; waiting for %s", self.signals.received, running or "none")
-        grace_s = self.parts.settings.stop_grace_s
-        self.on_stop(_stopping(self.signals.received, len(running), grace_s, ended=self.ended_since))
+    # -- decisions ---------------------------------------------------------------------------------------------
+
+    def _decide(self, rule: Callable[Concatenate[Run, _P], None], *about: _P.args, **more: _P.kwargs) -> None:
+        """Have a rule decide what follows from something, and do that."""
+        self.run.now_s = self.clock()
+        rule(self.run, *about, **more)
+        for effect in self.run.decided():
+            self.outside.carry_out(effect)
+
+    def _start_jobs(self) -> None:
+        """Give jobs to idle workers as the policy says, until none can start."""
+        self._decide(give_up_too_wide)
+        # A job may turn out to need no worker, which leaves one idle for the next.
+        while actions := next_actions(self.run.state, self.clock()):
+            for action in actions:
+                if isinstance(action, Reserve):
+                    self._decide(reserve, action)
+                else:
+                    self._decide(start, action, self.outside.before(self.run.state.plan.jobs[action.job_id]))
+
+    def _take(self, index: int, message: FromWorker) -> None:
+        self._decide(react, index, message, self._look(index, message))
+        if isinstance(message, JobStarted | JobProgress):
+            # A worker that is this very process lets the loop run only here.
+            self._tick(self.next_tick_s)
+            self._tell_stop()
+        elif isinstance(message, JobFinished | JobRaised | JobStopped):
+            self.ended_since |= self.signals.received is not None
+
+    def _look(self, index: int, message: FromWorker) -> OnDisk:
+        """What only the disk knows about the end of an attempt."""
+        if isinstance(message, JobFinished | JobRaised) and is_believed(self.run, index, message):
+            if isinstance(message, JobFinished):
+                return self.outside.after(self.run.state.plan.jobs[message.job_id])
+            if message.damaged_key:
+                return self.outside.damage(message.damaged_key, self.run.state)
+        return OnDisk()
+
+    # -- what else there is to do ------------------------------------------------------------------------------
 
     def _halt(self) -> bool:
-        self.parts.halted = self.parts.halted or self.account.broken
-        return bool(self.parts.halted)
-
-    def _release_due(self) -> None:
-        for job_id in self.later.due(self.clock()):
-            self.state.retry(job_id)
+        self.run.halted = self.run.halted or self.outside.broken
+        return bool(self.run.halted)
 
     def _check_progress_possible(self) -> None:
-        if self.state.running or self.state.can_start or self.later:
+        state = self.run.state
+        if state.running or state.can_start or self.run.delayed:
             return
-        if self.state.unsettled:
-            waiting = next(job_id for job_id, job in self.state.jobs.items() if job.status is JobStatus.pending)
-            raise PlanError(f"{waiting} and {self.state.unsettled - 1} more jobs wait for rounds that come later")
+        if state.unsettled:
+            waiting = next(job_id for job_id, job in state.jobs.items() if job.status is JobStatus.pending)
+            raise PlanError(f"{waiting} and {state.unsettled - 1} more jobs wait for rounds that come later")
 
     def _patience(self) -> float:
         now = self.clock()
         dues = [self.next_tick_s + _QUIET_TICK_S - TICK_S]
-        dues += [due for due in (self.later.next_s(), self.watchdog.next_s()) if due is not None]
+        dues += self.run.delayed.values()
+        if (hangs_s := self.run.watchdog.next_s()) is not None:
+            dues.append(hangs_s)
         return max(0.0, min(dues) - now)
 
     def _tick(self, due_s: float) -> None:
@@ -287,38 +288,30 @@ class _Run:
             self.next_tick_s = now + TICK_S
             self.on_tick()
 
-    def _kill_what_hangs(self) -> None:
-        for index, reason in self.watchdog.overdue(self.clock()).items():
-            self.reactions.kill_hanging(index, reason)
-
-    def _take(self, index: int, message: FromWorker) -> None:
-        self.reactions.take(index, message)
-        if isinstance(message, JobStarted | JobProgress):
-            # A worker that is this very process lets the loop run only here.
-            self._tick(self.next_tick_s)
-            self._tell_stop()
-        elif isinstance(message, JobFinished | JobRaised | JobStopped):
-            self.ended_since |= self.signals.received is not None
-
-    # -- bookkeeping -------------------------------------------------------------------------------------------
+    def _tell_stop(self) -> None:
+        """Say once what a signal that has come means for the jobs that run."""
+        if not self.signals.received or self.told_stop:
+            return
+        self.told_stop = True
+        running = [worker.job_id for worker in self.run.state.workers if worker.job_id]
+        log.warning("%s: no further job is started; waiting for %s", self.signals.received, running or "none")
+        grace_s = self.run.settings.stop_grace_s
+        self.on_stop(_stopping(self.signals.received, len(running), grace_s, ended=self.ended_since))
 
     def _outcome(self) -> Outcome:
-        states = self.state.jobs
-        books = self.account
-        # A signal that came when nothing was left to do has interrupted nothing.
-        interrupted = self.signals.received if self.state.unsettled else None
+        state, ledger = self.run.state, self.run.ledger
+        attempts, spans = ledger.attempts, ledger.spans
         return Outcome(
-            jobs={job_id: state.status for job_id, state in states.items()},
-            reasons={job_id: state.reason for job_id, state in states.items() if state.reason},
-            root_causes={job_id: state.root_cause for job_id, state in states.items() if state.root_cause},
-            attempts=books.attempts,
-            workers=books.spans,
-            interrupted=interrupted,
-            halted=self.parts.halted,
-            makespan=account(
-                self.plan, books.attempts, books.spans, self.pool.size, self.start_s, self.layout.slots
-            ),
-            peaks_mb=self.needs.seen,
+            jobs={job_id: job.status for job_id, job in state.jobs.items()},
+            reasons={job_id: job.reason for job_id, job in state.jobs.items() if job.reason},
+            root_causes={job_id: job.root_cause for job_id, job in state.jobs.items() if job.root_cause},
+            attempts=attempts,
+            workers=spans,
+            # A signal that came when nothing was left to do has interrupted nothing.
+            interrupted=self.signals.received if state.unsettled else None,
+            halted=self.run.halted,
+            makespan=account(state.plan, attempts, spans, len(state.workers), self.start_s, state.layout.slots),
+            peaks_mb=state.needs.seen,
         )
 
 

@@ -18,7 +18,7 @@ MARGIN = 1.2
 """On a measured peak: other jobs of the kind have longer prompts, and their memory is fragmented otherwise."""
 RAISE = 1.5
 """On what was set aside for a job that ran out of memory beside others: few such steps reach a whole device."""
-WHOLE = math.inf
+EXCLUSIVE = math.inf
 """Set aside for a job that shares its device with no other."""
 
 
@@ -77,13 +77,13 @@ class Needs:
         return least in (None, self._most) or all((self.of(job) or 0) <= least for job in jobs)
 
     def charge(self, job: Job, device: int) -> float:
-        """MiB to set aside for a job that runs on a device; `WHOLE` if it shares the device with no other."""
+        """MiB to set aside for a job that runs on a device; `EXCLUSIVE` if it shares the device with no other."""
         layout, usable = self._layout, self._layout.places[device].usable_mb
         if layout.slots == 1 or job.devices > 1:
-            return WHOLE
+            return EXCLUSIVE
         need = self.of(job)
         if need is None and not layout.vouched:
-            return WHOLE
+            return EXCLUSIVE
         if usable is None:
             return 0
         if need is None:
@@ -91,7 +91,7 @@ class Needs:
         else:
             least = need if job.memory_mb is not None else math.ceil(need * MARGIN)
         charge = max(least, self._raised.get(job.memory_kind, 0))
-        return charge if charge <= usable else WHOLE
+        return charge if charge <= usable else EXCLUSIVE
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Needs:
         if job.memory_kind and not math.isinf(charge):
             self._raised[job.memory_kind] = math.ceil(RAISE * charge)
 
-    def ran_out_alone(self, job: Job, device: int) -> None:
+    def ran_out_exclusively(self, job: Job, device: int) -> None:
         """Memory ran out for a job that had its device to itself: a larger one may do."""
         free = self._layout.places[device].free_mb
         if job.memory_kind and free is not None and free < self._most:

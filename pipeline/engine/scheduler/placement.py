@@ -24,7 +24,7 @@ class Seat:
     Attributes:
         device: The device.
         worker: An idle worker on it.
-        charge: MiB that are set aside for the job, or `WHOLE`.
+        charge: MiB that are set aside for the job, or `EXCLUSIVE`.
         emptied: Other idle workers on it whose processes must end first, for the memory that they hold.
     """
 

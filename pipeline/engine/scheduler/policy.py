@@ -25,10 +25,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from pipeline.engine.scheduler.job_state import WorkerState
 from pipeline.engine.scheduler.placement import Room, Seat
 from pipeline.engine.scheduler.ready import Bucket, Buckets
 from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.scheduler.worker_state import WorkerState
 from pipeline.plan.job import Job
 
 BACKFILL_DEPTH = 500

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pipeline.plan.job import Job
@@ -21,7 +20,6 @@ class Buckets:
         self._urgency = urgency
         self._order: list[tuple[float, int]] = []
         self._buckets: dict[tuple[float, int], dict[str, dict[str, None]]] = {}
-        self._widths: Counter[int] = Counter()
         self._count = 0
 
     def __len__(self) -> int:
@@ -34,7 +32,6 @@ class Buckets:
             insort(self._order, place)
             self._buckets[place] = {}
         self._buckets[place].setdefault(job.affinity, {})[job.id] = None
-        self._widths[job.devices] += 1
         self._count += 1
 
     def remove(self, job: Job) -> None:
@@ -47,15 +44,7 @@ class Buckets:
         if not bucket:
             del self._buckets[place]
             del self._order[bisect_left(self._order, place)]
-        self._widths[job.devices] -= 1
-        if not self._widths[job.devices]:
-            del self._widths[job.devices]
         self._count -= 1
-
-    @property
-    def widest(self) -> int:
-        """The most devices that a job in the queue needs; 0 where it is empty."""
-        return max(self._widths, default=0)
 
     def buckets(self) -> Iterator[tuple[int, Bucket]]:
         """All buckets with the devices that each of their jobs needs."""

@@ -32,7 +32,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """What to do about it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Verdict:
     reason: str = ""
 
 
-def judge(failure: Failure, failures: Mapping[FailureKind, int], settings: RetryConfig) -> Verdict:
+def judge(failure: Failure, failures: Mapping[FailureKind, int], settings: RetryConfig) -> Decision:
     """Decide about a job whose attempt failed.
 
     Args:
@@ -56,10 +56,10 @@ def judge(failure: Failure, failures: Mapping[FailureKind, int], settings: Retry
     """
     count = failures[failure.kind]
     if failure.kind is FailureKind.bug:
-        return Verdict(False, reason=failure.message)
+        return Decision(False, reason=failure.message)
     if count < _budget(failure.kind, settings):
-        return Verdict(True, wait_s=_wait_s(failure.kind, count, settings))
-    return Verdict(False, reason=f"{failure.message} ({_given_up(failure.kind, count)})")
+        return Decision(True, wait_s=_wait_s(failure.kind, count, settings))
+    return Decision(False, reason=f"{failure.message} ({_given_up(failure.kind, count)})")
 
 
 def _budget(kind: FailureKind, settings: RetryConfig) -> int:

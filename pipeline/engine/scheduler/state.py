@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
-from pipeline.engine.scheduler.delayed import RoundGate
 from pipeline.engine.scheduler.fault_attribution import Blame
-from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus, WorkerState
-from pipeline.engine.scheduler.memory_needs import WHOLE, Needs
+from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus
+from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
 from pipeline.engine.scheduler.ready import ReadyQueue, kind_of
+from pipeline.engine.scheduler.round_gate import RoundGate
+from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 
@@ -84,42 +85,21 @@ class RunState:
 
     def worker_ready(self, index: int, device: str, visible: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
-        before = self.workers[index]
-        made = WorkerState(index, device=device, status="idle", up=True, fresh=True, visible=visible)
-        if before.job_id:  # started anew for a job that is to come, or parked
-            made.status, made.job_id, made.started_s = before.status, before.job_id, before.started_s
-        self.workers[index] = made
+        self.workers[index] = self.workers[index].ready(device, visible)
 
     def worker_lost(self, index: int) -> str:
-        """A worker ended. One that is parked is not missed: the job has only its device.
+        """A worker ended. One that is lent is not missed: the job has only its device.
 
         Returns:
             The job that it ran, or "".
         """
         worker = self.workers[index]
-        if self.is_lent(index):
-            worker.up = worker.fresh = False
+        if worker.lent:
+            worker.ends()
             return ""
         job_id = self._free(index) if worker.job_id else ""
-        status = "quarantined" if worker.status == "quarantined" else "gone"
-        self.workers[index] = WorkerState(index, device=worker.device, status=status)
+        self.workers[index] = worker.lost()
         return job_id
-
-    def quarantine(self, index: int) -> None:
-        """Give a place no more jobs."""
-        self.workers[index].status = "quarantined"
-
-    def renew(self, index: int) -> None:
-        """The process of a worker is being replaced on purpose, for a job that needs the memory it holds."""
-        worker = self.workers[index]
-        worker.up = worker.fresh = False
-        if worker.status == "idle":
-            worker.status = "starting"
-
-    def is_lent(self, index: int) -> bool:
-        """Whether the device of a worker serves a job that another worker was given."""
-        job_id = self.workers[index].job_id
-        return bool(job_id) and self.jobs[job_id].workers[0] != index
 
     def is_gathered(self, job_id: str) -> bool:
         """Whether no process of its own workers holds memory that a job of several devices is about to use."""
@@ -128,7 +108,7 @@ class RunState:
 
     def usable_workers(self) -> list[int]:
         """Places that are not quarantined."""
-        return [worker.index for worker in self.workers if worker.status != "quarantined"]
+        return [worker.index for worker in self.workers if not worker.quarantined]
 
     @property
     def is_plain(self) -> bool:
@@ -148,15 +128,15 @@ class RunState:
         return job.devices * self.layout.slots if job.devices > 1 else 1
 
     def charge(self, job_id: str, device: int) -> float:
-        """MiB that are set aside for a job on a device, or `WHOLE`."""
+        """MiB that are set aside for a job on a device, or `EXCLUSIVE`."""
         state = self.jobs[job_id]
-        if state.alone or (state.status is JobStatus.running and state.whole):
-            return WHOLE
+        if state.must_be_exclusive or (state.status is JobStatus.running and state.exclusive):
+            return EXCLUSIVE
         return self.needs.charge(state.job, device)
 
     def idle_workers(self) -> list[WorkerState]:
         """Workers that could take a job."""
-        return [worker for worker in self.workers if worker.status == "idle"]
+        return [worker for worker in self.workers if worker.phase is WorkerPhase.idle]
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
@@ -170,7 +150,7 @@ class RunState:
         self.reserved = job_id
 
     def start(self, job_id: str, index: int, members: Sequence[int] = (), now_s: float = 0.0) -> int:
-        """A ready job goes to an idle worker, and with it the devices of further idle ones, which are parked.
+        """A ready job goes to an idle worker, and with it the devices of further idle ones, which are lent to it.
 
         Returns:
             The number of the attempt.
@@ -182,14 +162,12 @@ class RunState:
         self._unqueue(state)
         self._set(state, JobStatus.running)
         state.attempts += 1
+        state.sent_s = now_s
         state.workers = (index, *members)
         for place in state.workers:
-            worker = self.workers[place]
-            assert worker.status == "idle"
-            worker.status, worker.job_id, worker.started_s, worker.begun = "parked", job_id, now_s, False
+            self.workers[place].take(job_id, now_s, lent=place != index)
         leader = self.workers[index]
-        leader.status = "running"
-        state.whole = math.isinf(charge)
+        state.exclusive = math.isinf(charge)
         if not members:
             leader.fresh = False
             shared = self.layout.slots > 1
@@ -272,11 +250,11 @@ class RunState:
             Whether other jobs may be to blame. Its next attempt then has a device to itself.
         """
         state, device = self.jobs[job_id], self.layout.device_of(index)
-        if state.whole:
-            self.needs.ran_out_alone(state.job, device)
+        if state.exclusive:
+            self.needs.ran_out_exclusively(state.job, device)
             return False
         self.needs.ran_out_beside_others(state.job, device)
-        state.alone = True
+        state.must_be_exclusive = True
         return True
 
     def retry(self, job_id: str) -> None:
@@ -314,10 +292,7 @@ class RunState:
         """Take the job from a worker, and give the devices back that were lent to it."""
         job_id = self.workers[index].job_id
         for place in self.jobs[job_id].workers:
-            worker = self.workers[place]
-            worker.job_id = ""
-            if worker.status != "quarantined":
-                worker.status = "idle" if worker.up else "starting"
+            self.workers[place].free()
         self.jobs[job_id].workers = ()
         return job_id
 
@@ -365,7 +340,7 @@ class RunState:
             if state.status is not JobStatus.pending or state.waits_for:
                 continue  # an input was found damaged while it was held back; that input will release it
             self._set(state, JobStatus.ready)
-            if self.blame.failed_on(job_id) or state.alone:
+            if self.blame.failed_on(job_id) or state.must_be_exclusive:
                 self.retries[job_id] = None
             else:
                 self.ready.push(state.job)

@@ -1,77 +1,93 @@
-"""Handing devices over: which processes end before a job starts, or after one, for the memory that they hold."""
+"""Which processes end before a job starts, or after one, for the memory that they hold. Pure rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable
 
-from pipeline.engine.scheduler.run_context import Parts
-from pipeline.plan.job import Job
+from pipeline.engine.scheduler.effects import Process, Send
+from pipeline.engine.scheduler.run import Run
+from pipeline.engine.scheduler.worker_state import WorkerPhase
+from pipeline.engine.workers.messages import RunJob
 
 
-class Handover:
-    """Replaces processes on purpose, and gives jobs to their workers when that is done."""
+def gather(run: Run, job_id: str, emptied: Collection[int]) -> None:
+    """Replace processes that hold memory of the devices which a job is about to use, and send it then."""
+    run.gathering[job_id] = None
+    workers = run.state.jobs[job_id].workers
+    for worker in workers:
+        if len(workers) > 1 and not run.state.workers[worker].fresh:
+            _renew(run, worker)
+    for worker in emptied:
+        run.emptied.add(worker)
+        _renew(run, worker)
+    send_if_gathered(run, job_id)
 
-    def __init__(self, parts: Parts, send: Callable[[Job, int], None]) -> None:
-        """Nothing is being handed over yet.
 
-        Args:
-            parts: The run.
-            send: Gives a job, with the number of its attempt, to its worker.
-        """
-        self._parts, self._state = parts, parts.state
-        self._pool, self._layout = parts.pool, parts.layout
-        self._send = send
-        self._renewed: set[int] = set()
-        """Workers whose processes are being replaced on purpose: their end is no loss."""
-        self._emptied: set[int] = set()
-        """Those of them whose end others on the same device wait for, since they hold memory of it."""
+def send_if_gathered(run: Run, job_id: str) -> None:
+    """Give a job to its worker if all of its devices are its own."""
+    if job_id in run.gathering and run.state.is_gathered(job_id):
+        device_of = run.state.layout.device_of
+        devices = {device_of(worker) for worker in run.state.jobs[job_id].workers}
+        if not any(device_of(worker) in devices for worker in run.emptied):
+            del run.gathering[job_id]
+            _send(run, job_id)
 
-    def gather(self, job: Job, attempt: int, emptied: Collection[int]) -> None:
-        """Replace processes that hold memory of the devices which a job is about to use, and send it then."""
-        self._parts.gathering[job.id] = attempt
-        workers = self._state.jobs[job.id].workers
-        for worker in workers:
-            self._parts.account.sent(worker)
-            if len(workers) > 1 and not self._state.workers[worker].fresh:
-                self._renew(worker)
-        for worker in emptied:
-            self._emptied.add(worker)
-            self._renew(worker)
-        self.send_if_gathered(job.id)
 
-    def _renew(self, worker: int) -> None:
-        self._renewed.add(worker)
-        self._state.renew(worker)
-        self._pool.restart(worker)
+def _send(run: Run, job_id: str) -> None:
+    state, job = run.state.jobs[job_id], run.state.plan.jobs[job_id]
+    state.sent_s = run.now_s
+    run.watchdog.began(state.workers[0], run.now_s)
+    order = RunJob(
+        job_id=job_id,
+        attempt=state.attempts,
+        key=job.key,
+        entry=job.entry,
+        payload=job.payload,
+        inputs={name: list(keys) for name, keys in job.inputs.items()},
+        store=str(run.store),
+        scratch=str(run.scratch),
+        verified=str(run.verified),
+        log_path=str(run.log_path(job_id, state.attempts)),
+        gang=[run.state.workers[worker].visible for worker in state.workers] if job.devices > 1 else [],
+        keep_models=state.keep_models,
+        slots=run.state.layout.slots,
+        shared=not state.exclusive,
+    )
+    run.do(Send(state.workers[0], order))
 
-    def send_if_gathered(self, job_id: str) -> None:
-        """Give a job to its worker if all of its devices are its own."""
-        if job_id in self._parts.gathering and self._state.is_gathered(job_id):
-            devices = {self._layout.device_of(worker) for worker in self._state.jobs[job_id].workers}
-            if not any(self._layout.device_of(worker) in devices for worker in self._emptied):
-                self._send(self._parts.plan.jobs[job_id], self._parts.gathering.pop(job_id))
 
-    def ended(self, index: int) -> bool:
-        """Note the end of a worker process.
+def process_ended(run: Run, index: int) -> bool:
+    """Note the end of a worker process.
 
-        Returns:
-            Whether it was no loss: the job that has its device goes on, or waits for the process that follows.
-        """
-        self._emptied.discard(index)
-        if self._parts.stopping or not (index in self._renewed or self._state.is_lent(index)):
-            return False
-        self._renewed.discard(index)
-        self._state.renew(index)
-        if self._state.workers[index].status != "quarantined":
-            self._parts.account.worker_started(index)
-        for job_id in list(self._parts.gathering):
-            self.send_if_gathered(job_id)
-        return True
+    Returns:
+        Whether it was no loss: it was replaced on purpose, or its device alone was in use, by a job that goes on.
+    """
+    run.emptied.discard(index)
+    worker = run.state.workers[index]
+    if run.stopping or not (index in run.renewed or worker.lent):
+        return False
+    run.renewed.discard(index)
+    worker.ends()
+    if not worker.quarantined:
+        run.process_starts(index)
+    for job_id in list(run.gathering):
+        send_if_gathered(run, job_id)
+    return True
 
-    def renew_gpus(self, workers: Sequence[int]) -> None:
-        """Replace the workers on GPUs that ranks had: a new one is ready once its GPU's memory has come back."""
-        for index in workers:
-            worker = self._state.workers[index]
-            if worker.visible and worker.status in ("idle", "starting") and not self._parts.stopping:
-                worker.status = "starting"
-                self._pool.restart(index)
+
+def renew_idle(run: Run, workers: Iterable[int]) -> None:
+    """Have the next jobs of workers that have none run in fresh processes."""
+    for index in workers:
+        if run.state.workers[index].phase in (WorkerPhase.idle, WorkerPhase.starting) and not run.stopping:
+            _renew(run, index)
+
+
+def renew_gpus(run: Run, workers: Iterable[int]) -> None:
+    """Replace the workers on GPUs that ranks had: a new one is ready once its GPU's memory has come back."""
+    renew_idle(run, [index for index in workers if run.state.workers[index].visible])
+
+
+def _renew(run: Run, worker: int) -> None:
+    run.renewed.add(worker)
+    run.state.workers[worker].ends()
+    run.do(Process("restart", worker))

@@ -1,7 +1,7 @@
 """Runs a job that needs several devices: one process for each of them, all of which run the job's entry.
 
     engine -- pipe --> worker that leads the gang -- one pipe each --> rank 0 .. k-1
-                       the other k-1 workers: parked, in fresh processes that hold no memory of their devices
+                       the other k-1 workers: lent, as fresh processes that hold no memory of their devices
 
 The ranks are children of the leading worker and in its process group, so whatever ends that worker ends them. It
 adopts what they leave behind, and ends that with the job. They find each other by the environment that

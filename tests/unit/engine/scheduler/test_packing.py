@@ -164,7 +164,7 @@ def test_running_out_of_memory_beside_others_leads_to_an_attempt_alone() -> None
     carry_out(state)
     assert on(state) == {0: ["a", "b"]}
     assert state.charge("b", 0) == 36
-    assert not state.jobs["a"].whole
+    assert not state.jobs["a"].exclusive
     assert state.ran_out_of_memory("a", 0)
     state.raised(0)
     state.retry("a")
@@ -175,7 +175,7 @@ def test_running_out_of_memory_beside_others_leads_to_an_attempt_alone() -> None
     state.finished(1, peak_mb=30)
     carry_out(state)
     assert on(state) == {0: ["a"]}
-    assert state.jobs["a"].whole
+    assert state.jobs["a"].exclusive
     assert not state.ran_out_of_memory("a", 0)  # that one is its own fault
 
 
@@ -186,8 +186,8 @@ def test_blame_is_for_the_device_not_for_one_of_its_workers() -> None:
     state.blame.failed("a", state.layout.device_of(0), FailureKind.lost)
     state.retry("a")
     assert next_actions(state)[0] == Start("a", 1)
-    state.quarantine(1)
-    state.quarantine(3)
+    state.workers[1].quarantined = True
+    state.workers[3].quarantined = True
     assert state.usable_devices() == [0]
     assert next_actions(state)[0] == Start("a", 0)
 
@@ -230,7 +230,7 @@ def test_a_measurement_refuses_nothing() -> None:
     assert state.fitting_devices(job("x", 40)) == []
     carry_out(state)
     assert on(state) == {0: ["a"]}
-    state.quarantine(0)
+    state.workers[0].quarantined = True
     assert state.fitting_devices(job("x", kind="k")) == [1]
     wide = ready(layout(24, 16, 8, slots=1), job("a", kind="k", devices=2), peaks={"k": 20})
     assert wide.fitting_devices(wide.jobs["a"].job) == [0, 1]
@@ -257,7 +257,7 @@ def test_jobs_that_fit_no_device_that_is_left_are_told() -> None:
     state = ready(layout(24, 80, slots=2), job("large", 40), job("small", 4))
     assert too_wide(state) == []
     for index in state.layout.workers_of(1):
-        state.quarantine(index)
+        state.workers[index].quarantined = True
     assert too_wide(state) == ["large"]
     assert [one.job_id for one in next_actions(state)] == ["small"]
 
@@ -305,7 +305,7 @@ def test_packing_never_exceeds_the_memory_of_a_device(seed: int, said: bool) -> 
                 assert takes <= (place.free_mb or 0)
             if len(running) > 1:
                 assert takes + held <= (place.usable_mb or 0)
-                assert not any(state.jobs[name].whole for name in running)
+                assert not any(state.jobs[name].exclusive for name in running)
             assert len(running) == len(set(running))  # the members of a gang are on devices of their own
 
     attempts = simulate(plan, 0, watch=watch, layout=where, peaks_mb=peaks)

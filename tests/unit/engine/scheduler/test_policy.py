@@ -232,7 +232,7 @@ def test_jobs_wider_than_what_is_left_are_told_and_keep_nobody_waiting() -> None
     plan = Plan([wide("gang", 3, 9), job("one")], [])
     state = ready_state(plan, 3)
     assert too_wide(state) == []
-    state.quarantine(1)
+    state.workers[1].quarantined = True
     assert too_wide(state) == ["gang"]
     assert next_actions(state) == [Start("one", 0)]
 
@@ -245,7 +245,7 @@ def test_a_gang_avoids_the_device_that_failed_it_while_there_are_others() -> Non
     state.blame.failed("gang", 0, FailureKind.lost)
     state.retry("gang")
     assert next_actions(state) == [Start("gang", 1, (2,))]
-    state.quarantine(2)
+    state.workers[2].quarantined = True
     assert next_actions(state) == [Start("gang", 0, (1,))]
 
 

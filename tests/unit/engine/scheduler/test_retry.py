@@ -5,18 +5,18 @@ from collections import Counter
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.scheduler.retry import Failure, Verdict, judge
+from pipeline.engine.scheduler.retry import Decision, Failure, judge
 from pipeline.engine.workers.failure import FailureKind
 
 SETTINGS = RetryConfig(worker_lost=3, hang=2, out_of_memory=2, device=2, transient=4, wait_s=1.0, max_wait_s=3.0)
 
 
-def verdict(kind: FailureKind, count: int) -> Verdict:
+def verdict(kind: FailureKind, count: int) -> Decision:
     return judge(Failure(kind, "what was seen"), Counter({kind: count}), SETTINGS)
 
 
 def test_a_bug_is_never_tried_again() -> None:
-    assert verdict(FailureKind.bug, 1) == Verdict(False, reason="what was seen")
+    assert verdict(FailureKind.bug, 1) == Decision(False, reason="what was seen")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.scheduler.worker_state import WorkerPhase
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 
@@ -83,7 +84,7 @@ def test_a_lost_worker_gives_its_job_back() -> None:
     state = state_of(chain_plan())
     assert state.start("a", 0) == 1
     assert state.worker_lost(0) == "a"
-    assert state.workers[0].status == "gone"
+    assert state.workers[0].phase is WorkerPhase.gone
     state.retry("a")
     assert status(state)["a"] == "ready"
     assert state.start("a", 1) == 2

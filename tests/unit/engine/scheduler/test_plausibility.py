@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.journal import Journal, read_journal
-from pipeline.engine.scheduler.hearing import objection
 from pipeline.engine.scheduler.job_state import THERE, JobStatus
 from pipeline.engine.scheduler.loop import Outcome, run_plan
+from pipeline.engine.scheduler.plausibility import objection
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers import pool as pool_module
@@ -89,6 +89,7 @@ a = JobStarted(job_id="a", attempt=1)
         (raised("a", rank=1), True, "of rank 1, and a has 1"),
         (raised("a", kind=FailureKind.damaged_input, damaged_key="x"), True, "which a does not read"),
         (raised("a", kind=FailureKind.damaged_input), True, "which a does not read"),
+        (raised("a", kind=FailureKind.transient, damaged_key="kd" * 20), True, "which a does not read"),
         (Heartbeat(rss_bytes=0), False, ""),
         (a, False, ""),
         (progress("a"), True, ""),

@@ -34,7 +34,7 @@ def objection(state: RunState, gathering: Collection[str], index: int, message: 
         return f"it sent {said} of {message.job_id[:200]!a}, which is no job of this run"
     if not state.is_current(index, message.job_id, message.attempt):
         return ""
-    if state.is_lent(index) or message.job_id in gathering:
+    if state.workers[index].lent or message.job_id in gathering:
         return f"it sent {said} of {message.job_id}, which it was not given"
     if isinstance(message, JobRaised):  # before the job has started too: its log could not be written
         return _untrue_failure(state, message)
@@ -49,6 +49,7 @@ def _untrue_failure(state: RunState, message: JobRaised) -> str:
     if message.rank is not None and message.rank >= len(job.workers):
         return f"it sent JobRaised of rank {message.rank}, and {message.job_id} has {len(job.workers)}"
     keys = {key for keys in job.job.inputs.values() for key in keys}
-    if message.kind is FailureKind.damaged_input and message.damaged_key not in keys:
+    damaged = message.kind is FailureKind.damaged_input or message.damaged_key
+    if damaged and message.damaged_key not in keys:
         return f"it sent JobRaised of a damaged input, which {message.job_id} does not read"
     return ""

@@ -1,0 +1,86 @@
+"""What a run does outside of its own state, as plain data: decided by rules, done in order by `outside.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.engine.workers.messages import RunJob
+
+
+@dataclass(frozen=True)
+class Record:
+    """Have an event in the journal, on disk before anything else is done, and told then."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Tell whoever watches an event that has no place in the journal."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Say:
+    """Write a line to the run's log."""
+
+    text: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Send:
+    """Give a worker a job."""
+
+    worker: int
+    order: RunJob
+
+
+@dataclass(frozen=True)
+class Process:
+    """Do something about the process of a worker: what the method of `Pool` does that has this name."""
+
+    action: Literal["restart", "dismiss", "abort", "close", "reopen"]
+    worker: int
+
+
+@dataclass(frozen=True)
+class ReleaseClaim:
+    """Let other runs that share the store compute a job."""
+
+    job_id: str
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Take a damaged output out of the way, and keep it for whoever wants to look."""
+
+    key: str
+    problem: str
+
+
+Effect = Record | Tell | Say | Send | Process | ReleaseClaim | SetAside
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDisk:
+    """What the store says about an output, for a decision that hangs on it.
+
+    Attributes:
+        claimed: Whether this run may compute it; False while another one does.
+        stored: Whether it is there.
+        problem: Why it cannot be used, or "".
+        maker: The job of this run that makes it, or "".
+        missing: Finished jobs before that one whose own outputs are not there any more.
+    """
+
+    claimed: bool = True
+    stored: bool = False
+    problem: str = ""
+    maker: str = ""
+    missing: frozenset[str] = frozenset()

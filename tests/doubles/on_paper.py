@@ -1,0 +1,203 @@
+"""Carries out a plan on paper, event by event: the rules and the state are real, the rest is what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.schema import ExecutionConfig, RetryConfig
+from pipeline.engine.devices.layout import Layout, plain_layout
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
+from pipeline.engine.scheduler.effects import (
+    Effect,
+    OnDisk,
+    Process,
+    Record,
+    ReleaseClaim,
+    Say,
+    Send,
+    SetAside,
+    Tell,
+)
+from pipeline.engine.scheduler.memory_needs import Needs
+from pipeline.engine.scheduler.policy import Reserve, next_actions
+from pipeline.engine.scheduler.reactions import kill_hanging, react
+from pipeline.engine.scheduler.run import Run
+from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import (
+    FromWorker,
+    JobFinished,
+    JobRaised,
+    JobStarted,
+    WorkerExited,
+    WorkerReady,
+)
+from pipeline.plan.job import Job
+from pipeline.runs.run_view import RunView
+from tests.doubles.engine import plan_of
+
+NOTHING = OnDisk()
+
+
+class OnPaper:
+    """A run whose workers do what a test says.
+
+    Attributes:
+        run: The run.
+        effects: What was decided since it was last asked for.
+        view: What whoever watches was told.
+    """
+
+    def __init__(
+        self,
+        *jobs: Job,
+        workers: int = 2,
+        layout: Layout | None = None,
+        stored: Iterable[str] = (),
+        peaks: Mapping[str, int] | None = None,
+        retry: RetryConfig | None = None,
+        visible: str = "",
+        **settings: Any,
+    ) -> None:
+        retry, layout = retry or RetryConfig(), layout or plain_layout(workers)
+        state = RunState(
+            plan_of(*jobs),
+            set(stored),
+            layout.workers,
+            device_failures=retry.device_failures,
+            layout=layout,
+            needs=Needs(layout, peaks),
+        )
+        root = Path("/run")
+        self.run = Run(
+            state=state,
+            settings=ExecutionConfig(retry=retry, **settings),
+            folder=RunFolder(root),
+            store=root / "store",
+            scratch=root / "scratch",
+            verified=root / "verified",
+        )
+        self.effects: list[Effect] = []
+        self.view = RunView(state.plan.jobs.values(), set(stored))
+        self.visible = visible
+        for index in range(layout.workers):
+            self.run.process_starts(index)
+        self.ready(*range(layout.workers))
+        self.decided()
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def hear(self, index: int, message: FromWorker, on_disk: OnDisk = NOTHING) -> list[str]:
+        """Let a worker, or the pool, say something."""
+        react(self.run, index, message, on_disk)
+        return self.decided()
+
+    def ready(self, *workers: int, not_free: str = "") -> list[str]:
+        """Let processes come up."""
+        for index in workers:
+            visible = f"{self.visible}{index}" if self.visible else ""
+            message = WorkerReady(pid=100 + index, device=f"cpu {index}", visible=visible, not_free=not_free)
+            react(self.run, index, message, OnDisk())
+        return self.decided()
+
+    def ended(self, *workers: int, exit_code: int = -9) -> list[str]:
+        """Let processes end."""
+        for index in workers:
+            react(self.run, index, WorkerExited(exit_code=exit_code), OnDisk())
+        return self.decided()
+
+    def start(self, on_disk: OnDisk = NOTHING) -> list[str]:
+        """Start what the policy says."""
+        give_up_too_wide(self.run)
+        for action in next_actions(self.run.state, self.run.now_s):
+            if isinstance(action, Reserve):
+                reserve(self.run, action)
+            else:
+                start(self.run, action, on_disk)
+        return self.decided()
+
+    def begin(self, job_id: str) -> list[str]:
+        """Let the code of a job begin."""
+        return self.hear(self.worker(job_id), JobStarted(job_id=job_id, attempt=self.attempt(job_id)))
+
+    def finish(self, job_id: str, **fields: Any) -> list[str]:
+        """Let a job end well, and be stored."""
+        if not self.run.state.workers[self.worker(job_id)].begun:
+            self.begin(job_id)
+        said = {"load_s": 0.0, "run_s": 1.0, "samples": 0, "tokens": 0, **fields}
+        message = JobFinished(job_id=job_id, attempt=self.attempt(job_id), **said)
+        return self.hear(self.worker(job_id), message, OnDisk(stored=True))
+
+    def fail(
+        self,
+        job_id: str,
+        kind: FailureKind,
+        on_disk: OnDisk = NOTHING,
+        **fields: Any,
+    ) -> list[str]:
+        """Let the code of a job raise, or its worker die."""
+        if kind is FailureKind.lost:
+            self.begin(job_id)
+            return self.ended(self.worker(job_id))
+        said = {"error_type": "E", "message": "m", "traceback": "t", "run_s": 1.0, **fields}
+        message = JobRaised(job_id=job_id, attempt=self.attempt(job_id), kind=kind, **said)
+        return self.hear(self.worker(job_id), message, on_disk)
+
+    def wait(self, seconds: float) -> list[str]:
+        """Let time pass."""
+        self.run.now_s += seconds
+        kill_hanging(self.run)
+        release_due(self.run)
+        return self.decided()
+
+    # -- what came of them -------------------------------------------------------------------------------------
+
+    def decided(self) -> list[str]:
+        """What is to be done, in words; lines of the log, claims and what is told are in `effects` alone."""
+        self.effects = self.run.decided()
+        for effect in self.effects:
+            if isinstance(effect, Record | Tell):
+                self.view.take({"event": effect.event, "time": self.run.now_s, **effect.fields})
+        return [words for effect in self.effects if (words := _in_words(effect))]
+
+    def said(self) -> str:
+        """The lines of the log."""
+        return "\n".join(effect.text for effect in self.effects if isinstance(effect, Say))
+
+    def record(self, event: str) -> Mapping[str, Any]:
+        """The fields of the one such event in the journal."""
+        (found,) = [one.fields for one in self.effects if isinstance(one, Record) and one.event == event]
+        return found
+
+    def worker(self, job_id: str) -> int:
+        """Who was given a job."""
+        return self.run.state.jobs[job_id].workers[0]
+
+    def attempt(self, job_id: str) -> int:
+        """Its number."""
+        return self.run.state.jobs[job_id].attempts
+
+    def jobs(self) -> dict[str, str]:
+        """Where every job stands."""
+        return {name: state.status.value for name, state in self.run.state.jobs.items()}
+
+    def phases(self) -> list[str]:
+        """Where every worker stands."""
+        return [worker.phase.value for worker in self.run.state.workers]
+
+
+def _in_words(effect: Effect) -> str:
+    match effect:
+        case Record():
+            return " ".join([effect.event, *(str(effect.fields[key]) for key in ("job",) if key in effect.fields)])
+        case Send():
+            return f"send {effect.order.job_id} to {effect.worker}"
+        case Process():
+            return f"{effect.action} {effect.worker}"
+        case SetAside():
+            return f"set aside {effect.key[:4]}"
+        case Say() | Tell() | ReleaseClaim():
+            return ""

@@ -1,0 +1,132 @@
+"""What was decided is done, and what only the disk knows is told as it is."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn, cast
+
+import pytest
+
+from pipeline.engine.events import Event
+from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.scheduler.effects import OnDisk, Process, Record, ReleaseClaim, Say, SetAside, Tell
+from pipeline.engine.scheduler.outside import Outside
+from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.store.store import Store
+from pipeline.engine.store.verified import Verified
+from pipeline.engine.workers.pool import Pool
+from pipeline.errors import StoreError
+from tests.doubles.engine import job, key, plan_of
+
+
+class Told:
+    """A pool that remembers what it was told to do."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def __getattr__(self, name: str) -> object:
+        assert callable(getattr(Pool, name))
+        return lambda index: self.calls.append((name, index))
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    """What whoever watches was told."""
+    return []
+
+
+@pytest.fixture
+def outside(tmp_path: Path, events: list[Event]) -> Iterator[Outside]:
+    store, journal = Store(tmp_path / "store"), Journal(tmp_path / "journal.jsonl")
+    verified = Verified(store, tmp_path / "verified")
+    yield Outside(
+        pool=cast("Pool", Told()), store=store, journal=journal, verified=verified, on_event=events.append
+    )
+    journal.close()
+
+
+def commit(store: Store, *names: str) -> None:
+    for name in names:
+        folder = store.begin(store.root / "scratch", key(name), 1)
+        (folder / "value").write_text(name)
+        store.commit(key(name), folder, {})
+
+
+def test_processes_are_dealt_with_by_the_pool(outside: Outside) -> None:
+    for effect in (Process("restart", 0), Process("dismiss", 1), Process("abort", 2), Process("close", 3)):
+        outside.carry_out(effect)
+    outside.carry_out(Process("reopen", 4))
+    assert outside.pool.calls == [  # type: ignore[attr-defined]
+        ("restart", 0), ("dismiss", 1), ("abort", 2), ("close", 3), ("reopen", 4)
+    ]  # fmt: skip
+
+
+def test_a_journal_that_breaks_is_not_gone_on_with(
+    outside: Outside, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.carry_out(Record("A", {"job": "a"}))
+    with monkeypatch.context() as patched:
+        patched.setattr(outside.journal, "write", lambda *_, **__: fail("no space left"))
+        outside.carry_out(Record("B", {}))
+    assert outside.broken == "no space left"
+    outside.carry_out(Record("C", {}))
+    assert [event["event"] for event in read_journal(tmp_path / "journal.jsonl")] == ["A"]
+    assert list(read_journal(tmp_path / "journal.jsonl")) == events, "who watches is told what is on disk"
+
+
+def test_some_things_are_told_and_not_written(outside: Outside, events: list[Event], tmp_path: Path) -> None:
+    outside.carry_out(Tell("WorkerStarting", {"worker": 3}))
+    assert events == [{"event": "WorkerStarting", "worker": 3}]
+    assert not list(read_journal(tmp_path / "journal.jsonl"))
+
+
+def fail(why: str) -> NoReturn:
+    raise StoreError(why)
+
+
+def test_a_line_for_the_log_is_taken_as_it_is(outside: Outside, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "pipeline"):
+        outside.carry_out(Say("100 % sure", logging.INFO))
+    assert caplog.messages == ["100 % sure"]
+
+
+def test_a_key_is_claimed_until_it_is_released(outside: Outside) -> None:
+    assert outside.before(job("a")) == OnDisk()
+    assert outside.before(job("a")) == OnDisk(claimed=False)
+    outside.carry_out(ReleaseClaim("a"))
+    commit(outside.store, "a")
+    assert outside.before(job("a")) == OnDisk(stored=True)
+    assert outside.after(job("a")).stored
+    assert not outside.after(job("b")).stored
+
+
+def test_a_damaged_output_is_told_and_moved(outside: Outside, caplog: pytest.LogCaptureFixture) -> None:
+    commit(outside.store, "a")
+    (outside.store.path(key("a")) / "value").write_text("b")
+    seen = outside.before(job("a"))
+    assert seen.problem
+    outside.carry_out(SetAside(key("a"), seen.problem))
+    assert not outside.store.has(key("a"))
+    assert "set aside to" in caplog.text
+
+
+def test_what_it_takes_to_make_an_output_anew_is_looked_for_as_far_as_it_is_gone(outside: Outside) -> None:
+    # w -> x -> a -> b -> reader, and o -> b; x was removed long ago, o is there, w is not needed for x.
+    plan = plan_of(
+        job("w"), job("x", needs=["w"]), job("a", needs=["x"]), job("o"), job("b", needs=["a", "o"]),
+        job("reader", needs=["b"]),
+    )  # fmt: skip
+    commit(outside.store, "w", "x", "a", "o", "b")
+    shutil.rmtree(outside.store.path(key("a")))
+    state = RunState(plan, ["w", "x", "a", "o", "b"], 1)
+    assert outside.damage(key("b"), state) == OnDisk(maker="b", missing=frozenset({"a"}))
+    shutil.rmtree(outside.store.path(key("x")))
+    shutil.rmtree(outside.store.path(key("b")))
+    assert outside.damage(key("b"), state) == OnDisk(
+        problem="not stored", maker="b", missing=frozenset({"a", "x"})
+    )
+    assert outside.damage("f" * 64, state).maker == ""

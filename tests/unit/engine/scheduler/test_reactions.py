@@ -1,0 +1,194 @@
+"""What follows when a worker says something, ends, or hangs."""
+
+from __future__ import annotations
+
+from pipeline.config.schema import RetryConfig
+from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Tell
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import (
+    Heartbeat,
+    JobFinished,
+    JobProgress,
+    JobStarted,
+    JobStopped,
+    WorkerUnreadable,
+)
+from tests.doubles.engine import job
+from tests.doubles.on_paper import OnPaper
+
+FINISHED = JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=2.0, samples=3, tokens=7, peak_mb=9)
+
+
+def running(*more: object, workers: int = 2, **settings: object) -> OnPaper:
+    """A run in which `a` has begun on worker 0."""
+    paper = OnPaper(job("a", seconds=9), *more, workers=workers, **settings)  # type: ignore[arg-type]
+    paper.start()
+    paper.begin("a")
+    return paper
+
+
+# -- a calm run ------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_is_in_the_journal_and_in_the_books() -> None:
+    paper = running(job("b", needs=["a"]))
+    paper.run.now_s = 4.0
+    assert paper.hear(0, FINISHED, OnDisk(stored=True)) == ["JobFinished a"]
+    assert paper.record("JobFinished") == {
+        "job": "a", "attempt": 1, "worker": 0, "load_s": 0.5, "run_s": 2.0, "samples": 3, "tokens": 7, "peak_mb": 9
+    }  # fmt: skip
+    assert ReleaseClaim("a") in paper.effects
+    (attempt,) = paper.run.ledger.attempts
+    assert (attempt.outcome, attempt.sent_s, attempt.ended_s, attempt.load_s) == ("done", 0.0, 4.0, 0.5)
+    assert paper.jobs() == {"a": "done", "b": "ready"}
+
+
+def test_progress_and_signs_of_life_are_told_and_change_nothing_else() -> None:
+    paper = running()
+    assert paper.hear(0, JobProgress(job_id="a", attempt=1, done=2, total=5, tokens=8)) == []
+    counts = {"done": 2, "total": 5, "tokens": 8}
+    assert paper.effects == [Tell("JobProgress", {"job": "a", "attempt": 1, "worker": 0, **counts})]
+    assert paper.hear(0, Heartbeat(rss_bytes=77)) == []
+    assert paper.effects == [Tell("Heartbeat", {"worker": 0, "rss_bytes": 77, "gpu": None})]
+
+
+def test_a_process_that_a_job_has_changed_is_replaced() -> None:
+    paper = running(job("b", needs=["a"]), workers=1)
+    assert paper.finish("a", changed="the umask")[-1] == "restart 0"
+    assert "worker 0: a has left changed: the umask" in paper.said()
+    assert paper.start() == []
+    assert paper.ended(0) == ["WorkerExited"]
+    assert not paper.said()
+
+
+def test_an_idle_worker_that_is_lost_is_told_and_replaced() -> None:
+    paper = OnPaper(job("a"))
+    assert paper.ended(1, exit_code=3) == ["WorkerExited"]
+    assert paper.said() == "worker 1 was lost (exit code 3)"
+    assert paper.phases() == ["idle", "starting"]
+    assert [span.worker for span in paper.run.ledger.spans] == [0, 1, 1]
+
+
+def test_a_kill_that_nobody_here_has_sent_tells_of_memory() -> None:
+    paper = running()
+    paper.hear(0, Heartbeat(rss_bytes=3 << 30))
+    paper.ended(0)
+    assert paper.record("AttemptFailed")["reason"] == (
+        "worker 0 was lost (signal 9 (SIGKILL); it held 3.0 GiB, so the system may have been out of memory)"
+    )
+
+
+# -- what hangs ------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_hangs_is_killed_and_what_it_still_says_does_not_count() -> None:
+    paper = running(heartbeat_timeout_s=5.0)
+    assert paper.wait(4.9) == []
+    assert paper.wait(0.1) == ["abort 0"]
+    assert "worker 0: a: no sign of life for execution.heartbeat_timeout_s=5; killing it" in paper.said()
+    assert paper.hear(0, FINISHED, OnDisk(stored=True)) == []
+    assert paper.said() == "worker 0: late JobFinished of a"
+    assert paper.hear(0, FINISHED, OnDisk(stored=True)) == []
+    assert not paper.said()  # told once
+    paper.ended(0)
+    failed = paper.record("AttemptFailed")
+    assert (failed["kind"], failed["exit_code"]) == ("hang", -9)
+    assert paper.wait(99) == []
+
+
+def test_progress_is_what_keeps_a_job_from_hanging_and_not_for_ever() -> None:
+    paper = running(progress_timeout_s=5.0, job_timeout_s=12.0, heartbeat_timeout_s=99.0)
+    for done in (1, 2, 3):
+        assert paper.wait(4) == ([] if done < 3 else ["abort 0"])
+        paper.hear(0, JobProgress(job_id="a", attempt=1, done=done, total=9, tokens=0))
+    assert paper.run.doomed[0].message == "worker 0 was killed: took longer than execution.job_timeout_s=12"
+
+
+def test_what_is_late_from_an_earlier_attempt_does_not_count() -> None:
+    paper = running(workers=1)
+    paper.ended(0)
+    paper.ready(0)
+    paper.start()
+    assert paper.hear(0, FINISHED, OnDisk(stored=True)) == []
+    assert paper.jobs() == {"a": "running"}
+
+
+# -- nonsense --------------------------------------------------------------------------------------------------
+
+
+def test_nonsense_costs_the_attempt_and_nothing_else() -> None:
+    paper = running(job("b", seconds=1))
+    assert paper.hear(0, JobStarted(job_id="b", attempt=1)) == []  # late, as it may once have had it
+    assert paper.hear(0, JobStarted(job_id="nobody", attempt=1)) == ["dismiss 0"]
+    paper.ended(0)
+    failed = paper.record("AttemptFailed")
+    assert (failed["job"], failed["kind"], failed["exit_code"]) == ("a", "lost", -9)
+    assert failed["reason"].startswith("worker 0 was killed: it sent JobStarted of 'nobody'")
+    assert paper.jobs() == {"a": "ready", "b": "running"}
+
+
+def test_what_is_no_message_is_nonsense_too() -> None:
+    paper = running()
+    assert paper.hear(0, WorkerUnreadable(reason="it sent what is no message")) == ["dismiss 0"]
+    assert "it sent what is no message; killing it" in paper.said()
+
+
+def test_an_idle_worker_that_lies_costs_no_job_anything() -> None:
+    paper = running()
+    assert paper.hear(1, JobStarted(job_id="nobody", attempt=1)) == ["dismiss 1"]
+    assert paper.ended(1) == ["WorkerExited"]
+    assert paper.jobs() == {"a": "running"}
+
+
+def test_a_job_is_done_when_its_output_is_there() -> None:
+    paper = running()
+    assert paper.hear(0, FINISHED, OnDisk(stored=False)) == ["dismiss 0"]
+    assert paper.run.doomed[0].message.endswith("it said that a is done, and nothing is stored")
+    assert paper.jobs() == {"a": "running"}
+
+
+# -- requests to stop ------------------------------------------------------------------------------------------
+
+
+def test_when_the_run_ends_a_job_that_is_broken_off_has_failed_in_nothing() -> None:
+    paper = running(job("b", needs=["a"]))
+    paper.run.stopping = True
+    assert paper.ended(0, exit_code=-15) == ["WorkerExited", "JobStopped a"]
+    assert paper.jobs() == {"a": "ready", "b": "pending"}
+    assert [attempt.outcome for attempt in paper.run.ledger.attempts] == ["stopped"]
+    assert paper.phases() == ["gone", "idle"]
+
+
+def test_when_the_run_ends_no_process_is_replaced() -> None:
+    paper = running()
+    paper.run.stopping = True
+    assert paper.hear(0, JobStopped(job_id="a", attempt=1)) == ["JobStopped a"]
+    assert paper.ended(0, exit_code=0) == ["WorkerExited"]
+
+
+def test_a_job_that_stops_unasked_is_tried_again_and_not_for_ever() -> None:
+    paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=1), workers=1)
+    ends = []
+    for attempt in (1, 2, 3, 4):
+        paper.start()
+        paper.begin("a")
+        ends.append(paper.hear(0, JobStopped(job_id="a", attempt=attempt)))
+        paper.ended(0, exit_code=0)
+        paper.ready(0)
+    assert ends[:3] == [["JobStopped a", "restart 0"]] * 3
+    assert ends[3] == ["JobStopped a", "AttemptFailed a", "JobFailed a", "restart 0"]
+    assert "asked to stop once more, and not by the engine" in paper.run.state.jobs["a"].reason
+
+
+def test_an_order_that_its_worker_did_not_take_goes_to_another_at_no_cost() -> None:
+    paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=1))
+    paper.start()
+    assert paper.ended(0, exit_code=0) == ["WorkerExited", "JobStopped a"]
+    assert paper.start() == ["send a to 1"]
+    assert not paper.run.state.jobs["a"].failures
+
+
+def test_a_worker_that_ends_well_in_the_middle_of_its_job_has_lost_it() -> None:
+    paper = running()
+    assert paper.ended(0, exit_code=0) == ["WorkerExited", "AttemptFailed a"]
+    assert paper.record("AttemptFailed")["kind"] == FailureKind.lost.value

@@ -1,0 +1,260 @@
+"""What becomes of failed attempts and of the devices on which they failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config.schema import RetryConfig
+from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.scheduler.effects import OnDisk, Say
+from pipeline.engine.workers.failure import FailureKind
+from tests.doubles.engine import job, key
+from tests.doubles.on_paper import OnPaper
+
+LOST, MEMORY = FailureKind.lost, FailureKind.out_of_memory
+PATIENT = RetryConfig(worker_lost=9, device_failures=3)
+
+
+def shared(*sizes_mb: int) -> Layout:
+    """GPUs that take two jobs each."""
+    places = tuple(Place(label=f"GPU {at}", free_mb=size, usable_mb=size) for at, size in enumerate(sizes_mb))
+    return Layout(places=places, slots=2, vouched=False)
+
+
+# -- jobs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_failed_on_one_device_is_tried_on_another() -> None:
+    paper = OnPaper(job("a"))
+    assert paper.start() == ["send a to 0"]
+    assert paper.fail("a", LOST) == ["WorkerExited", "AttemptFailed a"]
+    failed = paper.record("AttemptFailed")
+    assert (failed["kind"], failed["retry"], failed["worker"], failed["exit_code"]) == ("lost", True, 0, -9)
+    assert failed["log"] == "jobs/a/log.txt"
+    assert "a: attempt 1 failed, trying again: worker 0 was lost (signal 9 (SIGKILL))" in paper.said()
+    paper.ready(0)
+    assert paper.start() == ["send a to 1"]
+    assert [attempt.outcome for attempt in paper.run.ledger.attempts] == ["lost"]
+
+
+def test_with_one_device_it_is_tried_again_there() -> None:
+    paper = OnPaper(job("a"), workers=1)
+    paper.start()
+    paper.fail("a", LOST)
+    assert paper.start() == []  # until there is a process again
+    assert paper.ready(0) == ["WorkerStarted"]
+    assert paper.start() == ["send a to 0"]
+
+
+def test_a_job_that_is_given_up_blocks_what_needs_it() -> None:
+    paper = OnPaper(job("a"), job("b", needs=["a"]), job("c", needs=["b"]), job("d"), workers=1)
+    paper.start()
+    decided = paper.fail("a", FailureKind.bug, message="why\nmore")
+    assert decided == ["AttemptFailed a", "JobFailed a", "JobBlocked b", "JobBlocked c"]
+    assert paper.record("JobFailed") == {"job": "a", "attempts": 1, "kind": "bug", "reason": "E: why"}
+    assert "a failed: E: why (log: /run/jobs/a/log.txt)" in paper.said()
+    assert paper.jobs() == {"a": "failed", "b": "blocked", "c": "blocked", "d": "ready"}
+
+
+def test_the_budget_is_for_each_kind_of_failure() -> None:
+    paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=2))
+    for kind in (LOST, FailureKind.device, LOST):
+        paper.start()
+        decided = paper.fail("a", kind)
+        paper.ended(*paper.run.renewed)
+        paper.ready(*(at for at, phase in enumerate(paper.phases()) if phase == "starting"))
+    assert "JobFailed a" in decided
+    assert "set aside after it ended 2 workers" in paper.run.state.jobs["a"].reason
+
+
+def test_a_passing_fault_is_waited_out() -> None:
+    paper = OnPaper(job("a"), retry=RetryConfig(wait_s=2.0))
+    for wait_s in (2.0, 4.0):
+        paper.start()
+        paper.fail("a", FailureKind.transient)
+        assert paper.record("AttemptFailed")["wait_s"] == wait_s
+        assert f"trying again in {wait_s:g} s" in paper.said()
+        paper.wait(wait_s - 0.1)
+        assert paper.start() == []
+        paper.wait(0.1)
+    assert paper.start() == ["send a to 0"]
+
+
+def test_where_outputs_cannot_be_written_the_run_halts_and_no_job_is_blamed() -> None:
+    paper = OnPaper(job("a"), job("b", needs=["a"]))
+    paper.start()
+    assert paper.fail("a", FailureKind.storage, message="disk full") == ["AttemptFailed a"]
+    assert paper.run.halted == "a: E: disk full"
+    assert paper.jobs() == {"a": "ready", "b": "pending"}
+    assert not paper.run.state.jobs["a"].failures
+
+
+@pytest.mark.parametrize("kind", [MEMORY, FailureKind.device], ids=lambda kind: kind.value)
+def test_what_may_have_broken_the_process_is_tried_in_a_fresh_one(kind: FailureKind) -> None:
+    paper = OnPaper(job("a"), job("b", needs=["a"]), workers=1)
+    paper.start()
+    assert paper.fail("a", kind) == ["AttemptFailed a", "restart 0"]
+    assert paper.start() == []
+    assert paper.ended(0) == ["WorkerExited"]  # which is no loss
+    paper.ready(0)
+    assert paper.start() == ["send a to 0"]
+
+
+def test_memory_that_runs_out_beside_others_costs_no_attempt() -> None:
+    jobs = (job("a", memory_kind="k"), job("b", memory_kind="k"))
+    paper = OnPaper(*jobs, layout=shared(100), peaks={"k": 10}, retry=RetryConfig(out_of_memory=1))
+    assert paper.start() == ["send a to 0", "send b to 1"]
+    assert paper.fail("a", MEMORY) == ["AttemptFailed a", "restart 0"]
+    assert "(it shared the device; the next attempt does not)" in paper.record("AttemptFailed")["reason"]
+    assert not paper.run.state.jobs["a"].failures
+    paper.ended(0)
+    paper.ready(0)
+    assert paper.start() == []  # as long as another job is on the device
+    paper.finish("b")
+    assert paper.start() == ["send a to 0"]
+    assert "JobFailed a" in paper.fail("a", MEMORY)  # now it is its own fault
+
+
+# -- damage ----------------------------------------------------------------------------------------------------
+
+
+def damaged(paper: OnPaper, job_id: str, of: str, on_disk: OnDisk) -> list[str]:
+    return paper.fail(job_id, FailureKind.damaged_input, on_disk, damaged_key=key(of))
+
+
+def test_a_damaged_input_is_made_again_with_what_that_takes() -> None:
+    plan = (job("x"), job("a", needs=["x"]), job("b", needs=["a"]), job("c", needs=["b"]))
+    paper = OnPaper(*plan, stored=["x", "a", "b"])
+    paper.start()
+    seen = OnDisk(problem="a.bin: wrong checksum", maker="b", missing=frozenset({"a"}))
+    decided = damaged(paper, "c", "b", seen)
+    assert decided == ["AttemptFailed c", f"set aside {key('b')[:4]}", "JobReopened b", "JobReopened a"]
+    assert paper.jobs() == {"x": "stored", "a": "ready", "b": "pending", "c": "pending"}
+    for name in "abc":
+        assert paper.start() == [f"send {name} to 0"]
+        paper.finish(name)
+
+
+def test_an_input_that_is_good_after_all_is_made_again_and_stays_where_it_is() -> None:
+    paper = OnPaper(job("a"), job("b", needs=["a"]), stored=["a"])
+    paper.start()
+    assert damaged(paper, "b", "a", OnDisk(maker="a")) == ["AttemptFailed b", "JobReopened a"]
+    assert "a runs again: its stored output cannot be used (it could not be read)" in paper.said()
+
+
+def test_two_readers_of_one_damaged_input_have_it_made_once() -> None:
+    paper = OnPaper(job("a"), job("b", needs=["a"]), job("c", needs=["a"]), stored=["a"])
+    paper.start()
+    seen = OnDisk(problem="gone", maker="a")
+    assert "JobReopened a" in damaged(paper, "b", "a", seen)
+    assert damaged(paper, "c", "a", OnDisk(problem="not stored", maker="a")) == [
+        "AttemptFailed c", f"set aside {key('a')[:4]}"
+    ]  # fmt: skip
+    assert paper.jobs() == {"a": "ready", "b": "pending", "c": "pending"}
+
+
+# -- devices ---------------------------------------------------------------------------------------------------
+
+
+def lose(paper: OnPaper, *names: str, on: int) -> list[str]:
+    """Let each of some jobs die on a worker while another job keeps every other worker busy."""
+    decided: list[str] = []
+    for name in names:
+        paper.run.state.start(name, on, (), paper.run.now_s)
+        paper.effects = paper.run.decided()
+        decided += paper.ended(on)
+        if paper.phases()[on] == "starting":
+            paper.ready(on)
+    return decided
+
+
+def test_a_device_that_fails_three_jobs_in_a_row_is_given_no_more() -> None:
+    paper = OnPaper(*(job(name, seconds=1) for name in "abcd"), retry=PATIENT)
+    decided = lose(paper, "a", "b", "c", on=0)
+    assert decided[-3:] == ["AttemptFailed c", "DeviceQuarantined", "close 0"]
+    quarantined = paper.record("DeviceQuarantined")
+    assert (quarantined["worker"], quarantined["device"], quarantined["jobs"]) == (0, "cpu 0", ["a", "b", "c"])
+    assert paper.phases() == ["quarantined", "idle"]
+    assert [words for words in paper.start() if words.endswith("to 0")] == []
+
+
+def test_the_last_device_is_kept() -> None:
+    paper = OnPaper(*(job(name) for name in "abcd"), workers=1, retry=PATIENT)
+    assert "DeviceQuarantined" not in lose(paper, "a", "b", "c", on=0)
+
+
+def test_a_device_is_taken_back_when_the_same_jobs_fail_elsewhere() -> None:
+    paper = OnPaper(*(job(name) for name in "abcd"), retry=PATIENT)
+    lose(paper, "a", "b", "c", on=0)
+    assert lose(paper, "a", on=1) == ["WorkerExited", "AttemptFailed a", "DeviceReleased", "reopen 0"]
+    assert paper.phases()[0] == "starting"
+    paper.ready(0)
+    assert paper.phases() == ["idle", "idle"]
+
+
+def test_jobs_that_fail_everywhere_are_blamed_themselves() -> None:
+    paper = OnPaper(*(job(f"bad/{index}") for index in range(4)), job("good"))
+    failed_on: dict[str, list[int]] = {f"bad/{index}": [] for index in range(4)}
+    while paper.run.state.unsettled:
+        paper.start()
+        for worker in [worker for worker in paper.run.state.workers if worker.job_id]:
+            name = worker.job_id
+            if name == "good":
+                paper.finish(name)
+                continue
+            failed_on[name].append(worker.index)
+            assert "DeviceQuarantined" not in paper.fail(name, LOST)
+            paper.ready(worker.index)
+    assert paper.jobs() == {**dict.fromkeys(failed_on, "failed"), "good": "done"}
+    assert all(len(workers) == 3 and set(workers) == {0, 1} for workers in failed_on.values())
+
+
+def test_a_job_that_succeeds_in_between_clears_its_device() -> None:
+    paper = OnPaper(*(job(name) for name in "abcd"), retry=PATIENT)
+    lose(paper, "a", "b", on=0)
+    paper.run.state.start("d", 0)
+    paper.finish("d")
+    assert "DeviceQuarantined" not in lose(paper, "c", on=0)
+
+
+def test_a_job_beside_those_that_fail_may_finish_and_proves_that_the_device_works() -> None:
+    jobs = [job(name, memory_mb=10) for name in ("good", "a", "b")]
+    paper = OnPaper(*jobs, layout=shared(100, 50), retry=RetryConfig(worker_lost=9, device_failures=2))
+    paper.run.state.start("good", 0)
+    decided = lose(paper, "a", "b", on=2)
+    assert decided.count("DeviceQuarantined") == 2
+    assert "close 2" in decided
+    assert "close 0" not in decided
+    decided = paper.finish("good")
+    assert decided[-3:] == ["DeviceReleased", "DeviceReleased", "reopen 2"]
+    assert paper.phases() == ["idle", "idle", "starting", "idle"]
+
+
+def test_the_worker_of_a_job_that_fails_beside_those_ends_too() -> None:
+    jobs = [job(name, memory_mb=10) for name in ("last", "a", "b")]
+    paper = OnPaper(*jobs, layout=shared(100, 50), retry=RetryConfig(worker_lost=9, device_failures=2))
+    paper.run.state.start("last", 0)
+    lose(paper, "a", "b", on=2)
+    assert paper.fail("last", FailureKind.transient)[-1] == "close 0"
+    assert paper.phases() == ["quarantined", "idle", "quarantined", "idle"]
+
+
+def test_a_place_in_which_no_worker_starts_is_given_up_for_good() -> None:
+    from pipeline.engine.workers.messages import WorkerUnusable
+
+    paper = OnPaper(job("a"), job("b"))
+    assert paper.hear(0, WorkerUnusable(reason="why")) == ["DeviceQuarantined", "close 0"]
+    paper.start()
+    assert paper.finish("a") == ["JobFinished a"]
+    assert paper.phases()[0] == "quarantined"
+
+
+def test_a_device_whose_memory_did_not_come_back_is_given_up_unless_it_is_the_last() -> None:
+    paper = OnPaper(job("a"))
+    paper.run.state.worker_lost(0)
+    decided = paper.ready(0, not_free="GPU 0: 9 MB are taken")
+    assert decided == ["WorkerStarted", "DeviceQuarantined", "close 0"]
+    paper.run.state.worker_lost(1)
+    assert paper.ready(1, not_free="GPU 1: 9 MB are taken") == ["WorkerStarted"]
+    assert "worker 1 is the last one and goes on with what is free of GPU 1: 9 MB are taken" in paper.said()
+    assert [effect.level for effect in paper.effects if isinstance(effect, Say)] == [20, 30]

@@ -1,0 +1,158 @@
+"""Which processes end for the memory that they hold, and what waits for their end."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config.schema import RetryConfig
+from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import JobStarted, WorkerUnusable
+from pipeline.plan.job import Job
+from tests.doubles.engine import job
+from tests.doubles.on_paper import OnPaper
+
+PAIR = Layout(places=(Place(label="GPU 0", free_mb=100, usable_mb=100),), slots=2, vouched=False)
+
+
+def gang(name: str = "gang", needs: tuple[str, ...] = (), width: int = 2) -> Job:
+    return job(name, needs=needs, devices=width)
+
+
+def test_fresh_processes_are_given_a_gang_at_once() -> None:
+    paper = OnPaper(gang(), visible="GPU-")
+    assert paper.start() == ["send gang to 0"]
+    assert paper.phases() == ["running", "lent"]
+    (send,) = (effect for effect in paper.effects if hasattr(effect, "order"))
+    assert send.order.gang == ["GPU-0", "GPU-1"]
+    paper.begin("gang")
+    assert paper.record("JobStarted")["members"] == (1,)
+
+
+def test_a_worker_whose_device_is_lent_takes_no_job() -> None:
+    paper = OnPaper(job("gang", devices=2, seconds=9), job("other"))
+    assert paper.start() == ["send gang to 0"]
+    assert paper.start() == []
+    paper.finish("gang")
+    assert paper.start() == ["send other to 0"]
+
+
+def test_processes_that_have_run_jobs_are_replaced_before_a_gang_is_sent() -> None:
+    paper = OnPaper(job("a"), gang(needs=("a",)))
+    paper.start()
+    paper.finish("a")
+    assert paper.start() == ["restart 0"]  # the other one is fresh
+    assert "gang" in paper.run.gathering
+    assert paper.ended(0) == ["WorkerExited"]
+    paper.run.now_s = 5.0
+    assert paper.ready(0) == ["WorkerStarted", "send gang to 0"]
+    assert not paper.run.gathering
+    paper.finish("gang")
+    assert paper.run.ledger.attempts[-1].sent_s == 5.0
+
+
+def test_a_job_waits_for_the_end_of_those_whose_memory_it_needs() -> None:
+    jobs = [job("a", memory_mb=50), job("b", memory_mb=50), job("c", needs=["a", "b"], memory_mb=100)]
+    paper = OnPaper(*jobs, layout=PAIR)
+    paper.start()
+    paper.finish("a", held_mb=40)
+    paper.finish("b", held_mb=30)
+    assert paper.start() == ["restart 1"]
+    assert paper.phases() == ["running", "starting"]
+    assert paper.ended(1) == ["WorkerExited", "send c to 0"]  # and not only when there is another process
+
+
+def test_the_end_of_a_process_that_was_replaced_on_purpose_is_no_loss() -> None:
+    paper = OnPaper(gang(), job("a"), job("after", needs=["gang"]))
+    paper.run.state.start("a", 0)
+    paper.finish("a")
+    paper.start()
+    paper.ended(0)
+    assert not paper.run.ledger.attempts[1:]
+    assert paper.said() == ""
+    assert [span.worker for span in paper.run.ledger.spans] == [0, 1, 0]
+
+
+def test_a_worker_that_is_lost_while_its_device_is_lent_costs_nothing() -> None:
+    paper = OnPaper(gang(), gang("next", ("gang",)))
+    paper.start()
+    paper.begin("gang")
+    assert paper.ended(1) == ["WorkerExited"]
+    assert paper.phases() == ["running", "lent"]
+    paper.ready(1)
+    assert paper.finish("gang")[-1] == "JobFinished gang"
+    assert paper.phases() == ["idle", "idle"]
+
+
+def test_a_gang_that_ends_without_a_lent_worker_waits_for_its_next_process() -> None:
+    paper = OnPaper(gang(), job("after", needs=["gang"]))
+    paper.start()
+    paper.ended(1)
+    paper.finish("gang")
+    assert paper.phases() == ["idle", "starting"]
+    paper.ready(1)
+    assert paper.phases() == ["idle", "idle"]
+
+
+def test_on_gpus_the_workers_are_replaced_after_ranks_had_their_devices() -> None:
+    paper = OnPaper(gang(), job("after", needs=["gang"]), visible="GPU-")
+    paper.start()
+    assert paper.finish("gang") == ["JobFinished gang", "restart 0", "restart 1"]
+    assert paper.start() == []
+    paper.ended(0, 1)
+    paper.ready(0)
+    assert paper.start() == ["send after to 0"]
+
+
+def test_a_gang_that_raised_ends_with_the_worker_that_led_it() -> None:
+    paper = OnPaper(gang())
+    paper.start()
+    assert paper.fail("gang", FailureKind.transient, rank=1) == ["AttemptFailed gang", "restart 0"]
+
+
+def test_when_the_leader_dies_no_device_is_blamed_and_the_others_are_replaced() -> None:
+    paper = OnPaper(gang(), retry=RetryConfig(worker_lost=9, device_failures=1), visible="GPU-")
+    paper.start()
+    paper.begin("gang")
+    assert paper.ended(0) == ["WorkerExited", "AttemptFailed gang", "restart 1"]
+    assert paper.run.state.blame.failed_on("gang") == frozenset()
+
+
+def test_the_device_of_the_rank_that_failed_is_the_suspect() -> None:
+    paper = OnPaper(gang(), workers=4)
+    paper.start()
+    paper.fail("gang", FailureKind.device, rank=1)
+    assert paper.run.state.blame.failed_on("gang") == {1}
+    assert paper.start() == ["send gang to 2"]
+
+
+def test_a_device_that_is_given_up_while_a_gang_gathers_costs_the_gang_an_attempt() -> None:
+    paper = OnPaper(job("a"), gang(needs=("a",)), workers=3)
+    paper.run.state.start("a", 1)
+    paper.finish("a")
+    paper.run.state.workers[0].holds = ["m"]  # so that the gang would rather have the others
+    paper.start()
+    assert paper.run.state.jobs["gang"].workers == (1, 2)
+    decided = paper.hear(1, WorkerUnusable(reason="why"))
+    assert decided == ["DeviceQuarantined", "close 1", "AttemptFailed gang"]
+    assert not paper.run.gathering
+    assert paper.phases() == ["idle", "quarantined", "idle"]
+    assert paper.start() == ["send gang to 0"]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_nobody_speaks_of_a_gang_before_it_was_sent(index: int) -> None:
+    paper = OnPaper(job("a"), gang(needs=("a",)))
+    paper.start()
+    paper.finish("a")
+    paper.start()
+    assert paper.hear(index, JobStarted(job_id="gang", attempt=1)) == [f"dismiss {index}"]
+
+
+def test_a_gang_for_which_too_few_devices_are_left_fails_at_once() -> None:
+    paper = OnPaper(job("a"), gang(needs=("a",)))
+    paper.hear(1, WorkerUnusable(reason="why"))
+    paper.start()
+    paper.finish("a")
+    assert paper.start() == ["JobFailed gang"]
+    assert "gang needs 2 devices at once, and there is 1" in paper.run.state.jobs["gang"].reason
