@@ -230,6 +230,17 @@ def test_a_job_beside_those_that_fail_may_finish_and_proves_that_the_device_work
     assert paper.phases() == ["idle", "idle", "starting", "idle"]
 
 
+def test_one_that_is_taken_back_before_its_process_has_ended_waits_for_the_next() -> None:
+    jobs = [job(name, memory_mb=10) for name in ("a", "b", "c")]
+    paper = OnPaper(*jobs, layout=shared(100, 50), retry=RetryConfig(worker_lost=9, device_failures=2))
+    assert lose(paper, "a", "b", on=2).count("DeviceQuarantined") == 2
+    assert lose(paper, "a", on=1).count("DeviceReleased") == 2
+    assert paper.phases()[0] == "starting"  # though nobody has seen the end of it yet
+    paper.ended(0)
+    paper.ready(0)
+    assert paper.phases()[0] == "idle"
+
+
 def test_the_worker_of_a_job_that_fails_beside_those_ends_too() -> None:
     jobs = [job(name, memory_mb=10) for name in ("last", "a", "b")]
     paper = OnPaper(*jobs, layout=shared(100, 50), retry=RetryConfig(worker_lost=9, device_failures=2))
