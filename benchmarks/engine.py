@@ -124,7 +124,6 @@ def _carry_out(folder: Path, jobs: Sequence[Job], edges: Sequence[tuple[str, str
             journal=journal,
             run_dir=folder,
             settings=settings,
-            on_status=lambda _status: None,
         )
     finally:
         journal.close()

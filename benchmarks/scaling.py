@@ -111,7 +111,6 @@ def _carry_out(plan: Plan, devices: int, barrier: Barrier) -> Outcome:
                 journal=journal,
                 run_dir=folder,
                 settings=settings,
-                on_status=lambda _status: None,
             )
         finally:
             journal.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -31,7 +32,6 @@ from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.loop import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.status import RunStatus
 from pipeline.engine.store.measured import update_durations, update_peaks
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError, WorkerError
@@ -41,8 +41,9 @@ from pipeline.plan.job import Job
 from pipeline.plan.recorded import plan_text
 from pipeline.runs.index import runs_of
 from pipeline.runs.links import link_all, link_stored
+from pipeline.runs.live_run import LiveRun
 from pipeline.runs.report.gpus import GpuLog
-from pipeline.runs.report.live import make_reporter
+from pipeline.runs.report.live import shown_on
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import never_waiting
 
@@ -122,7 +123,7 @@ def _end(request: Request, outcome: Outcome | None, run: RunFolder, console: Con
 def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
     """Let the run's folder show outputs that it did not make itself."""
     if job_ids:
-        earlier = runs_of(run.path.parent.parent, run.path.parent.name)
+        earlier = runs_of(run.path.parent.parent, run.experiment)
         jobs = [request.plan.jobs[job_id] for job_id in request.plan.jobs if job_id in job_ids]
         link = link_all if len(jobs) == len(request.plan.jobs) else link_stored
         link(run, request.store, jobs, [old for old in earlier if old.path != run.path])
@@ -144,12 +145,13 @@ def _run_missing(
     if not missing:
         _record_nothing_to_do(request, run)
         return None
-    gpus = GpuLog()
-    with make_reporter(console) as reporter:
+    live, gpus = LiveRun(request.plan, set(request.plan.jobs) - set(missing), request.layout.slots), GpuLog()
+    with shown_on(console) as redraw:
 
-        def show(status: RunStatus) -> None:
-            reporter.update(status)
-            gpus.update(status)
+        def show() -> None:
+            live.tick(time.time())
+            redraw(live)
+            gpus.update(live.view, live.view.elapsed_s(live.now))
 
         outcome = run_jobs(
             request.plan,
@@ -161,7 +163,8 @@ def _run_missing(
             portable=request.config.system.portable,
             missing=missing,
             verified=verified,
-            on_status=show,
+            on_event=live.take,
+            on_tick=show,
             on_stop=lambda text: say(console, text, "yellow"),
             signals=signals,
         )

@@ -19,7 +19,7 @@ from pipeline.plan.models import check_models
 from pipeline.plan.size import check_size
 from pipeline.runs.index import RecordedRun, choose_run, experiments, find_job, logs_of, runs_of
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
-from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json, unreadable_run
+from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json
 from pipeline.runs.report.why import explain_job, explain_request
 from pipeline.runs.sources import read_models, read_sources
 from pipeline.terminal.console import make_console, print_json, say
@@ -63,7 +63,7 @@ def _glance(output_dir: Path, name: str, now: float) -> Glance:
     try:
         return glance_at(RecordedRun(choose_run(output_dir, name), glance=True), now)
     except (PipelineError, OSError) as error:
-        return unreadable_run(name, str(error))
+        return Glance(name=name, problem=str(error))
 
 
 def logs(
@@ -177,7 +177,7 @@ def _earlier(output_dir: Path, run: RecordedRun, job_id: str, stamp: str | None)
 def _before(run: RecordedRun) -> list[RunFolder]:
     """Runs of the same experiment that are older, oldest first."""
     folders = runs_of(run.folder.path.parent.parent, run.name)
-    names = [folder.path.name for folder in folders]
+    names = [folder.stamp for folder in folders]
     return folders[: names.index(run.stamp)] if run.stamp in names else folders
 
 
@@ -189,7 +189,7 @@ def _log_of(run: RecordedRun, job_id: str, attempt: int | None) -> Path:
         if made_by is None:
             where = run.view.jobs[job_id].status
             raise ConfigError(f"{job_id} has no log in run {run.stamp} of {run.name}, where it is {where}.")
-        _note(f"{job_id} did not run in {run.stamp}; this is its log from {made_by.path.name}")
+        _note(f"{job_id} did not run in {run.stamp}; this is its log from {made_by.stamp}")
         found = logs_of(made_by, job_id)
     number = max(found) if attempt is None else attempt
     if number not in found:

@@ -1,4 +1,7 @@
-"""The events of a journal: which fields each has, and of what type; how a line of a journal becomes one.
+"""The events of a run: which fields each has, and of what type; how a line of a journal becomes one.
+
+The engine tells each event to whoever watches, once it is in the journal. A few that pass too fast, or that say
+nothing of where a job stands, it tells and does not write: ``WorkerStarting``, ``JobProgress`` and ``Heartbeat``.
 
 A journal may be of another version: fields and events that are not known are passed over, and a field that is
 missing has its empty value. A field of a wrong type makes its line unreadable, which costs that line alone.
@@ -68,6 +71,20 @@ class _DeviceQuarantined(_Any, total=False):
     jobs: list[str] | None
 
 
+class _JobStarted(_Any, total=False):
+    members: list[_Index] | None
+
+
+class _JobProgress(_Any, total=False):
+    done: _Count
+    total: _Count
+    tokens: _Count
+
+
+class _Heartbeat(_Any, total=False):
+    rss_bytes: _Count
+
+
 class _JobFinished(_Any, total=False):
     load_s: _Seconds | None
     run_s: _Seconds | None
@@ -105,6 +122,9 @@ _KINDS: Mapping[str, Any] = {
     "RunFinished": _RunFinished,
     "WorkerStarted": _WorkerStarted,
     "DeviceQuarantined": _DeviceQuarantined,
+    "JobStarted": _JobStarted,
+    "JobProgress": _JobProgress,
+    "Heartbeat": _Heartbeat,
     "JobFinished": _JobFinished,
     "AttemptFailed": _AttemptFailed,
     "JobFailed": _JobFailed,

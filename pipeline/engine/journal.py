@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.events import read_event, whole_lines
+from pipeline.engine.events import Event, read_event, whole_lines
 from pipeline.errors import StoreError
 from pipeline.files import json_text, open_plain
 from pipeline.foreign import ForeignDataError
@@ -38,23 +38,23 @@ class Journal:
                 raise StoreError(f"another process is writing {path}; a run has a folder of its own")
         self._cut(_whole_bytes(path))
 
-    def write(self, event: str, **fields: Any) -> None:
-        """Append one event with its wall-clock time, and have it on disk when this returns.
+    def write(self, event: str, **fields: Any) -> Event:
+        """Append one event with its wall-clock time, have it on disk, and return it as it was written.
 
         Raises:
             StoreError: It could not be written. What was written before stands, and no part of this event.
         """
-        line = json_text({"event": event, "time": round(time.time(), 3), **fields}, separators=(",", ":"))
-        data = line.encode() + b"\n"
+        written: Event = {"event": event, "time": round(time.time(), 3), **fields}
+        data = json_text(written, separators=(",", ":")).encode() + b"\n"
         try:
-            written = self._file.write(data)
-            if written != len(data):
+            if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, "only a part was written")
             os.fsync(self._file.fileno())
         except OSError as error:
             self._cut(self._length)
             raise StoreError(f"cannot write {self._path}: {error.strerror}") from error
         self._length += len(data)
+        return written
 
     def _cut(self, length: int) -> None:
         """Leave whole lines only."""

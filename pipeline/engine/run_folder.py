@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+
+STAMP_FORMAT = "%Y-%m-%d_%H-%M-%S"
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,22 @@ class RunFolder:
     """The folder of one run and the names inside it."""
 
     path: Path
+
+    @property
+    def experiment(self) -> str:
+        """Name of the experiment."""
+        return self.path.parent.name
+
+    @property
+    def stamp(self) -> str:
+        """The timestamp that names the run."""
+        return self.path.name
+
+    @property
+    def begun(self) -> tuple[str, int] | None:
+        """Its timestamp and its number among the runs of that second; None where it is not named so."""
+        match = _STAMP.fullmatch(self.stamp)
+        return (match[1], int(match[2] or 1)) if match else None
 
     @property
     def config(self) -> Path:
@@ -72,7 +92,7 @@ def create_run_folder(output_dir: Path, name: str, now: datetime | None = None) 
     Raises:
         ConfigError: The folder cannot be made.
     """
-    stamp = f"{now or datetime.now():%Y-%m-%d_%H-%M-%S}"
+    stamp = f"{now or datetime.now():{STAMP_FORMAT}}"
     try:
         (output_dir / name).mkdir(parents=True, exist_ok=True)
         folder = _fresh(output_dir / name, stamp)

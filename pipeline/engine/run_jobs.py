@@ -10,10 +10,10 @@ from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.devices.memory_reclaim import read_levels, wait_until_all_free
+from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.scheduler.loop import Outcome, run_plan
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.status import RunStatus
 from pipeline.engine.store.measured import read_peaks
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
@@ -34,8 +34,9 @@ def run_jobs(
     portable: bool = False,
     missing: Sequence[str] | None = None,
     verified: Verified | None = None,
-    on_status: Callable[[RunStatus], None] | None = None,
-    on_stop: Callable[[str], None] | None = None,
+    on_event: Callable[[Event], None] = lambda _: None,
+    on_tick: Callable[[], None] = lambda: None,
+    on_stop: Callable[[str], None] = lambda _: None,
     signals: StopSignals | None = None,
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
@@ -66,8 +67,9 @@ def run_jobs(
             verified=verified,
             layout=layout,
             peaks=read_peaks(store.root),
-            on_status=on_status or (lambda _: None),
-            on_stop=on_stop or (lambda _: None),
+            on_event=on_event,
+            on_tick=on_tick,
+            on_stop=on_stop,
             signals=signals,
         )
     finally:

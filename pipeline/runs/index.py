@@ -26,7 +26,6 @@ from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
 from pipeline.runs.run_view import RunView
 
 MAX_LISTED = 20
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 _TAIL_BYTES = 1 << 16
 _STARTING_S = 10.0
 """Seconds that an engine may take from making its folder to the first line of its journal."""
@@ -57,9 +56,8 @@ def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
         if not known:
             raise ConfigError(f"there are no runs in {output_dir}.")
         raise ConfigError(f"no run of '{name}' in {output_dir}: " + unknown_name("experiment", name, known))
-    found = ((_STAMP.fullmatch(path.name), path) for path in (output_dir / name).iterdir() if path.is_dir())
-    ordered = sorted((match[1], int(match[2] or 1), path) for match, path in found if match)
-    return [RunFolder(path) for _, _, path in ordered]
+    found = [RunFolder(path) for path in (output_dir / name).iterdir() if path.is_dir()]
+    return sorted((run for run in found if run.begun), key=lambda run: (run.begun, run.path))
 
 
 def choose_run(output_dir: Path, name: str, stamp: str | None = None) -> RunFolder:
@@ -71,11 +69,11 @@ def choose_run(output_dir: Path, name: str, stamp: str | None = None) -> RunFold
     runs = runs_of(output_dir, name)
     if stamp is None:
         return find_run(output_dir, name)
-    exact = [run for run in runs if run.path.name == stamp]
-    fitting = exact or [run for run in runs if run.path.name.startswith(stamp)]
+    exact = [run for run in runs if run.stamp == stamp]
+    fitting = exact or [run for run in runs if run.stamp.startswith(stamp)]
     if len(fitting) == 1:
         return fitting[0]
-    listed = ", ".join(run.path.name for run in (fitting or runs)[-MAX_LISTED:])
+    listed = ", ".join(run.stamp for run in (fitting or runs)[-MAX_LISTED:])
     if fitting:
         raise ConfigError(f"'{stamp}' fits several runs of {name}: {listed}. Give more of it.")
     raise ConfigError(f"{name} has no run '{stamp}'. There are: {listed}.")
@@ -105,7 +103,7 @@ class RecordedRun:
         """
         self.folder = folder
         self._journal = _JournalReader(folder.journal)
-        self.view = RunView(None if glance else self.plan)
+        self.view = RunView() if glance else RunView(self.plan.jobs.values(), self.plan.stored)
         ends = list(_ends(folder.journal)) if glance else []
         if ends and ends[-1].get("event") == "RunFinished":
             self.view.feed(ends)
@@ -115,12 +113,12 @@ class RecordedRun:
     @property
     def name(self) -> str:
         """Name of the experiment."""
-        return self.folder.path.parent.name
+        return self.folder.experiment
 
     @property
     def stamp(self) -> str:
         """The timestamp that names the run."""
-        return self.folder.path.name
+        return self.folder.stamp
 
     @cached_property
     def plan(self) -> RecordedPlan:

@@ -1,8 +1,10 @@
-"""What the view of a run is made of: its jobs, their attempts, its workers, devices that are used no more."""
+"""What the view of a run is made of: its jobs and how many of them are where, their attempts, its workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from pipeline.engine.workers.messages import GpuLoad
 
 SETTLED = frozenset({"done", "stored", "failed", "blocked"})
 """Statuses of a job that nothing more happens to in this run."""
@@ -27,6 +29,10 @@ class AttemptView:
         retry: Whether the failure was followed by another attempt.
         wait_s: Seconds until that attempt might begin.
         run_s: Seconds that a finished attempt took, by the worker's clock.
+        members: Workers that lend it their devices.
+        done: Samples that are finished, as far as the engine tells while it runs.
+        total: Samples that it has.
+        tokens: Tokens so far.
     """
 
     number: int
@@ -43,12 +49,66 @@ class AttemptView:
     retry: bool = False
     wait_s: float = 0.0
     run_s: float = 0.0
+    members: tuple[int, ...] = ()
+    done: int = 0
+    total: int = 0
+    tokens: int = 0
 
     def elapsed_s(self, now: float) -> float:
         """Seconds between its begin and its end, or `now`."""
         if self.started is None:
             return 0.0
         return max(0.0, (now if self.ended is None else self.ended) - self.started)
+
+
+@dataclass(kw_only=True)
+class JobCounts:
+    """How many jobs are in which state: those of a run, or of one chain in one round.
+
+    Attributes:
+        total: All of them.
+        stored: Were in the store before they would have run.
+        done: Were done in this run.
+        running: Run now.
+        failed: Failed.
+        blocked: Cannot run because another one failed.
+    """
+
+    total: int = 0
+    stored: int = 0
+    done: int = 0
+    running: int = 0
+    failed: int = 0
+    blocked: int = 0
+
+    @property
+    def there(self) -> int:
+        """How many have an output."""
+        return self.done + self.stored
+
+    @property
+    def given_up(self) -> int:
+        """How many will have none."""
+        return self.failed + self.blocked
+
+    @property
+    def left(self) -> int:
+        """How many are still to be begun."""
+        return self.total - self.there - self.given_up - self.running
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it is left to do."""
+        return self.there + self.given_up == self.total
+
+    def move(self, before: str, after: str) -> None:
+        """One job comes from one state to another; what is in none of them is pending."""
+        for status, change in ((before, -1), (after, 1)):
+            if status != "pending":
+                setattr(self, status, getattr(self, status) + change)
+
+    def __add__(self, other: JobCounts) -> JobCounts:
+        return JobCounts(**{name: number + getattr(other, name) for name, number in vars(self).items()})
 
 
 @dataclass(kw_only=True)
@@ -96,16 +156,29 @@ class WorkerView:
     Attributes:
         index: Its number.
         device: Its device in words.
-        pid: Of the process that is there now.
+        pid: Of the process that is there now; 0 where there is none.
         job_id: The job that it runs, or "".
-        status: ``ready``, ``gone`` or ``quarantined``.
+        lent_to: The job of another worker that has its device, or "".
+        status: ``starting``, ``idle``, ``gone`` or ``quarantined``, whether or not it has a job.
+        rss_bytes: Resident memory at the last heartbeat.
+        gpu: Its GPU at the last heartbeat; None without one, or without a driver that tells.
     """
 
     index: int
     device: str = ""
     pid: int = 0
     job_id: str = ""
-    status: str = "ready"
+    lent_to: str = ""
+    status: str = "idle"
+    rss_bytes: int = 0
+    gpu: GpuLoad | None = None
+
+    @property
+    def state(self) -> str:
+        """Its status in one word; of one that is up, also ``running`` a job or ``lent`` to that of another."""
+        if self.status != "idle":
+            return self.status
+        return "running" if self.job_id else "lent" if self.lent_to else "idle"
 
 
 @dataclass(frozen=True, kw_only=True)

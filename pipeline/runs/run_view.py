@@ -1,29 +1,30 @@
-"""From a journal to the state of its run: what a status, a log viewer or a question about one job rests on. Pure.
+"""From events to the state of their run: what a live view, a status or a question about one job rests on. Pure.
 
-Events are taken one by one, as `events.read_event` gives them, so a view can follow a run that goes on. Events and
-fields that are not known are passed over, and a field that is missing has its empty value: a journal may come from
-another version.
+Events are taken one by one, as the engine tells them or as `events.read_event` finds them in its journal, so a
+view can follow a run that goes on. Events and fields that are not known are passed over, and a field that is
+missing has its empty value: a journal may come from another version.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from pipeline.engine.events import Event
-from pipeline.engine.status import CellStatus
-from pipeline.plan.recorded import RecordedPlan
-from pipeline.runs.job_view import AttemptView, JobView, Quarantine, WorkerView
+from pipeline.engine.workers.messages import GpuLoad
+from pipeline.plan.job import Job
+from pipeline.runs.job_view import AttemptView, JobCounts, JobView, Quarantine, WorkerView
 
 _NOT_DONE = ("failed", "blocked", "pending", "ready", "running")
 
 
 class RunView:
-    """The state of one run as far as its journal tells.
+    """The state of one run as far as its events tell.
 
     Attributes:
-        jobs: Job id -> job; without a plan only those that the journal names.
+        jobs: Job id -> job; without a plan only those that events name.
+        cells: (Chain, round) -> how many of its jobs are in which state, in plan order.
         workers: Index -> worker.
         quarantined: Devices that are used no more, in order.
         started: When it began, or None while it has not.
@@ -35,8 +36,15 @@ class RunView:
         retries: Class of failure -> how many attempts failed by it and were followed by another.
     """
 
-    def __init__(self, plan: RecordedPlan | None = None) -> None:
+    def __init__(self, planned: Iterable[Job] | None = None, stored: Collection[str] = ()) -> None:
+        """Begin before the first event.
+
+        Args:
+            planned: The jobs of its plan; None where that is not known.
+            stored: Ids of those that need not run.
+        """
         self.jobs: dict[str, JobView] = {}
+        self.cells: dict[tuple[str, int], JobCounts] = {}
         self.workers: dict[int, WorkerView] = {}
         self.quarantined: list[Quarantine] = []
         self.started: float | None = None
@@ -44,15 +52,14 @@ class RunView:
         self.finished: Event | None = None
         self.pid: int | None = None
         self.host = ""
-        self.total = 0
         self.retries: Counter[str] = Counter()
-        self._planned = plan is not None
+        self._planned = planned is not None
         self._stored = 0
-        if plan is not None:
-            self.total = len(plan.jobs)
-            for job in plan.jobs.values():
-                status = "stored" if job.id in plan.stored else "pending"
-                self.jobs[job.id] = JobView(id=job.id, chain=job.chain, round=job.round, status=status)
+        for job in planned or ():
+            view = self._enter(JobView(id=job.id, chain=job.chain, round=job.round))
+            if job.id in stored:
+                self._set(view, "stored")
+        self.total = len(self.jobs)
 
     # -- questions ---------------------------------------------------------------------------------------------
 
@@ -94,22 +101,20 @@ class RunView:
             return 0.0
         return max(0.0, (now if self.finished is None and engine_runs else self.last) - self.started)
 
-    def counts(self) -> CellStatus:
+    def counts(self) -> JobCounts:
         """All jobs by status."""
-        if self._planned:
-            return _count(self.jobs.values(), self.total)
-        if self.finished is not None:
+        if not self._planned and self.finished is not None:
             kinds = ("stored", "done", "failed", "blocked")
-            return CellStatus(total=self.total, **{kind: int(self.finished.get(kind) or 0) for kind in kinds})
-        seen = _count(self.jobs.values(), self.total)
-        return replace(seen, stored=seen.stored + self._stored)
+            return JobCounts(total=self.total, **{kind: int(self.finished.get(kind) or 0) for kind in kinds})
+        counts = JobCounts(stored=0 if self._planned else self._stored)
+        for cell in self.cells.values():
+            counts += cell
+        return replace(counts, total=self.total)
 
-    def cells(self) -> dict[tuple[str, int], CellStatus]:
-        """(Chain, round) -> its jobs by status, in plan order."""
-        grouped: dict[tuple[str, int], list[JobView]] = {}
-        for job in self.jobs.values():
-            grouped.setdefault((job.chain, job.round), []).append(job)
-        return {cell: _count(jobs, len(jobs)) for cell, jobs in grouped.items()}
+    def running(self) -> dict[str, AttemptView]:
+        """Job that runs -> its attempt, in the order of workers."""
+        ids = (worker.job_id for worker in self.workers.values() if worker.job_id)
+        return {job_id: self.jobs[job_id].attempts[-1] for job_id in ids}
 
     def having(self, status: str) -> list[JobView]:
         """Jobs of one status, in plan order."""
@@ -135,17 +140,23 @@ class RunView:
         match event.get("event"):
             case "RunStarted":
                 self._run_started(event)
+            case "WorkerStarting":
+                self._worker(event).status = "starting"
             case "WorkerStarted":
                 worker = self._worker(event)
-                worker.pid, worker.status, worker.job_id = int(event.get("pid") or 0), "ready", ""
+                worker.pid, worker.status, worker.job_id = int(event.get("pid") or 0), "idle", ""
                 worker.device = str(event.get("device", ""))
+            case "Heartbeat":
+                worker, gpu = self._worker(event), event.get("gpu")
+                worker.rss_bytes = event.get("rss_bytes", 0)
+                worker.gpu = gpu if isinstance(gpu, GpuLoad) else None
             case "WorkerExited":
                 self._worker_exited(event)
             case "DeviceQuarantined":
                 self._quarantined(event)
             case "DeviceReleased":
                 worker = self._worker(event)
-                worker.status = "gone"
+                worker.status = "idle" if worker.pid else "starting"
                 self.quarantined = [place for place in self.quarantined if place.worker != worker.index]
             case "RunFinished":
                 self._run_finished(event)
@@ -156,6 +167,10 @@ class RunView:
         match name:
             case "JobStarted":
                 self._job_started(event, job)
+            case "JobProgress":
+                attempt = self._attempt(event, job)
+                attempt.done, attempt.total = event.get("done", 0), event.get("total", 0)
+                attempt.tokens = event.get("tokens", 0)
             case "JobFinished":
                 self._end(event, job, "done").run_s = float(event.get("run_s") or 0.0)
                 self._settle(job, "done")
@@ -200,6 +215,8 @@ class RunView:
     def _worker_exited(self, event: Event) -> None:
         worker = self._worker(event)
         job, worker.job_id = self.jobs.get(worker.job_id), ""
+        worker.pid = worker.rss_bytes = 0
+        worker.gpu = None
         if worker.status != "quarantined":
             worker.status = "gone"
         if job is not None and job.status == "running":
@@ -225,7 +242,10 @@ class RunView:
         worker.job_id = job.id
         attempt = self._attempt(event, job)
         attempt.worker, attempt.device, attempt.started = worker.index, worker.device, self.last
-        job.status, job.waits, job.stopped = "running", "", False
+        attempt.members = tuple(event.get("members") or ())
+        for place in map(self._place, attempt.members):
+            place.lent_to = job.id
+        self._settle(job, "running")
 
     def _attempt_failed(self, event: Event, job: JobView) -> None:
         attempt = self._end(event, job, "failed")
@@ -244,22 +264,36 @@ class RunView:
         worker = self.workers.get(attempt.worker)
         if worker is not None and worker.job_id == job.id:
             worker.job_id = ""
+        for place in map(self._place, attempt.members):
+            place.lent_to = "" if place.lent_to == job.id else place.lent_to
         return attempt
 
     def _settle(self, job: JobView, status: str) -> None:
-        job.status, job.waits, job.stopped = status, "", False
+        self._set(job, status)
+        job.waits, job.stopped = "", False
 
     def _reopen(self, job: JobView) -> None:
-        job.status, job.root_cause = "pending", ""
+        self._set(job, "pending")
+        job.root_cause = ""
+
+    def _set(self, job: JobView, status: str) -> None:
+        self.cells[job.chain, job.round].move(job.status, status)
+        job.status = status
 
     # -- what events speak of ----------------------------------------------------------------------------------
 
     def _job(self, event: Event) -> JobView:
         job_id = str(event["job"])
-        return self.jobs.setdefault(job_id, JobView(id=job_id))
+        return self.jobs.get(job_id) or self._enter(JobView(id=job_id))
+
+    def _enter(self, job: JobView) -> JobView:
+        self.cells.setdefault((job.chain, job.round), JobCounts()).total += 1
+        return self.jobs.setdefault(job.id, job)
 
     def _worker(self, event: Event) -> WorkerView:
-        index = int(event.get("worker", -1))
+        return self._place(int(event.get("worker", -1)))
+
+    def _place(self, index: int) -> WorkerView:
         return self.workers.setdefault(index, WorkerView(index=index))
 
     def _attempt(self, event: Event, job: JobView) -> AttemptView:
@@ -277,15 +311,3 @@ def failures(view: RunView) -> Iterator[tuple[JobView, AttemptView | None]]:
     """Failed jobs with their last attempt."""
     for job in view.having("failed"):
         yield job, job.attempts[-1] if job.attempts else None
-
-
-def _count(jobs: Iterable[JobView], total: int) -> CellStatus:
-    found = Counter(job.status for job in jobs)
-    return CellStatus(
-        total=total,
-        stored=found["stored"],
-        done=found["done"],
-        running=found["running"],
-        failed=found["failed"],
-        blocked=found["blocked"],
-    )

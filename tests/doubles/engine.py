@@ -17,11 +17,11 @@ from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.devices.memory_reclaim import read_levels
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.loop import Outcome, run_plan
-from pipeline.engine.status import RunStatus
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.runs.run_view import RunView
 
 
 def key(name: str) -> str:
@@ -50,7 +50,6 @@ class Engine:
     root: Path
     runs: int = 0
     journal: list[dict[str, Any]] = field(default_factory=list)
-    statuses: list[RunStatus] = field(default_factory=list)
     before: set[int] = field(default_factory=lambda: {child.pid for child in own_children()})
     """Children of this process that are none of the engine's, such as a fork server of another test."""
 
@@ -73,7 +72,7 @@ class Engine:
         retry: RetryConfig | None = None,
         stored: Iterable[str] = (),
         stop_grace_s: float = 2.0,
-        watcher: Callable[[RunStatus], None] | None = None,
+        watcher: Callable[[RunView], object] = lambda _: None,
         on_stop: Callable[[str], object] = lambda _: None,
         **settings: Any,
     ) -> Outcome:
@@ -89,13 +88,12 @@ class Engine:
             retry: Budgets.
             stored: Ids of jobs that need not run.
             stop_grace_s: Seconds for running jobs when the run is stopped.
-            watcher: Gets snapshots.
+            watcher: Looks at the run a few times a second.
             on_stop: Told what a signal means for the jobs that run.
             settings: Further settings of `ExecutionConfig`.
         """
         self.runs += 1
         self.run_dir.mkdir(parents=True)
-        self.statuses = []
         execution = ExecutionConfig(
             backend=backend,
             barrier=barrier,
@@ -109,9 +107,11 @@ class Engine:
         layout, logs = make_layout(devices, execution), self.run_dir / "workers"
         levels = read_levels(devices)
         pool = make_pool(execution, devices, threads=1, log_dir=logs, layout=layout, levels=levels)
+        plan = plan_of(*jobs)
+        view = RunView(plan.jobs.values(), set(stored))
         try:
-            return run_plan(
-                plan_of(*jobs),
+            outcome = run_plan(
+                plan,
                 stored=set(stored),
                 store=self.store,
                 pool=pool,
@@ -120,12 +120,17 @@ class Engine:
                 settings=execution,
                 layout=layout,
                 peaks=peaks,
-                on_status=watcher or self.statuses.append,
+                on_event=view.take,
+                on_tick=lambda: watcher(view),
                 on_stop=on_stop,
             )
         finally:
             journal.close()
             self.journal = list(read_journal(path))
+        written = RunView(plan.jobs.values(), set(stored))
+        written.feed(self.journal)
+        assert what_status_shows(view) == what_status_shows(written)
+        return outcome
 
     def events(self, name: str, job_id: str | None = None) -> list[dict[str, Any]]:
         """Events of the last run."""
@@ -154,6 +159,18 @@ class Engine:
         scratch = self.store.root / ".tmp"
         children = [describe(child) for child in own_children() if child.pid not in self.before]
         return children + [str(path) for path in scratch.rglob("*")]
+
+
+def what_status_shows(view: RunView) -> list[Any]:
+    """What is the same for whoever watches a run and for whoever reads its journal: all but progress."""
+    for attempt in (attempt for job in view.jobs.values() for attempt in job.attempts):
+        attempt.done = attempt.total = attempt.tokens = 0
+    workers = {
+        worker.index: (worker.device, worker.pid, worker.job_id, worker.lent_to)
+        for worker in view.workers.values()
+        if worker.device
+    }
+    return [view.jobs, view.cells, view.counts(), view.quarantined, view.retries, view.finished, workers]
 
 
 def describe(process: psutil.Process) -> str:

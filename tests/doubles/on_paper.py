@@ -10,7 +10,17 @@ from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
-from pipeline.engine.scheduler.effects import Effect, OnDisk, Process, Record, ReleaseClaim, Say, Send, SetAside
+from pipeline.engine.scheduler.effects import (
+    Effect,
+    OnDisk,
+    Process,
+    Record,
+    ReleaseClaim,
+    Say,
+    Send,
+    SetAside,
+    Tell,
+)
 from pipeline.engine.scheduler.memory_needs import Needs
 from pipeline.engine.scheduler.policy import Reserve, next_actions
 from pipeline.engine.scheduler.reactions import kill_hanging, react
@@ -26,6 +36,7 @@ from pipeline.engine.workers.messages import (
     WorkerReady,
 )
 from pipeline.plan.job import Job
+from pipeline.runs.run_view import RunView
 from tests.doubles.engine import plan_of
 
 NOTHING = OnDisk()
@@ -37,6 +48,7 @@ class OnPaper:
     Attributes:
         run: The run.
         effects: What was decided since it was last asked for.
+        view: What whoever watches was told.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class OnPaper:
             verified=root / "verified",
         )
         self.effects: list[Effect] = []
+        self.view = RunView(state.plan.jobs.values(), set(stored))
         self.visible = visible
         for index in range(layout.workers):
             self.run.process_starts(index)
@@ -143,8 +156,11 @@ class OnPaper:
     # -- what came of them -------------------------------------------------------------------------------------
 
     def decided(self) -> list[str]:
-        """What is to be done, in words; lines of the log and claims are in `effects` alone."""
+        """What is to be done, in words; lines of the log, claims and what is told are in `effects` alone."""
         self.effects = self.run.decided()
+        for effect in self.effects:
+            if isinstance(effect, Record | Tell):
+                self.view.take({"event": effect.event, "time": self.run.now_s, **effect.fields})
         return [words for effect in self.effects if (words := _in_words(effect))]
 
     def said(self) -> str:
@@ -183,5 +199,5 @@ def _in_words(effect: Effect) -> str:
             return f"{effect.action} {effect.worker}"
         case SetAside():
             return f"set aside {effect.key[:4]}"
-        case Say() | ReleaseClaim():
+        case Say() | Tell() | ReleaseClaim():
             return ""

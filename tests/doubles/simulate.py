@@ -65,5 +65,5 @@ def simulate(
         )
         peak = (peaks_mb or {}).get(job_id)
         held = (peak or 0) // 2 if plan.jobs[job_id].devices == 1 and state.layout.slots > 1 else 0
-        state.finished(worker, 0, 0, peak, held)
+        state.finished(worker, peak, held)
     return attempts

@@ -12,8 +12,9 @@ from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.job_state import JobStatus
-from pipeline.engine.status import GpuLoad, RunStatus
 from pipeline.engine.workers import backends
+from pipeline.engine.workers.messages import GpuLoad
+from pipeline.runs.run_view import RunView
 from tests.doubles import fake_nvml
 from tests.doubles.engine import Engine, job, plan_of
 
@@ -43,8 +44,8 @@ class Driver:
         self.left = snapshots
         self.freed_at = 0.0
 
-    def watch(self, status: RunStatus) -> None:
-        if any(worker.state == "starting" for worker in status.workers) and list(self.taken.glob("*.json")):
+    def watch(self, view: RunView) -> None:
+        if any(worker.state == "starting" for worker in view.workers.values()) and list(self.taken.glob("*.json")):
             self.left -= 1
         if self.left <= 0:
             fake_nvml.give_back(self.taken)
@@ -80,8 +81,8 @@ def test_a_device_whose_memory_stays_taken_is_given_up_and_the_others_go_on(
     monkeypatch.setattr(backends, "FREE_TIMEOUT_S", 1.0)
     flag = tmp_path / "go"
 
-    def watch(status: RunStatus) -> None:
-        if any(worker.state == "quarantined" for worker in status.workers):
+    def watch(view: RunView) -> None:
+        if any(worker.state == "quarantined" for worker in view.workers.values()):
             flag.touch()
 
     with caplog.at_level(logging.WARNING, "pipeline"):
@@ -162,8 +163,8 @@ def test_a_run_that_is_over_tells_what_it_leaves_behind(
 def test_workers_tell_what_their_gpus_do(engine: Engine, taken: Path, tmp_path: Path) -> None:
     flag, seen = tmp_path / "go", dict[str, GpuLoad]()
 
-    def watch(status: RunStatus) -> None:
-        for worker in status.workers:
+    def watch(view: RunView) -> None:
+        for worker in view.workers.values():
             if worker.gpu:
                 seen[worker.gpu.label] = worker.gpu
         if len(seen) == 2:

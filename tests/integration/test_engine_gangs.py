@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -14,9 +15,9 @@ import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.scheduler.job_state import JobStatus
-from pipeline.engine.status import RunStatus
 from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, PlanError
+from pipeline.runs.run_view import RunView
 from tests.doubles.engine import Engine, job, key
 
 
@@ -95,7 +96,7 @@ def test_a_rank_that_is_killed_ends_the_gang(engine: Engine, tmp_path: Path) -> 
     flags = Path(folder(tmp_path))
     killed: list[int] = []
 
-    def kill_one(status: RunStatus) -> None:
+    def kill_one(_view: RunView) -> None:
         if not killed and len(list(flags.iterdir())) == 3:
             os.kill(json.loads((flags / "2").read_text())[0], signal.SIGKILL)
             killed.append(2)
@@ -126,9 +127,9 @@ def test_a_lost_worker_whose_device_is_lent_costs_nothing(engine: Engine, tmp_pa
     killed: list[int] = []
     flag = tmp_path / "flag"
 
-    def kill_lent(status: RunStatus) -> None:
-        lent = [worker.index for worker in status.workers if worker.state == "lent"]
-        if lent and not killed and status.workers[0].state == "running" and status.workers[0].running_s > 0.5:
+    def kill_lent(view: RunView) -> None:
+        lent = [worker.index for worker in view.workers.values() if worker.state == "lent"]
+        if lent and not killed and view.running()["gang"].elapsed_s(time.time()) > 0.5:
             journal = (engine.run_dir / "journal.jsonl").read_text().splitlines()
             events = [json.loads(line) for line in journal]
             pids = [
@@ -164,7 +165,7 @@ def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path) ->
     flags = Path(folder(tmp_path))
     gang = job("gang", "ranks_stop_when_asked", devices=2, payload={"flag": str(flags)})
 
-    def stop(status: RunStatus) -> None:
+    def stop(_view: RunView) -> None:
         if len(list(flags.iterdir())) == 2:
             os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(0.05)

@@ -125,22 +125,33 @@ def test_the_environment_is_pinned_before_anything_is_imported(
     assert not seen["torch"]
 
 
-def test_progress_reaches_the_snapshots(engine: Engine) -> None:
-    engine.run(job("count", "report_much", samples=20_000), workers=1)
-    assert engine.statuses[0].total.total == 1
-    assert engine.statuses[-1].total.done == 1
-    assert engine.statuses[-1].workers[0].device == "cpu slot 0, 1 thread"
+def test_whoever_watches_sees_a_job_from_its_begin_to_its_end(engine: Engine) -> None:
+    seen: list[tuple[int, str]] = []
+    engine.run(
+        job("count", "report_much", samples=20_000), workers=1,
+        watcher=lambda view: seen.append((view.counts().done, view.workers[0].device)),
+    )  # fmt: skip
+    assert seen[0] == (0, "")
+    assert seen[-1] == (1, "cpu slot 0, 1 thread")
     assert engine.events("JobFinished")[0]["tokens"] == 40_000
 
 
 def test_an_inline_job_lets_the_engine_show_itself(engine: Engine) -> None:
-    engine.run(job("slow", "report_slowly", samples=5), backend=Backend.inline)
-    assert {status.workers[0].done for status in engine.statuses} >= {2, 3, 4}
+    seen: set[int] = set()
+    engine.run(
+        job("slow", "report_slowly", samples=5), backend=Backend.inline,
+        watcher=lambda view: seen.update(attempt.done for attempt in view.running().values()),
+    )  # fmt: skip
+    assert seen >= {2, 3, 4}
 
 
 def test_heartbeats_tell_the_memory_of_a_worker(engine: Engine) -> None:
-    engine.run(job("wait", "sleep", payload={"seconds": 0.8}), heartbeat_s=0.05)
-    assert max(worker.rss_bytes for status in engine.statuses for worker in status.workers) > 1 << 20
+    seen: set[int] = set()
+    engine.run(
+        job("wait", "sleep", payload={"seconds": 0.8}), heartbeat_s=0.05,
+        watcher=lambda view: seen.update(worker.rss_bytes for worker in view.workers.values()),
+    )  # fmt: skip
+    assert max(seen) > 1 << 20
 
 
 def test_the_barrier_keeps_rounds_apart(engine: Engine) -> None:

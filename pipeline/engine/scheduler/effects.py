@@ -11,7 +11,15 @@ from pipeline.engine.workers.messages import RunJob
 
 @dataclass(frozen=True)
 class Record:
-    """Have an event in the journal, on disk before anything else is done."""
+    """Have an event in the journal, on disk before anything else is done, and told then."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Tell whoever watches an event that has no place in the journal."""
 
     event: str
     fields: Mapping[str, Any]
@@ -56,7 +64,7 @@ class SetAside:
     problem: str
 
 
-Effect = Record | Say | Send | Process | ReleaseClaim | SetAside
+Effect = Record | Tell | Say | Send | Process | ReleaseClaim | SetAside
 
 
 @dataclass(frozen=True, kw_only=True)

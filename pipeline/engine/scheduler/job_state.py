@@ -67,12 +67,3 @@ class JobState:
     exclusive: bool = True
     must_be_exclusive: bool = False
     keep_models: bool = True
-
-
-Cell = tuple[str, int]
-"""A chain and a round."""
-
-
-def cell_of(job: Job) -> Cell:
-    """Where a job is counted."""
-    return job.chain, job.round

@@ -12,7 +12,7 @@
                       |   |                                     +- sentinels           +---------+
                       |   '--> reactions, recovery (pure): retry here or elsewhere, kill what hangs,
                       v        quarantine a device, or fail a job and block what depends on it
-                 effects: journal (on disk before the next action), run log, orders to the pool
+                 effects: journal (on disk before the next action), whoever watches, run log, orders to the pool
 
 Nothing is polled: the wait ends when a pipe, a sentinel or a signal has something, or when a deadline is due.
 """
@@ -29,6 +29,7 @@ from typing import Concatenate, ParamSpec
 
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
+from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
@@ -44,7 +45,6 @@ from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.runnable import check_runnable
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.status import RunStatus
 from pipeline.engine.store.os_errors import explained
 from pipeline.engine.store.scratch import Scratch, lock_of
 from pipeline.engine.store.store import Store
@@ -63,8 +63,8 @@ from pipeline.plan.graph import Plan
 
 __all__ = ["Outcome", "run_plan"]
 
-STATUS_INTERVAL_S = 0.2
-_QUIET_INTERVAL_S = 0.5
+TICK_S = 0.2
+_QUIET_TICK_S = 0.5
 _P = ParamSpec("_P")
 
 
@@ -80,10 +80,11 @@ def run_plan(
     journal: Journal,
     run_dir: Path,
     settings: ExecutionConfig,
-    on_status: Callable[[RunStatus], None],
     verified: Verified | None = None,
     layout: Layout | None = None,
     peaks: Mapping[str, int] | None = None,
+    on_event: Callable[[Event], None] = lambda _: None,
+    on_tick: Callable[[], None] = lambda: None,
     on_stop: Callable[[str], None] = lambda _: None,
     signals: StopSignals | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -98,10 +99,11 @@ def run_plan(
         journal: Gets every change of state.
         run_dir: Folder of the run: logs of the jobs, links to their outputs.
         settings: Barrier, retries, models a worker keeps.
-        on_status: Gets a snapshot a few times a second.
         verified: What was found good while planning; None where nothing was looked at.
         layout: On which devices the workers of the pool are; one on each if None.
         peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
+        on_event: Told every event, see `engine.events`.
+        on_tick: Called a few times a second, to show what was told.
         on_stop: Told in a line what happens now when a signal asks the run to stop.
         signals: Those of the caller, who holds them longer than jobs run; one that came already ends the run.
         clock: Monotonic seconds.
@@ -124,9 +126,9 @@ def run_plan(
             scratch=scratch.path.absolute(),
             verified=verified.folder.absolute(),
         ),
-        outside=Outside(pool=pool, store=store, journal=journal, verified=verified),
+        outside=Outside(pool=pool, store=store, journal=journal, verified=verified, on_event=on_event),
         scratch=scratch,
-        on_status=on_status,
+        on_tick=on_tick,
         on_stop=on_stop,
         signals=signals or StopSignals(),
         clock=clock,
@@ -160,18 +162,18 @@ class _Loop:
     run: Run
     outside: Outside
     scratch: Scratch
-    on_status: Callable[[RunStatus], None]
+    on_tick: Callable[[], None]
     on_stop: Callable[[str], None]
     signals: StopSignals
     clock: Callable[[], float]
     start_s: float = field(init=False)
-    next_status_s: float = field(init=False)
+    next_tick_s: float = field(init=False)
     told_stop: bool = False
     ended_since: bool = False
     """Whether it was said what a signal means for the jobs that run; whether one has ended after it."""
 
     def __post_init__(self) -> None:
-        self.start_s = self.next_status_s = self.clock()
+        self.start_s = self.next_tick_s = self.clock()
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -214,10 +216,10 @@ class _Loop:
             if not state.unsettled:
                 break
             self._check_progress_possible()
-            self._show(self.next_status_s)
+            self._tick(self.next_tick_s)
             self.outside.pool.wait(self._patience(), self._take, [self.signals.fileno()])
             self._decide(kill_hanging)
-        self._show(0.0)
+        self._tick(0.0)
 
     def _stop(self) -> None:
         self.run.stopping = True
@@ -253,7 +255,7 @@ class _Loop:
         self._decide(react, index, message, self._look(index, message))
         if isinstance(message, JobStarted | JobProgress):
             # A worker that is this very process lets the loop run only here.
-            self._show(self.next_status_s)
+            self._tick(self.next_tick_s)
             self._tell_stop()
         elif isinstance(message, JobFinished | JobRaised | JobStopped):
             self.ended_since |= self.signals.received is not None
@@ -283,20 +285,17 @@ class _Loop:
 
     def _patience(self) -> float:
         now = self.clock()
-        dues = [self.next_status_s + _QUIET_INTERVAL_S - STATUS_INTERVAL_S]
+        dues = [self.next_tick_s + _QUIET_TICK_S - TICK_S]
         dues += self.run.delayed.values()
         if (hangs_s := self.run.watchdog.next_s()) is not None:
             dues.append(hangs_s)
         return max(0.0, min(dues) - now)
 
-    def _show(self, due_s: float) -> None:
+    def _tick(self, due_s: float) -> None:
         now = self.clock()
         if now >= due_s:
-            self.next_status_s = now + STATUS_INTERVAL_S
-            state = self.run.state
-            busy = [worker for worker in state.workers if worker.job_id]
-            running_s = {worker.index: now - state.jobs[worker.job_id].sent_s for worker in busy}
-            self.on_status(self.run.observer.snapshot(now - self.start_s, running_s))
+            self.next_tick_s = now + TICK_S
+            self.on_tick()
 
     def _tell_stop(self) -> None:
         """Say once what a signal that has come means for the jobs that run."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.scheduler.effects import (
     Effect,
@@ -15,6 +17,7 @@ from pipeline.engine.scheduler.effects import (
     Say,
     Send,
     SetAside,
+    Tell,
 )
 from pipeline.engine.scheduler.job_state import THERE
 from pipeline.engine.scheduler.state import RunState
@@ -37,6 +40,7 @@ class Outside:
         store: Where outputs go.
         journal: Gets every change of state.
         verified: What was found good among the stored outputs.
+        on_event: Told every event, see `engine.events`.
         claims: Job -> the right to compute its key, which no other run that shares the store has meanwhile.
         broken: Why the journal can no longer be written, or "". The run must end then: nobody could tell from its
             journal what happened after.
@@ -46,6 +50,7 @@ class Outside:
     store: Store
     journal: Journal
     verified: Verified
+    on_event: Callable[[Event], None] = lambda _: None
     claims: dict[str, Claim] = field(default_factory=dict)
     broken: str = ""
 
@@ -61,6 +66,8 @@ class Outside:
         match effect:
             case Record():
                 self.record(effect.event, **effect.fields)
+            case Tell():
+                self.on_event({"event": effect.event, **effect.fields})
             case Say():
                 log.log(effect.level, "%s", effect.text)
             case Send():
@@ -75,13 +82,15 @@ class Outside:
                 log.warning("stored output %s is damaged (%s): %s", effect.key, effect.problem, where)
 
     def record(self, event: str, **fields: object) -> None:
-        """Have an event on disk, or remember that it could not be written."""
+        """Have an event on disk and then tell it, or remember that it could not be written."""
         if self.broken:
             return
         try:
-            self.journal.write(event, **fields)
+            written = self.journal.write(event, **fields)
         except StoreError as error:
             self.broken = str(error)
+        else:
+            self.on_event(written)
 
     # -- what only the disk knows ------------------------------------------------------------------------------
 

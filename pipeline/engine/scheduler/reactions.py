@@ -81,15 +81,15 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
         case WorkerReady():
             _worker_ready(run, index, message)
         case Heartbeat():
-            worker = run.state.workers[index]
-            worker.rss_bytes, worker.gpu = message.rss_bytes, message.gpu
+            run.state.workers[index].rss_bytes = message.rss_bytes
+            run.tell("Heartbeat", worker=index, **vars(message))
         case _ if not run.state.is_current(index, message.job_id, message.attempt):
             _note_late(run, index, message)
         case JobStarted():
             _job_started(run, index, message)
         case JobProgress():
-            worker = run.state.workers[index]
-            worker.done, worker.total, worker.tokens = message.done, message.total, message.tokens
+            counts = {"done": message.done, "total": message.total, "tokens": message.tokens}
+            run.tell("JobProgress", job=message.job_id, attempt=message.attempt, worker=index, **counts)
             run.watchdog.moved(index, run.now_s, message.done, message.tokens)
         case JobFinished() if not on_disk.stored:
             _distrust(run, index, f"it said that {message.job_id} is done, and nothing is stored")
@@ -202,8 +202,7 @@ def _job_started(run: Run, index: int, message: JobStarted) -> None:
 
 def _job_finished(run: Run, index: int, message: JobFinished) -> None:
     state, job_id = run.state, message.job_id
-    attempt = run.end_attempt(job_id, index, "done", message.load_s)
-    run.observer.measured(state.plan.jobs[job_id].seconds, attempt.total_s)
+    run.end_attempt(job_id, index, "done", message.load_s)
     run.record(
         "JobFinished",
         job=job_id,
@@ -216,7 +215,7 @@ def _job_finished(run: Run, index: int, message: JobFinished) -> None:
         **({} if message.peak_mb is None else {"peak_mb": message.peak_mb}),
     )
     workers = state.jobs[job_id].workers
-    state.finished(index, message.samples, message.tokens, message.peak_mb, message.held_mb)
+    state.finished(index, message.peak_mb, message.held_mb)
     _hand_on(run, index, workers, message, is_spoiled=False)
 
 

@@ -56,10 +56,6 @@ class Buckets:
         for place in reversed(self._order):
             yield place[0], self._buckets[place]
 
-    def longest_s(self) -> float:
-        """Length of the longest path that begins with a job in the queue."""
-        return self._order[-1][0] if self._order else 0.0
-
     def _place(self, job: Job) -> tuple[float, int]:
         return self._urgency[job.id], job.devices
 

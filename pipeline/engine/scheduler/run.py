@@ -14,11 +14,10 @@ from pathlib import Path
 
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.effects import Effect, Record, ReleaseClaim, Say
+from pipeline.engine.scheduler.effects import Effect, Record, ReleaseClaim, Say, Tell
 from pipeline.engine.scheduler.ledger import Ledger
 from pipeline.engine.scheduler.makespan import Attempt
 from pipeline.engine.scheduler.retry import Failure
-from pipeline.engine.scheduler.snapshot import Observer
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.scheduler.watchdog import Watchdog
 
@@ -35,7 +34,6 @@ class Run:
         scratch: Where unfinished ones are.
         verified: Notes on which stored outputs were found good.
         watchdog: Knows what hangs.
-        observer: Estimates the time left.
         ledger: Attempts and lives of workers.
         delayed: Job that waits -> when it may go on.
         gathering: Jobs that have their devices, until processes that hold their memory are replaced.
@@ -60,7 +58,6 @@ class Run:
     scratch: Path
     verified: Path
     watchdog: Watchdog = field(init=False)
-    observer: Observer = field(init=False)
     ledger: Ledger = field(default_factory=Ledger)
     delayed: dict[str, float] = field(default_factory=dict)
     gathering: dict[str, None] = field(default_factory=dict)
@@ -78,7 +75,7 @@ class Run:
     effects: list[Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.watchdog, self.observer = Watchdog(self.settings), Observer(self.state)
+        self.watchdog = Watchdog(self.settings)
 
     # -- effects -----------------------------------------------------------------------------------------------
 
@@ -89,6 +86,10 @@ class Run:
     def record(self, event: str, **fields: object) -> None:
         """Have an event in the journal."""
         self.do(Record(event, fields))
+
+    def tell(self, event: str, **fields: object) -> None:
+        """Have an event told that has no place in the journal."""
+        self.do(Tell(event, fields))
 
     def say(self, text: str, level: int = logging.WARNING) -> None:
         """Have a line in the run's log."""
@@ -105,6 +106,7 @@ class Run:
         """A process begins in the place of a worker."""
         self.state.workers[index].gone = False
         self.ledger.worker_started(index, self.now_s)
+        self.tell("WorkerStarting", worker=index)
 
     def log_path(self, job_id: str, attempt: int) -> Path:
         """The log of one attempt."""

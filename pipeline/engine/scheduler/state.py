@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.scheduler.fault_attribution import Blame
-from pipeline.engine.scheduler.job_state import SETTLED, THERE, Cell, JobState, JobStatus, cell_of
+from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
 from pipeline.engine.scheduler.ready import ReadyQueue, kind_of
 from pipeline.engine.scheduler.round_gate import RoundGate
@@ -31,12 +30,8 @@ class RunState:
         blame: Which device has failed which job.
         layout: The devices, and which worker is on which.
         needs: What jobs take of their memory.
-        cells: Chain and round -> number of jobs by status.
         unsettled: Jobs that are neither there nor given up.
         running: Jobs that run.
-        seconds_left: Estimated seconds of unsettled jobs, each times the workers whose places it takes.
-        samples: Of jobs that finished in this run.
-        tokens: Of jobs that finished in this run.
     """
 
     def __init__(
@@ -73,19 +68,13 @@ class RunState:
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
         self.reserved = ""
         self.blame = Blame(device_failures)
-        self.cells: dict[Cell, Counter[JobStatus]] = {}
         self.unsettled = len(self.jobs)
         self.running = 0
-        self.seconds_left = sum(job.seconds * self.slots_of(job) for job in plan.jobs.values())
-        self.samples = 0
-        self.tokens = 0
         self._models_in_memory = models_in_memory
         self._gate = RoundGate((job.round for job in plan.jobs.values()), strict=barrier is Barrier.round)
         self._enter(set(stored))
 
     def _enter(self, stored: set[str]) -> None:
-        for state in self.jobs.values():
-            self.cells.setdefault(cell_of(state.job), Counter())[JobStatus.pending] += 1
         for job_id in sorted(stored & set(self.jobs)):
             self._set(self.jobs[job_id], JobStatus.stored)
         for state in self.jobs.values():
@@ -178,7 +167,6 @@ class RunState:
         for place in state.workers:
             self.workers[place].take(job_id, now_s, lent=place != index)
         leader = self.workers[index]
-        leader.total = state.job.samples
         state.exclusive = math.isinf(charge)
         if not members:
             leader.fresh = False
@@ -191,15 +179,11 @@ class RunState:
         """Whether a worker's message is about the attempt that it was given last."""
         return self.workers[index].job_id == job_id and self.jobs[job_id].attempts == attempt
 
-    def finished(
-        self, index: int, samples: int, tokens: int, peak_mb: int | None = None, held_mb: int = 0
-    ) -> None:
+    def finished(self, index: int, peak_mb: int | None = None, held_mb: int = 0) -> None:
         """A worker has finished its job.
 
         Args:
             index: The worker.
-            samples: Of the job.
-            tokens: Of the job.
             peak_mb: Most memory of its device that it held meanwhile; None where that is unknown.
             held_mb: What of that it still holds.
         """
@@ -207,8 +191,6 @@ class RunState:
         job_id = self._free(index)
         self.workers[index].held_mb = held_mb
         self.needs.measured(self.jobs[job_id].job, peak_mb)
-        self.samples += samples
-        self.tokens += tokens
         for worker in workers:
             self.blame.finished(self.layout.device_of(worker))
         self._arrive(job_id, JobStatus.done)
@@ -338,13 +320,9 @@ class RunState:
             self.ready.remove(state.job)
 
     def _set(self, state: JobState, status: JobStatus) -> None:
-        counts = self.cells[cell_of(state.job)]
-        counts[state.status] -= 1
-        counts[status] += 1
         self.running += (status is JobStatus.running) - (state.status is JobStatus.running)
         change = (status in SETTLED) - (state.status in SETTLED)
         self.unsettled -= change
-        self.seconds_left -= change * state.job.seconds * self.slots_of(state.job)
         self._gate.settled(state.job.round, change)
         state.status = status
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from pipeline.engine.status import GpuLoad
-
 
 class WorkerPhase(Enum):
     """What a worker is doing."""
@@ -36,11 +34,7 @@ class WorkerState:
         fresh: Whether that process has run no job, and so holds no memory of its device.
         visible: What the process was given as CUDA_VISIBLE_DEVICES.
         holds: Affinity keys whose models it has in memory, the one used last at the end.
-        done: Samples of its job that are finished.
-        total: Samples that its job has.
-        tokens: Tokens of its job so far.
         rss_bytes: Resident memory at the last heartbeat.
-        gpu: Its GPU at the last heartbeat.
         held_mb: Memory of its device that it holds between jobs, where others share the device.
     """
 
@@ -56,11 +50,7 @@ class WorkerState:
     fresh: bool = False
     visible: str = ""
     holds: list[str] = field(default_factory=list)
-    done: int = 0
-    total: int = 0
-    tokens: int = 0
     rss_bytes: int = 0
-    gpu: GpuLoad | None = None
     held_mb: int = 0
 
     @property
@@ -93,8 +83,7 @@ class WorkerState:
     def take(self, job_id: str, now_s: float, *, lent: bool) -> None:
         """It is given a job, or its device is lent to one."""
         assert self.phase is WorkerPhase.idle
-        self.job_id, self.lent, self.started_s = job_id, lent, now_s
-        self.done, self.total, self.tokens, self.begun = 0, 0, 0, False
+        self.job_id, self.lent, self.started_s, self.begun = job_id, lent, now_s, False
 
     def free(self) -> None:
         """Its job is over."""

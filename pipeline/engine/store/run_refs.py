@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.errors import StoreError
 from pipeline.foreign import read_json_file
 from pipeline.plan.recorded import LIMIT
 
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 _OF_A_RUN = {"jobs", "workers"}
 
 
@@ -23,14 +21,12 @@ class RunReference:
     """A run folder and what it refers to.
 
     Attributes:
-        path: The folder.
-        experiment: Name of the experiment.
+        folder: The folder.
         started: When it began, and its number among those of the same second.
         keys: Keys of all its jobs.
     """
 
-    path: Path
-    experiment: str
+    folder: RunFolder
     started: tuple[datetime, int]
     keys: frozenset[str]
 
@@ -56,15 +52,15 @@ def find_runs(output_dirs: Iterable[Path], store: Path) -> list[RunReference]:
         StoreError: A plan or a folder cannot be read, so that it is not known what its run needs.
     """
     seen = {os.path.realpath(store)}
-    found = [Path(run) for output_dir in output_dirs for run in _run_folders(output_dir, seen)]
-    return sorted(map(_read, found), key=lambda run: (run.started, run.path))
+    found = [run for output_dir in output_dirs for run in _run_folders(output_dir, seen)]
+    return sorted(map(_read, map(RunFolder, found)), key=lambda run: (run.started, run.folder.path))
 
 
 def newest_runs(runs: Iterable[RunReference], number: int) -> list[RunReference]:
     """The last so many runs of every experiment."""
     by_experiment: dict[Path, list[RunReference]] = {}
-    for run in sorted(runs, key=lambda run: (run.started, run.path)):
-        by_experiment.setdefault(run.path.parent, []).append(run)
+    for run in sorted(runs, key=lambda run: (run.started, run.folder.path)):
+        by_experiment.setdefault(run.folder.path.parent, []).append(run)
     return [run for group in by_experiment.values() for run in group[max(0, len(group) - number) :]]
 
 
@@ -73,7 +69,7 @@ def runs_since(runs: Iterable[RunReference], moment: datetime) -> list[RunRefere
     return [run for run in runs if run.started[0] >= moment]
 
 
-def _run_folders(output_dir: Path, seen: set[str]) -> Iterator[str]:
+def _run_folders(output_dir: Path, seen: set[str]) -> Iterator[Path]:
     # Links are followed, since an experiment may have been moved to another disk; but no folder is read twice.
     for folder, inside, files in os.walk(os.path.realpath(output_dir), onerror=_refuse, followlinks=True):
         real = os.path.realpath(folder)
@@ -82,7 +78,7 @@ def _run_folders(output_dir: Path, seen: set[str]) -> Iterator[str]:
             continue
         seen.add(real)
         if "plan.json" in files or "plan.json" in inside:  # a folder of that name is a plan that cannot be read
-            yield real
+            yield Path(real)
             inside[:] = [name for name in inside if name not in _OF_A_RUN]
 
 
@@ -93,8 +89,8 @@ def _refuse(error: OSError) -> None:
         ) from error
 
 
-def _read(folder: Path) -> RunReference:
-    path = RunFolder(folder).plan
+def _read(folder: RunFolder) -> RunReference:
+    path = folder.plan
     try:
         keys = frozenset(job.key for job in read_json_file(path, _Plan, LIMIT, follow=True, infinite=True).jobs)
         written = datetime.fromtimestamp(path.stat().st_mtime)
@@ -103,16 +99,14 @@ def _read(folder: Path) -> RunReference:
             f"cannot read {path} ({error}), so what its run needs is unknown. Remove the run's folder if it is of "
             "no use"
         ) from error
-    started = _named_time(folder.name) or (written, 1)
-    return RunReference(path=folder, experiment=folder.parent.name, started=started, keys=keys)
+    return RunReference(folder=folder, started=_named_time(folder) or (written, 1), keys=keys)
 
 
-def _named_time(name: str) -> tuple[datetime, int] | None:
+def _named_time(folder: RunFolder) -> tuple[datetime, int] | None:
     """The time in the name of a run's folder, which copying it does not change."""
-    stamp = _STAMP.fullmatch(name)
-    if stamp is None:
+    if folder.begun is None:
         return None
     try:
-        return datetime.strptime(stamp[1], "%Y-%m-%d_%H-%M-%S"), int(stamp[2] or 1)
+        return datetime.strptime(folder.begun[0], STAMP_FORMAT), folder.begun[1]
     except ValueError:
         return None

@@ -141,7 +141,7 @@ def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
     experiments: dict[str, set[str]] = {}
     for run in runs:
         for key in run.keys:
-            experiments.setdefault(key, set()).add(run.experiment)
+            experiments.setdefault(key, set()).add(run.folder.experiment)
     usage, keys = Usage(), store.stored_keys()
     for key in keys:
         kind = kind_of(job_of(store, key), experiments.get(key, ()))

@@ -26,9 +26,8 @@ from types import FrameType
 from pipeline.engine.devices.inventory import Device, read_usage
 from pipeline.engine.devices.memory_reclaim import wait_until_free
 from pipeline.engine.devices.worker_env import describe_device
-from pipeline.engine.status import GpuLoad
 from pipeline.engine.workers.channel import Channel
-from pipeline.engine.workers.messages import Heartbeat, RunJob, Shutdown, WorkerReady, decode_order
+from pipeline.engine.workers.messages import GpuLoad, Heartbeat, RunJob, Shutdown, WorkerReady, decode_order
 from pipeline.engine.workers.runner import JobRunner
 from pipeline.engine.workers.strays import end_strays
 from pipeline.errors import DeviceError, WorkerError

@@ -18,7 +18,6 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from pipeline.engine.status import GpuLoad
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, converted, parse_json
@@ -43,6 +42,7 @@ Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Flops = Annotated[float, Meta(ge=0, le=MAX_FLOPS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^[^{_CONTROLS}]*\Z")]
 Line = Annotated[str, Meta(max_length=MAX_LINE, pattern=rf"^[^{_CONTROLS}\t\n\u2028\u2029]*\Z")]
+Label = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z")]
 
 
 def _plain_text(text: str, *, keep_end: bool = False) -> str:
@@ -128,6 +128,23 @@ class JobProgress:
     total: Count
     tokens: Count
     """Tokens generated or trained on since the job began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuLoad:
+    """What a GPU did a moment ago, whoever uses it.
+
+    Attributes:
+        label: As in ``GPU 0``.
+        used_bytes: Memory in use.
+        total_bytes: All of it.
+        utilization: Share of time with a kernel running, in percent; None where the driver does not tell.
+    """
+
+    label: Label
+    used_bytes: Count
+    total_bytes: Count
+    utilization: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

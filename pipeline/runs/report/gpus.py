@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.engine.status import GpuLoad, RunStatus
+from pipeline.engine.workers.messages import GpuLoad
+from pipeline.runs.run_view import RunView
 
 EVERY_S = 60.0
 
@@ -29,17 +30,17 @@ class GpuLog:
         self._next_s = 0.0
         self._past: dict[str, _Past] = {}
 
-    def update(self, status: RunStatus) -> None:
-        """Look at a snapshot."""
-        loads = gpu_loads(status)
+    def update(self, view: RunView, elapsed_s: float) -> None:
+        """Look at the run, so many seconds after its begin."""
+        loads = gpu_loads(view)
         for load in loads:
             past = self._past.setdefault(load.label, _Past())
             past.most_bytes = max(past.most_bytes, load.used_bytes)
             if load.utilization is not None:
                 past.seen += 1
                 past.utilization += load.utilization
-        if loads and status.elapsed_s >= self._next_s:
-            self._next_s = status.elapsed_s + EVERY_S
+        if loads and elapsed_s >= self._next_s:
+            self._next_s = elapsed_s + EVERY_S
             log.info("GPU Memory Summary:\n%s", "\n".join(f"  {line}" for line in map(memory, loads)))
             log.info("GPU utilization: %s", utilization(loads))
 
@@ -54,9 +55,9 @@ class GpuLog:
             log.info("GPU utilization over the run: %s", "; ".join(each))
 
 
-def gpu_loads(status: RunStatus) -> list[GpuLoad]:
+def gpu_loads(view: RunView) -> list[GpuLoad]:
     """What the workers said last of their GPUs, each GPU once, in the order of workers."""
-    return list({worker.gpu.label: worker.gpu for worker in status.workers if worker.gpu}.values())
+    return list({worker.gpu.label: worker.gpu for worker in view.workers.values() if worker.gpu}.values())
 
 
 def memory(load: GpuLoad) -> str:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from rich.cells import cell_len
 from rich.text import Text
 
-from pipeline.engine.status import CellStatus
+from pipeline.runs.job_view import JobCounts
+from pipeline.runs.report.format import jobs
 from pipeline.terminal.columns import AMPLE, EXTRA, Column, FittedTable
 
 LEAST_CHAIN = 16
 _BETWEEN = 2
 
-Cells = Mapping[tuple[str, int], CellStatus]
+Cells = Mapping[tuple[str, int], JobCounts]
 """(chain, round) -> its jobs by state."""
 
 
@@ -35,7 +36,7 @@ def current_grid(cells: Cells, shown: list[str]) -> FittedTable:
         shown: The chains that have a row.
     """
     rounds = rounds_of(cells)
-    unfinished = [number for (_, number), cell in cells.items() if not is_settled(cell)]
+    unfinished = [number for (_, number), cell in cells.items() if not cell.settled]
     now = min(unfinished, default=rounds[-1] if rounds else 0)
     columns = [Column(heading=f"round {number}", right=True, rank=_rank(number - now)) for number in rounds]
     return _table(cells, shown, rounds, columns)
@@ -55,16 +56,20 @@ def whole_grids(cells: Cells, width: int) -> Iterator[FittedTable]:
         yield _table(cells, own, shown, columns)
 
 
-def cell_text(cell: CellStatus | None) -> Text:
+def progress(counts: JobCounts) -> str:
+    """As in ``3/10 jobs done``."""
+    return f"{counts.there:,}/{jobs(counts.total)} done"
+
+
+def cell_text(cell: JobCounts | None) -> Text:
     """As in ``3/10``, ``10/10 ✓`` or ``4/10 failed``."""
     if cell is None:
         return Text("")
-    there = cell.done + cell.stored
-    if cell.failed or cell.blocked:
-        return Text(f"{there}/{cell.total} {'failed' if cell.failed else 'blocked'}", style="bold red")
-    if there == cell.total:
-        return Text(f"{there}/{cell.total} ✓", style="green")
-    return Text(f"{there}/{cell.total}", style="bold" if cell.running else "")
+    if cell.given_up:
+        return Text(f"{cell.there}/{cell.total} {'failed' if cell.failed else 'blocked'}", style="bold red")
+    if cell.there == cell.total:
+        return Text(f"{cell.there}/{cell.total} ✓", style="green")
+    return Text(f"{cell.there}/{cell.total}", style="bold" if cell.running else "")
 
 
 def _table(cells: Cells, chains: list[str], rounds: list[int], columns: list[Column]) -> FittedTable:
@@ -79,8 +84,3 @@ def _rank(ahead: int) -> int:
     if ahead == 0:
         return 1
     return EXTRA + 2 * ahead if ahead > 0 else EXTRA - 2 * ahead + 1
-
-
-def is_settled(cell: CellStatus) -> bool:
-    """Whether nothing of it is left to do."""
-    return cell.done + cell.stored + cell.failed + cell.blocked == cell.total

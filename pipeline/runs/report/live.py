@@ -2,67 +2,36 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from pipeline.engine.status import RunStatus
+from pipeline.runs.live_run import LiveRun
 from pipeline.runs.report.format import jobs
 from pipeline.runs.report.gpus import gpu_loads, memory
-from pipeline.runs.report.grid import is_settled
 from pipeline.runs.report.screen import headline, screen
 
 
-class Reporter(Protocol):
-    """Shows snapshots of a run; a context manager."""
+@contextmanager
+def shown_on(console: Console) -> Iterator[Callable[[LiveRun], None]]:
+    """Show a run: one view that is redrawn in place; plain lines where a terminal cannot do that, or is none.
 
-    def __enter__(self) -> Self:
-        """Start showing."""
+    Yields:
+        What shows where the run is now.
+    """
+    if not console.is_interactive:
+        yield PlainLines(console).update
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop showing and leave the terminal as it was."""
+        def redraw(run: LiveRun) -> None:
+            # A terminal shows ^C where the cursor waits: at the end of a full line it would shift the view.
+            live.update(Group(screen(run, *console.size), Text("")), refresh=True)
 
-    def update(self, status: RunStatus) -> None:
-        """Show a new snapshot."""
-
-
-def make_reporter(console: Console) -> Reporter:
-    """The live view on a terminal that can redraw; plain lines on a simpler one, in a pipe and in a file."""
-    return LiveView(console) if console.is_interactive else PlainLines(console)
-
-
-class LiveView:
-    """Redraws one view in place: the run, rounds x chains, and what each worker does."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._live.stop()
-
-    def update(self, status: RunStatus) -> None:
-        """Redraw."""
-        size = self._console.size
-        # A terminal shows ^C where the cursor waits: at the end of a full line it would wrap, and shift the view.
-        self._live.update(Group(screen(status, size.width, size.height), Text("")), refresh=True)
+        yield redraw
 
 
 class PlainLines:
@@ -74,31 +43,20 @@ class PlainLines:
         self._next_s = every_s
         self._finished: set[tuple[str, int]] = set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Nothing to restore."""
-
-    def update(self, status: RunStatus) -> None:
+    def update(self, run: LiveRun) -> None:
         """Print what is new."""
-        for (chain, number), cell in status.cells.items():
-            if is_settled(cell) and (chain, number) not in self._finished:
+        view, elapsed_s = run.view, run.view.elapsed_s(run.now)
+        lines = []
+        for (chain, number), cell in view.cells.items():
+            if cell.settled and (chain, number) not in self._finished:
                 self._finished.add((chain, number))
                 if cell.stored < cell.total:
-                    bad = cell.failed + cell.blocked
-                    outcome = f"{bad} of {jobs(cell.total)} not done" if bad else "done"
-                    self._print(status, f"{chain} round {number}: {outcome}")
-        if status.elapsed_s >= self._next_s:
-            self._next_s = status.elapsed_s + self._every_s
-            self._print(status, headline(status))
-            if loads := gpu_loads(status):
-                self._print(status, "; ".join(map(memory, loads)))
-
-    def _print(self, status: RunStatus, text: str) -> None:
-        self._console.print(f"[{status.elapsed_s:7.1f} s] {text}", markup=False, highlight=False, soft_wrap=True)
+                    outcome = f"{cell.given_up} of {jobs(cell.total)} not done" if cell.given_up else "done"
+                    lines.append(f"{chain} round {number}: {outcome}")
+        if elapsed_s >= self._next_s:
+            self._next_s = elapsed_s + self._every_s
+            lines.append(headline(run))
+            if loads := gpu_loads(view):
+                lines.append("; ".join(map(memory, loads)))
+        for line in lines:
+            self._console.print(f"[{elapsed_s:7.1f} s] {line}", markup=False, highlight=False, soft_wrap=True)

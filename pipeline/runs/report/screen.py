@@ -10,9 +10,10 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pipeline.engine.status import RunStatus, WorkerStatus
-from pipeline.runs.report.format import duration, gibibytes, jobs, rate
-from pipeline.runs.report.grid import chains_of, current_grid
+from pipeline.runs.job_view import WorkerView
+from pipeline.runs.live_run import LiveRun
+from pipeline.runs.report.format import duration, gibibytes, rate
+from pipeline.runs.report.grid import Cells, chains_of, current_grid, progress
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 
 _Row = TypeVar("_Row")
@@ -26,22 +27,23 @@ _LEAST_CHAINS = 3
 """Rows that chains get, at least, where there are more workers than lines."""
 
 
-def headline(status: RunStatus) -> str:
+def headline(run: LiveRun) -> str:
     """The run in one line."""
-    return " ".join(_headline(status))
+    return " ".join(_headline(run))
 
 
-def screen(status: RunStatus, width: int, height: int) -> RenderableType:
+def screen(run: LiveRun, width: int, height: int) -> RenderableType:
     """The live view for a terminal of so many columns and lines; it leaves the last line free."""
-    first, *rest = _headline(status)
-    top = in_lines([f"{duration(status.elapsed_s)}: {first}", *rest], width)[: max(1, height - 1)]
+    view = run.view
+    first, *rest = _headline(run)
+    top = in_lines([f"{duration(view.elapsed_s(run.now))}: {first}", *rest], width)[: max(1, height - 1)]
     parts: list[RenderableType] = [Text("\n".join(top), no_wrap=True, overflow="ellipsis")]
-    chains = chains_of(status.cells)
-    for_chains, for_workers = share_lines(height - 1 - len(top), len(chains), len(status.workers))
+    chains = chains_of(view.cells)
+    for_chains, for_workers = share_lines(height - 1 - len(top), len(chains), len(view.workers))
     if for_chains:
-        parts += _chains(status, chains, for_chains)
+        parts += _chains(view.cells, chains, for_chains)
     if for_workers:
-        parts += _workers(status.workers, for_workers, max(map(cell_len, chains), default=0) + _STAGE)
+        parts += _workers(run, for_workers, max(map(cell_len, chains), default=0) + _STAGE)
     return Group(*parts)
 
 
@@ -54,43 +56,42 @@ def share_lines(lines: int, chains: int, workers: int) -> tuple[int, int]:
     return min(chains, room - for_workers), for_workers
 
 
-def _headline(status: RunStatus) -> list[str]:
-    total = status.total
-    finished = total.done + total.stored
-    left = total.total - finished - total.running - total.failed - total.blocked
-    parts = [f"{finished:,}/{jobs(total.total)} done", f"{total.running} running", f"{left:,} left"]
-    if total.failed or total.blocked:
-        parts.append(f"{total.failed} failed, {total.blocked} blocked")
-    parts.append(f"{rate(status.samples_per_s)} samples/s")
-    parts.append(f"{rate(status.tokens_per_s)} tokens/s")
-    if status.remaining_s is not None:
-        parts.append(f"about {duration(status.remaining_s)} left")
+def _headline(run: LiveRun) -> list[str]:
+    counts = run.view.counts()
+    parts = [progress(counts), f"{counts.running} running", f"{counts.left:,} left"]
+    if counts.given_up:
+        parts.append(f"{counts.failed} failed, {counts.blocked} blocked")
+    parts.append(f"{rate(run.samples_per_s)} samples/s")
+    parts.append(f"{rate(run.tokens_per_s)} tokens/s")
+    if run.remaining_s is not None:
+        parts.append(f"about {duration(run.remaining_s)} left")
     return [f"{part}," for part in parts[:-1]] + parts[-1:]
 
 
-def _chains(status: RunStatus, chains: list[str], lines: int) -> Iterator[RenderableType]:
-    busy = {chain for (chain, _), cell in status.cells.items() if cell.running}
+def _chains(cells: Cells, chains: list[str], lines: int) -> Iterator[RenderableType]:
+    busy = {chain for (chain, _), cell in cells.items() if cell.running}
     # Where there are more chains than lines, those that are at work come first.
     shown, more = _first(chains, lines, lambda chain: chain in busy)
-    yield current_grid(status.cells, shown)
+    yield current_grid(cells, shown)
     if more:
         yield Text(f"and {more} more chains", no_wrap=True, overflow="ellipsis")
 
 
-def _workers(workers: tuple[WorkerStatus, ...], lines: int, job_width: int) -> Iterator[RenderableType]:
+def _workers(run: LiveRun, lines: int, job_width: int) -> Iterator[RenderableType]:
+    workers, running = list(run.view.workers.values()), run.view.running()
     shown, more = _first(workers, lines, lambda worker: worker.state == "running")
     gpus = any(worker.gpu for worker in workers)
     table = FittedTable(_columns(job_width, gpus=gpus), lines=False)
     for worker in shown:
-        busy = worker.state == "running"
-        part = min(1.0, worker.done / worker.total) if worker.total else 0.0
+        attempt = running[worker.job_id] if worker.state == "running" else None
+        part = min(1.0, attempt.done / attempt.total) if attempt and attempt.total else 0.0
         table.add_row(
             str(worker.index),
             worker.gpu.label if worker.gpu else _device(worker.device),
-            worker.job_id if busy else worker.state,
-            f"{part:.0%}" if busy else "",
-            _bar(part) if busy else "",
-            duration(worker.running_s) if busy else "",
+            worker.job_id if attempt else worker.state,
+            f"{part:.0%}" if attempt else "",
+            _bar(part) if attempt else "",
+            duration(attempt.elapsed_s(run.now)) if attempt else "",
             gibibytes(worker.rss_bytes) if worker.rss_bytes else "",
             *(_gpu(worker) if gpus else ()),
         )
@@ -134,7 +135,7 @@ def _bar(part: float) -> str:
     return "━" * done + "·" * (_BAR - done)
 
 
-def _gpu(worker: WorkerStatus) -> tuple[str, str]:
+def _gpu(worker: WorkerView) -> tuple[str, str]:
     if worker.gpu is None:
         return "", ""
     load = "" if worker.gpu.utilization is None else f"{worker.gpu.utilization} %"

@@ -11,11 +11,10 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.engine.status import CellStatus
 from pipeline.runs.index import RecordedRun
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
-from pipeline.runs.report.grid import whole_grids
+from pipeline.runs.report.grid import progress, whole_grids
 from pipeline.runs.run_view import RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.text import printable
@@ -39,7 +38,7 @@ class Glance:
 
     Attributes:
         name: The experiment.
-        run: Timestamp of the run.
+        run: Timestamp of the run, or "" where it cannot be read.
         state: The run in one word, see `RunView.state`.
         started: Wall-clock seconds, or None.
         elapsed_s: Seconds that it took so far.
@@ -52,22 +51,16 @@ class Glance:
     """
 
     name: str
-    run: str
-    state: str
-    started: float | None
-    elapsed_s: float
-    jobs: int
-    done: int
-    failed: int
-    blocked: int
+    run: str = ""
+    state: str = "unreadable"
+    started: float | None = None
+    elapsed_s: float = 0.0
+    jobs: int = 0
+    done: int = 0
+    failed: int = 0
+    blocked: int = 0
     stored: int = 0
     problem: str = ""
-
-
-def unreadable_run(name: str, problem: str) -> Glance:
-    """The row of an experiment whose newest run cannot be read."""
-    nothing = {"jobs": 0, "done": 0, "failed": 0, "blocked": 0}
-    return Glance(name=name, run="", state="unreadable", started=None, elapsed_s=0.0, problem=problem, **nothing)
 
 
 def glance_at(run: RecordedRun, now: float) -> Glance:
@@ -80,7 +73,7 @@ def glance_at(run: RecordedRun, now: float) -> Glance:
         started=run.view.started,
         elapsed_s=round(run.view.elapsed_s(now, runs), 3),
         jobs=counts.total,
-        done=counts.done + counts.stored,
+        done=counts.there,
         failed=counts.failed,
         blocked=counts.blocked,
         stored=counts.stored,
@@ -137,7 +130,7 @@ def run_page(run: RecordedRun, now: float, width: int) -> list[RenderableType]:
     """
     view, engine = run.view, run.engine_runs()
     parts: list[RenderableType] = [_headline(run, now, engine)]
-    for grid in whole_grids(view.cells(), width):
+    for grid in whole_grids(view.cells, width):
         parts += ["", grid]
     running = view.having("running")
     if running:
@@ -163,8 +156,9 @@ def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
         text.append(", nothing ran: every output was stored before")
     elif view.started is not None:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
-    parts = [f"{counts.done + counts.stored:,}/{jobs(counts.total)} done ({counts.stored} stored before)"]
-    parts += [f"{number:,} {what}" for what, number in _rest(counts).items() if number]
+    parts = [f"{progress(counts)} ({counts.stored} stored before)"]
+    rest = {"running": counts.running, "left": counts.left, "failed": counts.failed, "blocked": counts.blocked}
+    parts += [f"{number:,} {what}" for what, number in rest.items() if number]
     text.append("\n" + ", ".join(parts))
     hint = {
         "killed": "The engine is gone without having ended the run; the same command goes on from here.",
@@ -176,16 +170,6 @@ def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
     if hint:
         text.append(f"\n{hint}", style="bold")
     return text
-
-
-def _rest(counts: CellStatus) -> dict[str, int]:
-    settled = counts.done + counts.stored + counts.failed + counts.blocked
-    return {
-        "running": counts.running,
-        "left": counts.total - settled - counts.running,
-        "failed": counts.failed,
-        "blocked": counts.blocked,
-    }
 
 
 def _running_table(running: list[JobView], now: float, stale: str) -> FittedTable:
@@ -313,9 +297,9 @@ def run_json(run: RecordedRun, now: float) -> dict[str, Any]:
         "halted": view.halted or None,
         "pid": view.pid,
         "host": view.host,
-        "counts": {**asdict(counts), "pending": _rest(counts)["left"]},
+        "counts": {**asdict(counts), "pending": counts.left},
         "cells": [
-            {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells().items()
+            {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells.items()
         ],
         "running_jobs": [
             _attempt_json(job, job.attempts[-1], now if engine else view.last) for job in view.having("running")

@@ -11,6 +11,7 @@ import pytest
 from pipeline.errors import ConfigError, PlanError
 from pipeline.plan.recorded import parse_plan, recorded
 from pipeline.runs.index import RecordedRun, choose_run, find_job
+from pipeline.runs.job_view import JobCounts
 from pipeline.runs.run_view import RunView
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 
@@ -38,7 +39,7 @@ def test_a_run_in_progress(tmp_path: Path) -> None:
         7,
     )
     assert view.workers[1].job_id == SHARDS[1]
-    first = view.cells()[CHAIN, 1]
+    first = view.cells[CHAIN, 1]
     assert (first.total, first.stored, first.running, first.done) == (3, 1, 1, 0)
     assert view.elapsed_s(START + 60) == 60
     assert view.elapsed_s(START + 60, engine_runs=False) == 3
@@ -99,6 +100,24 @@ def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
     assert (train.status, train.stopped, train.attempts[0].outcome) == ("pending", True, "stopped")
     assert view.jobs[f"{CHAIN}/r2/train"].waits == "another run computes it"
     assert [(place.device, place.jobs) for place in view.quarantined] == [("gpu 8", (TRAIN,))]
+
+
+def test_cells_count_every_job_once_wherever_it_goes(tmp_path: Path) -> None:
+    run = written(tmp_path, stored=[SHARDS[0]])
+    run.write("JobReopened", job=SHARDS[0], reason="bytes differ")
+    for job in SHARDS:
+        run.begin(job)
+    run.finish(SHARDS[0])
+    run.fail_attempt(SHARDS[1], "lost", "worker 0 was lost", retry=True)
+    run.begin(SHARDS[1], attempt=2)
+    run.write("JobFailed", job=TRAIN, attempts=1, kind="bug", reason="x")
+    run.write("JobBlocked", job=f"{CHAIN}/r2/train", root_cause=TRAIN)
+    view = RecordedRun(run.folder).view
+    assert view.cells == {
+        (CHAIN, 1): JobCounts(total=3, done=1, running=1, failed=1),
+        (CHAIN, 2): JobCounts(total=3, blocked=1),
+    }
+    assert view.counts() == JobCounts(total=6, done=1, running=1, failed=1, blocked=1)
 
 
 def test_unknown_events_fields_and_a_torn_line_are_passed_over(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import NoReturn, cast
 
 import pytest
 
+from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal, read_journal
-from pipeline.engine.scheduler.effects import OnDisk, Process, Record, ReleaseClaim, Say, SetAside
+from pipeline.engine.scheduler.effects import OnDisk, Process, Record, ReleaseClaim, Say, SetAside, Tell
 from pipeline.engine.scheduler.outside import Outside
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.store import Store
@@ -33,10 +34,18 @@ class Told:
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Iterator[Outside]:
+def events() -> list[Event]:
+    """What whoever watches was told."""
+    return []
+
+
+@pytest.fixture
+def outside(tmp_path: Path, events: list[Event]) -> Iterator[Outside]:
     store, journal = Store(tmp_path / "store"), Journal(tmp_path / "journal.jsonl")
     verified = Verified(store, tmp_path / "verified")
-    yield Outside(pool=cast("Pool", Told()), store=store, journal=journal, verified=verified)
+    yield Outside(
+        pool=cast("Pool", Told()), store=store, journal=journal, verified=verified, on_event=events.append
+    )
     journal.close()
 
 
@@ -57,7 +66,7 @@ def test_processes_are_dealt_with_by_the_pool(outside: Outside) -> None:
 
 
 def test_a_journal_that_breaks_is_not_gone_on_with(
-    outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outside: Outside, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside.carry_out(Record("A", {"job": "a"}))
     with monkeypatch.context() as patched:
@@ -66,6 +75,13 @@ def test_a_journal_that_breaks_is_not_gone_on_with(
     assert outside.broken == "no space left"
     outside.carry_out(Record("C", {}))
     assert [event["event"] for event in read_journal(tmp_path / "journal.jsonl")] == ["A"]
+    assert list(read_journal(tmp_path / "journal.jsonl")) == events, "who watches is told what is on disk"
+
+
+def test_some_things_are_told_and_not_written(outside: Outside, events: list[Event], tmp_path: Path) -> None:
+    outside.carry_out(Tell("WorkerStarting", {"worker": 3}))
+    assert events == [{"event": "WorkerStarting", "worker": 3}]
+    assert not list(read_journal(tmp_path / "journal.jsonl"))
 
 
 def fail(why: str) -> NoReturn:

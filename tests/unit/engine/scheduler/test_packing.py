@@ -69,7 +69,7 @@ def test_jobs_share_a_device_as_far_as_its_memory_goes() -> None:
     state = ready(layout(100), *(job(name, 30) for name in "abcde"))
     carry_out(state)
     assert on(state) == {0: ["a", "b", "c"]}
-    state.finished(1, 0, 0)
+    state.finished(1)
     carry_out(state)
     assert on(state) == {0: ["a", "d", "c"]}
 
@@ -90,11 +90,11 @@ def test_a_job_of_unknown_need_is_alone_until_its_kind_is_measured() -> None:
     state = ready(layout(100, 100), *(job(str(number), kind="k") for number in range(7)))
     carry_out(state)
     assert on(state) == {0: ["0"], 1: ["1"]}
-    state.finished(0, 0, 0, peak_mb=20)
+    state.finished(0, peak_mb=20)
     carry_out(state)
     # 20 x 1.2 each; the other device stays with the job that began alone on it.
     assert on(state) == {0: ["2", "3", "4", "5"], 1: ["1"]}
-    state.finished(1, 0, 0, peak_mb=60)
+    state.finished(1, peak_mb=60)
     assert state.needs.of(job("x", kind="k")) == 60
     assert state.needs.seen == {"k": 60}
 
@@ -127,10 +127,10 @@ def test_a_job_that_waits_for_memory_is_not_overtaken_for_ever() -> None:
     assert carry_out(state, 0.0)[1] == Reserve("large")
     # Those that end before the large one could start may run beside the first.
     assert on(state) == {0: ["first", "s0"]}
-    state.finished(1, 0, 0)
+    state.finished(1)
     carry_out(state, 8.5)
     assert on(state) == {0: ["first"]}
-    state.finished(0, 0, 0)
+    state.finished(0)
     carry_out(state, 9.0)
     assert on(state) == {0: ["large"]}
 
@@ -138,8 +138,8 @@ def test_a_job_that_waits_for_memory_is_not_overtaken_for_ever() -> None:
 def test_memory_that_idle_workers_hold_is_emptied_where_it_is_needed() -> None:
     state = ready(layout(100), job("a", 50, seconds=9), job("b", 40, seconds=8), job("c", 90, seconds=3))
     carry_out(state)
-    state.finished(0, 0, 0, held_mb=45)
-    state.finished(1, 0, 0, held_mb=5)
+    state.finished(0, held_mb=45)
+    state.finished(1, held_mb=5)
     # The worker that holds most starts the job, as it lets go of its models first; 5 fit beside it.
     assert next_actions(state) == [Start("c", 0)]
     state.workers[1].held_mb = 30
@@ -153,7 +153,7 @@ def test_models_are_kept_on_a_shared_device_only_for_jobs_that_use_them() -> Non
     kept = []
     for one in jobs:
         state.start(one.id, 0)
-        state.finished(0, 0, 0)
+        state.finished(0)
         kept.append(state.jobs[one.id].keep_models)
     assert kept == [False, True, False, False]
     assert state.workers[0].holds == []
@@ -172,7 +172,7 @@ def test_running_out_of_memory_beside_others_leads_to_an_attempt_alone() -> None
     assert on(state) == {0: ["b"]}  # "a" waits for the whole device
     assert state.reserved == "a"
     assert state.charge("b", 0) == 54
-    state.finished(1, 0, 0, peak_mb=30)
+    state.finished(1, peak_mb=30)
     carry_out(state)
     assert on(state) == {0: ["a"]}
     assert state.jobs["a"].exclusive
@@ -248,7 +248,7 @@ def test_members_of_a_gang_are_on_devices_that_fit_and_have_them_alone() -> None
 def test_a_gang_empties_all_workers_of_its_devices() -> None:
     state = ready(layout(80, 80, slots=2), job("a", 10, 9), job("gang", None, 5, devices=2))
     state.start("a", 2)
-    state.finished(2, 0, 0, held_mb=5)
+    state.finished(2, held_mb=5)
     # The worker that holds models does not lead: its process ends.
     assert next_actions(state) == [Start("gang", 0, (1,), (2,))]
 

@@ -227,7 +227,6 @@ def run(lies: list[Sequence[bytes]], folder: Path, kind: type[Liar] = Liar, work
             journal=journal,
             run_dir=folder,
             settings=ExecutionConfig(retry=retry),
-            on_status=lambda _status: None,
         )
     finally:
         journal.close()

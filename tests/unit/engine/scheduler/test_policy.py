@@ -66,9 +66,9 @@ def test_equal_jobs_go_to_the_worker_that_holds_their_model() -> None:
     assert first == [Start("a", 0), Start("b", 1)]  # one model for each worker rather than both for one
     for action in first:
         state.start(action.job_id, action.worker)
-    state.finished(1, 0, 0)
+    state.finished(1)
     assert next_actions(state) == [Start("d", 1)]
-    state.finished(0, 0, 0)
+    state.finished(0)
     assert next_actions(state) == [Start("c", 0), Start("d", 1)]
 
 
@@ -76,7 +76,7 @@ def test_a_model_in_memory_does_not_outweigh_urgency() -> None:
     plan = Plan([job("a", 2, "m1"), job("urgent", 1.5, "m2"), job("held", 1, "m1")], [])
     state = ready_state(plan, 1)
     state.start("a", 0)
-    state.finished(0, 0, 0)
+    state.finished(0)
     assert next_actions(state) == [Start("urgent", 0)]
 
 
@@ -84,7 +84,7 @@ def test_a_new_model_goes_to_the_worker_that_holds_least() -> None:
     plan = Plan([job("a", 9, "m1"), job("b", 1, "m2")], [])
     state = ready_state(plan, 2)
     state.start("a", 0)
-    state.finished(0, 0, 0)
+    state.finished(0)
     assert next_actions(state) == [Start("b", 1)]
 
 
@@ -92,7 +92,7 @@ def test_the_last_bits_of_a_sum_do_not_tell_equal_jobs_apart() -> None:
     plan = Plan([job("a", 0.1 + 0.2, "m2"), job("b", 0.3, "m1"), job("c", 1, "m1")], [])
     state = ready_state(plan, 1)
     state.start("c", 0)
-    state.finished(0, 0, 0)
+    state.finished(0)
     assert next_actions(state) == [Start("b", 0)]
 
 
@@ -184,7 +184,7 @@ def test_idle_workers_are_kept_for_the_most_urgent_job_that_does_not_fit() -> No
     assert next_actions(state, 1.8) == [Reserve("gang"), Start("short", 1)]
     state.reserve("gang")
     assert next_actions(state, 3) == []
-    state.finished(0, 0, 0)
+    state.finished(0)
     assert next_actions(state, 4) == [Start("gang", 0, (1, 2))]
 
 
@@ -204,10 +204,10 @@ def test_a_promise_is_kept_though_more_urgent_jobs_turn_up() -> None:
     state = ready_state(plan, 2)
     state.start("runs", 0)
     state.start("head", 1)
-    state.finished(1, 0, 0)
+    state.finished(1)
     state.reserve("gang")
     assert next_actions(state, 1) == []
-    state.finished(0, 0, 0)
+    state.finished(0)
     assert next_actions(state, 4) == [Start("gang", 0, (1,))]
 
 

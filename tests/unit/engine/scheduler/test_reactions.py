@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim
+from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Tell
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     Heartbeat,
@@ -43,12 +43,13 @@ def test_an_attempt_is_in_the_journal_and_in_the_books() -> None:
     assert paper.jobs() == {"a": "done", "b": "ready"}
 
 
-def test_progress_and_signs_of_life_show_and_change_nothing_else() -> None:
+def test_progress_and_signs_of_life_are_told_and_change_nothing_else() -> None:
     paper = running()
     assert paper.hear(0, JobProgress(job_id="a", attempt=1, done=2, total=5, tokens=8)) == []
+    counts = {"done": 2, "total": 5, "tokens": 8}
+    assert paper.effects == [Tell("JobProgress", {"job": "a", "attempt": 1, "worker": 0, **counts})]
     assert paper.hear(0, Heartbeat(rss_bytes=77)) == []
-    worker = paper.run.state.workers[0]
-    assert (worker.done, worker.total, worker.tokens, worker.rss_bytes) == (2, 5, 8, 77)
+    assert paper.effects == [Tell("Heartbeat", {"worker": 0, "rss_bytes": 77, "gpu": None})]
 
 
 def test_a_process_that_a_job_has_changed_is_replaced() -> None:

@@ -80,6 +80,21 @@ def check(paper: OnPaper) -> None:
         )
     assert set(paper.run.gathering) <= set(running)
     assert state.unsettled == sum(one.status not in SETTLED for one in state.jobs.values())
+    check_view(paper)
+
+
+def check_view(paper: OnPaper) -> None:
+    """Whoever folds what is told knows where everything stands; a job runs from when its code has begun."""
+    state, view = paper.run.state, paper.view
+    begun = {name for name, one in state.jobs.items() if one.workers and state.workers[one.workers[0]].begun}
+    for name, one in state.jobs.items():
+        waits = one.status.value in ("pending", "ready", "running")
+        assert view.jobs[name].status == ("running" if name in begun else "pending" if waits else one.status.value)
+    for worker in state.workers:
+        seen, has = view.workers[worker.index], worker.job_id if worker.job_id in begun else ""
+        assert (seen.job_id, seen.lent_to) == (("", has) if worker.lent else (has, ""))
+        assert (seen.status == "quarantined") == worker.quarantined
+    assert sorted(view.running()) == sorted(begun)
 
 
 @pytest.mark.properties

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.status import GpuLoad
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     MAX_TEXT,
+    GpuLoad,
     Heartbeat,
     JobFinished,
     JobProgress,

@@ -17,18 +17,21 @@ from rich.console import Console
 
 from pipeline.commands import check, exits, runs
 from pipeline.commands.doctor.check import failed, passed
-from pipeline.engine.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
 from pipeline.engine.store.gc import Garbage, GarbageKind
 from pipeline.engine.store.usage import OutputKind, Space, Usage
+from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
 from pipeline.plan.summary import PlanRow
+from pipeline.runs.job_view import AttemptView, JobCounts, WorkerView
+from pipeline.runs.live_run import LiveRun
 from pipeline.runs.record import Results
-from pipeline.runs.report.live import LiveView, PlainLines
+from pipeline.runs.report.live import PlainLines, shown_on
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.store import garbage_table, usage_table
 from pipeline.runs.report.tables import result_tables
 from pipeline.terminal.console import Terminal, make_console, print_json, say
 from pipeline.terminal.streams import LastingFile, LastingStream
+from tests.doubles.live import live_run
 from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
@@ -88,33 +91,14 @@ def print_tables(text: str, console: Console) -> None:
     console.print(garbage_table([Garbage(kind=GarbageKind.output, path=Path("x"), what=text, size=1)]))
     for table in result_tables(Results(rows=[], pooled=[pooled_row(text, dataset=text, model=text)])):
         console.print(table)
-    status = running(text)
-    with PlainLines(console, every_s=0.0) as lines:
-        lines.update(status)
+    PlainLines(console, every_s=0.0).update(running(text))
 
 
-def running(text: str) -> RunStatus:
-    cell = CellStatus(total=3, running=1, failed=1)
-    worker = WorkerStatus(
-        index=0,
-        device=text,
-        state="running",
-        job_id=text,
-        running_s=1.0,
-        done=1,
-        total=3,
-        rss_bytes=2**30,
-        gpu=GpuLoad(label=text, used_bytes=1, total_bytes=2, utilization=3),
-    )
-    return RunStatus(
-        elapsed_s=9.0,
-        remaining_s=1.0,
-        samples_per_s=1,
-        tokens_per_s=1,
-        total=cell,
-        cells={(text, 1): cell},
-        workers=(worker,),
-    )
+def running(text: str) -> LiveRun:
+    gpu = GpuLoad(label=text, used_bytes=1, total_bytes=2, utilization=3)
+    worker = WorkerView(index=0, device=text, job_id=text, rss_bytes=2**30, gpu=gpu)
+    attempts = [AttemptView(number=1, done=1, total=3)] if text else []
+    return live_run({(text, 1): JobCounts(total=3, running=1, failed=1)}, [worker], attempts, remaining_s=1.0)
 
 
 def harmless(text: str) -> bool:
@@ -160,9 +144,9 @@ def test_the_live_view_fits_any_terminal(text: str, width: int, height: int) -> 
         file=out, force_terminal=True, force_interactive=True, color_system=None, markup=False, emoji=False
     )
     console.size = (width, height)  # type: ignore[assignment]
-    with LiveView(console) as view:
-        view.update(running(text))
+    with shown_on(console) as redraw:
+        redraw(running(text))
         say(console, text)
         console.size = (1, 1)  # type: ignore[assignment]
-        view.update(running(text))
+        redraw(running(text))
     assert harmless(OURS.sub("", out.getvalue()))

@@ -8,24 +8,22 @@ import logging
 import pytest
 from rich.console import Console
 
-from pipeline.engine.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
+from pipeline.engine.workers.messages import GpuLoad
+from pipeline.runs.job_view import WorkerView
+from pipeline.runs.live_run import LiveRun
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import PlainLines
 from pipeline.runs.report.screen import screen
+from tests.doubles.live import live_run
 
 
-def status(elapsed_s: float, *loads: GpuLoad | None) -> RunStatus:
-    return RunStatus(
-        elapsed_s=elapsed_s,
-        remaining_s=None,
-        samples_per_s=0,
-        tokens_per_s=0,
-        total=CellStatus(),
-        workers=tuple(
-            WorkerStatus(index=index, device=f"device {index}", state="running", gpu=load)
-            for index, load in enumerate(loads)
-        ),
-    )
+def status(elapsed_s: float, *loads: GpuLoad | None) -> LiveRun:
+    workers = (WorkerView(index=index, device=f"device {index}", gpu=load) for index, load in enumerate(loads))
+    return live_run(workers=workers, elapsed_s=elapsed_s)
+
+
+def note(gpus: GpuLog, elapsed_s: float, *loads: GpuLoad | None) -> None:
+    gpus.update(status(elapsed_s, *loads).view, elapsed_s)
 
 
 def load(number: int, used_gb: float, utilization: int | None) -> GpuLoad:
@@ -37,10 +35,10 @@ def load(number: int, used_gb: float, utilization: int | None) -> GpuLoad:
 def test_the_log_has_a_summary_each_minute_and_an_average_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     gpus = GpuLog()
     with caplog.at_level(logging.INFO, "pipeline"):
-        gpus.update(status(1, None, None))
-        gpus.update(status(5, load(0, 45.23, 90), load(1, 42.18, None)))
-        gpus.update(status(30, load(0, 48.5, 70), load(1, 1.0, None)))
-        gpus.update(status(66, load(0, 2, 20), load(1, 1.0, None)))
+        note(gpus, 1, None, None)
+        note(gpus, 5, load(0, 45.23, 90), load(1, 42.18, None))
+        note(gpus, 30, load(0, 48.5, 70), load(1, 1.0, None))
+        note(gpus, 66, load(0, 2, 20), load(1, 1.0, None))
         gpus.conclude()
     assert [record.message for record in caplog.records] == [
         "GPU Memory Summary:\n  GPU 0: 45.23 GB used, 80.00 GB total\n  GPU 1: 42.18 GB used, 80.00 GB total",
@@ -55,13 +53,13 @@ def test_the_log_has_a_summary_each_minute_and_an_average_at_the_end(caplog: pyt
 def test_a_run_without_gpus_says_nothing_of_them(caplog: pytest.LogCaptureFixture) -> None:
     gpus = GpuLog()
     with caplog.at_level(logging.INFO, "pipeline"):
-        gpus.update(status(100, None))
+        note(gpus, 100, None)
         gpus.conclude()
     assert not caplog.records
 
 
 def test_the_live_view_has_columns_for_gpus_where_there_are_some() -> None:
-    def shown(now: RunStatus) -> str:
+    def shown(now: LiveRun) -> str:
         console = Console(file=io.StringIO(), width=140, color_system=None)
         console.print(screen(now, 140, 40))
         return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
@@ -75,7 +73,6 @@ def test_the_live_view_has_columns_for_gpus_where_there_are_some() -> None:
 
 def test_plain_lines_tell_of_each_gpu_once_though_workers_share_it() -> None:
     console = Console(file=io.StringIO(), width=140)
-    with PlainLines(console, every_s=0) as lines:
-        lines.update(status(5, load(0, 45, 90), load(0, 45, 90)))
+    PlainLines(console, every_s=0).update(status(5, load(0, 45, 90), load(0, 45, 90)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("GPU 0: 45.00 GB used, 80.00 GB total") == 1

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.engine.status import CellStatus, RunStatus, WorkerStatus
 from pipeline.runs.cost import CostRow
+from pipeline.runs.job_view import AttemptView, JobCounts, WorkerView
+from pipeline.runs.live_run import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
 from pipeline.runs.report.format import decimal, duration, interval, rate, si
-from pipeline.runs.report.live import PlainLines, make_reporter
+from pipeline.runs.report.live import PlainLines, shown_on
 from pipeline.runs.report.screen import headline, screen
 from pipeline.runs.report.tables import result_tables
 from pipeline.terminal.console import Terminal
+from tests.doubles.live import live_run
 from tests.doubles.pooled import comparison, pooled_row
+from tests.doubles.runs import START
 
 
 def text_of(renderable: object, width: int = 140) -> str:
@@ -294,26 +297,15 @@ def test_a_metric_without_a_value_is_a_dash() -> None:
     assert " - " in shown(pooled_row("reference", 0), pooled_row("PITA", 1, None))
 
 
-def status(elapsed: float = 3.0, **cell: int) -> RunStatus:
-    counts = CellStatus(**cell)
-    worker = WorkerStatus(
-        index=0,
-        device="cpu slot 0",
-        state="running",
-        job_id="addition/tiny/s0/PITA/r1/train",
-        running_s=2.0,
-        done=5,
-        total=10,
-        rss_bytes=2**30,
-    )
-    return RunStatus(
-        elapsed_s=elapsed,
+def status(**cell: int) -> LiveRun:
+    worker = WorkerView(index=0, device="cpu slot 0", job_id="addition/tiny/s0/PITA/r1/train", rss_bytes=2**30)
+    return live_run(
+        {("addition/tiny/s0/PITA", 1): JobCounts(**cell)},
+        [worker],
+        [AttemptView(number=1, started=START + 1, done=5, total=10)],
         remaining_s=65.0,
         samples_per_s=1500,
         tokens_per_s=18_500,
-        total=counts,
-        cells={("addition/tiny/s0/PITA", 1): counts},
-        workers=(worker,),
     )
 
 
@@ -332,15 +324,7 @@ def test_live_view_shows_chains_rounds_and_workers() -> None:
 
 
 def test_live_view_fits_a_low_terminal() -> None:
-    cells = {(f"chain{index}", 1): CellStatus(total=1) for index in range(100)}
-    many = RunStatus(
-        elapsed_s=1.0,
-        remaining_s=None,
-        samples_per_s=0,
-        tokens_per_s=0,
-        total=CellStatus(total=100),
-        cells=cells,
-    )
+    many = live_run({(f"chain{index}", 1): JobCounts(total=1) for index in range(100)})
     text = text_of(screen(many, 140, 24))
     assert len(text.splitlines()) <= 24
     assert "more chains" in text
@@ -352,19 +336,17 @@ def test_the_cursor_waits_below_the_live_view() -> None:
     console = Terminal(
         file=out, force_terminal=True, force_interactive=True, color_system=None, width=80, height=24
     )
-    with make_reporter(console) as reporter:
-        reporter.update(status(total=10, done=3, running=1))
+    with shown_on(console) as redraw:
+        redraw(status(total=10, done=3, running=1))
         assert not out.getvalue().split("\n")[-1].strip()
         assert "worker" in out.getvalue()
 
 
 def test_output_that_is_no_terminal_gets_plain_lines_once_for_each_round() -> None:
     console = Console(file=io.StringIO(), width=80)
-    reporter = make_reporter(console)
-    assert isinstance(reporter, PlainLines)
-    with reporter:
+    with shown_on(console) as redraw:
         for _ in range(3):
-            reporter.update(status(total=2, done=2))
+            redraw(status(total=2, done=2))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text == "[    3.0 s] addition/tiny/s0/PITA round 1: done\n"
 

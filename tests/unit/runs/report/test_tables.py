@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from pipeline.engine.status import CellStatus, GpuLoad, RunStatus, WorkerStatus
 from pipeline.engine.store.gc import Garbage, GarbageKind
 from pipeline.engine.store.usage import OutputKind, Space, Usage
+from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.summary import PlanRow
 from pipeline.runs.cost import CostRow
+from pipeline.runs.job_view import AttemptView, JobCounts, WorkerView
+from pipeline.runs.live_run import LiveRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.screen import screen, share_lines
@@ -26,7 +28,9 @@ from pipeline.runs.report.status import Glance, overview_table
 from pipeline.runs.report.store import garbage_table, usage_table
 from pipeline.runs.report.tables import result_tables
 from pipeline.terminal.console import NO_TERMINAL_WIDTH
+from tests.doubles.live import live_run
 from tests.doubles.pooled import comparison, pooled_row
+from tests.doubles.runs import START
 
 WIDTHS = (80, 100, 120, 160)
 MODEL = "qwen2.5-0.5b-instruct"
@@ -207,37 +211,37 @@ def test_a_terminal_as_narrow_as_a_word_is_no_error(table: Callable[[], Renderab
 # -- the live view ---------------------------------------------------------------------------------------------
 
 
-def busy(workers: int, chains: int, rounds: int = 6, *, gpus: bool = True) -> RunStatus:
+def busy(workers: int, chains: int, rounds: int = 6, *, gpus: bool = True) -> LiveRun:
     names = [f"gsm8k/{MODEL}/s{number}/{algo}" for number in range(chains) for algo in (*ALGOS, *LONG)][:chains]
     cells = {
-        (name, turn): CellStatus(total=12, done=12 if turn < 3 else 4 * (turn == 3), running=int(turn == 3))
+        (name, turn): JobCounts(total=12, done=12 if turn < 3 else 4 * (turn == 3), running=int(turn == 3))
         for name in names
         for turn in range(1, rounds + 1)
     }
-    own = tuple(
-        WorkerStatus(
+    own = [
+        WorkerView(
             index=index,
             device=f"GPU-{index}f3a2c1b-1234-5678-9abc-def012345678 as cuda:0",
-            state="running",
             job_id=f"{names[index % chains]}/r3/generate/{index:03}",
-            running_s=61.0 + 3600 * index,
-            done=index,
-            total=64,
             rss_bytes=3 * 2**30,
             gpu=GpuLoad(label=f"GPU {index}", used_bytes=61 * 2**30, total_bytes=140 * 2**30, utilization=97)
             if gpus
             else None,
         )
         for index in range(workers)
-    )
-    return RunStatus(
+    ]
+    now = START + 12_345
+    attempts = [
+        AttemptView(number=1, started=now - 61 - 3600 * index, done=index, total=64) for index in range(workers)
+    ]
+    return live_run(
+        cells,
+        own,
+        attempts,
         elapsed_s=12_345,
         remaining_s=45_000,
         samples_per_s=1523,
         tokens_per_s=190_000,
-        total=CellStatus(total=6120, done=2100, running=8, failed=3, blocked=24),
-        cells=cells,
-        workers=own,
     )
 
 
@@ -258,7 +262,6 @@ def test_the_live_view_of_eight_workers_and_many_chains_fits_a_small_terminal(gp
 
 def test_columns_of_the_live_view_stay_where_they_are_while_a_run_goes_on() -> None:
     """Neither a clock that grows nor a worker that becomes idle moves a column, and devices are named in full."""
-    status = busy(2, 2, gpus=False)
     places = set()
     for seconds, rss, states in (
         (1.0, 2**29, "rr"),
@@ -266,17 +269,12 @@ def test_columns_of_the_live_view_stay_where_they_are_while_a_run_goes_on() -> N
         (3599.0, 2**30, "ri"),
         (9e4, 0, "ii"),
     ):
-        own = [
-            replace(
-                worker,
-                device=f"cpu slot {worker.index}, 1 thread",
-                state="running" if state == "r" else "idle",
-                running_s=seconds,
-                rss_bytes=rss,
-            )
-            for worker, state in zip(status.workers, states, strict=True)
-        ]
-        lines = printed(screen(replace(status, workers=tuple(own)), 80, 24), 80).splitlines()
+        run = busy(2, 2, gpus=False)
+        for worker, state in zip(run.view.workers.values(), states, strict=True):
+            run.view.jobs[worker.job_id].attempts[-1].started = run.now - seconds
+            worker.device, worker.rss_bytes = f"cpu slot {worker.index}, 1 thread", rss
+            worker.job_id = worker.job_id if state == "r" else ""
+        lines = printed(screen(run, 80, 24), 80).splitlines()
         (heading,) = [line for line in lines if " worker " in f" {line} "]
         places.add(heading)
         assert [line.split()[1:3] for line in lines[-2:]] == [["cpu", "0"], ["cpu", "1"]]

@@ -1,0 +1,142 @@
+"""How fast a run goes, and how long it will take, by what its engine tells."""
+
+from typing import Any
+
+import pytest
+
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.runs.live_run import LiveRun
+
+
+class Told:
+    """A run of four jobs of 2 s on two workers, the last of which reads the first; a test tells what happens."""
+
+    def __init__(self, *stored: str) -> None:
+        self.now = 0.0
+        jobs = [
+            Job(id=str(i), key=str(i), entry="m:f", payload={}, samples=10, seconds=2, algo="A") for i in range(4)
+        ]
+        self.run = LiveRun(Plan(jobs, [("0", "3")]), stored)
+        self.tell("RunStarted", jobs=4, unsettled=4 - len(stored), pid=1, host="here")
+        for index in range(2):
+            self.run.take({"event": "WorkerStarting", "worker": index})
+            self.tell("WorkerStarted", worker=index, pid=7, device=f"cpu slot {index}")
+
+    def tell(self, event: str, **fields: Any) -> None:
+        self.run.take({"event": event, "time": self.now, **fields})
+
+    def begin(self, job: str, worker: int = 0, attempt: int = 1, members: tuple[int, ...] = ()) -> None:
+        self.tell("JobStarted", job=job, attempt=attempt, worker=worker, members=members)
+
+    def progress(self, job: str, done: int, tokens: int = 0, worker: int = 0) -> None:
+        fields = {"attempt": 1, "worker": worker, "done": done, "total": 10, "tokens": tokens}
+        self.run.take({"event": "JobProgress", "job": job, **fields})
+
+    def finish(self, job: str, worker: int = 0) -> None:
+        self.tell("JobFinished", job=job, attempt=1, worker=worker, load_s=0, run_s=1, samples=10, tokens=100)
+
+    def at(self, now: float) -> LiveRun:
+        self.now = now
+        self.run.tick(now)
+        return self.run
+
+
+def test_rates_look_at_the_last_seconds_only() -> None:
+    told = Told()
+    told.begin("0")
+    told.progress("0", 5, tokens=50)
+    run = told.at(10.0)
+    assert (run.samples_per_s, run.tokens_per_s) == (0.5, 5.0)
+    told.finish("0")
+    assert told.at(20.0).samples_per_s == pytest.approx(0.5)
+    assert told.at(30.0).samples_per_s == pytest.approx(0.0)
+
+
+def test_a_lost_attempt_is_no_negative_speed() -> None:
+    told = Told()
+    told.begin("0")
+    told.progress("0", 9)
+    assert told.at(1.0).samples_per_s == 9
+    told.tell("WorkerExited", worker=0, exit_code=-9)
+    told.tell("AttemptFailed", job="0", attempt=1, worker=0, kind="lost", reason="gone", retry=True)
+    assert told.at(2.0).samples_per_s == 0
+
+
+def test_the_time_left_follows_the_pace_so_far() -> None:
+    told = Told()
+    assert told.at(0.0).remaining_s is None
+    told.begin("0")
+    told.now = 4.0
+    told.finish("0")
+    # Three jobs of 2 s at half the planned pace, on two workers.
+    assert told.at(4.0).remaining_s == pytest.approx(6.0)
+    told.begin("1", worker=1)
+    assert told.at(6.0).remaining_s == pytest.approx(5.0)
+
+
+def test_the_time_left_is_that_of_the_longest_path_where_that_is_longer() -> None:
+    told = Told()
+    told.begin("1")
+    told.now = 2.0
+    told.finish("1")
+    told.begin("2", worker=1)
+    # What is left: 0 and then 3, while another worker is at 2.
+    assert told.at(2.0).remaining_s == pytest.approx(4.0)
+    told.begin("0")
+    assert told.at(3.0).remaining_s == pytest.approx(3.0)
+    told.finish("2", worker=1)
+    told.finish("0")
+    assert told.at(3.0).remaining_s == pytest.approx(2.0 * 4 / 6)
+
+
+def test_a_job_that_runs_again_takes_its_time_again() -> None:
+    told = Told("1", "2")
+    told.begin("0")
+    told.now = 2.0
+    told.finish("0")
+    told.begin("3")
+    assert told.at(2.0).remaining_s == pytest.approx(2.0)
+    told.tell("AttemptFailed", job="3", attempt=1, worker=0, kind="damaged_input", reason="x", retry=True)
+    told.tell("JobReopened", job="0", reason="damaged")
+    assert told.at(2.0).remaining_s == pytest.approx(4.0)
+
+
+def test_jobs_that_are_given_up_take_no_time() -> None:
+    told = Told()
+    told.begin("1")
+    told.now = 2.0
+    told.finish("1")
+    told.tell("JobFailed", job="0", attempts=1, kind="bug", reason="x")
+    told.tell("JobBlocked", job="3", root_cause="0")
+    assert told.at(2.0).remaining_s == pytest.approx(2.0)
+
+
+def test_workers_say_what_they_do() -> None:
+    told = Told()
+    workers = told.run.view.workers
+    assert [worker.state for worker in workers.values()] == ["idle", "idle"]
+    told.begin("0", worker=1, members=(0,))
+    assert [worker.state for worker in workers.values()] == ["lent", "running"]
+    told.tell("WorkerExited", worker=0, exit_code=-9)  # nobody misses it: the job has only its device
+    assert told.run.view.jobs["0"].status == "running"
+    told.run.take({"event": "WorkerStarting", "worker": 0})
+    assert workers[0].state == "starting"
+    told.tell("WorkerStarted", worker=0, pid=8, device="cpu slot 0")
+    assert workers[0].state == "lent"
+    told.finish("0", worker=1)
+    assert [worker.state for worker in workers.values()] == ["idle", "idle"]
+
+
+def test_a_device_that_is_used_again_after_all_goes_on_with_its_job() -> None:
+    told = Told()
+    worker = told.run.view.workers[0]
+    told.begin("0")
+    told.tell("DeviceQuarantined", worker=0, device="cpu slot 0", reason="x", jobs=["1"])
+    assert worker.state == "quarantined"
+    told.tell("DeviceReleased", worker=0)
+    assert worker.state == "running"
+    told.tell("DeviceQuarantined", worker=0, device="cpu slot 0", reason="x", jobs=["1"])
+    told.tell("WorkerExited", worker=0, exit_code=0)
+    told.tell("DeviceReleased", worker=0)
+    assert worker.state == "starting"
