@@ -18,23 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from pipeline.engine.store.store import Store
+from pipeline.engine.workers.answers import ended_by, finished
+from pipeline.engine.workers.body import call_entry, contained, work_of
 from pipeline.engine.workers.channel import Channel
-from pipeline.engine.workers.copies import contained
 from pipeline.engine.workers.entrypoint import restore_imports
 from pipeline.engine.workers.gang import RankSettings
 from pipeline.engine.workers.messages import JobFinished, JobRaised, JobStopped, RunJob, Shutdown, decode_order
-from pipeline.engine.workers.runner import (
-    RegularProgress,
-    finished,
-    is_kind,
-    load_entry,
-    print_traceback,
-    raised,
-    stopped,
-)
-from pipeline.engine.workers.work import Work
-from pipeline.errors import JobStopped as StopJob
 from pipeline.errors import WorkerError
 from pipeline.machine.descendants import die_with_parent
 
@@ -64,36 +53,21 @@ class _Rank:
 
     def _run(self, order: RunJob, start: float) -> JobFinished | JobRaised | JobStopped:
         try:
-            work = self._work(order)
+            work = work_of(
+                order,
+                Path(self.settings.out),
+                self.settings.device,
+                memory={},
+                send=self.channel.send,
+                stopping=lambda: self.stop_requested,
+                rank=self.settings.rank,
+            )
             with contained():
-                with work.loading():
-                    entry = load_entry(order.entry)
-                entry(work)
+                call_entry(order, work)
             work.check_counts()
         except BaseException as error:
-            if is_kind(error, StopJob) and self.stop_requested:
-                return stopped(order, error)
-            print_traceback()
-            return raised(order, error, start)
+            return ended_by(order, error, start, stop_requested=self.stop_requested)
         return finished(order, work, start)
-
-    def _work(self, order: RunJob) -> Work:
-        store = Store(Path(order.store))
-        return Work(
-            job_id=order.job_id,
-            attempt=order.attempt,
-            payload=order.payload,
-            inputs={name: tuple(map(store.path, keys)) for name, keys in order.inputs.items()},
-            out=Path(self.settings.out),
-            device=self.settings.device,
-            checkpoints=store.checkpoints(order.key),
-            hints=store.hints,
-            memory={},
-            report=RegularProgress(order, self.channel.send),
-            stopping=lambda: self.stop_requested,
-            rank=self.settings.rank,
-            world_size=self.settings.world_size,
-        )
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """SIGTERM or Slurm's notice: stop at the next step; SIGTERM once more: at once."""
