@@ -20,7 +20,7 @@ def memory_available_bytes() -> int:
 def own_memory_bytes() -> tuple[int, int]:
     """Address space and resident memory of this process."""
     with suppress(FileNotFoundError):
-        # As psutil does on Linux, whose import takes longer than a grader should take to start.
+        # As psutil does it on Linux, but without its import, for which each grader would have to wait.
         pages = Path("/proc/self/statm").read_text().split()
         size = os.sysconf("SC_PAGE_SIZE")
         return int(pages[0]) * size, int(pages[1]) * size

@@ -23,7 +23,7 @@ SIGNALLED = 128
 def main() -> int:
     """Run torchrun on the arguments that follow the settings of this process.
 
-    The setting `listener` is the descriptor of the socket where ranks of this machine alone meet, or null.
+    The setting `listeners` has the descriptor of the socket where ranks of this machine alone meet, if they do.
 
     Returns:
         The exit code of the rank that failed first; 0 if none did.
@@ -33,12 +33,12 @@ def main() -> int:
     descendants.adopt_orphans()
     streams.install()
     try:
-        return _run(sys.argv[2:], settings["grace_s"], settings["listener"])
+        return _run(sys.argv[2:], settings["grace_s"], settings["listeners"])
     finally:
         descendants.end_own()
 
 
-def _run(arguments: list[str], grace_s: int, listener: int | None) -> int:
+def _run(arguments: list[str], grace_s: int, listeners: list[int]) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -52,7 +52,7 @@ def _run(arguments: list[str], grace_s: int, listener: int | None) -> int:
         close(self, death_sig, min(timeout, grace_s))
 
     PContext.close = close_soon  # type: ignore[method-assign]
-    if listener is not None:
+    for listener in listeners:
         _meet_at(listener)
     try:
         run(parse_args(arguments))  # type: ignore[no-untyped-call]

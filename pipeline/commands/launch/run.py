@@ -225,17 +225,10 @@ def _run_agent(
     arguments: Sequence[str], environment: Mapping[str, str], grace_s: int, server: socket.socket | None
 ) -> int:
     descendants.adopt_orphans()
-    descriptor = server.fileno() if server else None
-    words, environment = children.command(
-        "pipeline.commands.launch.agent", environment, grace_s=grace_s, listener=descriptor
-    )
+    fds = [server.fileno()] if server else []
+    words, env = children.command("pipeline.commands.launch.agent", environment, grace_s=grace_s, listeners=fds)
     with _Signals(grace_s) as signals:
-        agent = subprocess.Popen(
-            [*words, *arguments],
-            env=environment,
-            start_new_session=True,
-            pass_fds=[] if descriptor is None else [descriptor],
-        )
+        agent = subprocess.Popen([*words, *arguments], env=env, start_new_session=True, pass_fds=fds)
         if server:
             server.close()  # so that the port is closed when the agent ends
         signals.to(agent)

@@ -134,18 +134,15 @@ class _Gang:
         return next(iter([*died, *sorted(raised, key=_is_consequence)]), None)
 
     def _error(self, rank: _Rank) -> GangError:
-        who = f"rank {rank.number} of {len(self.ranks)}"
-        if isinstance(rank.said, JobRaised):
-            how = "raised" if rank.said.error_type else "failed:"
-            error = GangError(
-                f"{who} {how} {rank.said.said}{_end_of(rank.log)}",
-                rank=rank.number,
-                kind=rank.said.kind.value,
-                damaged_key=rank.said.damaged_key,
-            )
-        else:
-            error = self._lost(rank, describe_exit(rank.child.process.poll()))
-        return error
+        if not isinstance(rank.said, JobRaised):
+            return self._lost(rank, describe_exit(rank.child.process.poll()))
+        how = "raised" if rank.said.error_type else "failed:"
+        return GangError(
+            f"rank {rank.number} of {len(self.ranks)} {how} {rank.said.said}{_end_of(rank.log)}",
+            rank=rank.number,
+            kind=rank.said.kind.value,
+            damaged_key=rank.said.damaged_key,
+        )
 
     def _lost(self, rank: _Rank, how: str) -> GangError:
         return GangError(

@@ -12,8 +12,7 @@ from pipeline.errors import JobError, WorkerError
 from pipeline.foreign import parse_json
 from pipeline.learning.rewards.cause import Cause
 from pipeline.learning.rewards.grading import Graded, Item, PoolSettings, Work
-from pipeline.machine import children
-from pipeline.machine.children import Child
+from pipeline.machine.children import Child, end
 
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # what is judged must not depend on the order of a set
@@ -25,8 +24,8 @@ _CONCURRENT_GRACE_S = 1.0
 _MOST_BYTES = 1 << 20
 
 
-class GraderProcess:
-    """A process and what it was given; started at once.
+class GraderProcess(Child):
+    """A process and what it was given.
 
     Attributes:
         tasks: Items without an answer, in order.
@@ -40,7 +39,7 @@ class GraderProcess:
         self.deadline = float("inf")
         self._settings = settings
         self._limit_s = settings.timeout_s
-        self._child = Child(
+        super().__init__(
             "pipeline.learning.rewards.grader",
             {**os.environ, **_ENVIRONMENT},
             {"memory_gib": settings.memory_gib},
@@ -50,23 +49,9 @@ class GraderProcess:
             send_timeout_s=settings.start_timeout_s,
         )
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._child.process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._child.process.poll() is None
-
-    @property
-    def fd(self) -> int:
-        """What is readable when it has said something."""
-        return self._child.channel.fileno()
-
-    def begin(self, work: Work, settings: PoolSettings) -> bool:
+    def begin(self, work: Work) -> bool:
         """Send a request; False if the process does not take it."""
+        settings = self._settings
         chunk = work.next_chunk(settings.processes)
         self._limit_s = settings.timeout_s + (_CONCURRENT_GRACE_S if work.concurrent else 0.0)
         self.tasks, self.started = dict.fromkeys(chunk), set()
@@ -78,7 +63,7 @@ class GraderProcess:
             "items": [_plain(index, work.items[index]) for index in chunk],
         }
         try:
-            self._child.channel.send(json.dumps(request).encode())
+            self.channel.send(json.dumps(request).encode())
         except OSError:
             return False
         return True
@@ -86,11 +71,11 @@ class GraderProcess:
     def take_answers(self, work: Work) -> bool:
         """Read what has arrived; False if the process is of no use any more."""
         try:
-            for line in self._child.channel.receive():
+            for line in self.channel.receive():
                 self._take(parse_json(line), work)
         except (WorkerError, ValueError, TypeError, KeyError, AttributeError):
             return False  # a completion has got at the socket
-        return not self._child.channel.closed
+        return not self.channel.closed
 
     def _take(self, answer: dict[str, Any], work: Work) -> None:
         if "broken" in answer:
@@ -117,17 +102,11 @@ class GraderProcess:
         self.started.discard(index)
         work.finish(index, graded)
 
-    def kill(self) -> int:
-        """End the process, and whatever it has started; its exit code."""
-        (code,) = end_all([self])
-        return code
-
 
 def end_all(graders: Sequence[GraderProcess]) -> list[int]:
     """End graders with all that they have started; their exit codes."""
-    ending = [grader._child for grader in graders]
-    children.end(ending)
-    return [child.wait() for child in ending]
+    end(graders)
+    return [grader.wait() for grader in graders]
 
 
 def _plain(index: int, item: Item) -> dict[str, Any]:
