@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from pipeline.machine import descendants
 from pipeline.machine.channel import Channel
-from pipeline.machine.descendants import Process, die_with_parent
+from pipeline.machine.descendants import Process
 
 PACKAGE_PARENT = Path(__file__).parents[2]
 """Where a child finds this package before it knows the search path of its parent."""
@@ -49,26 +49,6 @@ def command(module: str, environment: Mapping[str, str], **settings: Any) -> tup
     # -P: a file in the current folder must not take the place of a module of the standard library.
     words = [sys.executable, "-P", "-m", module, json.dumps(told)]
     return words, {**environment, "PYTHONPATH": str(PACKAGE_PARENT)}
-
-
-def begin(death: signal.Signals = signal.SIGKILL) -> dict[str, Any]:
-    """In a child: end with the parent, find modules where it does, and leave no trace of how this was started.
-
-    Args:
-        death: The signal by which this process is to end.
-
-    Returns:
-        The settings that `command` was given.
-    """
-    settings: dict[str, Any] = json.loads(sys.argv[1])
-    die_with_parent(settings.pop("parent_pid"), death)
-    sys.path[:] = settings.pop("sys_path")
-    python_path = settings.pop("python_path")
-    if python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = python_path
-    return settings
 
 
 class Child:

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 
-from pipeline.machine import children
+from pipeline.machine import descendants
+from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 
 HIDDEN = "env -i setsid sleep 3600 >/dev/null 2>&1 & echo $!"
@@ -14,7 +15,7 @@ HIDDEN = "env -i setsid sleep 3600 >/dev/null 2>&1 & echo $!"
 
 
 def main() -> None:
-    settings = children.begin()
+    settings = begin()
     if settings.get("moves"):
         os.setpgid(0, os.getpgid(os.getppid()))
     if settings.get("deaf"):
@@ -22,7 +23,7 @@ def main() -> None:
     channel = Channel.inherited(settings["fd"])
     started = [int(subprocess.check_output(["sh", "-c", "sleep 3600 >/dev/null 2>&1 & echo $!"]))]
     if settings.get("adopts"):
-        children.descendants.adopt_orphans()
+        descendants.adopt_orphans()
         started.append(int(subprocess.check_output(["sh", "-c", HIDDEN])))
     seen = {
         "pid": os.getpid(), "group": os.getpgrp(), "path": sys.path, "environment": dict(os.environ),

@@ -11,7 +11,8 @@ import sys
 from functools import partial
 from typing import Any
 
-from pipeline.machine import children, descendants
+from pipeline.machine import descendants
+from pipeline.machine.begin import begin
 from pipeline.terminal import streams
 
 NETWORK = 74
@@ -29,7 +30,7 @@ def main() -> int:
         The exit code of the rank that failed first; 0 if none did.
     """
     # By a signal that torchrun passes on, so the ranks are stopped, too, when the launcher is gone.
-    settings = children.begin(signal.SIGTERM)
+    settings = begin(signal.SIGTERM)
     descendants.adopt_orphans()
     streams.install()
     try:

@@ -36,7 +36,8 @@ from pipeline.engine.workers.runner import JobRunner
 from pipeline.engine.workers.strays import end_strays
 from pipeline.errors import DeviceError, WorkerError
 from pipeline.foreign import converted
-from pipeline.machine import children, descendants
+from pipeline.machine import descendants
+from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 from pipeline.machine.memory import own_memory_bytes
 
@@ -57,7 +58,7 @@ class Settings:
 
 def main() -> None:
     """Run jobs until the engine says stop or hangs up."""
-    settings = children.begin()
+    settings = begin()
     descendants.adopt_orphans()
     log_stacks()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored

@@ -29,7 +29,7 @@ from pipeline.engine.workers.messages import (
 )
 from pipeline.engine.workers.output import log_stacks
 from pipeline.errors import WorkerError
-from pipeline.machine import children
+from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 
 
@@ -95,7 +95,7 @@ class _Rank:
 
 def main() -> None:
     """Run one rank of one job."""
-    settings = children.begin()
+    settings = begin()
     log_stacks()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rank = _Rank(Channel.inherited(settings["fd"]), settings)

@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.probe import check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards
-from pipeline.machine import children
+from pipeline.machine.begin import begin
 
 _ROWS = 8
 """Rows that are looked at for their columns, as each may lack some."""
@@ -26,7 +26,7 @@ _ROWS = 8
 
 def main() -> None:
     """Try the rewards of datasets that make their rows."""
-    children.begin()
+    begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that plans
     datasets = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

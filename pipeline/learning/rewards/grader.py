@@ -28,7 +28,7 @@ from pipeline.config.place import own_place, told
 from pipeline.learning.rewards.calling import Bound, bind
 from pipeline.learning.rewards.cause import cause_of
 from pipeline.learning.rewards.traits import RewardTraits, is_async, read_scores
-from pipeline.machine import children
+from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 from pipeline.machine.memory import own_memory_bytes
 
@@ -40,7 +40,7 @@ _LONGEST_ANSWER = 1000
 
 def main() -> None:
     """Grade until the pool hangs up."""
-    settings = children.begin()  # so it ends with its parent even while a regular expression holds the interpreter
+    settings = begin()  # so it ends with its parent even while a regular expression holds the interpreter
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the pool
     channel = Channel.inherited(settings["fd"])
 
