@@ -1,5 +1,6 @@
 """Check this machine: ``python test_parallel_setup.py``. Also collected by pytest, one test per check."""
 
+import sys
 from pathlib import Path
 
 from pipeline.commands.start import start
@@ -13,4 +14,4 @@ def test_every_check_passes(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    start("pipeline.commands.check:main")
+    start("pipeline.commands.check:script", sys.argv[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,11 +17,12 @@ from pipeline.commands.doctor.facts import Facts, read_facts
 from pipeline.commands.doctor.generation import check_generation
 from pipeline.commands.doctor.host import host_checks
 from pipeline.commands.doctor.slurm import slurm_checks
-from pipeline.commands.exits import unless_unwritten
+from pipeline.commands.exits import refuse, unless_unwritten
+from pipeline.errors import ConfigError
 from pipeline.terminal.console import make_console, say
 from pipeline.terminal.text import printable
 
-__all__ = ["Check", "Verdict", "main", "run_checks"]
+__all__ = ["Check", "Verdict", "main", "run_checks", "script"]
 
 _INDENT = " " * len("PASS  ")
 
@@ -66,6 +67,18 @@ def _broken(name: str, error: Exception) -> Check:
 def main(output_dir: Path = Path("outputs")) -> int:
     """Check this machine; 1 if anything failed, or what was found could not be written."""
     return unless_unwritten(print_checks(run_checks(output_dir), "This machine is ready."))
+
+
+def script(arguments: Sequence[str]) -> int:
+    """``python test_parallel_setup.py``: 2 if it was given arguments, of which it takes none."""
+    if arguments:
+        return refuse(
+            ConfigError(
+                f"test_parallel_setup.py {' '.join(arguments)}: it takes no arguments. `python -m pipeline check` "
+                "makes the same checks, and says by --help what it can be told"
+            )
+        )
+    return main()
 
 
 def print_checks(checks: Iterable[Check], ready: str) -> int:

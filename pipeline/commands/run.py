@@ -16,6 +16,7 @@ from pipeline.commands.carry_out import carry_out
 from pipeline.commands.dry_run import print_plan
 from pipeline.commands.request import Request, Stored, look_up, prepare
 from pipeline.config.schema import Backend, Config
+from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.select import lease_devices
 from pipeline.engine.scheduler.runnable import check_runnable
@@ -73,10 +74,16 @@ def _check_arithmetic(request: Request) -> None:
     if not config.system.portable or request.execution.backend is not Backend.inline or config.dry_run:
         return
     if late := arithmetic.imported_unpinned():
+        remedy = "Start it by run_parallel.py, call pipeline.pin('numpy', 'torch') first"
+        if "torch" in late and (modules := brought_torch()):
+            remedy = (
+                f"It was {' and '.join(modules)} that imported torch, or something that does: move such imports "
+                "into the methods that need them"
+            )
         raise ConfigError(
             f"system.portable=true with system.use_parallel_execution=false: this process imported "
-            f"{' and '.join(late)} before, for the processor's own instructions. Start it by run_parallel.py, "
-            f"call pipeline.pin('numpy', 'torch') first, or set system.portable=false"
+            f"{' and '.join(late)} before, for the processor's own instructions. {remedy}, or set "
+            "system.portable=false"
         )
 
 

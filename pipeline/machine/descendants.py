@@ -6,8 +6,9 @@
                  them is dead, and whatever session or process group they have moved to.
 
 A process is named by its number and the time it began, and compared once more right before it is killed, as its
-number may have gone to another meanwhile. Nothing but the standard library is needed, since the reaper loads this
-too. Linux only: elsewhere nothing is found, and process groups are what ends children.
+number may have gone to another meanwhile. Nothing but the standard library is needed, and so not psutil, since the
+reaper loads this too, which has no other packages. Linux only: elsewhere nothing is found, and process groups are
+what ends children.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        import ctypes  # a process that only looks has no use for it
+        import ctypes  # psutil has no such call; and a process that only looks has no use for it
 
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline.config.bases import DatasetConfig
@@ -24,8 +22,8 @@ from pipeline.learning.algos.cd import CDConfig
 from pipeline.learning.algos.qsharp import QSharpConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.registry import shipped_traits
+from pipeline.machine import children
 
-_PACKAGE_PARENT = Path(__file__).parents[2]
 _MARGIN_S = 60.0
 
 
@@ -104,24 +102,20 @@ def _names(section: DatasetConfig) -> list[str]:
 
 
 def _ask(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
-    given = {
-        "parent_pid": os.getpid(),
-        "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
-        "datasets": {
-            name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()
-        },
-    }
+    given = {name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()}
+    words, environment = children.command(
+        "pipeline.learning.rewards.early", {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    )
     limit_s = _MARGIN_S + sum(
         section.grading.start_timeout_s + section.grading.timeout_s * len(_names(section))
         for section in datasets.values()
     )
     try:
-        # -P: a file in the current folder must not take the place of a module of the standard library.
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "pipeline.learning.rewards.early"],
+            words,
             input=json.dumps(given).encode(),
             capture_output=True,
-            env={**os.environ, "PYTHONPATH": str(_PACKAGE_PARENT), "CUDA_VISIBLE_DEVICES": ""},
+            env=environment,
             timeout=limit_s,
             check=False,
         )

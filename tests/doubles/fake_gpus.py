@@ -22,7 +22,6 @@ ENTRYPOINT = "pipeline.engine.workers.entrypoint"
 def engine(gate: str, arguments: list[str]) -> int:
     """What run_parallel.py does, with workers that run this file."""
     from pipeline.cli import main
-    from pipeline.engine.workers import process
 
     class Popen(subprocess.Popen[bytes]):
         def __init__(self, command: list[str], **options: Any) -> None:
@@ -32,7 +31,7 @@ def engine(gate: str, arguments: list[str]) -> int:
             super().__init__(command, **options)
 
     os.environ[GATE] = gate
-    process.subprocess.Popen = Popen  # type: ignore[misc]
+    subprocess.Popen = Popen  # type: ignore[misc]
     return main(arguments)
 
 

@@ -15,6 +15,13 @@ from typing import Any
 
 from pipeline.learning.rewards.traits import RewardTraits, reward
 
+GARBAGE = {
+    "garbage": b'{"id": 0, "value": 1.0, "answer": null}\n]',
+    "nested": b"[" * 10_000,
+    "no-number": b'{"id": 2, "value": NaN, "answer": null}',
+}
+"""Answers that no grader gives."""
+
 
 def obedient(completions: Sequence[str], **columns: Any) -> list[float | None]:
     """Do what the completion says."""
@@ -60,10 +67,10 @@ def _obey(text: str, columns: dict[str, Any]) -> float | None:
     if order == "thread":  # answers, and leaves something behind that keeps the interpreter busy
         threading.Thread(target=re.match, args=(r"(a+)+$", "a" * 40 + "b"), daemon=True).start()
         return 0.75
-    if order == "garbage":  # writes to every socket it can find
+    if order in GARBAGE:  # written to every socket that can be found
         for fd in range(3, 1000):
             with suppress(OSError):
-                os.write(fd, b'{"id": 0, "value": 1.0, "answer": null}\n]\n')
+                os.write(fd, GARBAGE[order] + b"\n")
         time.sleep(600)
     if order == "victim":  # is killed once, as from outside
         return _killed_once(Path(rest))

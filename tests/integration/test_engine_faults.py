@@ -11,8 +11,8 @@ import pytest
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.devices import worker_env
 from pipeline.engine.scheduler.job_state import JobStatus
-from pipeline.engine.workers import process
 from pipeline.errors import WorkerError
+from pipeline.machine import children
 from tests.doubles import bodies
 from tests.doubles.engine import Engine, job, key
 
@@ -93,7 +93,7 @@ def test_workers_that_never_report_end_the_run(engine: Engine, monkeypatch: pyte
     # Python runs this before anything else, from the folder that the environment names.
     (engine.root / "sitecustomize").mkdir(parents=True)
     (engine.root / "sitecustomize" / "sitecustomize.py").write_text("import time; time.sleep(3600)")
-    monkeypatch.setattr(process, "PACKAGE_PARENT", engine.root / "sitecustomize")
+    monkeypatch.setattr(children, "PACKAGE_PARENT", engine.root / "sitecustomize")
     with pytest.raises(WorkerError, match="SIGKILL"):
         engine.run(*GOOD, start_timeout_s=0.2)
 

@@ -13,7 +13,8 @@ WITHOUT_WORKERS = """
 import runpy, sys
 from pipeline.commands import check
 check.check_generation = lambda: iter(())
-runpy.run_path(sys.argv[1], run_name="__main__")
+script, sys.argv[1:] = sys.argv[1], []
+runpy.run_path(script, run_name="__main__")
 """
 
 
@@ -45,3 +46,10 @@ def test_it_exits_with_1_and_a_remedy_when_a_check_fails(tmp_path: Path) -> None
     assert "FAIL  store: " in done.stdout
     assert "try: set output_dir" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_it_takes_no_arguments(tmp_path: Path) -> None:
+    done = run(tmp_path, SCRIPT, "--nonsense", "3")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: test_parallel_setup.py --nonsense 3: it takes no arguments. ")

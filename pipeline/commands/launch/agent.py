@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.machine import descendants
+from pipeline.machine.begin import begin
 from pipeline.terminal import streams
 
 NETWORK = 74
@@ -21,25 +22,24 @@ SIGNALLED = 128
 
 
 def main() -> int:
-    """Run torchrun on ``PARENT GRACE_S LISTENER ARGUMENTS ...``.
+    """Run torchrun on the arguments that follow the settings of this process.
 
-    LISTENER is the descriptor of the socket where ranks of this machine alone meet, or -1.
+    The setting `listeners` has the descriptor of the socket where ranks of this machine alone meet, if they do.
 
     Returns:
         The exit code of the rank that failed first; 0 if none did.
     """
-    parent, grace_s, listener = map(int, sys.argv[1:4])
-    # So the ranks are stopped, too, when the launcher is gone.
-    descendants.die_with_parent(parent, signal.SIGTERM)
+    # By a signal that torchrun passes on, so the ranks are stopped, too, when the launcher is gone.
+    settings = begin(signal.SIGTERM)
     descendants.adopt_orphans()
     streams.install()
     try:
-        return _run(sys.argv[4:], grace_s, listener)
+        return _run(sys.argv[2:], settings["grace_s"], settings["listeners"])
     finally:
         descendants.end_own()
 
 
-def _run(arguments: list[str], grace_s: int, listener: int) -> int:
+def _run(arguments: list[str], grace_s: int, listeners: list[int]) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -53,7 +53,7 @@ def _run(arguments: list[str], grace_s: int, listener: int) -> int:
         close(self, death_sig, min(timeout, grace_s))
 
     PContext.close = close_soon  # type: ignore[method-assign]
-    if listener >= 0:
+    for listener in listeners:
         _meet_at(listener)
     try:
         run(parse_args(arguments))  # type: ignore[no-untyped-call]

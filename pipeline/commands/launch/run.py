@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,7 +38,7 @@ from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, read_levels, 
 from pipeline.engine.devices.resolve import DeviceRequest, Inventory, candidates
 from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
 from pipeline.errors import ConfigError, DeviceError
-from pipeline.machine import descendants
+from pipeline.machine import children, descendants
 from pipeline.terminal.console import make_console, say
 
 _NAMES = ("--num-gpus", "--gpus")
@@ -226,11 +225,10 @@ def _run_agent(
     arguments: Sequence[str], environment: Mapping[str, str], grace_s: int, server: socket.socket | None
 ) -> int:
     descendants.adopt_orphans()
-    descriptors = [server.fileno()] if server else []
-    settings = [str(os.getpid()), str(grace_s), str(server.fileno() if server else -1)]
-    command = [sys.executable, "-m", "pipeline.commands.launch.agent", *settings, *arguments]
+    fds = [server.fileno()] if server else []
+    words, env = children.command("pipeline.commands.launch.agent", environment, grace_s=grace_s, listeners=fds)
     with _Signals(grace_s) as signals:
-        agent = subprocess.Popen(command, env=dict(environment), start_new_session=True, pass_fds=descriptors)
+        agent = subprocess.Popen([*words, *arguments], env=env, start_new_session=True, pass_fds=fds)
         if server:
             server.close()  # so that the port is closed when the agent ends
         signals.to(agent)

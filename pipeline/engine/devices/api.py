@@ -75,7 +75,7 @@ def get_gpu_memory_usage(gpu_id: int) -> tuple[int, int, float]:
     Raises:
         DeviceError: There is no such GPU.
     """
-    (gpu,) = gpus_of_ids([gpu_id], find_gpus(), os.environ, "gpu_id")
+    (gpu,) = gpus_of_ids([gpu_id], find_gpus(), os.environ, f"gpu_id={gpu_id}")
     use = read_usage(gpu)
     return use.used_bytes // _MB, use.total_bytes // _MB, 100 * use.used_bytes / use.total_bytes
 

@@ -125,7 +125,8 @@ def _gpus(
     workers: int | None,
 ) -> Candidates:
     if request.gpu_ids is not None:
-        devices = gpus_of_ids(request.gpu_ids, visible, environment, request.names[1])
+        asked = f"{request.names[1]}={list(request.gpu_ids)}"
+        devices = gpus_of_ids(request.gpu_ids, visible, environment, asked)
     else:
         devices = rank(visible, usage)
     wanted = request.num_gpus if request.num_gpus is not None else len(devices)
@@ -144,21 +145,28 @@ def _gpus(
 
 
 def gpus_of_ids(
-    ids: Sequence[int], visible: Sequence[Device], environment: Mapping[str, str], name: str = "gpu_ids"
+    ids: Sequence[int], visible: Sequence[Device], environment: Mapping[str, str], asked: str = ""
 ) -> list[Device]:
     """The GPUs at some positions of the visible set.
+
+    Args:
+        ids: The positions.
+        visible: The visible set.
+        environment: Says whether it is a part of the machine's.
+        asked: How messages name what was asked for; ``gpu_ids=[...]`` if left out.
 
     Raises:
         DeviceError: A position does not exist, or is given twice.
     """
+    asked = asked or f"gpu_ids={list(ids)}"
     unknown = sorted({number for number in ids if not 0 <= number < len(visible)})
     if unknown:
         raise DeviceError(
-            f"{name}={list(ids)}: there is no GPU {', '.join(map(str, unknown))}. "
+            f"{asked}: there is no GPU {', '.join(map(str, unknown))}. "
             + (f"Ids are {_listed(visible, environment)}." if visible else "This process sees no GPU at all.")
         )
     if len(set(ids)) != len(ids):
-        raise DeviceError(f"{name}={list(ids)} names a GPU twice")
+        raise DeviceError(f"{asked} names a GPU twice")
     return [visible[number] for number in ids]
 
 

@@ -9,29 +9,37 @@ The environment (visible device, thread counts) was set by the engine before thi
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from types import FrameType
 
 from pipeline.engine.devices.inventory import Device, read_usage
 from pipeline.engine.devices.memory_reclaim import wait_until_free
 from pipeline.engine.devices.worker_env import describe_device
-from pipeline.engine.workers.channel import Channel
-from pipeline.engine.workers.messages import GpuLoad, Heartbeat, RunJob, Shutdown, WorkerReady, decode_order
+from pipeline.engine.workers.messages import (
+    FromWorker,
+    GpuLoad,
+    Heartbeat,
+    RunJob,
+    Shutdown,
+    WorkerReady,
+    decode_order,
+    encode,
+)
+from pipeline.engine.workers.output import log_stacks
 from pipeline.engine.workers.runner import JobRunner
 from pipeline.engine.workers.strays import end_strays
 from pipeline.errors import DeviceError, WorkerError
+from pipeline.foreign import converted
 from pipeline.machine import descendants
+from pipeline.machine.begin import begin
+from pipeline.machine.channel import Channel
+from pipeline.machine.memory import own_memory_bytes
 
 _HANG_UP_PATIENCE_S = 2.0
 
@@ -40,44 +48,23 @@ _HANG_UP_PATIENCE_S = 2.0
 class Settings:
     """What a worker is told on its command line."""
 
-    fd: int
-    parent_pid: int
     device: Device
     heartbeat_s: float
     level_bytes: int | None
     """Memory of the device that was in use before the run; None where nothing was there to leave any behind."""
     free_timeout_s: float
     """Seconds to wait for the rest to be free, before this process says that it is ready."""
-    sys_path: list[str]
-    python_path: str | None
-    """PYTHONPATH as the engine has it; what this process was started with serves only to find this package."""
-
-    def to_json(self) -> str:
-        """As one argument."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Settings:
-        """Read what `to_json` wrote."""
-        fields = json.loads(text)
-        return Settings(**{**fields, "device": Device(**fields["device"])})
 
 
 def main() -> None:
     """Run jobs until the engine says stop or hangs up."""
-    settings = Settings.from_json(sys.argv[1])
-    descendants.die_with_parent(settings.parent_pid)
+    settings = begin()
     descendants.adopt_orphans()
-    # Descriptor 2 is the log of whichever job runs, so the stack of a crash ends up there, and on SIGUSR1 the
-    # stacks of a job that hangs. That handler is in C and needs no cooperation of whatever hangs.
-    faulthandler.enable(file=2)
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    log_stacks()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
-    restore_imports(settings.sys_path, settings.python_path)
-    os.set_inheritable(settings.fd, False)
-    channel = Channel(socket.socket(fileno=settings.fd))
+    channel = Channel.inherited(settings["fd"])
     with suppress(KeyboardInterrupt, OSError):
-        _Main(channel, settings).serve()
+        _Main(channel, converted(settings, Settings)).serve()
     descendants.end_own()
     # Outputs are committed, so nothing else is left to tidy up; Python would take a second to unload torch.
     sys.stdout.flush()
@@ -92,7 +79,11 @@ class _Main:
         self.channel = channel
         self.settings = settings
         self.inbox: queue.SimpleQueue[RunJob | Shutdown] = queue.SimpleQueue()
-        self.runner = JobRunner(channel.send, settings.device.kind)
+        self.runner = JobRunner(self.send, settings.device.kind)
+
+    def send(self, message: FromWorker) -> None:
+        """Tell the engine."""
+        self.channel.send(encode(message))
 
     def serve(self) -> None:
         """Run jobs as they arrive."""
@@ -104,7 +95,7 @@ class _Main:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         about = describe_device(device, os.environ)
         not_free = self._wait_for_memory()
-        self.channel.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
+        self.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while isinstance(order := self.inbox.get(), RunJob):
             if self.runner.stop_requested:
@@ -112,7 +103,7 @@ class _Main:
             answer = self.runner.run(order)
             with suppress(Exception):  # a job may have left its process unable to look; then they end with it
                 end_strays()
-            self.channel.send(answer)
+            self.send(answer)
 
     def _wait_for_memory(self) -> str:
         settings = self.settings
@@ -136,10 +127,8 @@ class _Main:
 
     def _read(self) -> None:
         try:
-            while not self.channel.closed:
-                self.channel.wait()
-                for line in self.channel.receive():
-                    self._take(decode_order(line))
+            for line in self.channel.lines():
+                self._take(decode_order(line))
         except (OSError, WorkerError):
             pass
         finally:
@@ -155,21 +144,12 @@ class _Main:
         never = threading.Event()
         try:
             while not never.wait(self.settings.heartbeat_s):
-                self.channel.send(Heartbeat(rss_bytes=resident_bytes(), gpu=gpu_load(self.settings.device)))
+                resident = own_memory_bytes()[1]
+                self.send(Heartbeat(rss_bytes=resident, gpu=gpu_load(self.settings.device)))
         except OSError:
             # The pipe is broken. Where a job has closed it under the reader, which waits on it, the system tells
             # neither the reader nor the engine; so this is the only one to notice.
             _kill_own_group()
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
 
 
 def gpu_load(device: Device) -> GpuLoad | None:
@@ -194,15 +174,6 @@ def _kill_own_group() -> None:
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
-
-
-def restore_imports(sys_path: Sequence[str], python_path: str | None) -> None:
-    """Find modules where the engine finds them, and leave no trace of how this process was started."""
-    sys.path[:] = sys_path
-    if python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = python_path
 
 
 if __name__ == "__main__":

@@ -11,23 +11,21 @@ adopts what they leave behind, and ends that with the job. They find each other 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.engine.devices.worker_env import rank_environment
-from pipeline.engine.workers.channel import Channel
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
+    MAX_MESSAGE_BYTES,
+    SEND_TIMEOUT_S,
     JobFinished,
     JobProgress,
     JobRaised,
@@ -35,39 +33,22 @@ from pipeline.engine.workers.messages import (
     RunJob,
     Shutdown,
     decode_report,
+    encode,
 )
+from pipeline.engine.workers.output import log_stacks
 from pipeline.engine.workers.work import Work
 from pipeline.errors import GangError, JobError, WorkerError, describe_exit
 from pipeline.errors import JobStopped as StopJob
 from pipeline.files import remove_tree
+from pipeline.machine import children
+from pipeline.machine.children import Child
+from pipeline.machine.log_tail import tail
 
 TERMINATE_S = 1.0
 """What ranks are given to end when another one has failed, before they are killed."""
 _OTHERS_S = 1.0
 """How long to wait, after a rank has lost the connection to another, for that one to be seen to have died."""
 _POLL_S = 0.1
-_LOG_LINES = 15
-_LOG_BYTES = 4000
-_SEND_TIMEOUT_S = 5.0
-_PACKAGE_PARENT = Path(__file__).parents[3]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankSettings:
-    """What a rank is told on its command line; the job follows through the pipe."""
-
-    fd: int
-    parent_pid: int
-    rank: int
-    world_size: int
-    device: str
-    out: str
-    sys_path: list[str]
-    python_path: str | None
-
-    def to_json(self) -> str:
-        """As one argument."""
-        return json.dumps(asdict(self))
 
 
 @dataclass
@@ -76,8 +57,7 @@ class _Rank:
 
     Attributes:
         number: Its rank.
-        process: Child of this process.
-        channel: Pipe to it.
+        child: The process.
         log: Where its output goes.
         out: What it writes as its output.
         said: Its last word.
@@ -85,8 +65,7 @@ class _Rank:
     """
 
     number: int
-    process: subprocess.Popen[bytes]
-    channel: Channel
+    child: Child
     log: Path
     out: Path
     said: JobFinished | JobRaised | JobStopped | None = None
@@ -124,8 +103,9 @@ class _Gang:
             self.told_to_stop = True
             for rank in self.ranks:
                 with suppress(OSError):
-                    rank.channel.send(Shutdown())
-        open_ones = [rank.channel.fileno() for rank in self.ranks if not rank.channel.closed]
+                    rank.child.channel.send(encode(Shutdown()))
+        channels = [rank.child.channel for rank in self.ranks]
+        open_ones = [channel.fileno() for channel in channels if not channel.closed]
         # The end of a process shows at its pipe, unless a child of its own has a copy of that: hence the limit.
         if open_ones:
             wait(open_ones, _POLL_S)
@@ -133,9 +113,9 @@ class _Gang:
             time.sleep(_POLL_S / 10)
         for rank in self.ranks:
             # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
-            ended = rank.process.poll() is not None
+            ended = rank.child.process.poll() is not None
             try:
-                for line in rank.channel.receive():
+                for line in rank.child.channel.receive():
                     self._take(rank, decode_report(line))
             except WorkerError as error:
                 raise self._lost(rank, str(error)) from error
@@ -154,25 +134,22 @@ class _Gang:
         return next(iter([*died, *sorted(raised, key=_is_consequence)]), None)
 
     def _error(self, rank: _Rank) -> GangError:
-        who = f"rank {rank.number} of {len(self.ranks)}"
-        if isinstance(rank.said, JobRaised):
-            how = "raised" if rank.said.error_type else "failed:"
-            error = GangError(
-                f"{who} {how} {rank.said.said}{_end_of(rank.log)}",
-                rank=rank.number,
-                kind=rank.said.kind.value,
-                damaged_key=rank.said.damaged_key,
-            )
-        else:
-            error = self._lost(rank, describe_exit(rank.process.poll()))
-        return error
+        if not isinstance(rank.said, JobRaised):
+            return self._lost(rank, describe_exit(rank.child.process.poll()))
+        how = "raised" if rank.said.error_type else "failed:"
+        return GangError(
+            f"rank {rank.number} of {len(self.ranks)} {how} {rank.said.said}{_end_of(rank.log)}",
+            rank=rank.number,
+            kind=rank.said.kind.value,
+            damaged_key=rank.said.damaged_key,
+        )
 
     def _lost(self, rank: _Rank, how: str) -> GangError:
         return GangError(
             f"rank {rank.number} of {len(self.ranks)} was lost ({how}){_end_of(rank.log)}",
             rank=rank.number,
             kind=FailureKind.lost.value,
-            exit_code=rank.process.poll(),
+            exit_code=rank.child.process.poll(),
         )
 
     def conclude(self) -> None:
@@ -195,26 +172,16 @@ class _Gang:
 
     def end(self) -> None:
         """End whatever rank still runs, and drop what ranks other than the first have written."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for rank in self.ranks:
-                if rank.process.poll() is None:
-                    rank.process.send_signal(number)
-            give_up = time.monotonic() + TERMINATE_S
-            while number == signal.SIGTERM and time.monotonic() < give_up:
-                if all(rank.process.poll() is not None for rank in self.ranks):
-                    break
-                time.sleep(0.01)
+        children.end([rank.child for rank in self.ranks], TERMINATE_S)
         for rank in self.ranks:
-            rank.process.wait()
-            rank.channel.close()
+            rank.child.wait()
             if rank.number:
                 remove_tree(rank.out)
 
     def show_stacks(self) -> None:
         """Have every rank write the stacks of its threads to its log."""
         for rank in self.ranks:
-            with suppress(ProcessLookupError):
-                rank.process.send_signal(signal.SIGUSR1)
+            rank.child.send_signal(signal.SIGUSR1)
 
 
 def run_gang(order: RunJob, work: Work) -> None:
@@ -279,37 +246,22 @@ def log_of(order_log: Path, rank: int) -> Path:
 def _start(order: RunJob, work: Work, number: int, port: int) -> _Rank:
     out = work.out if number == 0 else Path(order.scratch) / f"rank{number}-{os.getpid()}"
     log = log_of(Path(order.log_path), number)
-    env = rank_environment(os.environ, order.gang, rank=number, master_port=port)
-    ours, theirs = socket.socketpair()
-    settings = RankSettings(
-        fd=theirs.fileno(),
-        parent_pid=os.getpid(),
-        rank=number,
-        world_size=len(order.gang),
-        device=f"cuda:{number}" if work.device.startswith("cuda") else work.device,
-        out=str(out),
-        sys_path=[entry or str(Path.cwd()) for entry in sys.path],
-        python_path=env.get("PYTHONPATH"),
-    )
-    with ExitStack() as stack:
-        stack.callback(theirs.close)
-        out.mkdir(exist_ok=True)
-        output = None
-        if number:
-            log.unlink(missing_ok=True)
-            output = stack.enter_context(log.open("ab"))
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipeline.engine.workers.rank", settings.to_json()],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**env, "PYTHONPATH": str(_PACKAGE_PARENT)},
-            pass_fds=[theirs.fileno()],
+    device = f"cuda:{number}" if work.device.startswith("cuda") else work.device
+    out.mkdir(exist_ok=True)
+    if number:
+        log.unlink(missing_ok=True)
+    with log.open("ab") if number else nullcontext() as output:  # rank 0 has that of this process
+        child = Child(
+            "pipeline.engine.workers.rank",
+            rank_environment(os.environ, order.gang, rank=number, master_port=port),
+            {"rank": number, "device": device, "out": str(out)},
+            max_bytes=MAX_MESSAGE_BYTES,
+            send_timeout_s=SEND_TIMEOUT_S,
+            output=output,
         )
-    channel = Channel(ours, send_timeout_s=_SEND_TIMEOUT_S)
     with suppress(OSError):  # it is over already, as is about to be seen
-        channel.send(order)
-    return _Rank(number, process, channel, log, out)
+        child.channel.send(encode(order))
+    return _Rank(number, child, log, out)
 
 
 def _is_consequence(rank: _Rank) -> bool:
@@ -318,14 +270,8 @@ def _is_consequence(rank: _Rank) -> bool:
 
 
 def _end_of(log: Path) -> str:
-    lines: Sequence[str] = ()
-    with suppress(OSError), log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _LOG_BYTES))
-        lines = file.read().decode(errors="replace").strip().splitlines()[-_LOG_LINES:]
-    if not lines:
-        return f"\nIts log, {log.name}, is empty."
-    return f"\nIts log, {log.name}, ends:\n" + "\n".join(f"    {line}" for line in lines)
+    lines = tail(log)
+    return f"\nIts log, {log.name}, {'ends:' + lines if lines else 'is empty.'}"
 
 
 @contextmanager
@@ -337,4 +283,4 @@ def _stacks_of(gang: _Gang) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGUSR1, before)
-        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+        log_stacks()

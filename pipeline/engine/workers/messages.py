@@ -22,6 +22,9 @@ from pipeline.engine.workers.failure import FailureKind
 from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, converted, parse_json
 
+MAX_MESSAGE_BYTES = 64 << 20
+SEND_TIMEOUT_S = 5.0
+"""A worker's reader takes messages at once, so one that takes none for so long is stuck."""
 MAX_COUNT = 2**53
 """No count is larger: up to here a float is exact, so nothing that is computed from counts can overflow."""
 MAX_SECONDS = 1e12

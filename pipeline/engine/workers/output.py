@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
+
+
+def log_stacks() -> None:
+    """Have the stack of a crash written to the log of the job that runs, and on SIGUSR1 the stacks of all threads.
+
+    The handler is in C, so it needs no cooperation of a job that hangs.
+    """
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
 class OutputTo:

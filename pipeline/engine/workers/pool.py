@@ -301,9 +301,7 @@ class Pool:
 
 
 def _cannot_start(slot: _Slot, ended: WorkerExited) -> WorkerError:
-    words = slot.worker.last_words()
-    said = "\n" + "\n".join(f"    {line}" for line in words.splitlines()[-15:]) if words else ""
     return WorkerError(
         f"worker {slot.worker.index} ended {slot.failed_starts} times in a row before it began a job, last with "
-        f"{describe_exit(ended.exit_code)}.{said or ' It wrote nothing.'}"
+        f"{describe_exit(ended.exit_code)}.{slot.worker.last_words() or ' It wrote nothing.'}"
     )

@@ -5,40 +5,36 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S
 from pipeline.engine.devices.worker_env import worker_environment
-from pipeline.engine.workers.channel import Channel
 from pipeline.engine.workers.entrypoint import Settings
 from pipeline.engine.workers.messages import (
+    MAX_MESSAGE_BYTES,
+    SEND_TIMEOUT_S,
     FromWorker,
     RunJob,
     Shutdown,
     WorkerExited,
     WorkerUnreadable,
     decode_report,
+    encode,
 )
 from pipeline.engine.workers.protocol import Deliver
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
-from pipeline.machine import descendants
-from pipeline.machine.descendants import Process
+from pipeline.machine import children, descendants
+from pipeline.machine.channel import Channel
+from pipeline.machine.children import Child
+from pipeline.machine.log_tail import tail
 
-SEND_TIMEOUT_S = 5.0
-"""A worker's reader takes messages at once, so one that takes none for so long is stuck."""
-PACKAGE_PARENT = Path(__file__).parents[3]
-"""Where a worker finds this package before it knows the search path of the engine."""
 _EXIT_AFTER_HANGUP_S = 0.2
-_LAST_WORDS_BYTES = 4000
 
 log = logging.getLogger("pipeline")
 
@@ -82,68 +78,46 @@ class LocalWorker:
         self._reaper = reaper
         self._level_bytes = level_bytes
         self._log_path = settings.log_dir / f"worker-{index}.txt"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
+        self._child: Child | None = None
+        """The process, until its end was delivered."""
         self._pidfd = -1
         self._tag = descendants.new_tag()
-        self._family: set[Process] = set()
-        """Descendants when it was killed, should they have no tag any more."""
 
     @property
     def index(self) -> int:
         """Number of the worker in the pool."""
         return self._index
 
-    @property
-    def pid(self) -> int | None:
-        """Process id while it lives."""
-        return self._process.pid if self._process else None
-
     def start(self) -> None:
         """Start the process."""
-        ours, theirs = socket.socketpair()
         if self._reaper:
             self._reaper.watch_tag(self._tag)
-        try:
-            self._process = self._spawn(theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._channel = Channel(ours, send_timeout_s=SEND_TIMEOUT_S)
+        self._child = self._spawn()
         if self._reaper:
-            self._reaper.watch_group(self._process.pid)
+            self._reaper.watch_group(self._child.process.pid)
         with suppress(AttributeError, OSError):  # neither macOS nor Linux before 5.3 has it
-            self._pidfd = os.pidfd_open(self._process.pid)
+            self._pidfd = os.pidfd_open(self._child.process.pid)
 
-    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        env = worker_environment(
-            self._device, self._settings.threads, os.environ, portable=self._settings.portable
-        )
-        env = descendants.with_tag(env, self._tag)
+    def _spawn(self) -> Child:
         settings = Settings(
-            fd=fd,
-            parent_pid=os.getpid(),
             device=self._device,
             heartbeat_s=self._settings.heartbeat_s,
             level_bytes=self._level_bytes,
             free_timeout_s=self._settings.free_timeout_s,
-            sys_path=[entry or str(Path.cwd()) for entry in sys.path],
-            python_path=env.get("PYTHONPATH"),
         )
-        env["PYTHONPATH"] = str(PACKAGE_PARENT)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as output:
-            # -P: a file in the current folder must not take the place of a module of the standard library.
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipeline.engine.workers.entrypoint", settings.to_json()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=env,
-                pass_fds=[fd],
-                process_group=0,
+            return Child(
+                "pipeline.engine.workers.entrypoint",
+                worker_environment(
+                    self._device, self._settings.threads, os.environ, portable=self._settings.portable
+                ),
+                asdict(settings),
+                max_bytes=MAX_MESSAGE_BYTES,
+                send_timeout_s=SEND_TIMEOUT_S,
+                output=output,
+                own_group=True,
+                tag=self._tag,
             )
 
     def send(self, job: RunJob) -> None:
@@ -152,8 +126,8 @@ class LocalWorker:
 
     def _send(self, message: RunJob | Shutdown) -> None:
         try:
-            if self._channel:
-                self._channel.send(message)
+            if self._child:
+                self._child.channel.send(encode(message))
         except TimeoutError as error:
             log.warning("worker %d: %s; killing it", self._index, error)
             self.kill()
@@ -162,9 +136,10 @@ class LocalWorker:
 
     def sources(self) -> Sequence[int]:
         """The pipe while it is open, and the process's own sentinel where the system has one."""
-        if self._channel is None:
+        if self._child is None:
             return []
-        pipe = [] if self._channel.closed else [self._channel.fileno()]
+        channel = self._child.channel
+        pipe = [] if channel.closed else [channel.fileno()]
         return [*pipe, self._pidfd] if self._pidfd >= 0 else pipe
 
     def pending(self) -> bool:
@@ -173,17 +148,17 @@ class LocalWorker:
 
     def receive(self, deliver: Deliver) -> None:
         """Deliver what the process sent and, if it is over, how it ended."""
-        channel = self._channel
-        if channel is None:
+        child = self._child
+        if child is None:
             return
         # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
-        ended = self._has_ended()
-        for message in self._messages(channel):
+        ended = _has_ended(child)
+        for message in self._messages(child.channel):
             deliver(message)
-        if channel.closed and not ended:
+        if child.channel.closed and not ended:
             ended = self._see_off()
         if ended:
-            deliver(WorkerExited(exit_code=self._bury()))
+            deliver(WorkerExited(exit_code=self._reap(child)))
 
     def _messages(self, channel: Channel) -> Iterator[FromWorker]:
         try:
@@ -194,32 +169,22 @@ class LocalWorker:
             channel.closed = True  # nothing that follows can be relied on
             yield WorkerUnreadable(reason=str(error))
 
-    def _has_ended(self) -> bool:
-        assert self._process is not None
-        # Without reaping: until then the number of the process, and so of its group, cannot go to another.
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self._process.pid, options) is not None
-
     def _see_off(self) -> bool:
         """It has hung up, so it is ending or broken: give it a moment for an exit code of its own."""
         if self._pidfd < 0 or not wait([self._pidfd], _EXIT_AFTER_HANGUP_S):
             self.kill()
         return True
 
-    def _bury(self) -> int:
-        assert self._process is not None
-        assert self._channel is not None
-        self.kill()  # children that it left behind; must come before it is reaped, as said above
-        if left := descendants.end(self._descendants):
+    def _reap(self, child: Child) -> int:
+        if left := children.end([child]):  # what it left behind
             log.warning("worker %d: processes %s do not end", self._index, sorted(one.pid for one in left))
         if self._reaper:
-            self._reaper.forget_group(self._process.pid)
+            self._reaper.forget_group(child.process.pid)
             self._reaper.forget_tag(self._tag)
-        code = self._process.wait()
-        self._channel.close()
+        code = child.wait()
         if self._pidfd >= 0:
             os.close(self._pidfd)
-        self._channel, self._pidfd = None, -1
+        self._child, self._pidfd = None, -1
         with suppress(OSError):
             if not self._log_path.stat().st_size:
                 self._log_path.unlink()
@@ -228,9 +193,9 @@ class LocalWorker:
 
     def show_stacks(self) -> None:
         """SIGUSR1, which the worker answers by writing the stacks of all threads to its job's log."""
-        if self._process is not None and self._channel is not None:
+        if self._child:
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGUSR1)
+                os.kill(self._child.process.pid, signal.SIGUSR1)
 
     def ask_to_stop(self) -> None:
         """Send `Shutdown`."""
@@ -238,38 +203,23 @@ class LocalWorker:
 
     def terminate(self) -> None:
         """SIGTERM to the process and its group."""
-        self._signal(signal.SIGTERM)
+        if self._child:
+            self._child.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL to the process and its group; descendants elsewhere follow when its end is noticed."""
-        if self._process is not None and self._channel is not None:
-            self._family |= descendants.below(self._process.pid)
-        self._signal(signal.SIGKILL)
-
-    def _descendants(self) -> set[Process]:
-        return descendants.tagged({self._tag}) | descendants.alive(self._family)
+        if self._child:
+            self._child.kill()
 
     def interrupt(self) -> None:
         """Nothing to do: jobs run elsewhere."""
 
     def last_words(self) -> str:
         """The end of the worker's own log."""
-        try:
-            with self._log_path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _LAST_WORDS_BYTES))
-                return file.read().decode(errors="replace").strip()
-        except OSError:
-            return ""
+        return tail(self._log_path)
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is None or self._channel is None:
-            return
-        pid = self._process.pid  # it is not reaped yet, so the number is that of no other process or group
-        # macOS says EPERM for a group whose only member is a zombie.
-        with suppress(ProcessLookupError, PermissionError):
-            # A job may have moved the process to another group. Twice SIGTERM would mean something else than once.
-            if number == signal.SIGKILL or os.getpgid(pid) != pid:
-                os.kill(pid, number)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, number)
+
+def _has_ended(child: Child) -> bool:
+    # Without reaping: until then the number of the process, and so of its group, cannot go to another.
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, child.process.pid, options) is not None

@@ -55,4 +55,4 @@ class Worker(Protocol):
         """
 
     def last_words(self) -> str:
-        """The end of what it wrote outside of jobs: why it could not start, for example. May be empty."""
+        """The end of what it wrote outside of jobs, as `tail` has it: why it could not start, for example."""

@@ -6,44 +6,39 @@ which commits the output and keeps the heartbeat.
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from pipeline.engine.store.store import Store
-from pipeline.engine.workers.channel import Channel
-from pipeline.engine.workers.copies import contained
-from pipeline.engine.workers.entrypoint import restore_imports
-from pipeline.engine.workers.gang import RankSettings
-from pipeline.engine.workers.messages import JobFinished, JobRaised, JobStopped, RunJob, Shutdown, decode_order
-from pipeline.engine.workers.runner import (
-    RegularProgress,
-    finished,
-    is_kind,
-    load_entry,
-    print_traceback,
-    raised,
-    stopped,
+from pipeline.engine.workers.answers import ended_by, finished
+from pipeline.engine.workers.body import call_entry, contained, work_of
+from pipeline.engine.workers.messages import (
+    JobFinished,
+    JobRaised,
+    JobStopped,
+    RunJob,
+    Shutdown,
+    decode_order,
+    encode,
 )
-from pipeline.engine.workers.work import Work
-from pipeline.errors import JobStopped as StopJob
+from pipeline.engine.workers.output import log_stacks
 from pipeline.errors import WorkerError
-from pipeline.machine.descendants import die_with_parent
+from pipeline.machine.begin import begin
+from pipeline.machine.channel import Channel
 
 
 class _Rank:
     """One process of a job."""
 
-    def __init__(self, channel: Channel, settings: RankSettings) -> None:
+    def __init__(self, channel: Channel, settings: dict[str, Any]) -> None:
         self.channel = channel
+        self.lines = channel.lines()
         self.settings = settings
         self.stop_requested = False
 
@@ -54,46 +49,35 @@ class _Rank:
             Whether it went well.
         """
         start = time.monotonic()
-        order = self._order()
+        line = next(self.lines, None)
+        if line is None:  # as below: whoever leads the gang is gone
+            return False
+        order = decode_order(line)
+        assert isinstance(order, RunJob)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         message = self._run(order, start)
         sys.stdout.flush()
         sys.stderr.flush()
-        self.channel.send(message)
+        self.channel.send(encode(message))
         return not isinstance(message, JobRaised)
 
     def _run(self, order: RunJob, start: float) -> JobFinished | JobRaised | JobStopped:
         try:
-            work = self._work(order)
+            work = work_of(
+                order,
+                Path(self.settings["out"]),
+                self.settings["device"],
+                memory={},
+                send=lambda message: self.channel.send(encode(message)),
+                stopping=lambda: self.stop_requested,
+                rank=self.settings["rank"],
+            )
             with contained():
-                with work.loading():
-                    entry = load_entry(order.entry)
-                entry(work)
+                call_entry(order, work)
             work.check_counts()
         except BaseException as error:
-            if is_kind(error, StopJob) and self.stop_requested:
-                return stopped(order, error)
-            print_traceback()
-            return raised(order, error, start)
+            return ended_by(order, error, start, stop_requested=self.stop_requested)
         return finished(order, work, start)
-
-    def _work(self, order: RunJob) -> Work:
-        store = Store(Path(order.store))
-        return Work(
-            job_id=order.job_id,
-            attempt=order.attempt,
-            payload=order.payload,
-            inputs={name: tuple(map(store.path, keys)) for name, keys in order.inputs.items()},
-            out=Path(self.settings.out),
-            device=self.settings.device,
-            checkpoints=store.checkpoints(order.key),
-            hints=store.hints,
-            memory={},
-            report=RegularProgress(order, self.channel.send),
-            stopping=lambda: self.stop_requested,
-            rank=self.settings.rank,
-            world_size=self.settings.world_size,
-        )
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """SIGTERM or Slurm's notice: stop at the next step; SIGTERM once more: at once."""
@@ -101,35 +85,20 @@ class _Rank:
             raise KeyboardInterrupt
         self.stop_requested = True
 
-    def _order(self) -> RunJob:
-        while not self.channel.closed:
-            self.channel.wait()
-            for line in self.channel.receive():
-                order = decode_order(line)
-                assert isinstance(order, RunJob)
-                return order
-        os._exit(1)
-
     def _read(self) -> None:
         with suppress(OSError, WorkerError):
-            while not self.channel.closed:
-                self.channel.wait()
-                for line in self.channel.receive():
-                    self.stop_requested |= isinstance(decode_order(line), Shutdown)
+            for line in self.lines:
+                self.stop_requested |= isinstance(decode_order(line), Shutdown)
         # Whoever leads the gang is gone, and with it the sense of this.
         os._exit(1)
 
 
 def main() -> None:
     """Run one rank of one job."""
-    settings = RankSettings(**json.loads(sys.argv[1]))
-    die_with_parent(settings.parent_pid)
-    faulthandler.enable(file=2)
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    settings = begin()
+    log_stacks()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    restore_imports(settings.sys_path, settings.python_path)
-    os.set_inheritable(settings.fd, False)
-    rank = _Rank(Channel(socket.socket(fileno=settings.fd)), settings)
+    rank = _Rank(Channel.inherited(settings["fd"]), settings)
     signal.signal(signal.SIGTERM, rank.on_signal)
     signal.signal(signal.SIGUSR2, rank.on_signal)
     went_well = False

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -16,32 +14,17 @@ from typing import Any
 
 import pipeline
 from pipeline import arithmetic
-from pipeline.config.place import own_place
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.engine.store.verified import Verified
+from pipeline.engine.workers.answers import ended_by, finished, is_kind, raised
+from pipeline.engine.workers.body import call_entry, contained, work_of
 from pipeline.engine.workers.changed import ProcessState
-from pipeline.engine.workers.copies import contained
-from pipeline.engine.workers.device_memory import begin_measuring, give_back, held_mb, peak_mb
-from pipeline.engine.workers.failure import FailureKind, causes, class_name, classify
-from pipeline.engine.workers.messages import (
-    FromWorker,
-    JobFinished,
-    JobProgress,
-    JobRaised,
-    JobStarted,
-    JobStopped,
-    RunJob,
-)
+from pipeline.engine.workers.device_memory import begin_measuring, give_back, held_mb
+from pipeline.engine.workers.messages import FromWorker, JobFinished, JobRaised, JobStarted, JobStopped, RunJob
 from pipeline.engine.workers.output import OutputTo
 from pipeline.engine.workers.work import Work
-from pipeline.errors import DamagedOutput, GangError, JobError, PipelineError
-from pipeline.errors import JobStopped as StopJob
 from pipeline.files import remove_tree
 from pipeline.outputs.check import check_output
-
-PROGRESS_INTERVAL_S = 0.25
-
-Entry = Callable[[Work], None]
 
 
 class JobRunner:
@@ -115,15 +98,12 @@ class JobRunner:
         except BaseException as error:  # SystemExit too: a job may end itself, not its worker
             if is_kind(error, KeyboardInterrupt) and self.cut_off:
                 raise
-            if is_kind(error, StopJob) and self.stop_requested:
-                return stopped(order, error)
-            print_traceback()
-            failed = raised(order, error, start)
+            failed = ended_by(order, error, start, stop_requested=self.stop_requested)
         else:
             done = finished(order, work, start)
             return replace(done, held_mb=self._held_mb(order) if work.held_mb is None else work.held_mb)
         # Not inside `except`: the traceback there holds the frames of the job and all their tensors.
-        return replace(failed, held_mb=self._held_mb(order))
+        return failed if isinstance(failed, JobStopped) else replace(failed, held_mb=self._held_mb(order))
 
     def _held_mb(self, order: RunJob) -> int:
         """What stays on a device with other workers; where there are none it is nobody's concern."""
@@ -158,19 +138,8 @@ class JobRunner:
     def _execute(self, order: RunJob, report: Callable[[FromWorker], None], start: float) -> Work:
         store, scratch = Store(Path(order.store)), Path(order.scratch)
         out = store.begin(scratch, order.key, order.attempt) if order.key else scratch
-        work = Work(
-            job_id=order.job_id,
-            attempt=order.attempt,
-            payload=order.payload,
-            inputs={name: tuple(map(store.path, keys)) for name, keys in order.inputs.items()},
-            out=out,
-            device=self._device,
-            checkpoints=store.checkpoints(order.key),
-            hints=store.hints,
-            memory=self.memory,
-            report=RegularProgress(order, report),
-            stopping=lambda: self.stop_requested,
-            shared=order.shared,
+        work = work_of(
+            order, out, self._device, memory=self.memory, send=report, stopping=lambda: self.stop_requested
         )
         if not order.keep_models:
             self.memory.clear()
@@ -184,9 +153,7 @@ class JobRunner:
 
                     run_gang(order, work)
                 else:
-                    with work.loading():
-                        entry = load_entry(order.entry)
-                    entry(work)
+                    call_entry(order, work)
             work.check_counts()
             if order.key:
                 check_output(out)
@@ -206,39 +173,6 @@ class JobRunner:
         for keys in order.inputs.values():
             for key in keys:
                 verified.require(key)
-
-
-class RegularProgress:
-    """Sends progress, but no more often than anyone can read it."""
-
-    def __init__(self, order: RunJob, send: Callable[[FromWorker], None]) -> None:
-        self._order = order
-        self._send = send
-        self._next = 0.0
-        self._pid = os.getpid()
-
-    def __call__(self, done: int, total: int, tokens: int) -> None:
-        """Tell how far the job is, unless that was just done, or this is a process that the job has forked."""
-        now = time.monotonic()
-        if now < self._next or os.getpid() != self._pid:
-            return
-        self._next = now + PROGRESS_INTERVAL_S
-        job_id, attempt = self._order.job_id, self._order.attempt
-        self._send(JobProgress(job_id=job_id, attempt=attempt, done=done, total=total, tokens=tokens))
-
-
-def load_entry(path: str) -> Entry:
-    """Import ``module:function``.
-
-    Raises:
-        JobError: The path does not name a function.
-    """
-    module, _, name = path.partition(":")
-    entry: Any = getattr(importlib.import_module(module), name, None)
-    if not callable(entry):
-        raise JobError(f"'{path}' does not name a function; an entry is written module:function")
-    checked: Entry = entry
-    return checked
 
 
 def _link(folder: Path, output: Path) -> None:
@@ -268,97 +202,3 @@ def _versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
-
-
-def finished(order: RunJob, work: Work, start: float) -> JobFinished:
-    """What to say of a job that is done.
-
-    Args:
-        order: The job.
-        work: What it has counted.
-        start: When it began, on the monotonic clock.
-    """
-    return JobFinished(
-        job_id=order.job_id,
-        attempt=order.attempt,
-        load_s=round(work.load_s, 6),
-        run_s=round(time.monotonic() - start, 6),
-        samples=work.samples,
-        tokens=work.tokens,
-        answers=work.answers,
-        flops=work.flops,
-        peak_mb=peak_mb(work.device) if work.peak_mb is None else work.peak_mb,
-    )
-
-
-def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
-    """Tell of an exception that ended a job. What it says of itself is code of the job's own, and may raise."""
-    kind = classify(error)
-    key = _said(lambda: _damaged_key(error), "") if kind is FailureKind.damaged_input else ""
-    if kind is FailureKind.damaged_input and not any(key in keys for keys in order.inputs.values()):
-        kind, key = FailureKind.bug, ""  # only what the job was given can be made again
-    return JobRaised(
-        job_id=order.job_id,
-        attempt=order.attempt,
-        error_type=_said(lambda: _class_for_users(error), "an exception without a name"),
-        kind=kind,
-        damaged_key=key,
-        rank=_rank(error, len(order.gang)),
-        message=_said(lambda: _with_place(error), "its message cannot be read, as __str__ raises"),
-        traceback=_said(lambda: "".join(traceback.format_exception(error)), "its traceback cannot be read"),
-        run_s=round(time.monotonic() - start, 6),
-    )
-
-
-def _rank(error: BaseException, ranks: int) -> int | None:
-    """The process that failed first, where that is told."""
-    try:
-        return error.rank if isinstance(error, GangError) and error.rank in range(ranks) else None
-    except BaseException:  # code of the job's own, as in `_said`
-        return None
-
-
-def stopped(order: RunJob, error: BaseException) -> JobStopped:
-    """Tell, in the job's log too, that it has saved what it needs to go on later."""
-    what = _said(lambda: str(error), "")
-    with suppress(OSError, ValueError):  # the job may have closed the stream
-        print(f"stopped: {what}" if what else "stopped", flush=True)  # noqa: T201 - the job's log
-    return JobStopped(job_id=order.job_id, attempt=order.attempt)
-
-
-def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
-    """As `isinstance`, which asks the exception itself: that may be code of the job's own, and raise."""
-    return issubclass(type(error), kind)
-
-
-def print_traceback() -> None:
-    """Write the exception that is being handled to the job's log, as far as it lets itself be written."""
-    with suppress(BaseException):  # the stream may be closed, and what the exception says of itself may raise
-        traceback.print_exc()
-
-
-def _class_for_users(error: BaseException) -> str:
-    return "" if is_kind(error, PipelineError) and str(error).strip() else class_name(type(error))
-
-
-def _said(ask: Callable[[], str], otherwise: str) -> str:
-    try:
-        return str.__str__(ask())
-    except BaseException:  # KeyboardInterrupt too: the engine's own strikes in a job's body alone
-        return otherwise
-
-
-def _with_place(error: BaseException) -> str:
-    """What an exception says; in its first line, which is shown alone, where in the user's code it comes from."""
-    first, line, rest = str(error).strip().partition("\n")
-    place = own_place(error)
-    return f"{first} ({place})".lstrip() + line + rest if place else str(error)
-
-
-def _damaged_key(error: BaseException) -> str:
-    for one in causes(error):
-        if isinstance(one, DamagedOutput):
-            return one.key
-        if isinstance(one, GangError):
-            return one.damaged_key
-    return ""

@@ -1,6 +1,6 @@
 """Main function of a process that tries rewards while a run is planned, since planning imports none of their code.
 
-input    {"parent_pid", "sys_path", "datasets": {name: settings with their schema}}, one JSON
+input    {name of a dataset: its settings with their schema}, one JSON
 output   {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words}}, one JSON
 """
 
@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.probe import check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards
-from pipeline.machine.descendants import die_with_parent
+from pipeline.machine.begin import begin
 
 _ROWS = 8
 """Rows that are looked at for their columns, as each may lack some."""
@@ -26,16 +26,15 @@ _ROWS = 8
 
 def main() -> None:
     """Try the rewards of datasets that make their rows."""
-    given = json.load(sys.stdin)
-    die_with_parent(int(given["parent_pid"]))
+    begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that plans
-    sys.path[:] = given["sys_path"]
+    datasets = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a module prints while it is imported is no answer
     problems: list[str] = []
     warnings: list[str] = []
     graded: dict[str, str] = {}
-    for name, plain in given["datasets"].items():
+    for name, plain in datasets.items():
         try:
             config = stage_config_from_plain({"dataset": plain}).dataset
             warnings += _tried(name, config)

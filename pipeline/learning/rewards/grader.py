@@ -17,13 +17,10 @@ import json
 import math
 import os
 import signal
-import socket
 import sys
-import threading
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -31,7 +28,11 @@ from pipeline.config.place import own_place, told
 from pipeline.learning.rewards.calling import Bound, bind
 from pipeline.learning.rewards.cause import cause_of
 from pipeline.learning.rewards.traits import RewardTraits, is_async, read_scores
-from pipeline.machine.descendants import die_with_parent
+from pipeline.machine.begin import begin
+from pipeline.machine.channel import Channel
+from pipeline.machine.memory import own_memory_bytes
+
+Answer = Callable[..., None]
 
 _LONGEST_ERROR = 4000
 _LONGEST_ANSWER = 1000
@@ -39,46 +40,32 @@ _LONGEST_ANSWER = 1000
 
 def main() -> None:
     """Grade until the pool hangs up."""
-    settings = json.loads(sys.argv[1])
-    # Even while a regular expression holds the interpreter.
-    die_with_parent(int(settings["parent_pid"]))
+    settings = begin()  # so it ends with its parent even while a regular expression holds the interpreter
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the pool
-    sys.path[:] = settings["sys_path"]
-    os.set_inheritable(int(settings["fd"]), False)
-    connection = socket.socket(fileno=int(settings["fd"]))
-    answers = _Answers(connection)
-    with connection.makefile("rb") as requests:
-        for line in requests:
-            _serve(json.loads(line), answers, float(settings["memory_gib"]))
+    channel = Channel.inherited(settings["fd"])
+
+    def answer(**fields: Any) -> None:
+        channel.send(json.dumps(fields).encode())
+
+    for line in channel.lines():
+        _serve(json.loads(line), answer, settings["memory_gib"])
     os._exit(0)
 
 
-class _Answers:
-    """Sends answers, whole lines only."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-
-    def send(self, **fields: Any) -> None:
-        with self._lock:
-            self._connection.sendall(json.dumps(fields).encode() + b"\n")
-
-
-def _serve(request: dict[str, Any], answers: _Answers, memory_gib: float) -> None:
+def _serve(request: dict[str, Any], answer: Answer, memory_gib: float) -> None:
     try:
         bound = _load(request["function"], json.dumps(request["options"]))
     except BaseException as error:  # a module may raise anything, SystemExit included
-        answers.send(broken=f"cannot import the reward '{request['function']}': {_told(error)}")
+        answer(broken=f"cannot import the reward '{request['function']}': {_told(error)}")
         return
     _limit_memory(memory_gib)
-    answers.send(loaded=True)
+    answer(loaded=True)
     if is_async(bound.function):
-        asyncio.run(_grade_together(bound, request, answers))
+        asyncio.run(_grade_together(bound, request, answer))
         return
     for item in request["items"]:
-        answers.send(start=item["id"])
-        answers.send(id=item["id"], **_grade(bound, item))
+        answer(start=item["id"])
+        answer(id=item["id"], **_grade(bound, item))
 
 
 @cache
@@ -89,14 +76,12 @@ def _load(path: str, options: str) -> Bound:
 @cache
 def _limit_memory(gib: float) -> None:
     """Allow so much more address space than the process has now, after its imports. Linux only."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
+    if sys.platform != "linux":
         return
     import resource
 
-    held = int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = held + int(gib * 2**30)
+    limit = own_memory_bytes()[0] + int(gib * 2**30)
     if hard == resource.RLIM_INFINITY or limit < hard:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
@@ -117,19 +102,19 @@ def _failed(error: BaseException) -> dict[str, Any]:
     return {"error": _told(error), **asdict(cause_of(error))}
 
 
-async def _grade_together(bound: Bound, request: dict[str, Any], answers: _Answers) -> None:
+async def _grade_together(bound: Bound, request: dict[str, Any], answer: Answer) -> None:
     """Await all items at once; each has the deadline that the pool would otherwise enforce."""
 
     async def grade(item: dict[str, Any]) -> None:
-        answers.send(start=item["id"])
+        answer(start=item["id"])
         try:
             async with asyncio.timeout(request["limit_s"]):
                 given = await bound.function(**_arguments(item, bound.arguments))
-            answers.send(id=item["id"], **_checked(given, bound.traits, item))
+            answer(id=item["id"], **_checked(given, bound.traits, item))
         except TimeoutError:
-            answers.send(id=item["id"], timeout=True)
+            answer(id=item["id"], timeout=True)
         except BaseException as error:  # as above
-            answers.send(id=item["id"], **_failed(error))
+            answer(id=item["id"], **_failed(error))
 
     await asyncio.gather(*(grade(item) for item in request["items"]))
 

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from pipeline.errors import JobError
+from pipeline.errors import JobError, WorkerError
+from pipeline.foreign import parse_json
 from pipeline.learning.rewards.cause import Cause
 from pipeline.learning.rewards.grading import Graded, Item, PoolSettings, Work
-from pipeline.machine import descendants
-from pipeline.machine.descendants import Process
+from pipeline.machine.children import Child, end
 
-_PACKAGE_PARENT = Path(__file__).parents[3]
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # what is judged must not depend on the order of a set
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 _CONCURRENT_GRACE_S = 1.0
 _MOST_BYTES = 1 << 20
 
 
-class GraderProcess:
-    """A process and what it was given; started at once.
+class GraderProcess(Child):
+    """A process and what it was given.
 
     Attributes:
         tasks: Items without an answer, in order.
@@ -40,35 +39,19 @@ class GraderProcess:
         self.deadline = float("inf")
         self._settings = settings
         self._limit_s = settings.timeout_s
-        self._partial = b""
-        self.tag = descendants.new_tag()
-        ours, theirs = socket.socketpair()
-        try:
-            self._process = _spawn(theirs.fileno(), self.tag, settings.memory_gib)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._socket = ours
+        super().__init__(
+            "pipeline.learning.rewards.grader",
+            {**os.environ, **_ENVIRONMENT},
+            {"memory_gib": settings.memory_gib},
+            max_bytes=_MOST_BYTES,
+            # It waits for requests while it has none. One that does not, because an earlier item left threads that
+            # keep it busy, is of no use any more.
+            send_timeout_s=settings.start_timeout_s,
+        )
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
-
-    @property
-    def fd(self) -> int:
-        """What is readable when it has said something."""
-        return self._socket.fileno()
-
-    def begin(self, work: Work, settings: PoolSettings) -> bool:
+    def begin(self, work: Work) -> bool:
         """Send a request; False if the process does not take it."""
+        settings = self._settings
         chunk = work.next_chunk(settings.processes)
         self._limit_s = settings.timeout_s + (_CONCURRENT_GRACE_S if work.concurrent else 0.0)
         self.tasks, self.started = dict.fromkeys(chunk), set()
@@ -80,30 +63,19 @@ class GraderProcess:
             "items": [_plain(index, work.items[index]) for index in chunk],
         }
         try:
-            # It waits for requests while it has none. One that does not, because an earlier item left threads
-            # that keep it busy, is of no use any more.
-            self._socket.settimeout(settings.start_timeout_s)
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self.channel.send(json.dumps(request).encode())
         except OSError:
             return False
-        self._socket.setblocking(False)
         return True
 
     def take_answers(self, work: Work) -> bool:
         """Read what has arrived; False if the process is of no use any more."""
         try:
-            chunk = self._socket.recv(_MOST_BYTES)
-        except BlockingIOError:
-            return True
-        except ConnectionError:
-            return False
-        *lines, self._partial = (self._partial + chunk).split(b"\n")
-        try:
-            for line in lines:
-                self._take(json.loads(line), work)
-        except (ValueError, TypeError, KeyError, AttributeError):
+            for line in self.channel.receive():
+                self._take(parse_json(line), work)
+        except (WorkerError, ValueError, TypeError, KeyError, AttributeError):
             return False  # a completion has got at the socket
-        return bool(chunk) and len(self._partial) <= _MOST_BYTES
+        return not self.channel.closed
 
     def _take(self, answer: dict[str, Any], work: Work) -> None:
         if "broken" in answer:
@@ -130,52 +102,11 @@ class GraderProcess:
         self.started.discard(index)
         work.finish(index, graded)
 
-    def kill(self) -> int:
-        """End the process, and whatever it has started."""
-        end_all([self])
-        return self._process.wait()
 
-    def hang_up(self) -> set[Process]:
-        """End the process itself; returns those descendants that may have lost its tag."""
-        below = descendants.below(self.pid)
-        self._socket.close()
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        return below
-
-
-def end_all(graders: Sequence[GraderProcess]) -> None:
-    """End graders with all that they have started."""
-    tags = {grader.tag for grader in graders}
-    below = set().union(*(grader.hang_up() for grader in graders))
-    descendants.end(lambda: descendants.tagged(tags) | descendants.alive(below))
-
-
-def _spawn(fd: int, tag: str, memory_gib: float) -> subprocess.Popen[bytes]:
-    settings = {
-        "fd": fd,
-        "parent_pid": os.getpid(),
-        "memory_gib": memory_gib,
-        "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
-    }
-    env = {
-        **descendants.with_tag(os.environ, tag),
-        "PYTHONPATH": str(_PACKAGE_PARENT),
-        "PYTHONHASHSEED": "0",  # what is judged must not depend on the order of a set
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    # -P: a file in the current folder must not take the place of a module of the standard library.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "pipeline.learning.rewards.grader", json.dumps(settings)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=env,
-        pass_fds=[fd],
-    )
+def end_all(graders: Sequence[GraderProcess]) -> list[int]:
+    """End graders with all that they have started; their exit codes."""
+    end(graders)
+    return [grader.wait() for grader in graders]
 
 
 def _plain(index: int, item: Item) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class GraderPool:
 
     def pids(self) -> list[int]:
         """Process ids of the graders."""
-        return [grader.pid for grader in self._graders]
+        return [grader.process.pid for grader in self._graders]
 
     def grade(self, function: str, options: Mapping[str, Any], items: Sequence[Item]) -> list[Graded]:
         """Call a reward for every item.
@@ -80,15 +80,15 @@ class GraderPool:
 
     def _start_idle(self, work: Work) -> None:
         for grader in list(self._graders):
-            if not grader.tasks and not grader.alive:  # killed while it had nothing to do; that is nobody's fault
+            if not grader.tasks and grader.process.poll() is not None:  # nobody's fault, as it had nothing to do
                 self._graders.remove(grader)
-                grader.kill()
-            elif work.waiting and not grader.tasks and not grader.begin(work, self.settings):
+                end_all([grader])
+            elif work.waiting and not grader.tasks and not grader.begin(work):
                 self._bury(grader, work)
         while work.waiting and len(self._graders) < self.settings.processes:
             grader = GraderProcess(self.settings)
             self._graders.append(grader)
-            if not grader.begin(work, self.settings):
+            if not grader.begin(work):
                 self._bury(grader, work)
 
     def _collect(self, work: Work) -> None:
@@ -98,7 +98,7 @@ class GraderPool:
             return
         patience = max(0.0, min(grader.deadline for grader in busy) - time.monotonic())
         poll = select.poll()
-        by_fd = {grader.fd: grader for grader in busy}
+        by_fd = {grader.channel.fileno(): grader for grader in busy}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(patience * 1000 + 1)}
@@ -112,7 +112,7 @@ class GraderPool:
     def _bury(self, grader: GraderProcess, work: Work, *, overdue: bool = False) -> None:
         """Kill a grader; suspect the item that it was at, and hand the others back."""
         self._graders.remove(grader)
-        exit_code = grader.kill()
+        (exit_code,) = end_all([grader])
         fault: Fault = "timeout" if overdue else "crash"
         said = (
             f"no answer within {self.settings.timeout_s:g} s"

@@ -3,6 +3,8 @@
 import io
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from pipeline.files import remove_tree
 from pipeline.runs.record import ResultRow, Results, read_results, write_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -102,6 +106,28 @@ def test_jobs_are_not_run_in_a_process_whose_arithmetic_is_pinned_too_late(
     with pytest.raises(ConfigError, match="this process imported numpy and torch before"):
         run_experiment(config, Terminal(file=io.StringIO()))
     assert not list(tmp_path.glob("t/*"))
+
+
+def test_the_module_that_brought_torch_too_early_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import torch\nfrom pipeline import PITA\n\n\nclass Own(PITA): ...\n")
+    (tmp_path / "torch.py").touch()  # takes no seconds
+    request = ["experiment.name=t", "device=cpu", "system.use_parallel_execution=false"]
+    own = ["algos.Own.class_path=own:Own", "algos.Own.enabled=true"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run_parallel.py"), *request, *own],
+        cwd=tmp_path,
+        env={
+            **{name: value for name, value in os.environ.items() if name not in arithmetic.PINS["torch"]},
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "It was own that imported torch, or something that does: move such imports" in line
+    assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.parametrize(("name", "code"), [("plan.json", 0), ("results.json", 1)])

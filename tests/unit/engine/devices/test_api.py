@@ -74,7 +74,7 @@ def test_what_a_gpu_is_and_does(machine: UseMachine) -> None:
 def test_memory_in_use_is_anyones(machine: UseMachine) -> None:
     machine("busy")
     assert devices.get_gpu_memory_usage(1) == (130 * 1024, 140 * 1024, pytest.approx(92.857, abs=1e-3))
-    with pytest.raises(DeviceError, match=r"gpu_id=\[4\]: there is no GPU 4. Ids are 0 to 3"):
+    with pytest.raises(DeviceError, match=r"^gpu_id=4: there is no GPU 4. Ids are 0 to 3"):
         devices.get_gpu_memory_usage(4)
 
 

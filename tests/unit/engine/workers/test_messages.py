@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.engine.workers.answers import raised
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     MAX_TEXT,
@@ -28,7 +29,6 @@ from pipeline.engine.workers.messages import (
     decode_report,
     encode,
 )
-from pipeline.engine.workers.runner import raised
 from pipeline.errors import DataError, GangError, JobError, WorkerError
 
 ORDERS = [

@@ -83,7 +83,7 @@ class Pretender:
     def interrupt(self) -> None: ...
 
     def last_words(self) -> str:
-        return "no such library"
+        return "\n    no such library"
 
 
 def pool_of(*scripts: Sequence[FromWorker], size: int = 1, stops_at: str = "ask", **options: float) -> Pool:

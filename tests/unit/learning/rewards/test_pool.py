@@ -68,6 +68,8 @@ def grade(pool: GraderPool, *texts: str, function: str = OBEDIENT) -> list[Grade
         ("recurse", "error", "RecursionError"),
         ("infinite", "error", "the reward is infinite"),
         ("garbage", "crash", "ended with"),
+        ("nested", "crash", "ended with"),
+        ("no-number", "crash", "ended with"),
         ("family", "timeout", "no answer within 4 s"),
         ("orphan", "crash", "exit code 1"),
     ],

@@ -1,40 +1,56 @@
-"""One end of the pipe between the engine and a worker: messages as lines of JSON over a socket.
+"""One end of the pipe between this process and one that it has started: messages as lines of JSON over a socket.
 
-Lines rather than length-prefixed frames, read without blocking: a worker that is stopped in the middle of a
-message, or that writes garbage where a length belongs, must not make the engine wait for bytes that never come.
+Lines rather than length-prefixed frames, read without blocking: a process that is stopped in the middle of a
+message, or that writes garbage where a length belongs, must not make its parent wait for bytes that never come.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
-from pipeline.engine.workers.messages import FromWorker, ToWorker, encode
 from pipeline.errors import WorkerError
 
-MAX_MESSAGE_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _CHUNKS_AT_ONCE = 64
 """More than a socket holds, so all that a dead process sent is read; one that never stops must wait its turn."""
 
 
 class Channel:
-    """Sends and receives messages. `send` may be called from several threads.
+    """Sends and receives lines. `send` may be called from several threads.
 
     Attributes:
         closed: The other side has hung up; nothing more will arrive.
     """
 
-    def __init__(self, connection: socket.socket, *, send_timeout_s: float | None = None) -> None:
+    def __init__(
+        self, connection: socket.socket, *, max_bytes: int = sys.maxsize, send_timeout_s: float | None = None
+    ) -> None:
+        """Take over a socket.
+
+        Args:
+            connection: One end of a pair.
+            max_bytes: Bytes that a line from the other side may have; a child's parent can be trusted.
+            send_timeout_s: Seconds in which the other side must take a line; None for as long as it takes.
+        """
         self.closed = False
         self._socket = connection
         self._socket.setblocking(False)
+        self._max_bytes = max_bytes
         self._send_timeout_s = send_timeout_s
         self._lock = threading.Lock()
         self._partial = bytearray()
+
+    @classmethod
+    def inherited(cls, descriptor: int) -> Channel:
+        """The end that this process was started with, and that none which it starts is to have."""
+        os.set_inheritable(descriptor, False)
+        return cls(socket.socket(fileno=descriptor))
 
     def fileno(self) -> int:
         """Readable when something arrived or the other side hung up."""
@@ -44,13 +60,13 @@ class Channel:
         """Hang up."""
         self._socket.close()
 
-    def send(self, message: ToWorker | FromWorker) -> None:
-        """Send a message whole.
+    def send(self, line: bytes) -> None:
+        """Send a line whole.
 
         Raises:
             OSError: The other side is gone, or takes nothing for as long as `send_timeout_s`.
         """
-        data = memoryview(encode(message) + b"\n")
+        data = memoryview(line + b"\n")
         give_up = None if self._send_timeout_s is None else time.monotonic() + self._send_timeout_s
         with self._lock:
             while data:
@@ -60,10 +76,10 @@ class Channel:
                     self._wait(select.POLLOUT, give_up)
 
     def receive(self) -> Iterator[bytes]:
-        """The whole messages that have arrived, without waiting for more; sets `closed` at the end of the stream.
+        """The whole lines that have arrived, without waiting for more; sets `closed` at the end of the stream.
 
         Raises:
-            WorkerError: A line is longer than any message.
+            WorkerError: A line is too long.
         """
         for _ in range(_CHUNKS_AT_ONCE):
             if self.closed:
@@ -77,9 +93,16 @@ class Channel:
             self.closed = not chunk
             yield from self._lines(chunk)
 
-    def wait(self) -> None:
-        """Wait until something has arrived."""
-        self._wait(select.POLLIN, None)
+    def lines(self) -> Iterator[bytes]:
+        """Every line until the other side hangs up, each waited for.
+
+        Raises:
+            OSError: The socket was closed here.
+            WorkerError: As `receive`.
+        """
+        while not self.closed:
+            self._wait(select.POLLIN, None)
+            yield from self.receive()
 
     def _lines(self, chunk: bytes) -> Iterator[bytes]:
         *whole, rest = chunk.split(b"\n")
@@ -87,8 +110,8 @@ class Channel:
             yield bytes(self._partial) + line
             self._partial.clear()
         self._partial += rest
-        if len(self._partial) > MAX_MESSAGE_BYTES:
-            raise WorkerError(f"a message of more than {MAX_MESSAGE_BYTES} bytes on the worker's pipe")
+        if len(self._partial) > self._max_bytes:
+            raise WorkerError(f"a message of more than {self._max_bytes} bytes on the worker's pipe")
 
     def _wait(self, event: int, give_up: float | None) -> None:
         poll = select.poll()

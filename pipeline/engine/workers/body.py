@@ -1,0 +1,129 @@
+"""The code of a job: what it is given, how it is called, and where copies of the process that it makes end."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine.store.store import Store
+from pipeline.engine.workers.messages import JobProgress, RunJob
+from pipeline.engine.workers.work import Work
+from pipeline.errors import JobError
+
+PROGRESS_INTERVAL_S = 0.25
+
+Entry = Callable[[Work], None]
+
+
+def work_of(
+    order: RunJob,
+    out: Path,
+    device: str,
+    *,
+    memory: dict[str, Any],
+    send: Callable[[JobProgress], None],
+    stopping: Callable[[], bool],
+    rank: int = 0,
+) -> Work:
+    """What the code of a job is given.
+
+    Args:
+        order: The job.
+        out: Folder for the output.
+        device: As `torch.device` takes it.
+        memory: What stays for the job after it.
+        send: Takes its progress.
+        stopping: Whether the run is about to end.
+        rank: Which of the processes of the job this is.
+    """
+    store = Store(Path(order.store))
+    return Work(
+        job_id=order.job_id,
+        attempt=order.attempt,
+        payload=order.payload,
+        inputs={name: tuple(map(store.path, keys)) for name, keys in order.inputs.items()},
+        out=out,
+        device=device,
+        checkpoints=store.checkpoints(order.key),
+        hints=store.hints,
+        memory=memory,
+        report=_RegularProgress(order, send),
+        stopping=stopping,
+        rank=rank,
+        world_size=len(order.gang) or 1,
+        shared=order.shared,
+    )
+
+
+def call_entry(order: RunJob, work: Work) -> None:
+    """Import the entry of a job and call it; a module may take long to import.
+
+    Raises:
+        JobError: The path does not name a function.
+    """
+    with work.loading():
+        entry = _load_entry(order.entry)
+    entry(work)
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Run a job's code; a copy of this process that the code has made by forking ends where it leaves that code.
+
+    It is a process of the job's own, and no second worker: it would report the job a second time, commit or remove
+    the output, and take further jobs. It ends at once, so that nothing which both processes hold is closed or
+    flushed a second time.
+    """
+    pid = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != pid:
+            _end(error)
+        raise
+    if os.getpid() != pid:
+        os._exit(0)
+
+
+def _end(error: BaseException) -> None:
+    try:
+        if isinstance(error, SystemExit):
+            os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+        with suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+class _RegularProgress:
+    """Sends progress, but no more often than anyone can read it."""
+
+    def __init__(self, order: RunJob, send: Callable[[JobProgress], None]) -> None:
+        self._order = order
+        self._send = send
+        self._next = 0.0
+        self._pid = os.getpid()
+
+    def __call__(self, done: int, total: int, tokens: int) -> None:
+        """Tell how far the job is, unless that was just done, or this is a process that the job has forked."""
+        now = time.monotonic()
+        if now < self._next or os.getpid() != self._pid:
+            return
+        self._next = now + PROGRESS_INTERVAL_S
+        job_id, attempt = self._order.job_id, self._order.attempt
+        self._send(JobProgress(job_id=job_id, attempt=attempt, done=done, total=total, tokens=tokens))
+
+
+def _load_entry(path: str) -> Entry:
+    module, _, name = path.partition(":")
+    entry: Any = getattr(importlib.import_module(module), name, None)
+    if not callable(entry):
+        raise JobError(f"'{path}' does not name a function; an entry is written module:function")
+    checked: Entry = entry
+    return checked

@@ -1,0 +1,31 @@
+"""The first act of a process that `children` has started. No worker has to load that module to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from pipeline.machine.descendants import die_with_parent
+
+
+def begin(death: signal.Signals = signal.SIGKILL) -> dict[str, Any]:
+    """Have this process end with its parent and find modules where that does; how it was started leaves no trace.
+
+    Args:
+        death: The signal by which this process is to end.
+
+    Returns:
+        The settings that `command` was given.
+    """
+    settings: dict[str, Any] = json.loads(sys.argv[1])
+    die_with_parent(settings.pop("parent_pid"), death)
+    sys.path[:] = settings.pop("sys_path")
+    python_path = settings.pop("python_path")
+    if python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = python_path
+    return settings

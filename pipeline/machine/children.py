@@ -1,0 +1,157 @@
+"""Python processes of this one: they find modules where it does, die with it, and end with what they started.
+
+    parent                                                child
+    command(MODULE, ...) ---- one argument, JSON ---->    begin(), before anything else
+    Child(MODULE, ...)   <--- lines over a socket --->    Channel.inherited(settings["fd"])
+    end(...)                                              killed, and its descendants wherever they went
+
+Workers, ranks and graders are children in this sense. The agent of a launch and the process that tries rewards
+have other streams, and use `command` and `begin` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from pipeline.machine import descendants
+from pipeline.machine.channel import Channel
+from pipeline.machine.descendants import Process
+
+PACKAGE_PARENT = Path(__file__).parents[2]
+"""Where a child finds this package before it knows the search path of its parent."""
+_POLL_S = 0.01
+
+
+def command(module: str, environment: Mapping[str, str], **settings: Any) -> tuple[list[str], dict[str, str]]:
+    """What starts a module of this package as a process: a command line, and an environment.
+
+    Args:
+        module: Its dotted path. The process calls `begin` first.
+        environment: What the process, and those it starts, are to have.
+        settings: Plain data that `begin` returns; less than 100 KB, as the system takes no longer argument.
+    """
+    told = {
+        "parent_pid": os.getpid(),
+        "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
+        "python_path": environment.get("PYTHONPATH"),
+        **settings,
+    }
+    # -P: a file in the current folder must not take the place of a module of the standard library.
+    words = [sys.executable, "-P", "-m", module, json.dumps(told)]
+    return words, {**environment, "PYTHONPATH": str(PACKAGE_PARENT)}
+
+
+class Child:
+    """A process with a channel to it, and whatever that process starts in turn.
+
+    Attributes:
+        process: The process. Until `wait` its number, and that of its group, is that of no other.
+        channel: The pipe to it.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str],
+        settings: Mapping[str, Any],
+        *,
+        max_bytes: int,
+        send_timeout_s: float,
+        output: IO[bytes] | int | None = subprocess.DEVNULL,
+        own_group: bool = False,
+        tag: str = "",
+    ) -> None:
+        """Start it.
+
+        Args:
+            module: As `command` takes it, and `environment` too.
+            environment: Its tag is added.
+            settings: Likewise; `fd` is added, for `Channel.inherited`.
+            max_bytes: See `Channel`.
+            send_timeout_s: Likewise. Its reader takes messages at once, so one that takes none is stuck.
+            output: Where its standard output and error go; None for those of this process.
+            own_group: Whether it leads a process group, which is ended with it.
+            tag: Where somebody had to be told beforehand; see `descendants`.
+        """
+        ours, theirs = socket.socketpair()
+        self._own_group = own_group
+        self._tag = tag or descendants.new_tag()
+        self._family: set[Process] = set()
+        """Descendants when it was killed, should they have no tag any more."""
+        words, environment = command(
+            module, descendants.with_tag(environment, self._tag), fd=theirs.fileno(), **settings
+        )
+        try:
+            self.process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                process_group=0 if own_group else None,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.channel = Channel(ours, max_bytes=max_bytes, send_timeout_s=send_timeout_s)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to it, and to its group if it has one of its own; nothing after `wait`."""
+        if self.process.returncode is not None:
+            return
+        pid = self.process.pid
+        # macOS says EPERM for a group whose only member is a zombie.
+        with suppress(ProcessLookupError, PermissionError):
+            # Its code may have moved it to another group. Twice SIGTERM would mean something else than once.
+            if not self._own_group or number == signal.SIGKILL or os.getpgid(pid) != pid:
+                os.kill(pid, number)
+        if self._own_group:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL; descendants elsewhere follow in `end`."""
+        if self.process.returncode is None:
+            self._family |= descendants.below(self.process.pid)
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Hang up, and wait until it is over; its exit code."""
+        self.channel.close()
+        return self.process.wait()
+
+
+def end(children: Collection[Child], grace_s: float = 0.0) -> set[Process]:
+    """End children with all that they have started: ask by SIGTERM, give them time, kill. `Child.wait` follows.
+
+    Args:
+        children: Those to end; they may have ended already.
+        grace_s: Seconds in which they may end by themselves; none for no asking.
+
+    Returns:
+        What does not end, as the kernel itself may hold it.
+    """
+    if grace_s:
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+        give_up = time.monotonic() + grace_s
+        while any(child.process.poll() is None for child in children) and time.monotonic() < give_up:
+            time.sleep(_POLL_S)
+    for child in children:
+        child.kill()
+    tags = {child._tag for child in children}
+    families = set().union(*(child._family for child in children))
+    return descendants.end(lambda: descendants.tagged(tags) | descendants.alive(families))

@@ -1,0 +1,122 @@
+"""The pipe between a process and one that it has started."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.errors import WorkerError
+from pipeline.machine.channel import Channel
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel, socket.socket]]:
+    """Both ends as channels, and the socket under the second."""
+    left, right = socket.socketpair()
+    ours, theirs = Channel(left, send_timeout_s=0.2), Channel(right)
+    yield ours, theirs, right
+    ours.close()
+    theirs.close()
+
+
+Ends = tuple[Channel, Channel, socket.socket]
+LARGE = b"m" * 3_000_000
+
+
+def test_lines_arrive_in_order(ends: Ends) -> None:
+    ours, theirs, _ = ends
+    lines = [b"0", b"", b"2"]
+    for line in lines:
+        theirs.send(line)
+    assert list(ours.receive()) == lines
+    assert list(ours.receive()) == []
+    assert not ours.closed
+
+
+def test_half_a_line_waits_for_its_rest(ends: Ends) -> None:
+    ours, _, raw = ends
+    raw.send(b"[1, ")
+    assert list(ours.receive()) == []
+    raw.send(b"2]\n[3")
+    assert list(ours.receive()) == [b"[1, 2]"]
+    raw.send(b", 4]\n")
+    assert list(ours.receive()) == [b"[3, 4]"]
+
+
+def test_a_hang_up_is_noticed_after_the_last_line(ends: Ends) -> None:
+    ours, theirs, raw = ends
+    theirs.send(b"1")
+    raw.send(b"half")
+    theirs.close()
+    assert list(ours.receive()) == [b"1"]
+    assert ours.closed
+
+
+def test_lines_are_waited_for_one_by_one_until_the_other_side_hangs_up(ends: Ends) -> None:
+    ours, theirs, _ = ends
+    theirs.send(b"1")
+    theirs.send(b"2")
+    lines = ours.lines()
+    assert next(lines) == b"1"
+    theirs.send(b"3")
+    theirs.close()
+    assert list(lines) == [b"2", b"3"]
+
+
+def test_a_large_line_passes_while_the_other_side_reads(ends: Ends) -> None:
+    ours, theirs, _ = ends
+    sender = threading.Thread(target=theirs.send, args=[LARGE])
+    sender.start()
+    assert next(ours.lines()) == LARGE
+    sender.join()
+
+
+def test_sending_to_one_who_takes_nothing_ends_in_time(ends: Ends) -> None:
+    ours, _, _ = ends
+    with pytest.raises(TimeoutError):
+        ours.send(LARGE)
+
+
+def test_sending_to_one_who_hung_up_is_an_error(ends: Ends) -> None:
+    ours, theirs, _ = ends
+    theirs.close()
+    with pytest.raises(OSError, match="Broken pipe"):
+        ours.send(b"1")
+
+
+def test_a_line_without_end_is_refused() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        right.send(b"x" * 200)
+        with pytest.raises(WorkerError, match="more than 100 bytes"):
+            list(Channel(left, max_bytes=100).receive())
+
+
+def test_one_who_never_stops_sending_leaves_a_turn_for_others(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _, raw = ends
+    receive = ours._socket.recv
+
+    class Endless:
+        def recv(self, size: int) -> bytes:
+            raw.send(b"1\n")
+            return receive(size)
+
+    raw.send(b"1\n")
+    monkeypatch.setattr(ours, "_socket", Endless())
+    assert len(list(ours.receive())) > 10
+    monkeypatch.undo()
+    raw.send(b"1\n")
+    assert list(ours.receive()) == [b"1"]
+
+
+def test_threads_do_not_mix_their_lines(ends: Ends) -> None:
+    ours, theirs, _ = ends
+    line = b"1" * 50
+    senders = [threading.Thread(target=lambda: [theirs.send(line) for _ in range(500)]) for _ in range(4)]
+    for sender in senders:
+        sender.start()
+    lines = ours.lines()
+    assert {next(lines) for _ in range(2_000)} == {line}
+    for sender in senders:
+        sender.join()
