@@ -34,7 +34,7 @@ def _scored() -> Iterator[tuple[float, bool | None, str | None]]:
 
 
 def _preferences() -> Any:
-    from pipeline.learning.rewards.preference import Preference, PreferenceSource, Ties, decide
+    from pipeline.learning.rewards.preference import Preference, PreferenceRule, PreferenceSource, Ties, decide
     from pipeline.learning.rewards.scoring import Scored
 
     pairs = list(product(_scored(), _scored()))
@@ -45,7 +45,7 @@ def _preferences() -> Any:
         sides.append(Scored(np.array(values), {}, correct, [None] * len(side), faults))
     return {
         f"{source.name} {preference.name} {beta} {ties.name}": decide(
-            sides[0], sides[1], draws, source=source, preference=preference, beta=beta, ties=ties
+            sides[0], sides[1], draws, PreferenceRule(source=source, preference=preference, beta=beta, ties=ties)
         ).tolist()
         for source, preference, beta, ties in product(PreferenceSource, Preference, (0.5, 3.0), Ties)
     }

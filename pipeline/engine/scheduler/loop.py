@@ -200,9 +200,8 @@ class _Loop:
             scratch.open()
         except OSError as error:
             raise explained(f"could not make {scratch.path}", error) from error
-        self.run.now_s = self.clock()
         for index in range(pool.size):
-            self.run.process_starts(index)
+            self._decide(Run.process_starts, index)
         pool.start()
         for folder in (scratch.path, self.outside.verified.folder):
             pool.watch_path(folder)

@@ -83,10 +83,7 @@ class Groups:
             _some(self.scored, first.reshape(-1)),
             _some(self.scored, second.reshape(-1)),
             uniforms(self.keys, len(sides)).reshape(-1),
-            source=settings.source,
-            preference=settings.preference,
-            beta=settings.beta,
-            ties=settings.ties,
+            settings,
         ).reshape(count, -1)
         width = np.nan_to_num(np.abs(self.scored.values[first] - self.scored.values[second]))
         order = np.argsort(-width, axis=1, kind="stable")

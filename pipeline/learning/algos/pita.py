@@ -12,10 +12,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
-from pipeline.config.fields import LARGEST_WEIGHT, SMALLEST_DIVISOR, number
+from pipeline.config.fields import SMALLEST_DIVISOR, number
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig, ValueGuidedAlgorithms
-from pipeline.learning.rewards.preference import Preference, PreferenceSource, Ties
+from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Dataset
@@ -32,24 +32,12 @@ class Pairing(Enum):
 
 
 @dataclass(kw_only=True)
-class PITAConfig(ValueAlgoConfig):
+class PITAConfig(PreferenceRule, ValueAlgoConfig):
     """PITA (arXiv 2507.20067)."""
 
     eta: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
     batch_size: int = number(64, at_least=1, at_most=1_000_000)
     pairing: Pairing = Pairing.greedy
-    source: PreferenceSource = PreferenceSource.correctness_then_reward
-    preference: Preference = Preference.hard
-    """How a difference of scores decides."""
-    beta: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
-    """Slope of the Bradley-Terry draw."""
-    ties: Ties = Ties.drop
-
-    def idle(self, setting: str) -> str:
-        """Also the slope where nothing is drawn."""
-        if setting == "beta" and self.preference is Preference.hard:
-            return "with preference=hard the higher score wins, whatever the difference"
-        return super().idle(setting)
 
 
 class PITA(ValueGuidedAlgorithms):
@@ -66,34 +54,10 @@ class PITA(ValueGuidedAlgorithms):
 
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
         """Two completions from every cut; pairs of which nothing can be said are left out."""
-        from pipeline.learning.algos import toolbox
-        from pipeline.learning.algos.rollouts import Rollouts, tally_of_pairs
-        from pipeline.learning.rewards.preference import decide
-        from pipeline.learning.training.sequences import Sequences
+        from pipeline.learning.algos.rollouts import Rollouts
 
         algo = ctx.settings(PITAConfig)
-        rollouts = Rollouts(ctx, dataset, roll_in, finishes=2)
-        cuts = rollouts.cut()
-        prefixes = [tokens[:cut] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
-        first_stream = None if algo.pairing is Pairing.greedy else "first"
-        pair = [rollouts.finish(reference, prefixes, stream) for stream in (first_stream, "second")]
-        size = ctx.config.data_collection.reward_batch_size
-        scored = [toolbox.score(ctx, rollouts.rows, reference.text(side), side, size) for side in pair]
-        preferred = decide(
-            scored[0],
-            scored[1],
-            rollouts.draws("preference"),
-            source=algo.source,
-            preference=algo.preference,
-            beta=algo.beta,
-            ties=algo.ties,
-        )
-        rollouts.note_cost(tally_of_pairs(scored[0], scored[1], preferred))
-        kept = [index for index in range(len(cuts)) if preferred[index] >= 0]
-        sides = [(index, side) for index in kept for side in (0, 1)]
-        return Sequences.of(
-            [rollouts.prompts[index] + pair[side][index] for index, side in sides],
-            [len(rollouts.prompts[index]) + int(cuts[index]) for index, _ in sides],
-            [float((preferred[index] == 1) == (side == 0)) for index, side in sides],
-            [rollouts.rows[index].id for index, _ in sides],
-        )
+        greedy_first = algo.pairing is Pairing.greedy
+        pairs = Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference, algo, greedy_first=greedy_first)
+        places = [(index, side) for index, one in enumerate(pairs.decided) if one != UNDECIDED for side in (0, 1)]
+        return pairs.sequences(places, [float(pairs.decided[index] != side) for index, side in places])

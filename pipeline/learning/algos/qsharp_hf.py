@@ -19,7 +19,7 @@ from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stag
 from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
 from pipeline.learning.algos.value_guided import STRENGTH
-from pipeline.learning.rewards.preference import PreferenceConfig
+from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig
 from pipeline.learning.training.atoms import LARGEST_ATOMS
 
 if TYPE_CHECKING:
@@ -75,46 +75,24 @@ class QSharpHF(QSharp):
 
     def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
         """Two roll-outs per roll-in, still without labels; and the pairs that can be decided."""
-        from pipeline.learning.algos import toolbox
         from pipeline.learning.algos.groups import PAIRS
-        from pipeline.learning.algos.rollouts import Rollouts, tally_of_pairs
-        from pipeline.learning.rewards.preference import UNDECIDED, decide
+        from pipeline.learning.algos.rollouts import Rollouts
         from pipeline.learning.training.sequences import Sequences
 
         rollouts = Rollouts(ctx, dataset, roll_in, finishes=2)
-        cuts = rollouts.cut()
-        prefixes = [tokens[:cut] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
-        pair = [rollouts.finish(reference, prefixes, stream) for stream in ("first", "second")]
-        size, how = ctx.config.data_collection.reward_batch_size, ctx.settings(QSharpHFConfig).preferences
-        scored = [toolbox.score(ctx, rollouts.rows, reference.text(side), side, size) for side in pair]
-        decided = decide(
-            scored[0],
-            scored[1],
-            rollouts.draws("preference"),
-            source=how.source,
-            preference=how.preference,
-            beta=how.beta,
-            ties=how.ties,
-        )
-        rollouts.note_cost(tally_of_pairs(scored[0], scored[1], decided))
-        best = [
-            index for index, one in enumerate(decided) if one != UNDECIDED and pair[0][index] != pair[1][index]
-        ]
-        ordered = [pair[side][index] for index in best for side in (1 - int(decided[index]), int(decided[index]))]
-        prompts = [rollouts.prompts[index] for index in best for _ in (0, 1)]
+        pairs = rollouts.pairs(reference, ctx.settings(QSharpHFConfig).preferences)
+        first, second = pairs.sides
+        told = [(index, int(one)) for index, one in enumerate(pairs.decided) if one != UNDECIDED]
+        kept = [(index, one) for index, one in told if first[index] != second[index]]
+        better_first = [(index, side) for index, one in kept for side in (1 - one, one)]
         Sequences.of(
-            [prompt + tokens for prompt, tokens in zip(prompts, ordered, strict=True)],
-            [len(prompt) for prompt in prompts],
-            [1.0, 0.0] * len(best),
-            [rollouts.rows[index].id for index in best for _ in (0, 1)],
+            [rollouts.prompts[index] + pairs.sides[side][index] for index, side in better_first],
+            [len(rollouts.prompts[index]) for index, _ in better_first],
+            [1.0, 0.0] * len(kept),
+            [rollouts.rows[index].id for index, _ in better_first],
         ).save(ctx.out, PAIRS)
-        places = [(index, side) for index in range(len(cuts)) for side in (0, 1)]
-        return Sequences.of(
-            [rollouts.prompts[index] + pair[side][index] for index, side in places],
-            [len(rollouts.prompts[index]) + int(cuts[index]) for index, _ in places],
-            [0.0] * len(places),
-            [rollouts.rows[index].id for index, _ in places],
-        )
+        places = [(index, side) for index in range(len(rollouts.rows)) for side in (0, 1)]
+        return pairs.sequences(places, [0.0] * len(places))
 
     def reward(self, ctx: JobContext) -> None:
         """Fit the reward models and label every roll-out by the one that has not seen its prompt."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.rounds import write_generation
-from pipeline.learning.algos.toolbox import encode, round_rows, row_ids
+from pipeline.learning.algos.toolbox import encode, round_rows, row_ids, score
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import Keys, sample_keys, uniforms
-from pipeline.learning.rewards.preference import UNDECIDED
+from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule, decide
 from pipeline.learning.rewards.scoring import Scored
+from pipeline.learning.training.sequences import Sequences
 from pipeline.outputs.formats import Tally
 
 
@@ -89,6 +91,24 @@ class Rollouts:
             finished[index] += rest
         return finished
 
+    def pairs(self, reference: TextPolicy, rule: PreferenceRule, *, greedy_first: bool = False) -> Pairs:
+        """Cut every roll-in, complete what is before the cut twice, and decide which of the two is preferred.
+
+        Args:
+            reference: Completes them.
+            rule: Decides.
+            greedy_first: Whether the first of the two takes the likeliest tokens instead of being sampled.
+        """
+        cuts = self.cut()
+        prefixes = [tokens[:cut] for tokens, cut in zip(self.tokens, cuts, strict=True)]
+        streams = (None if greedy_first else "first", "second")
+        first, second = (self.finish(reference, prefixes, stream) for stream in streams)
+        size = self._ctx.config.data_collection.reward_batch_size
+        scored = [score(self._ctx, self.rows, reference.text(side), side, size) for side in (first, second)]
+        decided = decide(scored[0], scored[1], self.draws("preference"), rule)
+        self.note_cost(_tally(scored[0], scored[1], decided))
+        return Pairs(self, cuts, (first, second), decided)
+
     def _complete(
         self,
         policy: TextPolicy,
@@ -108,7 +128,34 @@ class Rollouts:
         self._ctx.progress(done, total=self._total, tokens=self._generated + tokens)
 
 
-def tally_of_pairs(first: Scored, second: Scored, decided: NDArray[np.int8]) -> Tally:
+@dataclass(frozen=True)
+class Pairs:
+    """Two completions of every roll-in, the same up to where it was cut.
+
+    Attributes:
+        rollouts: The roll-ins.
+        cuts: Tokens before the cut, shape [roll-ins].
+        sides: The first completion of each, and the second.
+        decided: 1 where the first is preferred, 0 where the second is, -1 where nothing can be said.
+    """
+
+    rollouts: Rollouts
+    cuts: NDArray[np.int64]
+    sides: tuple[list[list[int]], list[list[int]]]
+    decided: NDArray[np.int8]
+
+    def sequences(self, places: Sequence[tuple[int, int]], labels: Sequence[float]) -> Sequences:
+        """Completions by number of the roll-in and side, a label each; what is before the cut is only read."""
+        made = self.rollouts
+        return Sequences.of(
+            [made.prompts[index] + self.sides[side][index] for index, side in places],
+            [len(made.prompts[index]) + int(self.cuts[index]) for index, _ in places],
+            labels,
+            [made.rows[index].id for index, _ in places],
+        )
+
+
+def _tally(first: Scored, second: Scored, decided: NDArray[np.int8]) -> Tally:
     """Pairs of which nothing can be said, and whether that is for want of a score or of a difference."""
     failed = [a is not None or b is not None for a, b in zip(first.faults, second.faults, strict=True)]
     unscored = np.isnan(first.values) | np.isnan(second.values) | np.array(failed, bool)

@@ -49,8 +49,8 @@ class Ties(Enum):
 
 
 @dataclass(kw_only=True)
-class PreferenceConfig(Settings):
-    """How pairs of completions of one prompt are decided."""
+class PreferenceRule(Settings):
+    """Which of two completions is preferred."""
 
     source: PreferenceSource = PreferenceSource.correctness_then_reward
     preference: Preference = Preference.hard
@@ -58,16 +58,22 @@ class PreferenceConfig(Settings):
     beta: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
     """Slope of the Bradley-Terry draw."""
     ties: Ties = Ties.drop
-    pairs_per_prompt: int = number(3, at_least=1, at_most=1_000_000)
-    """Decided pairs that are kept of each prompt at most."""
-    widest_first: bool = False
-    """Keep those with the largest differences of rewards instead of the first ones."""
 
     def idle(self, setting: str) -> str:
         """Also the slope where nothing is drawn."""
         if setting == "beta" and self.preference is Preference.hard:
-            return "with preferences.preference=hard the higher score wins, whatever the difference"
-        return ""
+            return "with preference=hard the higher score wins, whatever the difference"
+        return super().idle(setting)
+
+
+@dataclass(kw_only=True)
+class PreferenceConfig(PreferenceRule):
+    """How pairs among the completions of a prompt are decided, and which of them are kept."""
+
+    pairs_per_prompt: int = number(3, at_least=1, at_most=1_000_000)
+    """Decided pairs that are kept of each prompt at most."""
+    widest_first: bool = False
+    """Keep those with the largest differences of rewards instead of the first ones."""
 
 
 def halved_pairs(key: str, batch_size: int, config: Config) -> Iterator[str]:
@@ -101,36 +107,25 @@ class ExistingPair:
     rejected: str
 
 
-def decide(
-    first: Scored,
-    second: Scored,
-    draws: NDArray[np.float64],
-    *,
-    source: PreferenceSource = PreferenceSource.correctness_then_reward,
-    preference: Preference = Preference.bradley_terry,
-    beta: float = 1.0,
-    ties: Ties = Ties.drop,
-) -> NDArray[np.int8]:
+def decide(first: Scored, second: Scored, draws: NDArray[np.float64], rule: PreferenceRule) -> NDArray[np.int8]:
     """Decide every pair.
 
     Args:
         first: Of the first completions.
         second: Of the second ones.
         draws: In (0, 1), shape [N]; the pair's own, so that a decision depends on no other pair.
-        source: What is asked. Of correctness the difference is 1, where one of the two alone is correct.
-        preference: How a difference decides: drawn with probability sigmoid(beta * difference) (Bradley and Terry
-            1952), or the one that is ahead wins.
-        beta: Slope of that draw.
-        ties: What happens where scores are equal. With `drop` no pair of equals is kept, so a reward of 0 and 1
-            gives no coin flips for labels.
+        rule: What is asked: of correctness the difference is 1, where one of the two alone is correct. How a
+            difference decides: drawn with probability sigmoid(beta * difference) (Bradley and Terry 1952), or the
+            one that is ahead wins. What happens where scores are equal: with `ties=drop` no pair of equals is
+            kept, so a reward of 0 and 1 gives no coin flips for labels.
 
     Returns:
         1 where the first is preferred, 0 where the second is, -1 where nothing can be said, shape [N]. A
         completion at which a reward failed is never part of a decided pair.
     """
-    difference = _differences(first, second, source)
-    decided = _verdicts(difference, draws, preference, beta, ties)
-    if source is PreferenceSource.correctness:  # equals in it say nothing, and are no ties of scores
+    difference = _differences(first, second, rule.source)
+    decided = _verdicts(difference, draws, rule.preference, rule.beta, rule.ties)
+    if rule.source is PreferenceSource.correctness:  # equals in it say nothing, and are no ties of scores
         decided = np.where(difference == 0, UNDECIDED, decided)
     failed = [a is not None or b is not None for a, b in zip(first.faults, second.faults, strict=True)]
     return np.where(np.array(failed, bool), UNDECIDED, decided).astype(np.int8)

@@ -40,7 +40,7 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
             "`rewards` of the same",
         ),
         (["algos.PITA.beta=2"], "with preference=hard the higher score wins"),
-        (["algos=[DPO]", "algos.DPO.preferences.beta=2"], "with preferences.preference=hard"),
+        (["algos=[DPO]", "algos.DPO.preferences.beta=2"], "with preference=hard the higher score wins"),
         (["algos=[DPO]", "algos.DPO.pairs=existing", "algos.DPO.num_generations=8"], "come from the dataset"),
         (["algos=[BestOfN]", "algos.BestOfN.selection=majority", "algos.BestOfN.epochs=3"], "no reward model"),
         (["evaluation.matched_kl=[1]"], "it is for fronts, and this run has none"),

@@ -8,7 +8,14 @@ import pytest
 
 from pipeline.errors import JobError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.preference import Preference, PreferenceSource, Ties, decide, existing_pairs
+from pipeline.learning.rewards.preference import (
+    Preference,
+    PreferenceRule,
+    PreferenceSource,
+    Ties,
+    decide,
+    existing_pairs,
+)
 from pipeline.learning.rewards.scoring import Scored
 
 
@@ -20,7 +27,8 @@ def scored(
 
 
 def decisions(first: Scored, second: Scored, draw: float = 0.4, **how: Any) -> list[int]:
-    return [int(one) for one in decide(first, second, np.full(len(first.values), draw), **how)]
+    rule = PreferenceRule(**{"preference": Preference.bradley_terry, **how})
+    return [int(one) for one in decide(first, second, np.full(len(first.values), draw), rule)]
 
 
 @pytest.mark.parametrize("draw", [0.001, 0.999])
@@ -35,8 +43,9 @@ def test_correctness_is_a_difference_of_one_to_a_bradley_terry_draw(source: Pref
     """Who asks for noisy labels gets them of verified answers too."""
     draws = (np.arange(10_000) + 0.5) / 10_000
     right, wrong = scored([1.0] * 10_000, [True] * 10_000), scored([0.0] * 10_000, [False] * 10_000)
-    ahead = decide(right, wrong, draws, source=source, beta=beta).mean()
-    behind = decide(wrong, right, draws, source=source, beta=beta).mean()
+    rule = PreferenceRule(source=source, preference=Preference.bradley_terry, beta=beta)
+    ahead = decide(right, wrong, draws, rule).mean()
+    behind = decide(wrong, right, draws, rule).mean()
     assert ahead == pytest.approx(1 / (1 + math.exp(-beta)), abs=1e-3)
     assert behind == pytest.approx(1 - ahead, abs=1e-3)
 
@@ -81,7 +90,7 @@ def test_a_completion_at_which_the_reward_failed_loses_to_nobody() -> None:
 def test_a_bradley_terry_draw() -> None:
     draws = (np.arange(10_000) + 0.5) / 10_000
     first, second = scored([0.8] * 10_000), scored([0.3] * 10_000)
-    decided = decide(first, second, draws, beta=3.0)
+    decided = decide(first, second, draws, PreferenceRule(preference=Preference.bradley_terry, beta=3.0))
     assert decided.mean() == pytest.approx(1 / (1 + math.exp(-1.5)), abs=1e-3)
 
 
