@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.config.install import install_command
-from pipeline.config.schema import NOTHING, OWN_REWARD_NAMES, DatasetConfig
+from pipeline.config.schema import NOTHING, OWN_REWARD_NAMES, TRL_REWARD_NAMES, DatasetConfig
 from pipeline.config.user_code import import_object, split_path
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.rewards.base import RewardFunction
 from pipeline.learning.rewards.calling import bind, makes_rewards
 from pipeline.learning.rewards.signature import GIVEN
 from pipeline.learning.rewards.traits import GRADING, RewardTraits
-from pipeline.learning.rewards.trl import TRL_REWARDS
 
 MODEL = "model"
 """The reward that is a sequence-classification model rather than a function."""
@@ -27,6 +26,8 @@ MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's sco
 
 REWARDS = {name: f"pipeline.learning.rewards.{name}:{name}" for name in OWN_REWARD_NAMES if name != MODEL}
 """Name -> dotted path of the function."""
+TRL_REWARDS = {name: f"trl.rewards:{name}" for name in TRL_REWARD_NAMES}
+"""Likewise of those of TRL, or of the factory that makes one."""
 _NAMED = REWARDS | TRL_REWARDS
 
 

@@ -17,11 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from pipeline.config.schema import TRL_REWARD_NAMES
 from pipeline.learning.rewards.traits import RewardTraits, Text, text_of
 
-TRL_REWARDS = {name: f"trl.rewards:{name}" for name in TRL_REWARD_NAMES}
-"""Name -> dotted path of the function or factory."""
 _HOME = "trl.rewards"
 _DELIMITERS = ("</think>",)
 """What TRL takes for the end of the reasoning where nothing else is said."""

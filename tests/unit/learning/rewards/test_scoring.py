@@ -16,10 +16,9 @@ from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.cache import FILE, ScoreCache, score_key
 from pipeline.learning.rewards.grading import Graded, Item
-from pipeline.learning.rewards.registry import MODEL, REWARDS, load_reward, load_rewards
+from pipeline.learning.rewards.registry import MODEL, REWARDS, TRL_REWARDS, load_reward, load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.learning.rewards.traits import GRADING, RewardTraits, reward
-from pipeline.learning.rewards.trl import TRL_REWARDS
 from tests.doubles import own_rewards
 from tests.doubles import rewards as doubles
 
