@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, QuotedString, Sweep
@@ -43,6 +44,8 @@ from pipeline.errors import ConfigError, unknown_name
 
 VERSION_BASE = "1.3"
 _Settings = TypeVar("_Settings")
+_Shipped = tuple[tuple[str, type[AlgoConfig]], ...]
+"""Algorithms by name."""
 
 
 # Here, since a launcher of Hydra's may carry out a run in a process that never registers the schemas.
@@ -65,9 +68,9 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     bound_files()
     bound_sweeps()
     store = ConfigStore.instance()
+    # Hydra copies the store with all its schemas whenever it composes, only to read them.
+    setattr(ConfigStore, "__deepcopy__", lambda store, _: store)  # noqa: B010
     _register_shipped(store)
-    # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    shipped = {name: _with_open_front(schema) for name, schema in ALGO_SCHEMAS.items()}
     own = {
         name: _with_open_tables(algo_schema(name, path), enabled=True)
         for name, path in _class_paths("algos", overrides)
@@ -78,7 +81,21 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
         for name, path in _class_paths("datasets", overrides)
         if not (conf_dir() / "dataset" / f"{name}.yaml").is_file()
     }
-    store.store(name="schema", node=_Composed(algos={**shipped, **own}, datasets=datasets))
+    shipped = tuple(ALGO_SCHEMAS.items())
+    node = _schema_with(shipped, own, datasets) if own or datasets else _schema_of(shipped)
+    store.repo["schema.yaml"] = ConfigNode(name="schema.yaml", node=node, group=None, package=None, provider=None)
+
+
+def _schema_with(shipped: _Shipped, own: dict[str, DictConfig], datasets: dict[str, DictConfig]) -> DictConfig:
+    # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
+    algos = {name: _with_open_front(schema) for name, schema in shipped} | own
+    return cast("DictConfig", OmegaConf.structured(_Composed(algos=algos, datasets=datasets)))
+
+
+@cache
+def _schema_of(shipped: _Shipped) -> DictConfig:
+    """Made once, as OmegaConf takes long; Hydra copies what it loads of the store."""
+    return _schema_with(shipped, {}, {})
 
 
 def _register_shipped(store: ConfigStore) -> None:
