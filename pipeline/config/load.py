@@ -6,11 +6,12 @@ receive the plain form and rebuild the typed one.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -195,8 +196,14 @@ def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:
 def _rebuild(plain: Mapping[str, Any], default: object) -> Any:
     data = dict(plain)
     schema = data.pop("_schema_", None)
-    kind = import_object(schema) if schema else type(default)
-    return filled(kind, {}, data)
+    kind: Any = import_object(schema) if schema else type(default)
+    return deepcopy(_filled(kind, json.dumps(data)))  # a stage may do with its settings as it likes
+
+
+@lru_cache(maxsize=256)
+def _filled(kind: type[Any], data: str) -> Any:
+    """Kept, since the stages of a run have the same few sections and OmegaConf takes long."""
+    return filled(kind, {}, json.loads(data))
 
 
 def schema_path(config: object) -> str:
