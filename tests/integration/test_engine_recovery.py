@@ -306,7 +306,7 @@ def test_a_job_over_its_time_is_killed_even_if_it_makes_progress(engine: Engine)
     assert "in report_slowly" in engine.log("slow")
 
 
-@pytest.mark.parametrize("lost", [60, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("lost", [20, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_lost_workers_leave_nothing(engine: Engine, lost: int) -> None:
     # The fixture compares descriptors, children and unfinished outputs before and after.
     retry = RetryConfig(worker_lost=1000, device_failures=10**6)

@@ -103,7 +103,9 @@ def test_the_stages_of_ones_own_ran_in_workers(whole: Path) -> None:
 
 
 def test_results_are_the_same_bytes_without_workers(whole: Path, tmp_path: Path) -> None:
-    run(tmp_path, *EVERYTHING, "system.use_parallel_execution=false")
+    asked = ["experiment.name=t", f"output_dir={tmp_path / 'outputs'}", *SMALL, *EVERYTHING]
+    done = CliRunner().invoke(app, ["run", *asked, "device=cpu", "system.use_parallel_execution=false"])
+    assert done.exit_code == 0, done.output
     assert results(tmp_path) == results(whole)
 
 
@@ -212,10 +214,16 @@ def test_a_job_whose_source_was_edited_during_the_run_says_so(light: Path) -> No
     ids=["module", "name", "import", "class", "taken", "reward", "dataset"],
 )
 def test_own_code_that_cannot_be_used_is_one_message_and_exit_code_2(
-    own: Path, content: str, overrides: list[str], said: str
+    own: Path, content: str, overrides: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (own / "my_package" / "broken.py").write_text(content)
-    printed = run(own, *overrides, code=2)
+    monkeypatch.chdir(own)
+    monkeypatch.syspath_prepend(str(own))
+    done = CliRunner().invoke(app, ["run", "experiment.name=t", "output_dir=outputs", *SMALL, *overrides])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        del sys.modules[name]
+    assert done.exit_code == 2, done.output
+    printed = done.output
     assert printed.startswith("error: ")
     assert len(printed.strip().splitlines()) == 1
     assert said in printed
