@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from pipeline.engine.journal import read_journal
 from tests.doubles.shared import made_once
 from tests.doubles.small_runs import with_reference
 
@@ -77,8 +78,8 @@ def results(folder: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of all examples together on two workers."""
-    return made_once(tmp_path_factory, "whole", lambda folder: run(folder, *EVERYTHING, "execution.workers=2"))
+    """A finished run of all examples together in a worker; with several, `test_main_job` has the same bytes."""
+    return made_once(tmp_path_factory, "whole", lambda folder: run(folder, *EVERYTHING, "execution.workers=1"))
 
 
 def test_the_examples_give_results(whole: Path) -> None:
@@ -95,11 +96,17 @@ def test_the_examples_give_results(whole: Path) -> None:
     assert {row["dataset"] for row in rows} == {"sorting"}
 
 
-def test_the_stages_of_ones_own_ran_in_workers(whole: Path) -> None:
+def test_the_stages_of_ones_own_ran_in_a_worker(whole: Path) -> None:
     jobs = started(whole)
     assert {job.split("/")[-1] for job in jobs if "/Taught/" in job} >= {"teach", "metrics"}
     log = (whole / "outputs" / "t" / "latest" / "run.log").read_text()
-    assert "worker 1: cpu slot 1" in log
+    assert "worker 0: cpu slot 0" in log
+    journal = list(read_journal(whole / "outputs" / "t" / "latest" / "journal.jsonl"))
+    engine, workers = (
+        {event["pid"] for event in journal if event["event"] == name} for name in ("RunStarted", "WorkerStarted")
+    )
+    assert workers
+    assert not workers & engine
 
 
 def test_results_are_the_same_bytes_without_workers(whole: Path, tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_workers_whose_stages_need_no_torch_never_import_it(light: list[str], tm
 
 def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     output_dir = tmp_path / "outputs"
-    printed = run(output_dir, "dry_run=true")
+    printed = run_here(output_dir, "dry_run=true")
     assert "generate" in printed
     assert "Nothing was started" in printed
     assert not output_dir.exists()
