@@ -1,4 +1,7 @@
-"""``python -m pipeline``, also installed as ``pipeline``: the commands around the main job."""
+"""``python -m pipeline``, also installed as ``pipeline``: the commands around the main job.
+
+Those that need what takes long to import do so when they are asked for, so that the others answer at once.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,13 @@ from typing import Annotated
 
 import typer
 
-from pipeline import cli
-from pipeline.commands import check as preflight
-from pipeline.commands import gpus, runs, store
-from pipeline.commands.doctor.sbatch import check_script
+from pipeline.commands import gpus, store
 from pipeline.commands.doctor.slurm import Starter
 from pipeline.commands.fetch import MODELS, report
 from pipeline.commands.launch import command as launch_command
-from pipeline.commands.results import print_results
 from pipeline.commands.typed import answering
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError
-from pipeline.runs.record import read_results
 from pipeline.terminal.console import make_console, say
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -37,6 +35,8 @@ OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from pipeline import cli
+
         typer.echo(cli.VERSION)
         raise typer.Exit
 
@@ -56,6 +56,8 @@ def options(
 )
 def run(context: typer.Context) -> None:
     """Carry out one request."""
+    from pipeline import cli
+
     raise typer.Exit(cli.main(context.args))
 
 
@@ -68,6 +70,9 @@ def check(
     ] = None,
 ) -> None:
     """Run every check; exit code 1 if one fails."""
+    from pipeline.commands import check as preflight
+    from pipeline.commands.doctor.sbatch import check_script
+
     with answering():
         if sbatch is not None:
             raise typer.Exit(preflight.print_checks(check_script(sbatch, ranks), "sbatch may have it."))
@@ -77,6 +82,9 @@ def check(
 @app.command(help="Print the table of an experiment's newest run again.")
 def show(name: str, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
+    from pipeline.commands.results import print_results
+    from pipeline.runs.record import read_results
+
     with answering():
         folder = find_run(output_dir, name)
         if not folder.results_json.is_file():
@@ -96,6 +104,8 @@ def status(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Show the state of runs."""
+    from pipeline.commands import runs
+
     with answering():
         runs.status(output_dir, name, run, make_console(), as_json=as_json)
 
@@ -114,6 +124,8 @@ def logs(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Print logs."""
+    from pipeline.commands import runs
+
     with answering():
         runs.logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow, raw=raw)
 
@@ -129,6 +141,8 @@ def why(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Explain one job."""
+    from pipeline.commands import runs
+
     with answering():
         console = make_console()
         for line in runs.why(output_dir, name, job, against, overrides or []):

@@ -46,8 +46,8 @@ def _forget_who_started_this() -> None:
 
 
 _forget_who_started_this()
-# Thousands of collected tests are no garbage; looking through them as often as usual takes a fifth of all time.
-gc.set_threshold(20_000)
+# Looking for garbage as often as usual takes a fifth of all time.
+gc.set_threshold(50_000, 20, 20)
 
 
 # The same few examples every time; `pytest --hypothesis-profile=long` tries 20,000 new ones of each property.
@@ -63,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("properties"):
                 item.add_marker(pytest.mark.timeout(6 * 3600))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and the libraries that they import are no garbage: never look through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

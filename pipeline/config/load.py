@@ -6,16 +6,17 @@ receive the plain form and rebuild the typed one.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, QuotedString, Sweep
@@ -36,6 +37,8 @@ from pipeline.config.values import brief, value_problems
 from pipeline.errors import ConfigError
 
 VERSION_BASE = "1.3"
+_Shipped = tuple[tuple[str, type[Any]], ...]
+"""Algorithms by name."""
 
 
 # Here, since a launcher of Hydra's may carry out a run in a process that never registers the schemas.
@@ -58,20 +61,36 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     bound_files()
     bound_sweeps()
     store = ConfigStore.instance()
+    # Hydra copies the store with all its schemas whenever it composes, only to read them.
+    setattr(ConfigStore, "__deepcopy__", lambda store, _: store)  # noqa: B010
     own = {table: dict(_class_paths(table, overrides)) for table in ("algos", "datasets")}
     for table in ("datasets", "models"):
         _register_files(store, table, own.get(table, {}))
-    # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    algos = {name: _with_open_front(schema) for name, schema in all_shipped("algos").items()}
-    for name, path in own["algos"].items():
-        algos[name] = _with_open_tables(settings_class("algos", name, {"class_path": path}), enabled=True)
+    algos = {
+        name: _with_open_tables(settings_class("algos", name, {"class_path": path}), enabled=True)
+        for name, path in own["algos"].items()
+    }
     # What has a file is composed of it, on the settings that are registered for it.
     datasets = {
         name: _with_open_tables(settings_class("datasets", name, {"class_path": path}), kind=name)
         for name, path in own["datasets"].items()
         if name not in _kinds_of_files("dataset")
     }
-    store.store(name="schema", node=_Composed(algos=algos, datasets=datasets))
+    shipped = tuple(all_shipped("algos").items())
+    node = _schema_with(shipped, algos, datasets) if algos or datasets else _schema_of(shipped)
+    store.repo["schema.yaml"] = ConfigNode(name="schema.yaml", node=node, group=None, package=None, provider=None)
+
+
+def _schema_with(shipped: _Shipped, own: dict[str, DictConfig], datasets: dict[str, DictConfig]) -> DictConfig:
+    # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
+    algos = {name: _with_open_front(schema) for name, schema in shipped} | own
+    return cast("DictConfig", OmegaConf.structured(_Composed(algos=algos, datasets=datasets)))
+
+
+@cache
+def _schema_of(shipped: _Shipped) -> DictConfig:
+    """Made once, as OmegaConf takes long; Hydra copies what it loads of the store."""
+    return _schema_with(shipped, {}, {})
 
 
 def _register_files(store: ConfigStore, table: str, class_paths: Mapping[str, str]) -> None:
@@ -181,8 +200,14 @@ def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:
 def _rebuild(plain: Mapping[str, Any], default: object) -> Any:
     data = dict(plain)
     schema = data.pop("_schema_", None)
-    kind = import_object(schema) if schema else type(default)
-    return filled(kind, {}, data)
+    kind: Any = import_object(schema) if schema else type(default)
+    return deepcopy(_filled(kind, json.dumps(data)))  # a stage may do with its settings as it likes
+
+
+@lru_cache(maxsize=256)
+def _filled(kind: type[Any], data: str) -> Any:
+    """Kept, since the stages of a run have the same few sections and OmegaConf takes long."""
+    return filled(kind, {}, json.loads(data))
 
 
 def schema_path(config: object) -> str:

@@ -17,6 +17,7 @@ from pipeline.outputs.formats import (
     GREEDY,
     METRICS,
     PAGE,
+    PROMPTS,
     REWARD,
     SAMPLES,
     TRAINING,
@@ -29,7 +30,6 @@ from pipeline.outputs.formats import (
     read_shown_samples,
     read_training,
 )
-from pipeline.outputs.prompts import PROMPTS, read_prompts
 
 MAX_LEVELS = 64
 """Folders in one another that an output may have, so that every path in it can be opened on every file system."""
@@ -79,6 +79,13 @@ def _hold(path: Path, shown: str, read: Callable[[Path], object]) -> None:
         ) from error
 
 
+def _read_prompts(path: Path) -> None:
+    # Not with the other imports: every worker looks at outputs, and few of those make it load numpy.
+    from pipeline.outputs.prompts import read_prompts
+
+    read_prompts(path.parent)
+
+
 def _read_samples(path: Path) -> None:
     if os.path.lexists(path.parent / METRICS):
         read_shown_samples(path.parent)
@@ -89,7 +96,7 @@ def _read_samples(path: Path) -> None:
 
 _READERS: Mapping[str, Callable[[Path], object]] = {
     METRICS: lambda path: read_metrics(path.parent),
-    PROMPTS: lambda path: read_prompts(path.parent),
+    PROMPTS: _read_prompts,
     SAMPLES: _read_samples,
     TRAINING: read_training,
     GENERATION: read_generation,

@@ -20,10 +20,10 @@ from pipeline.errors import JobError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json, read_json_file, read_plain
 from pipeline.outputs.manifest import job_of
-from pipeline.outputs.prompts import LARGEST
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
+PROMPTS = "prompts.safetensors"
 GREEDY = "greedy"
 """Folder of the samples of the greedy reference, in the output of its evaluation."""
 ETA = "eta="
@@ -39,6 +39,8 @@ _LINE = 16 << 20
 _SHOWN = 64 << 20
 """Bytes of the samples beside metrics: they are for people, and those of all chains come together in one file."""
 
+LARGEST = 1e100
+"""Far beyond every figure, and sums of such numbers stay numbers."""
 Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]

@@ -18,12 +18,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from pipeline.foreign import ForeignDataError, read_plain
+from pipeline.outputs.formats import LARGEST, PROMPTS
 
-PROMPTS = "prompts.safetensors"
 _ROWS, _ABOVE, _BELOW = "rows", "numerators/", "denominators/"
 _LIMIT = 1 << 30
-LARGEST = 1e100
-"""Far beyond every figure, and sums of such numbers stay numbers."""
 _SHOWN = 60
 
 Floats = NDArray[np.float64]

@@ -118,6 +118,7 @@ class _Builder:
         self._outputs: dict[tuple[str, str, str, int | None, int, int, str], list[str]] = {}
         self._digests: dict[tuple[str, str, str, str], str] = {}
         self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
 
     def add_reference(self, chain: Chain) -> None:
         """Plan the reference, and around it the preparation of a dataset that is read."""
@@ -295,9 +296,15 @@ class _Builder:
                 known["version"] = versions
             self._configs[address] = (
                 known,
-                {name: _with_schema(section) for name, section in sections.items()},
+                {name: self._plain(section) for name, section in sections.items()},
             )
         return self._configs[address]
+
+    def _plain(self, section: object) -> dict[str, Any]:
+        """A section as workers get it; kept with the section, so that no other has its number meanwhile."""
+        if id(section) not in self._plains:
+            self._plains[id(section)] = section, {"_schema_": schema_path(section), **to_plain(section)}
+        return self._plains[id(section)][1]
 
     def _own_code(self, chain: Chain, stage: Stage) -> dict[str, str | None]:
         """Hashes of the user's own code that a stage runs."""
@@ -371,10 +378,6 @@ def _affinity(stage: Stage, inputs: Mapping[str, tuple[str, ...]]) -> str:
         if name in inputs:
             return inputs[name][0]
     return ""
-
-
-def _with_schema(section: object) -> dict[str, Any]:
-    return {"_schema_": schema_path(section), **to_plain(section)}
 
 
 def _no_such_stage(chain: Chain, stage: Stage, spec: Read) -> PlanError:

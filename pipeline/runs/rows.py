@@ -16,12 +16,13 @@ from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs.formats import (
     METRICS,
+    PROMPTS,
     SAMPLES,
     problem_in_words,
     read_metrics,
     read_shown_samples,
 )
-from pipeline.outputs.prompts import PROMPTS, PromptMeasures, read_prompts
+from pipeline.outputs.prompts import PromptMeasures, read_prompts
 from pipeline.plan.job import Job
 from pipeline.runs.record import Place, ResultRow, place_of
 

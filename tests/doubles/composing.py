@@ -1,11 +1,12 @@
-"""What `load_config` makes of a request, with all that one setting or one file cannot change done beforehand.
+"""What `load_config` makes of a request, with all that settings or one file cannot change done beforehand.
 
 Composing takes Hydra a tenth of a second, and nearly all of it goes into files that are always the same. Here what
-is asked for is read, merged and explained by the same functions, onto a copy of the rest; what chooses other files
-goes through `load_config`. `tests/unit/config/test_requests.py` holds that both answer alike.
+is asked for is read, merged and explained by the same functions, onto a copy of the rest, which is composed once
+for each choice of files. `tests/unit/config/test_requests.py` holds that both answer alike.
 """
 
 import pickle
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -33,33 +34,42 @@ SHIPPED = "profile/cpu"
 """The profile of a request that names none; a file of the user's own takes its place."""
 
 
-def with_setting(others: tuple[str, ...], setting: str) -> Config:
-    """`load_config` of some settings that never change, and of one that does."""
-    kept = _composed(others)
+def quick_config(settings: Sequence[str]) -> Config:
+    """`load_config`: what chooses files and classes is composed once, the rest put on top of a copy of that."""
+    choices = tuple(one for one in settings if _chooses(one))
     try:
-        [read] = OverridesParser.create().parse_overrides([setting])
-        key = read.key_or_group
-        if key.startswith("hydra") or ".class_path" in key or kept.loader.repository.group_exists(key):
-            return load_config([*others, setting])
-        kept.loader.validate_sweep_overrides_legal([read], RunMode.RUN, from_shell=False)
+        kept = _composed(choices)
+        read = OverridesParser.create().parse_overrides([one for one in settings if one not in choices])
+        kept.loader.validate_sweep_overrides_legal(read, RunMode.RUN, from_shell=False)
         request = kept.read(kept.request)
-        kept.loader._apply_overrides_to_config([read], request)
+        kept.loader._apply_overrides_to_config(read, request)
     except Exception as error:
         raise explain(error) from error
     return typed(request)
 
 
+def _chooses(setting: str) -> bool:
+    """Whether Hydra may choose files by it, or the schema a class."""
+    key = setting.partition("=")[0].lstrip("+")
+    return key in _groups() or key.startswith(("hydra", "~")) or "@" in key or ".class_path" in key
+
+
+@cache
+def _groups() -> Set[str]:
+    return {path.name for path in conf_dir().iterdir() if path.is_dir()}
+
+
 def with_file(others: tuple[str, ...], folder: Path, name: str) -> Config:
     """`load_config` of some settings that never change, and of a file that takes the place of a profile."""
-    kept = _composed(others)
+    kept, around = _composed(others), _around_profile(others)
     try:
-        request = kept.read(kept.before)
-        found = kept.loader._load_single_config(replace(kept.place, config_path=name), _files_of(folder)).config
+        request = kept.read(around.before)
+        found = kept.loader._load_single_config(replace(around.place, config_path=name), _files_of(folder)).config
         if not isinstance(found, DictConfig) or {"defaults", "hydra"} & set(found):
             group, _, choice = name.partition("/")
             return load_config([*others, f"hydra.searchpath=[file://{folder}]", f"{group}={choice}"])
         _merge(request, found, name)
-        for later in kept.after:
+        for later in around.after:
             request.merge_with(later)
         OmegaConf.set_struct(request, True)
         kept.loader._apply_overrides_to_config(OverridesParser.create().parse_overrides(list(others)), request)
@@ -70,19 +80,16 @@ def with_file(others: tuple[str, ...], folder: Path, name: str) -> Config:
 
 @dataclass(frozen=True)
 class _Composed:
-    """A request, as Hydra composed it: whole, and in the parts before and after its profile, pickled."""
+    """A request, as Hydra composed it, pickled."""
 
     loader: ConfigLoaderImpl
     schema: Any
     request: bytes
-    before: bytes
-    place: ResultDefault
-    after: list[Any]
 
-    def read(self, part: bytes) -> DictConfig:
-        """A part to be changed; messages name the keys of the schema that was registered last."""
+    def read(self, request: bytes) -> DictConfig:
+        """A request to be changed; messages name the keys of the schema that was registered last."""
         ConfigStore.instance().repo["schema.yaml"] = self.schema
-        read: DictConfig = pickle.loads(part)
+        read: DictConfig = pickle.loads(request)
         return read
 
 
@@ -94,6 +101,21 @@ def _composed(others: tuple[str, ...]) -> _Composed:
         loader = GlobalHydra.instance().config_loader()
         request = compose("config", overrides=list(others))
     assert isinstance(loader, ConfigLoaderImpl)
+    return _Composed(loader, ConfigStore.instance().repo["schema.yaml"], pickle.dumps(request))
+
+
+@dataclass(frozen=True)
+class _AroundProfile:
+    """The parts of a request before its profile, pickled, and after it."""
+
+    before: bytes
+    place: ResultDefault
+    after: list[Any]
+
+
+@cache
+def _around_profile(others: tuple[str, ...]) -> _AroundProfile:
+    loader = _composed(others).loader
     listed = loader.compute_defaults_list("config", list(others), RunMode.RUN).defaults
     ours = [each for each in listed if not (each.config_path or "").startswith("hydra/")]
     place = [each.config_path for each in ours].index(SHIPPED)
@@ -101,14 +123,8 @@ def _composed(others: tuple[str, ...]) -> _Composed:
     after = [loader._load_single_config(each, repo).config for each in ours[place + 1 :]]
     for each in after:
         each.pop("hydra", None)
-    return _Composed(
-        loader=loader,
-        schema=ConfigStore.instance().repo["schema.yaml"],
-        request=pickle.dumps(request),
-        before=pickle.dumps(loader._compose_config_from_defaults_list(ours[:place], repo)),
-        place=ours[place],
-        after=after,
-    )
+    before = pickle.dumps(loader._compose_config_from_defaults_list(ours[:place], repo))
+    return _AroundProfile(before, ours[place], after)
 
 
 def _files_of(folder: Path) -> ConfigRepository:

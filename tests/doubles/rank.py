@@ -1,6 +1,6 @@
 """A program to launch: says what each rank sees once all ranks have met, and then does as it is told.
 
-python tests/doubles/rank.py FOLDER [add | kill RANK | exit CODE RANK | hang | deaf RANK | spawn]
+python tests/doubles/rank.py FOLDER [add [leave] | kill RANK | exit CODE RANK | hang | deaf RANK]
 
 With `add` and `kill` ranks meet over gloo and add up their numbers; else by files, which is quicker.
 FOLDER/rank-N.json is what rank N saw.
@@ -32,7 +32,7 @@ def main() -> None:
     if what == "deaf" and int(details[0]) != RANK:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     report = {"pid": os.getpid(), "left": [], **{name: os.environ.get(name) for name in SEEN}}
-    if what in ("hang", "spawn"):
+    if what == "hang" or details[0] == "leave":
         report["left"] = [subprocess.Popen(["sleep", "300"], start_new_session=True).pid]
     if what in ("add", "kill"):
         add(folder, report, dies=int(details[0]) if what == "kill" else None)

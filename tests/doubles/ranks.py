@@ -25,7 +25,6 @@ from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
-from pipeline.learning.training.dpo import DPOObjective, fit_dpo
 from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
 from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
@@ -84,6 +83,8 @@ def reference(ranks: Ranks = ALONE) -> Trained:
 
 def pairs(ranks: Ranks = ALONE) -> Trained:
     """DPO of adapters: most of the model is frozen. 5 pairs a step, 2 at once."""
+    from pipeline.learning.training.dpo import DPOObjective, fit_dpo  # and TRL, which other ranks need not load
+
     torch.manual_seed(0)
     model = with_adapters(tiny_policy(), LoraSettings(rank=2, alpha=4), seed=0)
     data, anchor = small_sequences(), tiny_policy(seed=1)
@@ -149,8 +150,8 @@ def every_strategy(work: Work) -> None:
             _keep(work, f"value {name}", model, losses, ranks)
             model, losses = value(ranks, checkpoints(Path(half_done) / name, ranks))
             _keep(work, f"resumed {name}", model, losses, ranks)
-        for name, train in POLICIES.items():
-            _keep(work, name, *train(ranks), ranks)
+        for name in work.payload["policies"]:
+            _keep(work, name, *POLICIES[name](ranks), ranks)
         stopped = checkpoints(work.out / "checkpoints" / "stopped", met, stopping=lambda: met.rank == 1)
         try:
             value(met, stopped)

@@ -5,58 +5,51 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from benchmarks.chaos import TOLERANT, calm_run, shoot_at
+import pytest
+
+from benchmarks.chaos import FILES, TOLERANT, shoot_at
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.files import file_sha256
 from pipeline.plan.job import Job
 from tests.doubles.engine import Engine, job
-
-SMALL = [
-    "models.tiny.steps=150",
-    "models.tiny.batch_size=32",
-    "data_collection.prompts_per_round=60",
-    "execution.shard_size=20",
-    "execution.workers=2",
-    "evaluation.num_prompts=40",
-    "evaluation.bootstrap_samples=50",
-    "algos.PITA.epochs=1",
-    "algos.QSharp.epochs=1",
-    "rounds_of_training=1",
-]
+from tests.doubles.small_runs import SMALL, calm_run
 
 
-def test_an_experiment_that_is_shot_at_gives_the_same_bytes(tmp_path: Path) -> None:
-    # In one process: no workers to start, and the bytes do not depend on that either.
-    calm = calm_run(tmp_path / "calm", [*SMALL, "system.use_parallel_execution=false"])
-    battle = shoot_at(tmp_path / "chaos", [*SMALL, *TOLERANT], worker_kills=2, engine_kills=1, pause_s=4.0)
-    assert battle.digests == calm.digests
+def test_an_experiment_that_is_shot_at_gives_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    asked = [*SMALL, "execution.workers=2", *TOLERANT]
+    battle = shoot_at(tmp_path / "chaos", asked, worker_kills=1, engine_kills=1, pause_s=4.0)
+    calm = calm_run(tmp_path_factory) / "t" / "latest"
+    assert battle.digests == {name: file_sha256(calm / name) for name in FILES}
     assert battle.left == []
     assert battle.worker_kills + battle.engine_kills > 0
 
 
 def layered_plan(lethal: float) -> list[Job]:
-    """200 jobs in layers, each reading some of the layer above; a share of them kills its worker once or twice."""
+    """80 jobs in layers, each reading some of the layer above; a share of them kills its worker once or twice."""
     draw = random.Random(5)
     jobs: list[Job] = []
     for layer in range(10):
         above = [one.id for one in jobs if one.round == layer - 1]
-        for index in range(20):
+        for index in range(8):
             needs = draw.sample(above, 3) if above else []
             hit, deaths = draw.random() < lethal, draw.choice([1, 2])
             times = deaths if hit else 0
             body = "die_many_times_and_write" if lethal else "write_number"
-            payload = {"number": 20 * layer + index, "times": times}
+            payload = {"number": 8 * layer + index, "times": times}
             jobs.append(job(f"l{layer}/{index:02d}", body, needs, payload=payload, round=layer))
     return jobs
 
 
-def test_two_hundred_jobs_with_random_deaths_end_in_the_same_bytes(engine: Engine) -> None:
+def test_eighty_jobs_with_random_deaths_end_in_the_same_bytes(engine: Engine) -> None:
     calm = Engine(engine.root / "calm")
     calm.run(*layered_plan(0.0))
     retry = RetryConfig(worker_lost=10, device_failures=1000)
     outcome = engine.run(*layered_plan(0.2), retry=retry)
     assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert len(engine.events("AttemptFailed")) > 20
+    assert len(engine.events("AttemptFailed")) > 10
     assert values(engine) == values(calm)
 
 

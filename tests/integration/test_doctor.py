@@ -6,15 +6,26 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from pipeline.__main__ import app
 from tests.doubles import fake_nvml
 
 ROOT = Path(__file__).parents[2]
 
 
-def check(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+WITHOUT_WORKERS = """
+from pipeline.commands import check
+check.check_generation = check.check_arithmetic = lambda: iter(())
+from pipeline.__main__ import app
+app(["check"])
+"""
+"""What those checks say, `test_setup_script` has."""
+
+
+def check(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pipeline", "check", *options],
+        [sys.executable, "-c", WITHOUT_WORKERS],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
@@ -53,14 +64,17 @@ def test_a_machine_on_which_much_is_wrong(tmp_path: Path) -> None:
 
 
 def test_a_batch_script_is_checked_without_anything_else(tmp_path: Path) -> None:
+    def check(*options: str) -> Result:
+        return CliRunner().invoke(app, ["check", *options])
+
     script = tmp_path / "job.slurm"
     script.write_text("#!/bin/bash\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks=1\npython train.py\n")
-    done = check(tmp_path, "--sbatch", str(script))
-    assert done.returncode == 1
-    assert "FAIL  Slurm: one GPU of several" in done.stdout
-    assert "PASS" not in done.stdout
-    assert check(tmp_path, "--sbatch", str(script), "--ranks", "itself").returncode == 0
-    assert check(tmp_path, "--sbatch", "missing.slurm").returncode == 2
+    done = check("--sbatch", str(script))
+    assert done.exit_code == 1
+    assert "FAIL  Slurm: one GPU of several" in done.output
+    assert "PASS" not in done.output
+    assert check("--sbatch", str(script), "--ranks", "itself").exit_code == 0
+    assert check("--sbatch", "missing.slurm").exit_code == 2
 
 
 @pytest.mark.parametrize(

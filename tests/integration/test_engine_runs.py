@@ -189,6 +189,7 @@ def test_loading_is_accounted_for(engine: Engine) -> None:
     assert accounted == pytest.approx(total, abs=0.01)
 
 
-def test_two_thousand_jobs_finish(engine: Engine) -> None:
-    outcome = engine.run(*(job(f"n/{index}", "nothing", round=index % 4) for index in range(2_000)))
+def test_hundreds_of_jobs_finish(engine: Engine) -> None:
+    """Tens of thousands `benchmarks/chaos.py` has, and the policy's own tests."""
+    outcome = engine.run(*(job(f"n/{index}", "nothing", round=index % 4) for index in range(300)))
     assert set(outcome.jobs.values()) == {JobStatus.done}

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from pipeline.engine.journal import read_journal
 from tests.doubles.shared import made_once
 from tests.doubles.small_runs import with_reference
 
@@ -77,8 +78,8 @@ def results(folder: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of all examples together on two workers."""
-    return made_once(tmp_path_factory, "whole", lambda folder: run(folder, *EVERYTHING, "execution.workers=2"))
+    """A finished run of all examples together in a worker; with several, `test_main_job` has the same bytes."""
+    return made_once(tmp_path_factory, "whole", lambda folder: run(folder, *EVERYTHING, "execution.workers=1"))
 
 
 def test_the_examples_give_results(whole: Path) -> None:
@@ -95,15 +96,23 @@ def test_the_examples_give_results(whole: Path) -> None:
     assert {row["dataset"] for row in rows} == {"sorting"}
 
 
-def test_the_stages_of_ones_own_ran_in_workers(whole: Path) -> None:
+def test_the_stages_of_ones_own_ran_in_a_worker(whole: Path) -> None:
     jobs = started(whole)
     assert {job.split("/")[-1] for job in jobs if "/Taught/" in job} >= {"teach", "metrics"}
     log = (whole / "outputs" / "t" / "latest" / "run.log").read_text()
-    assert "worker 1: cpu slot 1" in log
+    assert "worker 0: cpu slot 0" in log
+    journal = list(read_journal(whole / "outputs" / "t" / "latest" / "journal.jsonl"))
+    engine, workers = (
+        {event["pid"] for event in journal if event["event"] == name} for name in ("RunStarted", "WorkerStarted")
+    )
+    assert workers
+    assert not workers & engine
 
 
 def test_results_are_the_same_bytes_without_workers(whole: Path, tmp_path: Path) -> None:
-    run(tmp_path, *EVERYTHING, "system.use_parallel_execution=false")
+    asked = ["experiment.name=t", f"output_dir={tmp_path / 'outputs'}", *SMALL, *EVERYTHING]
+    done = CliRunner().invoke(app, ["run", *asked, "device=cpu", "system.use_parallel_execution=false"])
+    assert done.exit_code == 0, done.output
     assert results(tmp_path) == results(whole)
 
 
@@ -212,10 +221,16 @@ def test_a_job_whose_source_was_edited_during_the_run_says_so(light: Path) -> No
     ids=["module", "name", "import", "class", "taken", "reward", "dataset"],
 )
 def test_own_code_that_cannot_be_used_is_one_message_and_exit_code_2(
-    own: Path, content: str, overrides: list[str], said: str
+    own: Path, content: str, overrides: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (own / "my_package" / "broken.py").write_text(content)
-    printed = run(own, *overrides, code=2)
+    monkeypatch.chdir(own)
+    monkeypatch.syspath_prepend(str(own))
+    done = CliRunner().invoke(app, ["run", "experiment.name=t", "output_dir=outputs", *SMALL, *overrides])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        del sys.modules[name]
+    assert done.exit_code == 2, done.output
+    printed = done.output
     assert printed.startswith("error: ")
     assert len(printed.strip().splitlines()) == 1
     assert said in printed

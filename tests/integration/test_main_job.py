@@ -7,21 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pipeline.commands.request import prepare
-from pipeline.config.load import load_config
-from pipeline.engine.devices.inventory import cpu_slots
-from pipeline.engine.journal import read_journal
-from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from tests.doubles.small_runs import (
     ROOT,
-    SMALL,
     calm_run,
     command,
     events,
@@ -117,23 +110,6 @@ def test_results_are_the_same_bytes_without_workers(calm: Path, tmp_path: Path) 
     assert results(tmp_path / "outputs") == results(calm)
 
 
-def test_results_are_the_same_bytes_with_several_jobs_on_a_device(calm: Path, tmp_path: Path) -> None:
-    """On a CPU slot, which no request can ask for: the engine does the same there, and bytes can be compared."""
-    little = ["rounds_of_training=1", "algos=[QSharp]"]
-    request = prepare(load_config(["experiment.name=t", f"output_dir={tmp_path}", *SMALL, *little]))
-    execution = replace(request.config.execution, jobs_per_device=2)
-    (tmp_path / "run").mkdir()
-    outcome = run_jobs(request.plan, request.store, cpu_slots(1), tmp_path / "run", execution=execution)
-    assert {event["worker"] for event in read_journal(tmp_path / "run/journal.jsonl") if "worker" in event} == {
-        0,
-        1,
-    }
-    assert not outcome.failures()
-    before, packed = Store(calm / ".store"), request.store
-    for job in request.plan.jobs.values():
-        assert packed.manifest(job.key) == before.manifest(job.key)
-
-
 def test_a_killed_engine_leaves_nothing_behind_and_the_same_command_goes_on(
     light: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +190,7 @@ def test_workers_whose_stages_need_no_torch_never_import_it(light: list[str], tm
 
 def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     output_dir = tmp_path / "outputs"
-    printed = run(output_dir, "dry_run=true")
+    printed = run_here(output_dir, "dry_run=true")
     assert "generate" in printed
     assert "Nothing was started" in printed
     assert not output_dir.exists()
@@ -251,13 +227,14 @@ def test_dry_run_imports_no_torch(tmp_path: Path) -> None:
 )
 def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path: Path, overrides: list[str], said: str) -> None:
     output_dir = tmp_path / "outputs"
-    printed = run(output_dir, *overrides, code=2)
+    printed = run_here(output_dir, *overrides, code=2)
     assert said in printed
     assert printed.startswith("error: ")
     assert not output_dir.exists()
 
 
 def test_a_name_with_a_path_in_it_is_refused(tmp_path: Path) -> None:
+    """As it is typed, in a process of its own; what else is refused says its message in this one."""
     assert "not a plain name" in run(tmp_path / "outputs", name="../x", code=2)
     assert not list(tmp_path.iterdir())
 
@@ -269,7 +246,7 @@ def test_models_that_share_no_tokenizer_are_refused(calm: Path, tmp_path: Path) 
     (folder / "tokenizer.json").write_text(json.dumps({"model": vocabulary, "added_tokens": []}))
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").touch()
-    printed = run(tmp_path / "outputs", f"models.tiny.value_path={folder}", code=2)
+    printed = run_here(tmp_path / "outputs", f"models.tiny.value_path={folder}", code=2)
     assert "no tokenizer" in printed
     assert "13 tokens against 2" in printed
 
@@ -277,7 +254,7 @@ def test_models_that_share_no_tokenizer_are_refused(calm: Path, tmp_path: Path) 
 def test_a_corrupt_config_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile" / "mine.yaml").write_text("training: [unclosed\n")
-    printed = run(tmp_path / "outputs", f"hydra.searchpath=[file://{tmp_path}]", "profile=mine", code=2)
+    printed = run_here(tmp_path / "outputs", f"hydra.searchpath=[file://{tmp_path}]", "profile=mine", code=2)
     assert "not valid YAML" in printed
     assert "mine.yaml" in printed
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import load_config
+from pipeline.config.schema import Backend
 from pipeline.engine.store.store import Store
 from pipeline.plan.build import build_plan
 from pipeline.plan.job import Job
@@ -43,9 +44,9 @@ def stages(entry: str | None = None, **payload: Any) -> list[Job]:
 
 @pytest.fixture(scope="module")
 def calm_store(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """The stages of the small plan, run in one worker to which nothing happens."""
+    """The stages of the small plan, run in this process, and nothing happens."""
     engine = Engine(tmp_path_factory.mktemp("stages"))
-    engine.run(*stages(), workers=1)
+    engine.run(*stages(), backend=Backend.inline)
     return engine
 
 
@@ -78,7 +79,7 @@ def test_a_run_that_is_interrupted_goes_on_where_its_trainings_were(
     assert [path.name for path in (engine.store.checkpoints(training.key) / "reference").iterdir()] == [
         "step-00000011"
     ]
-    engine.run(*stages(), workers=1)
+    engine.run(*stages(), backend=Backend.inline)
     assert "going on from the checkpoint of step 11" in engine.log(training.id)
     assert outputs(engine.store) == outputs(calm_store.store)
     assert not engine.store.checkpoints(training.key).exists()

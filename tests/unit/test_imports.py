@@ -126,16 +126,25 @@ def test_what_decides_about_a_run_reaches_nothing_outside_of_it() -> None:
     assert not wrong
 
 
+HEAVY = "torch transformers trl datasets pandas scipy"
+"""What takes seconds to import, or tenths of them."""
+
+
 @pytest.mark.parametrize(
-    "statement",
+    ("statement", "heavy"),
     [
-        "import pipeline",
-        "import pipeline.cli, pipeline.__main__, pipeline.commands.check",
-        "from pipeline.config.load import load_config; from pipeline.plan.build import build_plan; "
-        "build_plan(load_config(['experiment.name=t']))",
+        ("import pipeline", f"{HEAVY} numpy omegaconf"),
+        ("import pipeline.cli, pipeline.__main__, pipeline.commands.check", HEAVY),
+        (
+            "from pipeline.config.load import load_config; from pipeline.plan.build import build_plan; "
+            "build_plan(load_config(['experiment.name=t']))",
+            HEAVY,
+        ),
+        ("import pipeline.engine.workers.entrypoint, pipeline.engine.workers.rank", f"{HEAVY} numpy omegaconf"),
+        ("import pipeline.learning.rewards.grader", f"{HEAVY} numpy omegaconf"),
     ],
-    ids=["package", "command line", "plan"],
+    ids=["package", "command line", "plan", "worker", "grader"],
 )
-def test_torch_is_not_imported_by(statement: str) -> None:
-    code = f"{statement}\nimport sys\nassert not {{'torch', 'transformers'}} & set(sys.modules)"
+def test_what_takes_long_is_not_imported_by(statement: str, heavy: str) -> None:
+    code = f"{statement}\nimport sys\nfound = set({heavy!r}.split()) & set(sys.modules)\nassert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,7 +98,7 @@ class Dataset:
                 f"{name}: test_size={self.config.test_size} and validation_size={self.config.validation_size} "
                 f"leave nothing of its {total} rows to train on; ask for fewer"
             )
-        order = permutation(self.config.seed, 0, total)
+        order = permutation(self.config.seed, 0, total).copy()  # a dataset may do with its ids as it likes
         first, second = self.config.test_size, held_out
         self._splits = {"test": order[:first], "validation": order[first:second], "train": order[second:]}
 
@@ -146,6 +147,12 @@ class Dataset:
         raise NotImplementedError(f"{type(self).__name__} has no demonstrations, so it needs a model of its own")
 
 
+@lru_cache(maxsize=8)
 def permutation(seed: int, purpose: int, size: int) -> NDArray[np.int64]:
-    """The numbers 0 .. size-1 in an order that follows from the seed; each purpose has a stream of its own."""
-    return np.random.Generator(np.random.Philox(key=[seed, purpose])).permutation(size)
+    """The numbers 0 .. size-1 in an order that follows from the seed; each purpose has a stream of its own.
+
+    Every stage of a chain asks for the same few, and a million numbers take a while: they are kept, read-only.
+    """
+    order = np.random.Generator(np.random.Philox(key=[seed, purpose])).permutation(size)
+    order.flags.writeable = False
+    return order

@@ -22,10 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from pipeline.learning.evaluation.statistics import Ratios
-
-ENOUGH = 3
-"""Seeds, or references, from which on they count as a sample of all there could be; fewer stand for themselves."""
+from pipeline.learning.evaluation.statistics import ENOUGH, Ratios
 
 _LARGEST = 1e60
 """Of larger numbers the squares of variances are none."""

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.values import short
-from pipeline.outputs.formats import Sample, read_input
-from pipeline.outputs.prompts import PROMPTS, Floats, PromptMeasures, Sums, read_prompts, write_prompts
+from pipeline.outputs.formats import PROMPTS, Sample, read_input
+from pipeline.outputs.prompts import Floats, PromptMeasures, Sums, read_prompts, write_prompts
 
 J, REGRET = "regularized_reward", "regret"
 _LOG_RIGHT = "log_right"

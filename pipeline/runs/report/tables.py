@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.learning.evaluation.crossed import ENOUGH
+from pipeline.learning.evaluation.statistics import ENOUGH
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import CostRow
 from pipeline.runs.primary import primary_metric

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
+from tests.doubles.composing import quick_config
 
 NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "SFT")
 
@@ -47,42 +47,42 @@ NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF
 )
 def test_what_cannot_work_is_refused(algo: str, overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_config(load_config(["experiment.name=t", f"algos=[{algo}]", *overrides]))
+        check_config(quick_config(["experiment.name=t", f"algos=[{algo}]", *overrides]))
 
 
 def test_strengths_at_which_the_atoms_would_be_wrong_are_refused_with_what_would_do() -> None:
     asked = ["experiment.name=t", "algos=[QSharp,CD]", "algos.QSharp.atoms=11", "algos.QSharp.eta=0.05"]
     with pytest.raises(ConfigError) as caught:
-        check_config(load_config([*asked, "evaluation.etas=[0.04,0.1,0.3,inf]"]))
+        check_config(quick_config([*asked, "evaluation.etas=[0.04,0.1,0.3,inf]"]))
     assert str(caught.value) == (
         "evaluation.etas: with algos.QSharp.atoms=11 rewards between two atoms are exact at "
         "algos.QSharp.eta=0.05, for which the value model is trained, and off by more than 0.1 nats at eta=0.04 "
         "(0.15 nats), eta=0.1 (0.12 nats); algos.QSharp.atoms=14 would do, or leave them out"
     )
-    check_config(load_config([*asked, "evaluation.etas=[0.04,0.1,0.3,inf]", "algos.QSharp.atoms=14"]))
+    check_config(quick_config([*asked, "evaluation.etas=[0.04,0.1,0.3,inf]", "algos.QSharp.atoms=14"]))
     binary = ["algos.QSharp.atoms=1", "evaluation.etas=[0.04,0.1,0.3,inf]"]
-    check_config(load_config([*asked, *binary]))
+    check_config(quick_config([*asked, *binary]))
 
 
 @pytest.mark.parametrize("algo", NAMES)
 def test_defaults_are_fine(algo: str) -> None:
-    config = load_config(["experiment.name=t", f"algos=[{algo}]"])
+    config = quick_config(["experiment.name=t", f"algos=[{algo}]"])
     check_config(config)
     assert [name for name, one in config.algos.items() if one.enabled] == [algo]
 
 
 def test_one_sample_is_enough_for_pairs_that_exist() -> None:
     overrides = ["algos.DPO.num_generations=1", "algos.DPO.pairs=existing"]
-    check_config(load_config(["experiment.name=t", "algos=[DPO]", *overrides]))
+    check_config(quick_config(["experiment.name=t", "algos=[DPO]", *overrides]))
 
 
 @pytest.mark.parametrize("profile", ["a100_80gb", "h200", "cpu"])
 def test_profiles_fit_every_algorithm(profile: str) -> None:
-    check_config(load_config(["experiment.name=t", f"algos=[{','.join(NAMES)}]", f"profile={profile}"]))
+    check_config(quick_config(["experiment.name=t", f"algos=[{','.join(NAMES)}]", f"profile={profile}"]))
 
 
 def test_a_profile_with_micro_batches_smaller_than_a_group_says_so() -> None:
     overrides = ["experiment.name=t", "algos=[GRPO]", "profile=a100_40gb"]
     with pytest.raises(ConfigError, match=re.escape("training.micro_batch_size=2: would split a group")):
-        check_config(load_config(overrides))
-    check_config(load_config([*overrides, "training.micro_batch_size=4"]))
+        check_config(quick_config(overrides))
+    check_config(quick_config([*overrides, "training.micro_batch_size=4"]))

@@ -9,16 +9,17 @@ from pipeline.config.checks import check_config, check_together
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.plan.models import check_models
+from tests.doubles.composing import quick_config
 
 
 def refuse(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        check_config(load_config(["experiment.name=t", *overrides]))
+        check_config(quick_config(["experiment.name=t", *overrides]))
     return str(caught.value)
 
 
 def test_the_default_request_is_accepted() -> None:
-    check_config(load_config(["experiment.name=first_run"]))
+    check_config(quick_config(["experiment.name=first_run"]))
 
 
 def test_a_name_is_required() -> None:
@@ -83,7 +84,7 @@ def test_strengths_are_not_tried_where_no_prompts_are_left_for_it() -> None:
 
 
 def test_a_path_may_hold_what_a_terminal_would_take_for_markup() -> None:
-    config = load_config(["experiment.name=t", "model=hf", r'models.hf.path="x\[/red]"'])
+    config = quick_config(["experiment.name=t", "model=hf", r'models.hf.path="x\[/red]"'])
     check_config(config)
     with pytest.raises(ConfigError) as caught:
         check_models(config)
@@ -116,11 +117,11 @@ def test_everything_wrong_is_told_at_once() -> None:
 
 
 def test_eta_of_infinity_is_allowed() -> None:
-    check_config(load_config(["experiment.name=t", "algos.PITA.eta=inf"]))
+    check_config(quick_config(["experiment.name=t", "algos.PITA.eta=inf"]))
 
 
 def test_settings_of_a_disabled_algorithm_do_not_matter() -> None:
-    check_config(load_config(["experiment.name=t", "algos.PITA.enabled=false", "algos.PITA.eta=0"]))
+    check_config(quick_config(["experiment.name=t", "algos.PITA.enabled=false", "algos.PITA.eta=0"]))
 
 
 def test_no_algorithm_at_all_is_refused() -> None:

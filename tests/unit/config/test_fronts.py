@@ -6,15 +6,16 @@ import pytest
 
 from pipeline.config.checks import check_config
 from pipeline.config.fronts import point_of
-from pipeline.config.load import config_from_plain, load_config, to_plain
+from pipeline.config.load import config_from_plain, to_plain
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.plan.build import build_plan
+from tests.doubles.composing import quick_config
 
 
 def request_of(*overrides: str) -> Config:
-    config = load_config(["experiment.name=t", "algos=[DPO,PITA]", "rounds_of_training=1", *overrides])
+    config = quick_config(["experiment.name=t", "algos=[DPO,PITA]", "rounds_of_training=1", *overrides])
     check_config(config)
     return config
 
@@ -49,18 +50,18 @@ def enabled(config: Config) -> list[str]:
 )
 def test_fronts_that_cannot_be_are_refused(front: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        load_config(["experiment.name=t", "algos=[DPO]", f"algos.DPO.front={front}"])
+        quick_config(["experiment.name=t", "algos=[DPO]", f"algos.DPO.front={front}"])
 
 
 def test_values_that_are_close_are_points_of_their_own() -> None:
-    config = load_config(["experiment.name=t", "algos=[DPO]", "algos.DPO.front={beta: [0.1, 0.10000001]}"])
+    config = quick_config(["experiment.name=t", "algos=[DPO]", "algos.DPO.front={beta: [0.1, 0.10000001]}"])
     assert {name for name, algo in config.algos.items() if algo.enabled} == {"DPO@beta=0.1", "DPO@beta=0.10000001"}
 
 
 def test_a_front_of_strengths_is_tested_at_what_its_points_are_called() -> None:
     asked = ["algos=[QSharp]", "algos.QSharp.front={eta: [0.1, 0.3]}", "evaluation.etas=[1.0]"]
     with pytest.raises(ConfigError, match="both set the strength of guidance"):
-        check_config(load_config(["experiment.name=t", *asked]))
+        check_config(quick_config(["experiment.name=t", *asked]))
 
 
 def test_a_front_of_anything_else_goes_with_strengths() -> None:

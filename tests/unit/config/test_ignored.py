@@ -8,14 +8,14 @@ from rich.console import Console
 from pipeline.commands.run import run_experiment
 from pipeline.config.ignored import GPU_PROFILES, idle_settings
 from pipeline.config.install import conf_dir
-from pipeline.config.load import load_config
 from pipeline.config.schema import Config
+from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"
 
 
 def warned(*overrides: str, gpu: bool = False) -> list[str]:
-    return list(idle_settings(load_config([NAME, *overrides]), overrides, gpu=gpu))
+    return list(idle_settings(quick_config([NAME, *overrides]), overrides, gpu=gpu))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_setting_that_is_given_twice_is_named_once() -> None:
 
 def test_a_run_prints_the_warnings(tmp_path: object) -> None:
     given = [NAME, "dry_run=true", "device=cpu", f"output_dir={tmp_path}", "algos.DPO.beta=0.1"]
-    config: Config = load_config(given)
+    config: Config = quick_config(given)
     console = Console(file=io.StringIO(), width=200)
     assert run_experiment(config, console, given=given) == 0
     assert "warning: algos.DPO.beta=0.1 has no effect" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -21,13 +21,6 @@ from pipeline.learning.models.kinds import TinyModelConfig
 NAME = "experiment.name=t"
 
 
-def every_group_option() -> list[str]:
-    groups = {path.parent.name for path in conf_dir().glob("*/*.yaml")}
-    return [
-        f"{group}={path.stem}" for group in sorted(groups) for path in sorted((conf_dir() / group).glob("*.yaml"))
-    ]
-
-
 def test_groups_are_those_the_documentation_names() -> None:
     assert {path.parent.name for path in conf_dir().glob("*/*.yaml")} >= {
         "algos",
@@ -38,9 +31,9 @@ def test_groups_are_those_the_documentation_names() -> None:
     }
 
 
-@pytest.mark.parametrize("choice", every_group_option())
-def test_round_trip_through_plain_data_for_every_group(choice: str) -> None:
-    config = load_config([NAME, choice])
+def test_a_round_trip_through_plain_data_changes_nothing() -> None:
+    """For every file of every group the check of a machine tries it, and `test_check` that check."""
+    config = load_config([NAME, "algos=[QSharp-HF,DPO]", "algos.DPO.lora.rank=4", "evaluation.etas=[0.1,inf]"])
     wire = json.loads(json.dumps(to_plain(config)))
     assert config_from_plain(wire) == config
 
@@ -61,6 +54,12 @@ def test_a_request_leaves_nothing_to_the_next() -> None:
     changed.algos["PITA"].options["b"] = changed.evaluation.etas.append(3.0)
     assert changed != first
     assert load_config([NAME]) == first
+
+
+def test_a_stage_that_changes_its_settings_changes_those_of_no_other() -> None:
+    plain = {"evaluation": to_plain(load_config([NAME]).evaluation)}
+    stage_config_from_plain(plain).evaluation.etas.append(3.0)
+    assert stage_config_from_plain(plain).evaluation.etas == []
 
 
 def test_defaults_of_the_files_are_those_of_the_schema() -> None:

@@ -22,7 +22,7 @@ from pipeline.config.schema import Config
 from pipeline.config.shipped import ALGORITHMS
 from pipeline.errors import PipelineError
 from pipeline.plan.size import check_size
-from tests.doubles.composing import with_file, with_setting
+from tests.doubles.composing import quick_config, with_file
 
 pytestmark = pytest.mark.properties
 
@@ -196,11 +196,11 @@ requests = st.sampled_from([(NAME,), (NAME, OWN)])
 @quickly
 @given(requests, keys | st.text(max_size=8), values)
 def test_any_setting_is_taken_or_explained(others: tuple[str, ...], key: str, value: str) -> None:
-    answered(lambda: with_setting(others, f"{key}={value}"))
+    answered(lambda: quick_config([*others, f"{key}={value}"]))
 
 
 @seldom
 @given(requests, keys | keys.map("hydra.{}".format) | groups | st.text(max_size=8), values)
 def test_any_setting_is_answered_through_hydra(others: tuple[str, ...], key: str, value: str) -> None:
     through_hydra = answered(lambda: load_config([*others, f"{key}={value}"]))
-    assert answered(lambda: with_setting(others, f"{key}={value}")) == through_hydra
+    assert answered(lambda: quick_config([*others, f"{key}={value}"])) == through_hydra

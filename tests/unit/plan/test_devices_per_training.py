@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 from rich.console import Console
 
-from pipeline.config.load import load_config
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.summary import summarize
 from pipeline.runs.report.plan import plan_table
+from tests.doubles.composing import quick_config
 
 TWO = "training.gpus_per_job=2"
 
@@ -21,7 +21,7 @@ TWO = "training.gpus_per_job=2"
 def plan(*overrides: str) -> Plan:
     # As few jobs as have every kind of stage: a plan is made again for every request.
     chosen = ["algos=[PITA,QSharp-HF,DPO]", "rounds_of_training=1", "data_collection.prompts_per_round=100"]
-    return build_plan(load_config(["experiment.name=t", *chosen, *overrides]))
+    return build_plan(quick_config(["experiment.name=t", *chosen, *overrides]))
 
 
 def keys(*overrides: str) -> dict[str, str]:

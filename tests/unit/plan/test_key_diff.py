@@ -4,19 +4,19 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.plan import versions
 from pipeline.plan.build import build_plan
 from pipeline.plan.key_diff import causes
 from pipeline.plan.keys import result_key
 from pipeline.plan.recorded import RecordedPlan, parse_plan, plan_text, recorded
+from tests.doubles.composing import quick_config
 from tests.doubles.runs import CHAIN, chain_plan
 
 SMALL = ["experiment.name=t", "evaluation.num_prompts=40", "data_collection.prompts_per_round=40"]
 
 
 def planned(*overrides: str) -> RecordedPlan:
-    return parse_plan(plan_text(build_plan(load_config([*SMALL, "execution.shard_size=20", *overrides]))))
+    return parse_plan(plan_text(build_plan(quick_config([*SMALL, "execution.shard_size=20", *overrides]))))
 
 
 def told(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[tuple[str, list[str]]]:

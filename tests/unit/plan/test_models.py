@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.install import install_command
-from pipeline.config.load import load_config
 from pipeline.config.schema import Attention, Config
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
@@ -20,6 +19,7 @@ from pipeline.plan.build import build_plan
 from pipeline.plan.models import LARGEST_CONFIG, check_models, count_weights, is_local, model_identities
 from pipeline.plan.tokenizers import check_chat_templates, has_chat_template, read_vocabulary
 from pipeline.runs.sources import read_models
+from tests.doubles.composing import quick_config
 
 
 def folder_of(path: Path, **config: object) -> Path:
@@ -31,7 +31,7 @@ def folder_of(path: Path, **config: object) -> Path:
 
 
 def request(*overrides: str) -> Config:
-    return load_config(["experiment.name=t", "model=hf", *overrides])
+    return quick_config(["experiment.name=t", "model=hf", *overrides])
 
 
 def identity(path: Path | str, **settings: str) -> dict[str, dict[str, object]]:
@@ -88,7 +88,7 @@ def test_a_model_on_the_hub_is_known_by_its_id_and_revision() -> None:
 
 
 def test_a_model_trained_in_the_run_has_no_files() -> None:
-    config = load_config(["experiment.name=t"])
+    config = quick_config(["experiment.name=t"])
     assert read_models(config) == {"tiny": {}}
 
 
@@ -194,7 +194,7 @@ def test_flash_attention_gives_way_to_what_there_is(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, installed: bool, said: str | None
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
-    config, warning = usable_attention(load_config(FLASH), gpu)
+    config, warning = usable_attention(quick_config(FLASH), gpu)
     if said is None:
         assert warning is None
         assert config.system.attn_impl is Attention.flash_attention_2
@@ -205,7 +205,7 @@ def test_flash_attention_gives_way_to_what_there_is(
 
 
 def test_other_attention_is_left_alone() -> None:
-    config = load_config(["experiment.name=t", "system.attn_impl=eager"])
+    config = quick_config(["experiment.name=t", "system.attn_impl=eager"])
     assert usable_attention(config, gpu=False) == (config, None)
 
 

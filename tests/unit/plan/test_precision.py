@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.plan.precision import slow_precision
+from tests.doubles.composing import quick_config
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from pipeline.plan.precision import slow_precision
     ],
 )
 def test_half_precision_with_portable_arithmetic_is_slow(overrides: list[str], gpu: bool, warned: bool) -> None:
-    said = slow_precision(load_config(["experiment.name=t", *overrides]), gpu)
+    said = slow_precision(quick_config(["experiment.name=t", *overrides]), gpu)
     assert (said is not None) == warned
     if said:
         assert "use system.dtype=float32, or system.portable=false" in said

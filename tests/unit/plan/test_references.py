@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
 from pipeline.engine.store.usage import kind_of
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.size import extent_of
 from pipeline.plan.summary import summarize
+from tests.doubles.composing import quick_config
 
 
 def plan_of(*overrides: str) -> Plan:
-    return build_plan(load_config(["experiment.name=t", "algos=[PITA]", "rounds_of_training=1", *overrides]))
+    return build_plan(quick_config(["experiment.name=t", "algos=[PITA]", "rounds_of_training=1", *overrides]))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_list_itself_is_in_no_key(same: list[str]) -> None:
 
 def test_the_size_counts_every_reference() -> None:
     one, several = (
-        extent_of(load_config(["experiment.name=t", *more])) for more in ([], ["models.tiny.seeds=[0,1,2]"])
+        extent_of(quick_config(["experiment.name=t", *more])) for more in ([], ["models.tiny.seeds=[0,1,2]"])
     )
     assert several.jobs == 3 * one.jobs
 
@@ -93,4 +93,4 @@ def test_a_model_that_is_made_from_no_seed_has_one_reference_without_a_name(tmp_
 )
 def test_references_that_make_no_sense_are_refused(given: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        check_config(load_config(["experiment.name=t", *given]))
+        check_config(quick_config(["experiment.name=t", *given]))

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import PlanError
 from pipeline.plan.build import build_plan
 from pipeline.plan.size import MOST_JOBS, MOST_LINKS, check_size, extent_of
+from tests.doubles.composing import quick_config
 
 
 @cache
 def composed(*overrides: str) -> Config:
-    return load_config(["experiment.name=t", *overrides])
+    return quick_config(["experiment.name=t", *overrides])
 
 
 def request_of(*overrides: str, **changes: Any) -> Config:

@@ -2,19 +2,19 @@
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import METRICS, Algorithm, JobContext, Stage
 from pipeline.learning.algos.validate import check_algorithm
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.size import extent_of
+from tests.doubles.composing import quick_config
 
 SMALL = ("experiment.name=t", "algos=[QSharp,DPO]", "rounds_of_training=1")
 
 
 def plan_of(*overrides: str) -> Plan:
-    return build_plan(load_config([*SMALL, *overrides]))
+    return build_plan(quick_config([*SMALL, *overrides]))
 
 
 def test_strengths_are_tried_where_there_are_some() -> None:
@@ -28,7 +28,7 @@ def test_strengths_are_tried_where_there_are_some() -> None:
 
 
 def test_the_size_of_a_plan_counts_what_is_planned() -> None:
-    bare, swept = (extent_of(load_config([*SMALL, *more])) for more in ((), ("evaluation.etas=[0.1,1]",)))
+    bare, swept = (extent_of(quick_config([*SMALL, *more])) for more in ((), ("evaluation.etas=[0.1,1]",)))
     assert swept.jobs > bare.jobs >= len(plan_of().jobs)
 
 

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.learning.algos.pita import PITA
 from pipeline.learning.datasets.addition import Addition
 from pipeline.plan import versions
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
+from tests.doubles.composing import quick_config
 
 SMALL = [
     "experiment.name=x",
@@ -19,7 +19,7 @@ SMALL = [
 
 
 def plan(*overrides: str) -> Plan:
-    return build_plan(load_config([*SMALL, *overrides]))
+    return build_plan(quick_config([*SMALL, *overrides]))
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, *overrides: str) -> set[str]:
@@ -80,7 +80,7 @@ def test_so_does_that_of_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_versions_of_every_reward_of_a_dataset_count() -> None:
-    config = load_config(
+    config = quick_config(
         [
             "experiment.name=x",
             "datasets.addition.rewards={near: 1.0, length: 0.5, my.own: 1.0}",
@@ -101,7 +101,7 @@ class Counting(Addition):
 
 
 def keys(*overrides: str) -> set[str]:
-    return {job.key for job in build_plan(load_config([*SMALL, *overrides])).jobs.values()}
+    return {job.key for job in build_plan(quick_config([*SMALL, *overrides])).jobs.values()}
 
 
 def test_a_class_of_ones_own_is_covered_by_the_versions_of_what_it_is_made_from(
@@ -116,7 +116,7 @@ def test_a_class_of_ones_own_is_covered_by_the_versions_of_what_it_is_made_from(
 
 
 def test_so_is_a_dataset_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config([*SMALL, "algos=[PITA]"])
+    config = quick_config([*SMALL, "algos=[PITA]"])
     (stage,) = (stage for stage in PITA.stages if stage.name == "generate")
     own = replace(config.datasets["addition"], class_path=f"{__name__}.Counting")
     shown = own, config.models["tiny"], config.generation

@@ -2,16 +2,17 @@
 
 import pytest
 
-from pipeline.config.load import load_config, to_plain
+from pipeline.config.load import to_plain
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.candidates import candidates_note
 from pipeline.learning.algos.value_guided import ValueAlgoConfig
 from pipeline.learning.choices import Others
 from pipeline.plan.build import build_plan
+from tests.doubles.composing import quick_config
 
 
 def note(*overrides: str) -> str:
-    return candidates_note(load_config(["experiment.name=t", *overrides]))
+    return candidates_note(quick_config(["experiment.name=t", *overrides]))
 
 
 def test_methods_that_drop_tokens_are_named_with_what_they_drop() -> None:
@@ -47,7 +48,7 @@ def test_the_former_name_means_the_same_down_to_the_keys(truncate: str, others: 
         "evaluation.num_prompts=5",
         "data_collection.prompts_per_round=5",
     ]
-    former, present = (load_config([*small, one]) for one in given)
+    former, present = (quick_config([*small, one]) for one in given)
     assert former.algos["PITA"] == present.algos["PITA"]
     keys = [{job.key for job in build_plan(config).jobs.values()} for config in (former, present)]
     assert keys[0] == keys[1]
@@ -55,9 +56,9 @@ def test_the_former_name_means_the_same_down_to_the_keys(truncate: str, others: 
 
 
 def test_the_former_name_goes_before_a_profile_and_contradicts_what_it_cannot_say() -> None:
-    config = load_config(["experiment.name=t", "algos=[PITA]", "profile=h200", "algos.PITA.truncate=true"])
+    config = quick_config(["experiment.name=t", "algos=[PITA]", "profile=h200", "algos.PITA.truncate=true"])
     algo = config.algos["PITA"]
     assert isinstance(algo, ValueAlgoConfig)
     assert algo.others is Others.dropped
     with pytest.raises(ConfigError, match="others=offset_zero and truncate=false: `truncate` is the former name"):
-        load_config(["experiment.name=t", "algos.PITA.others=offset_zero", "algos.PITA.truncate=false"])
+        quick_config(["experiment.name=t", "algos.PITA.others=offset_zero", "algos.PITA.truncate=false"])

@@ -20,6 +20,12 @@ def number(text: str) -> int:
     return int(text[::-1])
 
 
+def test_ids_that_someone_changes_are_those_of_no_other_dataset() -> None:
+    one, other = addition(), addition()
+    one.ids("train")[:] = 0
+    assert len(set(other.ids("train").tolist())) == 9850
+
+
 def test_a_row_is_a_sum_with_every_number_reversed() -> None:
     row = load_dataset(AdditionConfig(kind="addition")).row(123456)
     assert (row.id, row.prompt, row.columns) == (123456, "321+654=", {"solution": "9750"})

@@ -21,8 +21,7 @@ from pipeline.learning.evaluation.optimum import (
     read_log_right,
     write_log_right,
 )
-from pipeline.outputs.formats import Sample
-from pipeline.outputs.prompts import PROMPTS
+from pipeline.outputs.formats import PROMPTS, Sample
 
 Floats = NDArray[np.float64]
 ETAS = [0.03, 0.1, 1.0, 30.0]
