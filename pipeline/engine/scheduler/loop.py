@@ -50,12 +50,12 @@ from pipeline.engine.store.scratch import Scratch, lock_of
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.messages import (
+    AttemptStopped,
     FromWorker,
     JobFinished,
     JobProgress,
     JobRaised,
     JobStarted,
-    JobStopped,
 )
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import PlanError
@@ -113,9 +113,7 @@ def run_plan(
         WorkerError: Workers cannot be started.
     """
     state = _state_of(plan, stored, settings, layout or plain_layout(pool.size), peaks)
-    assert len(state.workers) == pool.size
-    # The process id keeps apart two runs that were started in the same second.
-    scratch = Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
+    scratch = _scratch_of(run_dir, store)
     verified = verified or Verified(store, scratch.path / "verified")
     return _Loop(
         run=Run(
@@ -133,6 +131,11 @@ def run_plan(
         signals=signals or StopSignals(),
         clock=clock,
     ).carry_out()
+
+
+def _scratch_of(run_dir: Path, store: Store) -> Scratch:
+    # The process id keeps apart two runs that were started in the same second.
+    return Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
 
 
 def _state_of(
@@ -173,6 +176,7 @@ class _Loop:
     """Whether it was said what a signal means for the jobs that run; whether one has ended after it."""
 
     def __post_init__(self) -> None:
+        assert len(self.run.state.workers) == self.outside.pool.size
         self.start_s = self.next_tick_s = self.clock()
 
     # -- the loop ----------------------------------------------------------------------------------------------
@@ -256,7 +260,7 @@ class _Loop:
             # A worker that is this very process lets the loop run only here.
             self._tick(self.next_tick_s)
             self._tell_stop()
-        elif isinstance(message, JobFinished | JobRaised | JobStopped):
+        elif isinstance(message, JobFinished | JobRaised | AttemptStopped):
             self.ended_since |= self.signals.received is not None
 
     def _look(self, index: int, message: FromWorker) -> OnDisk:

@@ -26,13 +26,13 @@ from pipeline.engine.scheduler.worker_replacement import (
 from pipeline.engine.scheduler.worker_state import WorkerPhase
 from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind
 from pipeline.engine.workers.messages import (
+    AttemptStopped,
     FromWorker,
     Heartbeat,
     JobFinished,
     JobProgress,
     JobRaised,
     JobStarted,
-    JobStopped,
     Report,
     WorkerExited,
     WorkerReady,
@@ -97,7 +97,7 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
             _job_finished(run, index, message)
         case JobRaised():
             _job_raised(run, index, message, on_disk)
-        case JobStopped():
+        case AttemptStopped():
             _note_stopped(run, message.job_id, index)
             _stopped_unasked(run, run.state.raised(index), index)
             renew_idle(run, [index])  # it takes no further job

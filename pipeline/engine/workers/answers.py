@@ -10,10 +10,9 @@ from contextlib import suppress
 from pipeline.config.place import own_place
 from pipeline.engine.workers.device_memory import peak_mb
 from pipeline.engine.workers.failure import FailureKind, causes, class_name, classify
-from pipeline.engine.workers.messages import JobFinished, JobRaised, JobStopped, RunJob
+from pipeline.engine.workers.messages import AttemptStopped, JobFinished, JobRaised, RunJob
 from pipeline.engine.workers.work import Work
-from pipeline.errors import DamagedOutput, GangError, PipelineError
-from pipeline.errors import JobStopped as StopJob
+from pipeline.errors import DamagedOutput, GangError, JobStopped, PipelineError
 
 
 def finished(order: RunJob, work: Work, start: float) -> JobFinished:
@@ -37,7 +36,9 @@ def finished(order: RunJob, work: Work, start: float) -> JobFinished:
     )
 
 
-def ended_by(order: RunJob, error: BaseException, start: float, *, stop_requested: bool) -> JobRaised | JobStopped:
+def ended_by(
+    order: RunJob, error: BaseException, start: float, *, stop_requested: bool
+) -> JobRaised | AttemptStopped:
     """What to say, in the job's log too, of a job whose code has raised. Called while that is handled.
 
     Args:
@@ -46,7 +47,7 @@ def ended_by(order: RunJob, error: BaseException, start: float, *, stop_requeste
         start: As in `finished`.
         stop_requested: Whether the job was asked to stop.
     """
-    if is_kind(error, StopJob) and stop_requested:
+    if is_kind(error, JobStopped) and stop_requested:
         return _stopped(order, error)
     with suppress(BaseException):  # the stream may be closed, and what the exception says of itself may raise
         traceback.print_exc()
@@ -80,11 +81,11 @@ def _rank(error: BaseException, ranks: int) -> int | None:
         return None
 
 
-def _stopped(order: RunJob, error: BaseException) -> JobStopped:
+def _stopped(order: RunJob, error: BaseException) -> AttemptStopped:
     what = _said(lambda: str(error), "")
     with suppress(OSError, ValueError):  # the job may have closed the stream
         print(f"stopped: {what}" if what else "stopped", flush=True)  # noqa: T201 - the job's log
-    return JobStopped(job_id=order.job_id, attempt=order.attempt)
+    return AttemptStopped(job_id=order.job_id, attempt=order.attempt)
 
 
 def is_kind(error: BaseException, kind: type[BaseException]) -> bool:

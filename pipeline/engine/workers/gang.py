@@ -26,10 +26,10 @@ from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     MAX_MESSAGE_BYTES,
     SEND_TIMEOUT_S,
+    AttemptStopped,
     JobFinished,
     JobProgress,
     JobRaised,
-    JobStopped,
     RunJob,
     Shutdown,
     decode_report,
@@ -37,8 +37,7 @@ from pipeline.engine.workers.messages import (
 )
 from pipeline.engine.workers.output import log_stacks
 from pipeline.engine.workers.work import Work
-from pipeline.errors import GangError, JobError, WorkerError, describe_exit
-from pipeline.errors import JobStopped as StopJob
+from pipeline.errors import GangError, JobError, JobStopped, WorkerError, describe_exit
 from pipeline.files import remove_tree
 from pipeline.machine import children
 from pipeline.machine.children import Child
@@ -68,7 +67,7 @@ class _Rank:
     child: Child
     log: Path
     out: Path
-    said: JobFinished | JobRaised | JobStopped | None = None
+    said: JobFinished | JobRaised | AttemptStopped | None = None
     is_over: bool = False
 
 
@@ -124,7 +123,7 @@ class _Gang:
     def _take(self, rank: _Rank, message: object) -> None:
         if isinstance(message, JobProgress) and rank.number == 0:
             self.work.progress(message.done, message.total, message.tokens)
-        elif isinstance(message, JobFinished | JobRaised | JobStopped):
+        elif isinstance(message, JobFinished | JobRaised | AttemptStopped):
             rank.said = message
 
     def _failed(self) -> _Rank | None:
@@ -158,9 +157,9 @@ class _Gang:
         Raises:
             JobStopped: The ranks were told to stop and have saved what they need.
         """
-        stopped = [rank.number for rank in self.ranks if isinstance(rank.said, JobStopped)]
+        stopped = [rank.number for rank in self.ranks if isinstance(rank.said, AttemptStopped)]
         if stopped:
-            raise StopJob(f"ranks {', '.join(map(str, stopped))}")
+            raise JobStopped(f"ranks {', '.join(map(str, stopped))}")
         first = self.ranks[0].said
         assert isinstance(first, JobFinished)
         self.work.load_s += first.load_s

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pipeline import arithmetic
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.worker_env import describe_device, worker_environment
-from pipeline.engine.workers.messages import FromWorker, JobStopped, RunJob, WorkerExited, WorkerReady
+from pipeline.engine.workers.messages import AttemptStopped, FromWorker, RunJob, WorkerExited, WorkerReady
 from pipeline.engine.workers.protocol import Deliver
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.engine.workers.runner import JobRunner
@@ -99,7 +99,7 @@ class InlineWorker:
             deliver(self._runner.run(job))
         except KeyboardInterrupt:
             # The engine has seen the same signal and is about to stop the pool.
-            deliver(JobStopped(job_id=job.job_id, attempt=job.attempt))
+            deliver(AttemptStopped(job_id=job.job_id, attempt=job.attempt))
         finally:
             self._deliver = None
 

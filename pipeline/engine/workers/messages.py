@@ -221,7 +221,7 @@ class JobRaised:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobStopped:
+class AttemptStopped:
     """Worker -> engine: the job was asked to stop and has saved what it needs to go on later."""
 
     job_id: str
@@ -251,14 +251,14 @@ class WorkerExited:
 
 
 ToWorker = RunJob | Shutdown
-Report = WorkerReady | JobStarted | JobProgress | Heartbeat | JobFinished | JobRaised | JobStopped
+Report = WorkerReady | JobStarted | JobProgress | Heartbeat | JobFinished | JobRaised | AttemptStopped
 """What a worker may send."""
 FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
 
 _ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, Shutdown)}
 _REPORTS: dict[str, type[Report]] = {
     kind.__name__: kind
-    for kind in (WorkerReady, JobStarted, JobProgress, Heartbeat, JobFinished, JobRaised, JobStopped)
+    for kind in (WorkerReady, JobStarted, JobProgress, Heartbeat, JobFinished, JobRaised, AttemptStopped)
 }
 
 

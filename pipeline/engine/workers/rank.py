@@ -19,9 +19,9 @@ from typing import Any
 from pipeline.engine.workers.answers import ended_by, finished
 from pipeline.engine.workers.body import call_entry, contained, work_of
 from pipeline.engine.workers.messages import (
+    AttemptStopped,
     JobFinished,
     JobRaised,
-    JobStopped,
     RunJob,
     Shutdown,
     decode_order,
@@ -61,7 +61,7 @@ class _Rank:
         self.channel.send(encode(message))
         return not isinstance(message, JobRaised)
 
-    def _run(self, order: RunJob, start: float) -> JobFinished | JobRaised | JobStopped:
+    def _run(self, order: RunJob, start: float) -> JobFinished | JobRaised | AttemptStopped:
         try:
             work = work_of(
                 order,

@@ -20,7 +20,7 @@ from pipeline.engine.workers.answers import ended_by, finished, is_kind, raised
 from pipeline.engine.workers.body import call_entry, contained, work_of
 from pipeline.engine.workers.changed import ProcessState
 from pipeline.engine.workers.device_memory import begin_measuring, give_back, held_mb
-from pipeline.engine.workers.messages import FromWorker, JobFinished, JobRaised, JobStarted, JobStopped, RunJob
+from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobFinished, JobRaised, JobStarted, RunJob
 from pipeline.engine.workers.output import OutputTo
 from pipeline.engine.workers.work import Work
 from pipeline.files import remove_tree
@@ -65,7 +65,7 @@ class JobRunner:
         if self._in_body:
             raise KeyboardInterrupt
 
-    def run(self, order: RunJob) -> JobFinished | JobRaised | JobStopped:
+    def run(self, order: RunJob) -> JobFinished | JobRaised | AttemptStopped:
         """Run a job to its end.
 
         Raises:
@@ -74,16 +74,18 @@ class JobRunner:
         start = time.monotonic()
         if self._as_begun is None and self._own_process:  # there is no replacing of the engine's own process
             self._as_begun = ProcessState()
-        said: JobFinished | JobRaised | JobStopped | None = None
+        said: JobFinished | JobRaised | AttemptStopped | None = None
         try:
             with OutputTo(Path(order.log_path)) as output:
                 said = self._run_logged(order, output, start)
         except Exception as error:  # the log cannot be written; or its descriptors were closed, when all is said
             said = said or raised(order, error, start)
         changed = self._as_begun.changed() if self._as_begun else ""
-        return said if isinstance(said, JobStopped) or not changed else replace(said, changed=changed)
+        return said if isinstance(said, AttemptStopped) or not changed else replace(said, changed=changed)
 
-    def _run_logged(self, order: RunJob, output: OutputTo, start: float) -> JobFinished | JobRaised | JobStopped:
+    def _run_logged(
+        self, order: RunJob, output: OutputTo, start: float
+    ) -> JobFinished | JobRaised | AttemptStopped:
         def send(message: FromWorker) -> None:
             with self._streams(output):
                 self._send(message)
@@ -103,7 +105,7 @@ class JobRunner:
             done = finished(order, work, start)
             return replace(done, held_mb=self._held_mb(order) if work.held_mb is None else work.held_mb)
         # Not inside `except`: the traceback there holds the frames of the job and all their tensors.
-        return failed if isinstance(failed, JobStopped) else replace(failed, held_mb=self._held_mb(order))
+        return failed if isinstance(failed, AttemptStopped) else replace(failed, held_mb=self._held_mb(order))
 
     def _held_mb(self, order: RunJob) -> int:
         """What stays on a device with other workers; where there are none it is nobody's concern."""

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.errors import JobError, WorkerError
 from pipeline.foreign import parse_json
 from pipeline.learning.rewards.cause import Cause
-from pipeline.learning.rewards.grading import Graded, Item, PoolSettings, Work
+from pipeline.learning.rewards.grading import Batch, Graded, Item, PoolSettings
 from pipeline.machine.children import Child, end
 
 _ENVIRONMENT = {
@@ -49,7 +49,7 @@ class GraderProcess(Child):
             send_timeout_s=settings.start_timeout_s,
         )
 
-    def begin(self, work: Work) -> bool:
+    def begin(self, work: Batch) -> bool:
         """Send a request; False if the process does not take it."""
         settings = self._settings
         chunk = work.next_chunk(settings.processes)
@@ -68,7 +68,7 @@ class GraderProcess(Child):
             return False
         return True
 
-    def take_answers(self, work: Work) -> bool:
+    def take_answers(self, work: Batch) -> bool:
         """Read what has arrived; False if the process is of no use any more."""
         try:
             for line in self.channel.receive():
@@ -77,7 +77,7 @@ class GraderProcess(Child):
             return False  # a completion has got at the socket
         return not self.channel.closed
 
-    def _take(self, answer: dict[str, Any], work: Work) -> None:
+    def _take(self, answer: dict[str, Any], work: Batch) -> None:
         if "broken" in answer:
             raise JobError(str(answer["broken"]))
         self.deadline = time.monotonic() + self._limit_s

@@ -64,7 +64,7 @@ class Graded:
     cause: Cause = UNKNOWN
 
 
-class Work:
+class Batch:
     """The items of one call: waiting, with a grader, done."""
 
     def __init__(self, function: str, options: dict[str, Any], items: Sequence[Item], concurrent: bool) -> None:

@@ -23,7 +23,7 @@ from pipeline.config.user_code import import_object
 from pipeline.errors import describe_exit
 from pipeline.learning.rewards.calling import bind
 from pipeline.learning.rewards.grader_process import GraderProcess, end_all
-from pipeline.learning.rewards.grading import Fault, Graded, Item, PoolSettings, Work
+from pipeline.learning.rewards.grading import Batch, Fault, Graded, Item, PoolSettings
 from pipeline.learning.rewards.traits import is_async
 
 
@@ -63,7 +63,7 @@ class GraderPool:
         Raises:
             JobError: The reward cannot be imported by a grader, or graders cannot be kept alive.
         """
-        work = Work(
+        work = Batch(
             function, dict(options), items, is_async(bind(import_object(function), options, function).function)
         )
         try:
@@ -78,7 +78,7 @@ class GraderPool:
             raise
         return [work.done[index] for index in range(len(items))]
 
-    def _start_idle(self, work: Work) -> None:
+    def _start_idle(self, work: Batch) -> None:
         for grader in list(self._graders):
             if not grader.tasks and grader.process.poll() is not None:  # nobody's fault, as it had nothing to do
                 self._graders.remove(grader)
@@ -91,7 +91,7 @@ class GraderPool:
             if not grader.begin(work):
                 self._bury(grader, work)
 
-    def _collect(self, work: Work) -> None:
+    def _collect(self, work: Batch) -> None:
         """Wait for answers and deadlines, whichever comes first."""
         busy = [grader for grader in self._graders if grader.tasks]
         if not busy:
@@ -109,7 +109,7 @@ class GraderPool:
             elif time.monotonic() >= grader.deadline:
                 self._bury(grader, work, overdue=True)
 
-    def _bury(self, grader: GraderProcess, work: Work, *, overdue: bool = False) -> None:
+    def _bury(self, grader: GraderProcess, work: Batch, *, overdue: bool = False) -> None:
         """Kill a grader; suspect the item that it was at, and hand the others back."""
         self._graders.remove(grader)
         (exit_code,) = end_all([grader])

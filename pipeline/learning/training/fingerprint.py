@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.engine.workers.work import Work
@@ -52,23 +52,11 @@ def fingerprint() -> str:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT2LMHeadModel(config)
-    fit_sft(
-        model,
-        data,
-        Fitting(batch_size=32, epochs=8, learning_rate=3e-3, training=training, seed=0, device="cpu"),
-    )
+    how: dict[str, Any] = {"batch_size": 32, "training": training, "seed": 0, "device": "cpu"}
+    fit_sft(model, data, Fitting(epochs=8, learning_rate=3e-3, **how))
     value = value_model_from(model, HeadType.q)
     # Whatever the defaults become, so that the documented fingerprint stays.
-    fitting = Fitting(
-        batch_size=32,
-        epochs=4,
-        learning_rate=2e-3,
-        head_learning_rate=2e-3,
-        training=training,
-        seed=0,
-        device="cpu",
-    )
-    fit_value(value, data, fitting)
+    fit_value(value, data, Fitting(epochs=4, learning_rate=2e-3, head_learning_rate=2e-3, **how))
     decoded = decode(
         model.eval(),
         [row[: 3 + at % 4] for at, row in enumerate(rows[:32])],

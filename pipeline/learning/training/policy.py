@@ -100,7 +100,7 @@ def fit(
     if len(data) == 0:
         return []
     order = grouped_order(len(data), group, fitting.epochs, fitting.seed)
-    checkpointing, ranks = fitting.training.gradient_checkpointing, fitting.ranks
+    ranks = fitting.ranks
     micro_batch = BatchSizes(fitting.hints, fitting.device, model).begin(
         _work_of(fitting),
         min(fitting.training.micro_batch_size, fitting.batch_size, len(order)),
@@ -126,12 +126,15 @@ def fit(
     settings = _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
     spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
-    if checkpointing:
-        deep: Any = model if backbone is None else backbone
-        checkpoint_activations(deep)
-        # With frozen weights below adapters no gradient would reach these otherwise.
-        deep.enable_input_require_grads()
+    if fitting.training.gradient_checkpointing:
+        _checkpoint(model if backbone is None else backbone)
     return train(model, settings, losses_of, checkpoint=fitting.checkpoint, micro_batch=micro_batch, ranks=ranks)
+
+
+def _checkpoint(deep: Any) -> None:
+    checkpoint_activations(deep)
+    # With frozen weights below adapters no gradient would reach these otherwise.
+    deep.enable_input_require_grads()
 
 
 def _work_of(fitting: Fitting) -> str:

@@ -23,12 +23,12 @@ from pipeline.engine.store.store import Store
 from pipeline.engine.workers import pool as pool_module
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
+    AttemptStopped,
     Heartbeat,
     JobFinished,
     JobProgress,
     JobRaised,
     JobStarted,
-    JobStopped,
     Report,
     RunJob,
     WorkerExited,
@@ -84,7 +84,7 @@ a = JobStarted(job_id="a", attempt=1)
         (finished(""), True, "no job"),
         (finished("a"), False, "which had not started"),
         (progress("a"), False, "which had not started"),
-        (JobStopped(job_id="a", attempt=1), False, "which had not started"),
+        (AttemptStopped(job_id="a", attempt=1), False, "which had not started"),
         (a, True, "said twice that a has started"),
         (raised("a", rank=1), True, "of rank 1, and a has 1"),
         (raised("a", kind=FailureKind.damaged_input, damaged_key="x"), True, "which a does not read"),
@@ -191,7 +191,7 @@ class Stopper(Liar):
     """Says of one job, whenever it has it, that somebody asked for an end."""
 
     def last_word(self, job: RunJob) -> Report:
-        return JobStopped(job_id="b", attempt=job.attempt) if job.job_id == "b" else super().last_word(job)
+        return AttemptStopped(job_id="b", attempt=job.attempt) if job.job_id == "b" else super().last_word(job)
 
 
 class Ender(Liar):
@@ -239,7 +239,7 @@ counts = st.integers(0, 9) | st.just(2**53)
 messages = st.one_of(
     st.just(READY),
     st.builds(JobStarted, **of_job),
-    st.builds(JobStopped, **of_job),
+    st.builds(AttemptStopped, **of_job),
     st.builds(Heartbeat, rss_bytes=counts),
     st.builds(JobProgress, **of_job, done=counts, total=counts, tokens=counts),
     st.builds(

@@ -6,11 +6,11 @@ from pipeline.config.schema import RetryConfig
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Tell
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
+    AttemptStopped,
     Heartbeat,
     JobFinished,
     JobProgress,
     JobStarted,
-    JobStopped,
     WorkerUnreadable,
 )
 from tests.doubles.engine import job
@@ -162,7 +162,7 @@ def test_when_the_run_ends_a_job_that_is_broken_off_has_failed_in_nothing() -> N
 def test_when_the_run_ends_no_process_is_replaced() -> None:
     paper = running()
     paper.run.stopping = True
-    assert paper.hear(0, JobStopped(job_id="a", attempt=1)) == ["JobStopped a"]
+    assert paper.hear(0, AttemptStopped(job_id="a", attempt=1)) == ["JobStopped a"]
     assert paper.ended(0, exit_code=0) == ["WorkerExited"]
 
 
@@ -172,7 +172,7 @@ def test_a_job_that_stops_unasked_is_tried_again_and_not_for_ever() -> None:
     for attempt in (1, 2, 3, 4):
         paper.start()
         paper.begin("a")
-        ends.append(paper.hear(0, JobStopped(job_id="a", attempt=attempt)))
+        ends.append(paper.hear(0, AttemptStopped(job_id="a", attempt=attempt)))
         paper.ended(0, exit_code=0)
         paper.ready(0)
     assert ends[:3] == [["JobStopped a", "restart 0"]] * 3

@@ -14,13 +14,13 @@ from pipeline.engine.workers.answers import raised
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     MAX_TEXT,
+    AttemptStopped,
     GpuLoad,
     Heartbeat,
     JobFinished,
     JobProgress,
     JobRaised,
     JobStarted,
-    JobStopped,
     Report,
     RunJob,
     Shutdown,
@@ -59,7 +59,7 @@ REPORTS: list[Report] = [
         kind=FailureKind.lost,
         rank=1,
     ),
-    JobStopped(job_id="a", attempt=1),
+    AttemptStopped(job_id="a", attempt=1),
 ]
 
 
