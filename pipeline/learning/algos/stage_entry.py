@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.config.load import stage_config_from_plain
@@ -16,6 +17,8 @@ from pipeline.learning.models.flops import metered
 
 if TYPE_CHECKING:
     from pipeline.engine.workers.work import Work
+    from pipeline.learning.memory.shape import ModelShape
+    from pipeline.learning.memory.training import Workload
     from pipeline.learning.training.distributed import Ranks
 
 _MODELS = "models"
@@ -98,10 +101,16 @@ def _joined(work: Work) -> AbstractContextManager[Ranks | None]:
 
 def _settle(ctx: JobContext) -> None:
     """Choose how ranks share a model where the request says `auto`, before any model is loaded."""
+    from pipeline.learning.training.strategy import settle
+
+    # Without that section it is the tiny reference: nothing of it is there yet, and it fits anywhere.
+    settle(ctx.ranks, partial(_what_is_trained, ctx) if hasattr(ctx.config, "training") else None)
+
+
+def _what_is_trained(ctx: JobContext) -> tuple[ModelShape, Workload]:
     from pipeline.learning.algos.toolbox import reference_source
     from pipeline.learning.memory.shape import read_shape
     from pipeline.learning.memory.training import Precision, Workload
-    from pipeline.learning.training.strategy import settle
 
     algo, training = ctx.config.algo, ctx.config.training
     rank = algo.lora.rank if isinstance(algo, PolicyAlgoConfig) else 0
@@ -111,5 +120,4 @@ def _settle(ctx: JobContext) -> None:
         checkpointing=training.gradient_checkpointing,
         lora_rank=rank or None,
     )
-    # The tiny reference is trained before there is one, and fits anywhere.
-    settle(ctx.ranks, lambda: read_shape(reference_source(ctx)), work)
+    return read_shape(reference_source(ctx)), work

@@ -42,22 +42,23 @@ def choose_spread(
     return Spread(strategy=Strategy.fsdp, sharding=sharding, cpu_offload=chosen.offload), reasons
 
 
-def settle(ranks: Ranks, read_shape: Callable[[], ModelShape], work: Workload) -> None:
+def settle(ranks: Ranks, read: Callable[[], tuple[ModelShape, Workload]] | None) -> None:
     """Choose where `auto` was asked for. All ranks must call it.
 
     Args:
         ranks: Changed in place.
-        read_shape: Reads that of the model; called where a GPU's memory is the question.
-        work: How it is trained.
+        read: Says what the model is and how it is trained, where a GPU's memory is the question; None for one that
+            fits anywhere.
     """
     if ranks.spread.strategy is not Strategy.auto:
         return
-    if not ranks.device.startswith("cuda"):
+    if read is None or not ranks.device.startswith("cuda"):
         ranks.spread = Spread(strategy=Strategy.ddp)
         return
+    shape, work = read()
     free, _ = torch.cuda.mem_get_info(torch.device(ranks.device))
     ranks.spread, reasons = choose_spread(
-        read_shape(),
+        shape,
         work,
         ranks.size,
         free_bytes=ranks.least(free),

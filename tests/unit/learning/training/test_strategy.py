@@ -49,12 +49,12 @@ def test_where_nothing_fits_the_nearest_is_tried() -> None:
 
 
 def test_on_the_cpu_every_rank_has_the_model() -> None:
-    def never() -> ModelShape:
+    def never() -> tuple[ModelShape, Workload]:
         raise AssertionError("the shape was read")
 
     ranks = Ranks(0, 2, "cpu", Spread(strategy=Strategy.auto))
-    settle(ranks, never, WORK)
+    settle(ranks, never)
     assert ranks.spread == Spread(strategy=Strategy.ddp)
     asked = Ranks(0, 2, "cuda:0", Spread(strategy=Strategy.fsdp))
-    settle(asked, never, WORK)
+    settle(asked, never)
     assert asked.spread == Spread(strategy=Strategy.fsdp)
