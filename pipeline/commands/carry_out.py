@@ -10,7 +10,7 @@ import yaml
 from rich.console import Console
 
 from pipeline.commands.request import Request, Stored
-from pipeline.commands.results import leave_results, print_results, unreadable_output
+from pipeline.commands.results import leave_results, lost_output, print_results, unreadable_output
 from pipeline.commands.run_messages import (
     SOME_FAILED,
     announce,
@@ -29,7 +29,7 @@ from pipeline.config.schema import StageChoice
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder, create_run_folder
 from pipeline.engine.run_jobs import run_jobs
-from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.job_state import THERE, JobStatus
 from pipeline.engine.scheduler.loop import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.measured import update_durations, update_peaks
@@ -44,6 +44,7 @@ from pipeline.runs.links import link_all, link_stored
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import shown_on
+from pipeline.runs.rows import METRICS_STAGE
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import never_waiting
 
@@ -72,7 +73,7 @@ def _carry_out(
             outcome = _run_missing(request, stored.missing, verified, run, console, signals)
             if outcome is not None:
                 _link_stored(request, run, _found_stored(stored.missing, outcome))
-            return _end(request, outcome, run, console)
+            return _end(request, outcome, verified, run, console)
         except (WorkerError, StoreError) as error:
             complain(console, str(error))
         except OSError as error:
@@ -100,14 +101,16 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     tell_arithmetic(request, stored.missing)
 
 
-def _end(request: Request, outcome: Outcome | None, run: RunFolder, console: Console) -> int:
+def _end(request: Request, outcome: Outcome | None, verified: Verified, run: RunFolder, console: Console) -> int:
     """Write and print what came of it; the exit code."""
-    unreadable: list[str] = []
+    lost = _lost_meanwhile(request, outcome, verified)
+    unreadable = [lost_output(request.plan.jobs[job_id], problem) for job_id, problem in lost.items()]
 
     def tell(job: Job, said: str) -> None:
         unreadable.append(unreadable_output(request.store, job, said))
 
-    results, makers = leave_results(request, run, tell)
+    left = [job for job_id, job in request.plan.jobs.items() if job_id not in lost]
+    results, makers = leave_results(request, left, run, tell)
     if request.config.stage is StageChoice.prepare:
         tell_prepared(request, outcome, console)
     else:
@@ -118,6 +121,16 @@ def _end(request: Request, outcome: Outcome | None, run: RunFolder, console: Con
         say(console, line, "bold red")
     code = conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
     return tell_lost_files(run, console) or code
+
+
+def _lost_meanwhile(request: Request, outcome: Outcome | None, verified: Verified) -> dict[str, str]:
+    """Jobs that had left results, and whose outputs have gone or changed since: what is wrong with each."""
+    measured = [
+        job
+        for job in request.plan.jobs.values()
+        if job.stage == METRICS_STAGE and (outcome is None or outcome.jobs[job.id] in THERE)
+    ]
+    return {job.id: problem for job in measured if (problem := verified.problem(job.key)) is not None}
 
 
 def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:

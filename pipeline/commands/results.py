@@ -34,32 +34,41 @@ def unreadable_output(store: Store, job: Job, said: str) -> str:
     )
 
 
+def lost_output(job: Job, problem: str) -> str:
+    """One line for results that were there, and are not any more."""
+    return (
+        f"incomplete: {job.chain}: round {job.round}: its stored output cannot be used any more ({problem}). The "
+        "same command makes it again."
+    )
+
+
 def leave_results(
-    request: Request, run: RunFolder, tell: Callable[[Job, str], None]
+    request: Request, jobs: Sequence[Job], run: RunFolder, tell: Callable[[Job, str], None]
 ) -> tuple[Results, list[Maker]]:
     """Write all files of results into the folder of a run, as far as its jobs are done.
 
     Args:
         request: The request.
+        jobs: Those of its plan whose results count.
         run: Its folder.
         tell: Takes what cannot be read of a job's stored output, in words.
 
     Returns:
         The results, and what made the outputs that they rest on.
     """
-    store, planned, asked = request.store, request.plan.jobs.values(), request.config.evaluation
+    store, asked = request.store, request.config.evaluation
     results = _summed_up(
-        collect_rows(store, planned, tell),
-        prompt_reader(store, planned, tell),
+        collect_rows(store, jobs, tell),
+        prompt_reader(store, jobs, tell),
         request.config.rounds_of_training,
         asked,
     )
     bounded = with_bounded_kl(request.config)
     results = replace(results, common_eta=asked.common_eta, split=asked.split, bounded=bounded)
     write_results(run, results)
-    write_samples(run, store, planned, tell)
+    write_samples(run, store, jobs, tell)
     costs = _computed(store, request.plan, results, asked.budgets)
-    makers = collect_makers(store, planned)
+    makers = collect_makers(store, request.plan.jobs.values())
     write_compute(run.path, costs, makers)
     return results, makers
 

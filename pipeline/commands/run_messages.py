@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -157,6 +157,10 @@ class _RunLog(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - the name that logging calls
         return
+
+    def close(self) -> None:
+        with suppress(OSError):  # what could not be written before cannot be now
+            super().close()
 
 
 class _PrintableFormatter(logging.Formatter):

@@ -54,7 +54,10 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
         _wait_for_other_run(run, job_id)
     elif on_disk.stored and not on_disk.problem:
         run.do(ReleaseClaim(job_id))
-        run.say(f"{job_id}: another run has stored it", logging.INFO)
+        run.say(
+            f"{job_id}: it is stored already, by another run or by an attempt that was lost before it said so",
+            logging.INFO,
+        )
         run.record("JobFoundStored", job=job_id)
         run.state.found(job_id)
     else:

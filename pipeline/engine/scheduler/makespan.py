@@ -114,7 +114,7 @@ class Makespan:
         )
         lost = (
             f"loading {self.load_s:.1f} s, waiting for inputs {self.dependency_s:.1f} s, "
-            f"failed attempts {self.retry_s:.1f} s, idle at the end {self.tail_s:.1f} s"
+            f"failed or stopped attempts {self.retry_s:.1f} s, idle at the end {self.tail_s:.1f} s"
         )
         place = "Device" if self.slots == 1 else "Place"
         return f"took {self.actual_s:.1f} s; {best}. {place} time not used for work: {lost}"

@@ -17,8 +17,7 @@ from pipeline.learning.models.flops import metered
 
 if TYPE_CHECKING:
     from pipeline.engine.workers.work import Work
-    from pipeline.learning.memory.shape import ModelShape
-    from pipeline.learning.memory.training import Workload
+    from pipeline.learning.memory.training import ModelShape, Workload
     from pipeline.learning.training.distributed import Ranks
 
 _MODELS = "models"

@@ -88,8 +88,8 @@ def test_the_line_names_everything() -> None:
     )
     assert made.in_words() == (
         "took 71.2 s; at best it could have taken 66.0 s (longest chain of jobs 40.1 s; work 132.0 s on 2 "
-        "devices). Device time not used for work: loading 5.0 s, waiting for inputs 3.1 s, failed attempts 0.0 s, "
-        "idle at the end 2.1 s"
+        "devices). Device time not used for work: loading 5.0 s, waiting for inputs 3.1 s, "
+        "failed or stopped attempts 0.0 s, idle at the end 2.1 s"
     )
 
 
