@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import yaml
@@ -158,11 +158,12 @@ def _run_missing(
     if not missing:
         _record_nothing_to_do(request, run)
         return None
+    clock = _steady_clock()
     live, gpus = LiveRun(request.plan, set(request.plan.jobs) - set(missing), request.layout.slots), GpuLog()
     with shown_on(console) as redraw:
 
         def show() -> None:
-            live.tick(time.time())
+            live.tick(clock())
             redraw(live)
             gpus.update(live.view, live.view.elapsed_s(live.now))
 
@@ -176,7 +177,7 @@ def _run_missing(
             portable=request.config.system.portable,
             missing=missing,
             verified=verified,
-            on_event=live.take,
+            on_event=lambda event: live.take({**event, "time": clock()}),
             on_tick=show,
             on_stop=lambda text: say(console, text, "yellow"),
             signals=signals,
@@ -186,6 +187,12 @@ def _run_missing(
     update_durations(request.store.root, measured)
     update_peaks(request.store.root, outcome.peaks_mb)
     return outcome
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Seconds by the clock on the wall, which do not jump where that is put right meanwhile."""
+    began_s = time.time() - time.monotonic()
+    return lambda: began_s + time.monotonic()
 
 
 def _record_nothing_to_do(request: Request, run: RunFolder) -> None:

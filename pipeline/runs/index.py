@@ -131,7 +131,7 @@ class RecordedRun:
             return parse_plan(read_plain(self.folder.plan, LIMIT, follow=True))
         except FileNotFoundError:
             raise PlanError(
-                f"{self.folder.path} has no plan.json: its run has not come so far, or ended before anything started"
+                f"{self.folder.path} has no plan.json: its run ended, or is still, before anything was started"
             ) from None
         except (OSError, ForeignDataError, PlanError) as error:
             raise PlanError(f"cannot read {self.folder.plan}: {error}") from error

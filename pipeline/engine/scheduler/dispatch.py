@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, SetAside
+from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.recovery import give_up
 from pipeline.engine.scheduler.run import Run
@@ -52,7 +52,7 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
     job_id = action.job_id
     if not on_disk.claimed:
         _wait_for_other_run(run, job_id)
-    elif on_disk.stored and not on_disk.problem:
+    elif on_disk.stored:
         run.do(ReleaseClaim(job_id))
         run.say(
             f"{job_id}: it is stored already, by another run or by an attempt that was lost before it said so",
@@ -61,8 +61,6 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
         run.record("JobFoundStored", job=job_id)
         run.state.found(job_id)
     else:
-        if on_disk.problem:
-            run.do(SetAside(run.state.plan.jobs[job_id].key, on_disk.problem))
         run.state.start(job_id, action.worker, action.members, run.now_s)
         gather(run, job_id, action.emptied)
 

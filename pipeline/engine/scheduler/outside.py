@@ -75,11 +75,10 @@ class Outside:
             case Process():
                 getattr(self.pool, effect.action)(effect.worker)
             case ReleaseClaim():
-                self.claims.pop(effect.job_id).release()
+                if claim := self.claims.pop(effect.job_id, None):
+                    claim.release()
             case SetAside():
-                aside = self.store.set_aside(effect.key)
-                where = f"set aside to {aside}" if aside else "gone"
-                log.warning("stored output %s is damaged (%s): %s", effect.key, effect.problem, where)
+                self._set_aside(effect.key, effect.problem)
 
     def record(self, event: str, **fields: object) -> None:
         """Have an event on disk and then tell it, or remember that it could not be written."""
@@ -95,7 +94,13 @@ class Outside:
     # -- what only the disk knows ------------------------------------------------------------------------------
 
     def before(self, job: Job) -> OnDisk:
-        """Claim the key of a job that is about to start, and look whether another run has made its output."""
+        """Claim the key of a job that is about to start, and look whether another run has made its output.
+
+        One that cannot be used is set aside before anything is decided.
+
+        Raises:
+            StoreError: It cannot be moved.
+        """
         if not job.key:
             return OnDisk()
         claim = self.store.claim(job.key)
@@ -103,7 +108,9 @@ class Outside:
             return OnDisk(claimed=False)
         self.claims[job.id] = claim
         problem = self.verified.problem(job.key)
-        return OnDisk(stored=problem != NOT_STORED, problem=problem if problem not in (None, NOT_STORED) else "")
+        if problem not in (None, NOT_STORED):
+            self._set_aside(job.key, problem)
+        return OnDisk(stored=problem is None)
 
     def after(self, job: Job) -> OnDisk:
         """Look whether a job that is said to be done has left its output, where it has one."""
@@ -119,6 +126,11 @@ class Outside:
             missing |= gone
             above += gone
         return OnDisk(problem=self.store.problem(key) or "", maker=maker, missing=frozenset(missing))
+
+    def _set_aside(self, key: str, problem: str) -> None:
+        aside = self.store.set_aside(key)
+        where = f"set aside to {aside}" if aside else "gone"
+        log.warning("stored output %s is damaged (%s): %s", key, problem, where)
 
     def _is_gone(self, job_id: str, state: RunState) -> bool:
         key = state.plan.jobs[job_id].key

@@ -41,13 +41,6 @@ def test_what_another_run_has_stored_is_taken_as_it_is() -> None:
     assert paper.phases() == ["idle", "idle"]
 
 
-def test_what_is_there_and_damaged_is_set_aside_before_the_job_runs() -> None:
-    paper = OnPaper(job("a"))
-    assert paper.start(OnDisk(stored=True, problem="wrong checksum")) == [
-        f"set aside {key('a')[:4]}", "send a to 0"
-    ]  # fmt: skip
-
-
 def test_that_devices_are_kept_for_a_gang_is_told() -> None:
     paper = OnPaper(job("a", seconds=1), job("wide", devices=2, seconds=5))
     paper.run.state.start("a", 0)

@@ -107,11 +107,14 @@ def test_a_key_is_claimed_until_it_is_released(outside: Outside) -> None:
 def test_a_damaged_output_is_told_and_moved(outside: Outside, caplog: pytest.LogCaptureFixture) -> None:
     commit(outside.store, "a")
     (outside.store.path(key("a")) / "value").write_text("b")
-    seen = outside.before(job("a"))
-    assert seen.problem
-    outside.carry_out(SetAside(key("a"), seen.problem))
+    assert outside.before(job("a")) == OnDisk()  # it is to be made again
     assert not outside.store.has(key("a"))
     assert "set aside to" in caplog.text
+    commit(outside.store, "b")
+    (outside.store.path(key("b")) / "value").write_text("a")
+    outside.carry_out(SetAside(key("b"), "a job could not use it"))
+    assert not outside.store.has(key("b"))
+    assert "(a job could not use it): set aside to" in caplog.text
 
 
 def test_what_it_takes_to_make_an_output_anew_is_looked_for_as_far_as_it_is_gone(outside: Outside) -> None:
