@@ -31,6 +31,8 @@ class Processes:
         self.starting: set[int] = set()
         self.ending: set[int] = set()
         self.closed: set[int] = set()
+        self.has: dict[int, str] = {}
+        """Process -> the job that it was sent."""
 
     def obey(self) -> None:
         """Do what was decided, and see that it could be asked for."""
@@ -39,19 +41,21 @@ class Processes:
             if isinstance(effect, Send):
                 assert effect.worker in self.up - self.ending, "a job is sent where nobody is"
                 assert state.jobs[effect.order.job_id].workers[0] == effect.worker
+                self.has[effect.worker] = effect.order.job_id
             elif isinstance(effect, Process) and effect.action == "reopen":
                 self.closed.discard(effect.worker)
                 if effect.worker not in self.up:
                     self.starting.add(effect.worker)
             elif isinstance(effect, Process):
                 self.closed |= {effect.worker} if effect.action == "close" else set()
-                self.ending |= {effect.worker} & self.up
+                self.ending |= {effect.worker} & (self.up | (self.starting - self.closed))
                 self.starting -= {effect.worker} & self.closed
 
     def end(self, index: int) -> None:
         """Let one end; another follows."""
-        self.up.discard(index)
-        self.ending.discard(index)
+        for processes in (self.up, self.starting, self.ending):
+            processes.discard(index)
+        self.has.pop(index, None)  # what it had is nobody's now, unless it is sent anew
         self.paper.ended(index)
         self.obey()
         if index not in self.closed:
@@ -63,6 +67,11 @@ class Processes:
         self.up.add(index)
         self.paper.ready(index)
         self.obey()
+
+    def able(self) -> list[str]:
+        """Jobs whose process could tell of their end."""
+        had = self.paper.run.state.workers
+        return [name for index, name in self.has.items() if index not in self.ending and had[index].job_id == name]
 
 
 def check(paper: OnPaper) -> None:
@@ -113,12 +122,10 @@ def test_whatever_becomes_of_workers_the_state_holds_together_and_the_run_ends(d
         paper.start()
         processes.obey()
         check(paper)
-        gathering = paper.run.gathering
-        sent = [name for name, one in state.jobs.items() if one.workers and name not in gathering]
-        able = [name for name in sent if paper.worker(name) in processes.up - processes.ending]
+        able = processes.able()
         events = ["wait"]
         events += [f"end {index}" for index in processes.ending or (processes.up if step < 40 else ())]
-        events += [f"begin {index}" for index in processes.starting]
+        events += [f"begin {index}" for index in processes.starting - processes.ending]
         events += [f"finish {name}" for name in able]
         events += [f"raise {name}" for name in able if step < 40]
         event, _, what = data.draw(st.sampled_from(sorted(events))).partition(" ")
@@ -138,19 +145,14 @@ def test_whatever_becomes_of_workers_the_state_holds_together_and_the_run_ends(d
     for _ in range(100):
         for index in list(processes.ending):
             processes.end(index)
-        for index in list(processes.starting):
+        for index in processes.starting - processes.ending:
             processes.begin(index)
         paper.wait(100.0) if paper.run.delayed else None
         processes.obey()
         paper.start()
         processes.obey()
-        for name, one in state.jobs.items():
-            if (
-                one.workers
-                and name not in paper.run.gathering
-                and one.workers[0] in processes.up - processes.ending
-            ):
-                paper.finish(name)
-                processes.obey()
+        while able := processes.able():
+            paper.finish(able[0])
+            processes.obey()
         check(paper)
     assert not state.unsettled, paper.jobs()
