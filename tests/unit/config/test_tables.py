@@ -64,6 +64,7 @@ class RiddlesConfig(FilesConfig):
     hints: Hints = field(default_factory=Hints)
     many: list[Hints] = field(default_factory=list)
     named: dict[str, Hints] = field(default_factory=dict)
+    shares: dict[str, float] = number({"easy": 1.0}, at_least=0)
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         if self.easiest > self.hardest:
@@ -121,6 +122,12 @@ def test_a_file_keeps_what_it_sets_and_other_files_of_its_kind_their_settings() 
     assert (own.letters, own.degree, own.path_length) == (True, 3, 8)
     assert type(other) is StarGraphConfig
     assert other.degree == 2
+
+
+def test_a_table_with_entries_takes_further_ones() -> None:
+    section = load_config([NAME, *RIDDLES, "datasets.hf.shares.hard=2"]).datasets["hf"]
+    assert isinstance(section, RiddlesConfig)
+    assert section.shares == {"easy": 1.0, "hard": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -227,6 +234,47 @@ def test_reasons_that_fail_are_told_with_their_key(given: str, said: str) -> Non
     ]
     with pytest.raises(ConfigError, match=r"^algos\.Mine: idle\(\) of Answering " + said):
         idle_settings(load_config([NAME, *overrides]), overrides, gpu=False)
+
+
+@dataclass(kw_only=True)
+class Part:
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size == 0:
+            raise ValueError("nothing of it is left")
+
+
+@dataclass(kw_only=True)
+class PartsConfig(AlgoConfig):
+    parts: list[Part] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        assert self.epochs != 7
+
+
+class Parts(Algorithm):
+    stages = ()
+    config_class = PartsConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("algos.Mine.epochs=7", r"algos\.Mine: __post_init__\(\) of PartsConfig failed: AssertionError"),
+        (
+            "algos.Mine.parts=[{},{size:0}]",
+            r"algos\.Mine\.parts\[1\]: __post_init__\(\) of Part failed: ValueError: no",
+        ),
+        (
+            "algos.Mine.front={epochs:[7]}",
+            r"algos\.Mine\.front\.epochs=7: __post_init__\(\) of PartsConfig failed",
+        ),
+    ],
+)
+def test_settings_whose_code_fails_are_told_with_key_class_and_line(given: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{said}.* \(.*test_tables\.py:\d+\)$"):
+        load_config([NAME, f"algos.Mine.class_path={__name__}.Parts", given])
 
 
 @dataclass(kw_only=True)
