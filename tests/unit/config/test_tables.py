@@ -134,6 +134,10 @@ def test_a_table_with_entries_takes_further_ones() -> None:
     ("overrides", "said"),
     [
         (["datasets.hf.hardst=3"], "Did you mean 'datasets.hf.hardest'"),
+        (
+            ["datasets.hf.hints.cuont=3"],
+            "Did you mean 'datasets.hf.hints.count'? Known in datasets.hf.hints: count.",
+        ),
         (["datasets.hf.hardest=many"], "datasets.hf.hardest=many: Value 'many'"),
         (["datasets.hf.hardest=0"], "datasets.hf.hardest=0: must be at least 1 and at most 9"),
         (["datasets.hf.hardest=1", "datasets.hf.easiest=2"], "easiest=2 must not be above datasets.hf.hardest=1"),
