@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from pipeline.config.bases import NOTHING, DatasetConfig, Settings
 from pipeline.config.fronts import SUFFIX, point_of, settings_of
+from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import Config, Strategy
 from pipeline.config.shipped import REWARD_NAMES
 from pipeline.config.tables import TABLES
 from pipeline.config.user_code import ask
-from pipeline.config.values import brief, value_problems
+from pipeline.config.values import brief, held, value_problems
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -165,13 +166,29 @@ def _joined(config: Config) -> Iterator[str]:
 
 
 def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
-    """What a section says of itself, and those inside it of themselves."""
+    """What a section says of itself, and those inside it, in its lists and tables too, of themselves."""
     if isinstance(section, Settings):
-        told = ask(f"{key}: problems() of {type(section).__name__}", lambda: [*section.problems(key, config)])
-        yield from map(str, told)
-    if is_dataclass(section):
-        for item in fields(section):
-            yield from _of_section(f"{key}.{item.name}", getattr(section, item.name), config)
+        yield from _told_by(key, section, config)
+    for below, entry in held(section, key):
+        yield from _of_section(below, entry, config)
+
+
+def _told_by(key: str, section: Settings, config: Config) -> Iterator[str]:
+    """The messages of `problems`; who writes none may return None."""
+    who = f"{key}: problems() of {type(section).__name__}"
+    given: object = ask(who, lambda: _listed(section.problems(key, config)))
+    for message in given if isinstance(given, list) else [given]:
+        if not isinstance(given, list) or not isinstance(message, str) or not message.strip():
+            where = defined_at(section.problems)
+            raise ConfigError(f"{who} gave {brief(message)}, but must yield messages, a text for each{where}")
+        yield message
+
+
+def _listed(given: object) -> object:
+    """All that something gives one by one; what gives nothing so as it is."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
 
 
 def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.user_code import ask
+from pipeline.errors import PipelineError
 
 
 def declared(schema: type[Any]) -> DictConfig:
@@ -26,6 +30,7 @@ def filled(schema: type[Any], tables: Mapping[str, Mapping[str, type[Any]]], pla
 
     Raises:
         omegaconf.errors.OmegaConfBaseException: A field is unknown, or its value of another type.
+        ConfigError: The `__post_init__` of a class failed.
     """
     node = deepcopy(declared(schema))
     defaults = dict(_defaults(schema))
@@ -33,7 +38,24 @@ def filled(schema: type[Any], tables: Mapping[str, Mapping[str, type[Any]]], pla
         for name, section in sections.items():
             node[table][name] = declared(section)
         defaults[table] = {name: _defaults(section) for name, section in sections.items()}
-    return OmegaConf.to_object(OmegaConf.unsafe_merge(node, _beyond(defaults, plain)))
+    return _object(OmegaConf.unsafe_merge(node, _beyond(defaults, plain)))
+
+
+def _object(node: Any, key: str = "") -> Any:
+    """The instances that settings stand for; where the code of a class fails, says which settings it was given."""
+    try:
+        return OmegaConf.to_object(node)
+    except (OmegaConfBaseException, PipelineError):
+        raise
+    except Exception:
+        names: Iterable[Any] = node if isinstance(node, DictConfig) else range(len(node))
+        for name in names:
+            if OmegaConf.is_config(node[name]):
+                below = f"[{name}]" if isinstance(name, int) else f".{name}"
+                _object(node[name], f"{key}{below}".removeprefix("."))
+        kind = getattr(OmegaConf.get_type(node), "__name__", "settings")
+        who = f"__post_init__() of {kind}"
+        return ask(f"{key}: {who}" if key else who, lambda: OmegaConf.to_object(node))
 
 
 def _defaults(schema: type[Any]) -> Mapping[str, Any]:

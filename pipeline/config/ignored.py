@@ -5,17 +5,21 @@ Only what stands on the command line counts. A file, above all a profile, may we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fronts import point_of, settings_of
+from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import Backend, Config
 from pipeline.config.tables import TABLES
 from pipeline.config.user_code import ask
+from pipeline.config.values import brief
+from pipeline.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +96,30 @@ def _of_section(run: Run) -> str:
     section: object = getattr(run.config, table).get(run.name or name)
     said = ""
     for place in range(len(path)):
-        if isinstance(owner := section, Settings):
-            rest = ".".join(path[place:])
-            said = ask(f"idle() of {type(owner).__name__}", partial(owner.idle, rest)) or said
-        section = getattr(section, path[place], None)
+        if isinstance(section, Settings):
+            said = _told_by(".".join(run.key[: 2 + place]), section, ".".join(path[place:])) or said
+        section = _inside(section, path[place])
     return said
+
+
+def _told_by(key: str, section: Settings, setting: str) -> str:
+    """What `idle` says; who has nothing to say may return None."""
+    who = f"{key}: idle() of {type(section).__name__}"
+    given: object = ask(who, lambda: section.idle(setting))
+    if not isinstance(given, str | None):
+        raise ConfigError(
+            f"{who} gave {brief(given)}, but must give the reason, as a text, or ''{defined_at(section.idle)}"
+        )
+    return given or ""
+
+
+def _inside(section: object, name: str) -> object:
+    """What settings, a table or a list hold under a name or place."""
+    if isinstance(section, Mapping):
+        return section.get(name)
+    if isinstance(section, Sequence):
+        return section[int(name)] if name.isdigit() and int(name) < len(section) else None
+    return getattr(section, name, None)
 
 
 GPU_PROFILES = ("a100_40gb", "a100_80gb", "h200")
@@ -188,7 +211,8 @@ def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tup
     for given, value in _given(overrides):
         key = tuple(given.split("."))
         swept = _settings_of_front(config, key)
-        for one, said in swept.items() or [(key, f"{given}={value[:_SHOWN]}")]:
+        parts = swept or _settings_within(config, key, value) or {key: f"{given}={value[:_SHOWN]}"}
+        for one, said in parts.items():
             reasons = [
                 _reason(Run(config=config, gpu=gpu, key=one, value=value, name=name, in_front=bool(swept)))
                 for name in _points(config, key) or [""]
@@ -205,6 +229,30 @@ def _settings_of_front(config: Config, key: tuple[str, ...]) -> dict[tuple[str, 
     points = [settings_of(point_of(name)[1]) for name in _points(config, key)]
     given = dict.fromkeys(setting for settings in points for setting in settings if key[3:4] in ((), (setting,)))
     return {(*key[:2], setting): ".".join((*key[:3], setting)) for setting in given}
+
+
+def _settings_within(config: Config, key: tuple[str, ...], value: str) -> dict[tuple[str, ...], str]:
+    """The keys that a list or table gives values to in settings inside, with what to call them."""
+    if key[0] not in TABLES or not value.startswith(("[", "{")):
+        return {}
+    names = _points(config, key) or key[1:2]
+    section: object = getattr(config, key[0]).get(names[0]) if names else None
+    for name in key[2:]:
+        section = _inside(section, name)
+    typed = OverridesParser.create().parse_override(f"{key[0]}={value}").value()
+    return {each: ".".join(each) for each in _typed_keys(section, typed, key)}
+
+
+def _typed_keys(section: object, typed: object, key: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, value in _entries(typed):
+        inside = list(_typed_keys(_inside(section, name), value, (*key, name)))
+        yield from inside or [(*key, name)] * isinstance(section, Settings)
+
+
+def _entries(typed: object) -> list[tuple[str, object]]:
+    if isinstance(typed, Mapping):
+        return [(str(name), value) for name, value in typed.items()]
+    return [(str(place), value) for place, value in enumerate(typed)] if isinstance(typed, list) else []
 
 
 def _points(config: Config, key: tuple[str, ...]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config.schema import Config
 from pipeline.config.tables import TABLES, all_shipped
@@ -40,7 +41,16 @@ def own_keys() -> list[str]:
     for table, group in GROUPS.items():
         files = repo.get(group, {}).items()
         sections |= {(table, file.removesuffix("_schema.yaml")): entry.node for file, entry in files}
-    return [f"{table}.{name}.{key}" for (table, name), node in sections.items() for key in node]
+    return [f"{table}.{name}.{key}" for (table, name), node in sections.items() for key in _keys(node)]
+
+
+def _keys(node: DictConfig) -> Iterator[str]:
+    """Keys of settings, those of settings inside them after each."""
+    for name in map(str, node):
+        yield name
+        inside = node._get_node(name)
+        if isinstance(inside, DictConfig) and not inside._is_none() and is_dataclass(OmegaConf.get_type(inside)):
+            yield from (f"{name}.{key}" for key in _keys(inside))
 
 
 def _leaves(node: Any, prefix: str) -> list[str]:

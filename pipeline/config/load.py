@@ -125,12 +125,19 @@ def _with_open_tables(schema: type[Any], **values: Any) -> DictConfig:
     """A schema whose tables take names of the user's own; Hydra would ask for `+` before a new key."""
     node = deepcopy(declared(schema))
     node.update(values)
-    tables = [node[item.name] for item in fields(schema) if item.default_factory is dict]
-    if "grading" in node:
-        tables.append(node.grading.options)
-    for table in tables:
-        OmegaConf.set_struct(table, False)
+    _open_tables(node)
     return node
+
+
+def _open_tables(node: DictConfig) -> None:
+    """Those of settings, and of settings inside them."""
+    inside = [node._get_node(name) for name in node]
+    for entry in inside:
+        if isinstance(entry, DictConfig) and not entry._is_none():
+            if OmegaConf.get_type(entry) is dict:
+                OmegaConf.set_struct(entry, False)
+            else:
+                _open_tables(entry)
 
 
 def _with_open_front(schema: type[Any]) -> DictConfig:
@@ -266,6 +273,8 @@ def _refuse_wrong_points(name: str, node: Mapping[str, Any], schema: type[Any]) 
             section = filled(schema, {}, {setting: node[setting]})
         except OmegaConfBaseException as error:
             raise ConfigError(f"{key}={brief(node[setting])}: {one_line(error.msg or str(error))}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{key}={brief(node[setting])}: {error}") from None
         for problem in value_problems(section):
             if problem.startswith(f"{setting}="):
                 raise ConfigError(f"algos.{algo}.front.{problem}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import PipelineError
 
@@ -43,6 +46,14 @@ def told(error: BaseException) -> str:
         return str(error)
     said = " ".join("".join(traceback.format_exception_only(error)).split())
     return f"{said} ({place})" if place else said
+
+
+def defined_at(thing: Callable[..., Any]) -> str:
+    """Where something of the user's is defined, as `` (my_file.py:12)``."""
+    try:
+        return f" ({inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]})"
+    except (OSError, TypeError):
+        return ""
 
 
 def is_own(file: str) -> bool:

@@ -96,12 +96,29 @@ def shipped_settings(path: str) -> type[Any]:
 
 
 def _own_settings(owner: str, path: str, about: Table) -> type[Any]:
-    schema = getattr(import_object(path), "config_class", None)
+    found = import_object(path)
+    schema = getattr(found, "config_class", None)
     if schema is None:
         raise ConfigError(
             f"{owner} is no {about.parent.rpartition('.')[2]}: it has no config_class. It must be a subclass of "
             f"{about.parent}."
         )
     check_settings_class(owner, schema, about.base)
-    found: type[Any] = schema
-    return found
+    _refuse_other_family(owner, found, schema)
+    own: type[Any] = schema
+    return own
+
+
+def _refuse_other_family(owner: str, found: type[Any], schema: type[Any]) -> None:
+    """Refuse settings without the fields that the methods of a class of ours read, which a class builds on."""
+    ours = next((base for base in getattr(found, "__mro__", ()) if _ships(base)), None)
+    needed = getattr(ours, "config_class", schema)
+    if ours is not None and not issubclass(schema, needed):
+        raise ConfigError(
+            f"{owner}: its config_class {schema.__name__} does not build on {needed.__name__}, the settings of "
+            f"{ours.__name__}, whose methods read them; build it on that"
+        )
+
+
+def _ships(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]

@@ -10,20 +10,20 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.machinery import ModuleSpec
 from keyword import iskeyword
 from pathlib import Path
-from types import FunctionType
-from typing import Any, TypeVar
+from types import FunctionType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.place import is_installed, place_of, told
+from pipeline.config.place import is_installed, own_place, place_of, told
 from pipeline.errors import ConfigError, JobError, PipelineError
 
 _OURS = "pipeline"
@@ -179,13 +179,54 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
         )
     try:
         OmegaConf.structured(schema())
-    except TypeError as error:
-        raise ConfigError(f"{owner}: every field of its config_class needs a default: {error}") from error
     except OmegaConfBaseException as error:
         said = str(error).partition("\n")[0]
         raise ConfigError(
             f"{owner}: its config_class has a field {error.full_key} that cannot be: {said}"
         ) from error
+    except Exception as error:  # its `__post_init__` may fail in any way
+        if isinstance(error, TypeError) and not own_place(error):
+            raise ConfigError(f"{owner}: every field of its config_class needs a default: {error}") from error
+        raise ConfigError(f"{owner}: its config_class {schema.__name__}() failed: {told(error)}") from error
+    if other := next(_retyped(schema), None):
+        raise ConfigError(f"{owner}: its config_class {schema.__name__} has a field {other}")
+
+
+def _retyped(schema: type) -> Iterator[str]:
+    """Inherited fields of another type, which whatever reads them does not expect."""
+    own = get_type_hints(schema)
+    for base in schema.__mro__[1:]:
+        for name in vars(base).get("__dataclass_fields__", ()):
+            inherited = get_type_hints(base)[name]
+            if not _narrower(own[name], inherited):
+                yield (
+                    f"{name} of type {_type_name(own[name])}, which in {base.__name__} is of type "
+                    f"{_type_name(inherited)}; keep that type, or call yours otherwise"
+                )
+
+
+def _narrower(own: Any, inherited: Any) -> bool:
+    """Whether every value of a type is one of another type; a whole number is a number, and true is none."""
+    if own == inherited or inherited is Any:
+        return True
+    if _is_union(own):
+        return all(_narrower(each, inherited) for each in get_args(own))
+    if _is_union(inherited):
+        return any(_narrower(own, each) for each in get_args(inherited))
+    if get_args(inherited):
+        return get_origin(own) is get_origin(inherited) and all(map(_narrower, get_args(own), get_args(inherited)))
+    plain = get_origin(own) or own
+    if not (isinstance(plain, type) and isinstance(inherited, type)):
+        return False
+    return plain is not bool and ((plain, inherited) == (int, float) or issubclass(plain, inherited))
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
 def _is_said(schema: type, name: str) -> bool:

@@ -35,6 +35,17 @@ def value_problems(section: object) -> Iterator[str]:
             yield f"{key}={brief(value)}: {problem}"
 
 
+def held(value: object, key: str) -> Iterator[tuple[str, Any]]:
+    """What settings, a list or a table hold, each under its key; nothing of a single value."""
+    if is_dataclass(value):
+        prefix = f"{key}." if key else ""
+        yield from ((f"{prefix}{item.name}", getattr(value, item.name)) for item in fields(value))
+    elif isinstance(value, Mapping):
+        yield from ((f"{key}.{brief(name).strip(chr(39))}", entry) for name, entry in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{key}[{place}]", entry) for place, entry in enumerate(value))
+
+
 def brief(value: object) -> str:
     """A value as a message shows it: in one line, and not much of it."""
     try:
@@ -98,19 +109,15 @@ def _flat(schema: type) -> frozenset[str]:
 def _leaves(value: object, key: str, declared: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any, Any]]:
     """Key, value and declaration of everything that is no table or list; names in tables are texts, too."""
     if is_dataclass(value):
-        for item in fields(value):
-            below = f"{key}.{item.name}" if key else item.name
-            entry = getattr(value, item.name)
+        for item, (below, entry) in zip(fields(value), held(value, key), strict=True):
             yield from _leaves(entry, below, item.metadata)
             if isinstance(entry, (list, dict)) and item.name in _flat(value.__class__):
                 inside = entry.values() if isinstance(entry, dict) else entry
                 yield from ((below, each, item.metadata) for each in inside if isinstance(each, (list, dict)))
-    elif isinstance(value, Mapping):
-        for name, entry in value.items():
-            yield key, name, {}
-            yield from _leaves(entry, f"{key}.{brief(name).strip(chr(39))}", declared)
-    elif isinstance(value, (list, tuple)):
-        for place, entry in enumerate(value):
-            yield from _leaves(entry, f"{key}[{place}]", declared)
+    elif isinstance(value, (Mapping, list, tuple)):
+        if isinstance(value, Mapping):
+            yield from ((key, name, {}) for name in value)
+        for below, entry in held(value, key):
+            yield from _leaves(entry, below, declared)
     else:
         yield key, value, declared or {}

@@ -164,7 +164,7 @@ class JobContext:
         algo = self.config.algo
         if not isinstance(algo, kind):
             raise JobError(
-                f"{self.job_id}: algos.{self.algo} has the settings of {type(algo).__name__}, and this stage "
+                f"algos.{self.algo} has the settings of {type(algo).__name__}, and this stage "
                 f"reads those of {kind.__name__}; set its config_class to {kind.__name__} or a subclass of it"
             )
         return algo
@@ -177,7 +177,7 @@ class JobContext:
         """
         folders = self.inputs.get(name, ())
         if len(folders) != 1:
-            raise JobError(f"{self.job_id}: expected one folder for input '{name}', found {len(folders)}")
+            raise JobError(f"expected one folder for input '{name}', found {len(folders)}")
         return folders[0]
 
     def checkpoint(self, training: str, *, also_finished: bool = False) -> Checkpoints:

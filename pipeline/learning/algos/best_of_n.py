@@ -180,7 +180,7 @@ def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:
     judge = judge_of(known_rewards(dataset), dataset)
     if judge is None or judge.traits.answer is None:
         raise JobError(
-            f"{ctx.job_id}: no reward of this dataset says what an answer is, so there is no majority; "
+            f"no reward of this dataset says what an answer is, so there is no majority; "
             f"use algos.{ctx.algo}.selection=reward_model"
         )
     return by_majority(lambda completion: judge.traits.vote(policy.text([completion])[0]))

@@ -57,6 +57,6 @@ class Preparation(Algorithm):
             from pipeline.learning.models.load import load_tokenizer
         dataset = open_dataset(ctx)
         if not isinstance(dataset, PreparedDataset):
-            raise JobError(f"{ctx.job_id}: its dataset was not prepared")
+            raise JobError("its dataset was not prepared")
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
         tokenized(dataset, tokenizer, ctx.out)

@@ -156,14 +156,14 @@ class QSharp(ValueGuidedAlgorithms):
         if len(odd):
             key = f"algos.{ctx.algo}"
             raise JobError(
-                f"{ctx.job_id}: a reward of {odd[0]:g} is outside of {key}.value_min={low:g} and "
+                f"a reward of {odd[0]:g} is outside of {key}.value_min={low:g} and "
                 f"{key}.value_max={high:g}. Set them to what the reward can give; with more than two rewards "
                 f"{key}.atoms=11 learns their distribution."
             )
         labels = (rewards - low) / (high - low)
         within = rewards[np.minimum(labels, 1 - labels) > _ROUNDING]
         if len(within) and algo.atoms == 1 and self.soft:
-            raise JobError(f"{ctx.job_id}: {graded_advice(f'algos.{ctx.algo}', algo, f'{within[0]:g}')}")
+            raise JobError(graded_advice(f"algos.{ctx.algo}", algo, f"{within[0]:g}"))
         return labels
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.place import place_of
+from pipeline.config.place import defined_at, place_of
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.learning.datasets.base import Dataset, Row
 
@@ -50,7 +49,7 @@ def make_dataset(path: str, kind: type[Dataset], config: DatasetConfig) -> Datas
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{path} cannot be used with its settings: {_told(error)}") from error
     for problem in _odd_attributes(dataset):
-        raise ConfigError(f"{path}{_where(kind)}: {problem}")
+        raise ConfigError(f"{path}{defined_at(kind)}: {problem}")
     if kind.prepared:
         return dataset
     if not _has_rows(dataset):
@@ -63,7 +62,7 @@ def make_dataset(path: str, kind: type[Dataset], config: DatasetConfig) -> Datas
     if not _is_text(row.prompt):
         raise ConfigError(
             f"{path}: row({first}) gave the prompt {row.prompt!r}, but a prompt must be text, or a list of "
-            f"messages with role and content{_where(kind.row)}"
+            f"messages with role and content{defined_at(kind.row)}"
         )
     return dataset
 
@@ -116,7 +115,7 @@ def _problems(dataset: Dataset) -> Iterator[str]:
                 yield f"demonstration({row_id}, {draw}) failed: {_told(error)}"
                 return
             if not _is_pair(shown):
-                where = _where(type(dataset).demonstration)
+                where = defined_at(type(dataset).demonstration)
                 yield f"demonstration({row_id}, {draw}) gave {shown!r}, but must give two texts{where}"
                 return
             prompt, completion = shown
@@ -162,14 +161,6 @@ def _is_pair(given: Any) -> bool:
 
 def _told(error: BaseException) -> str:
     return f"{place_of(error)}{type(error).__name__}: {error}"
-
-
-def _where(thing: Callable[..., Any]) -> str:
-    """Where something of the user's is defined, as `` (my_file.py:12)``."""
-    try:
-        return f" ({inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]})"
-    except (OSError, TypeError):
-        return ""
 
 
 def _has_rows(dataset: Dataset) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
+from math import isfinite
 from typing import Any, TypeVar
 
 Message = Mapping[str, str]
@@ -15,6 +16,7 @@ Text = str | Sequence[Message]
 """A prompt or completion as TRL gives it: text, or a conversation."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "reward_traits"
+_CONVERSATIONS = frozenset({"prompts", "completions"})
 CORRECT = 1.0
 """Least value of a correct completion where a reward says nothing else, as TRL's accuracy rewards have it."""
 GRADING = 2
@@ -49,8 +51,8 @@ class RewardTraits:
         correct_from: The least value of a correct completion, of a reward that verifies.
         graded: Whether it is known to give values between its lowest and its highest.
         judges: What its values speak of, in a word or two for messages: "correctness", "format", "length".
-        answer: Takes a completion and gives what it votes for in maj@k, or None for no vote. None where answers
-            cannot be told, and so are never counted.
+        answer: Takes a completion and gives what it votes for in maj@k, a text or a number, or None for no vote.
+            None where answers cannot be told, and so are never counted.
         right: Takes the columns of a row and gives the texts at which its value is 1, white space around them
             aside, where it is 0 at every other text; none where the row has no value. None where they cannot be
             listed.
@@ -66,7 +68,7 @@ class RewardTraits:
     correct_from: float = CORRECT
     graded: bool = False
     judges: str = ""
-    answer: Callable[[Text], str | None] | None = None
+    answer: Callable[[Text], str | float | None] | None = None
     right: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
     messages: frozenset[str] | None = None
     isolated: bool = True
@@ -75,10 +77,10 @@ class RewardTraits:
 
     def __post_init__(self) -> None:
         """Refuse what would fail at every completion, where the module that says it is imported."""
-        for name, taken in (("answer", "a completion"), ("right", "the columns of a row")):
+        for name, (right, wanted) in _TAKES.items():
             given = getattr(self, name)
-            if given is not None and not callable(given):
-                raise TypeError(f"RewardTraits({name}={given!r}): must be a function that takes {taken}, or None")
+            if not right(given):
+                raise TypeError(f"RewardTraits({name}={given!r}): must be {wanted}")
 
     def vote(self, completion: Text) -> str | None:
         """What a completion votes for in maj@k: the text of what `answer` gives, be it a number."""
@@ -86,8 +88,46 @@ class RewardTraits:
         return None if given is None else str(given)
 
 
+def _is_function(given: object) -> bool:
+    return given is None or callable(given)
+
+
+def _are_texts(given: Any, kinds: tuple[type, ...]) -> bool:
+    return type(given) in kinds and all(isinstance(each, str) for each in given)
+
+
+_TAKES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "verifies": (lambda given: given is None or isinstance(given, bool), "True, False, or None"),
+    "correct_from": (
+        lambda given: isinstance(given, int | float) and not isinstance(given, bool) and isfinite(given),
+        "a finite number",
+    ),
+    "graded": (lambda given: isinstance(given, bool), "True or False"),
+    "judges": (lambda given: isinstance(given, str), "a text"),
+    "answer": (_is_function, "a function that takes a completion, or None"),
+    "right": (_is_function, "a function that takes the columns of a row, or None"),
+    "messages": (
+        lambda given: given is None or (_are_texts(given, (set, frozenset)) and given <= _CONVERSATIONS),
+        'a set of "prompts" and "completions", or None',
+    ),
+    "isolated": (lambda given: isinstance(given, bool), "True or False"),
+    "packages": (lambda given: _are_texts(given, (tuple, list)), "a tuple of names of packages"),
+    "version": (lambda given: isinstance(given, int) and not isinstance(given, bool), "a whole number"),
+}
+"""Trait -> what is right for it, and that in words."""
+
+
 def reward(traits: RewardTraits) -> Callable[[Function], Function]:
-    """Attach traits to a reward. Of a function without any, such as one written for TRL, nothing is known."""
+    """Attach traits to a reward. Of a function without any, such as one written for TRL, nothing is known.
+
+    Raises:
+        TypeError: It was given something else, as the function itself.
+    """
+    if not isinstance(traits, RewardTraits):
+        raise TypeError(
+            f"@reward takes traits, and was given {_brief(traits)}: write @reward(RewardTraits(verifies=True)) "
+            "above the function, or nothing where there is nothing to say of it"
+        )
 
     def attach(function: Function) -> Function:
         setattr(function, _ATTRIBUTE, traits)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from pipeline.config.shipped import ALGORITHMS, DATASETS, MODELS
 from pipeline.config.tables import TABLES, all_shipped
 from pipeline.config.user_code import check_settings_class, import_object
 from pipeline.errors import ConfigError
+from pipeline.learning.algos.base import Algorithm
 from pipeline.learning.algos.pita import PITA, PITAConfig
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.datasets.gsm8k import GSM8KConfig
@@ -60,6 +62,9 @@ class RiddlesConfig(FilesConfig):
     easiest: int = number(1, at_least=1, at_most=9)
     reward: str = "length"
     hints: Hints = field(default_factory=Hints)
+    many: list[Hints] = field(default_factory=list)
+    named: dict[str, Hints] = field(default_factory=dict)
+    shares: dict[str, float] = number({"easy": 1.0}, at_least=0)
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         if self.easiest > self.hardest:
@@ -119,14 +124,26 @@ def test_a_file_keeps_what_it_sets_and_other_files_of_its_kind_their_settings() 
     assert other.degree == 2
 
 
+def test_a_table_with_entries_takes_further_ones() -> None:
+    section = load_config([NAME, *RIDDLES, "datasets.hf.shares.hard=2"]).datasets["hf"]
+    assert isinstance(section, RiddlesConfig)
+    assert section.shares == {"easy": 1.0, "hard": 2.0}
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["datasets.hf.hardst=3"], "Did you mean 'datasets.hf.hardest'"),
+        (
+            ["datasets.hf.hints.cuont=3"],
+            "Did you mean 'datasets.hf.hints.count'? Known in datasets.hf.hints: count.",
+        ),
         (["datasets.hf.hardest=many"], "datasets.hf.hardest=many: Value 'many'"),
         (["datasets.hf.hardest=0"], "datasets.hf.hardest=0: must be at least 1 and at most 9"),
         (["datasets.hf.hardest=1", "datasets.hf.easiest=2"], "easiest=2 must not be above datasets.hf.hardest=1"),
         (["datasets.hf.hints.count=9"], "datasets.hf.hints.count=9: more than there are rounds (2)"),
+        (["datasets.hf.many=[{},{count:9}]"], "datasets.hf.many[1].count=9: more than there are rounds (2)"),
+        (["datasets.hf.named={a:{count:9}}"], "datasets.hf.named.a.count=9: more than there are rounds (2)"),
     ],
 )
 def test_what_is_wrong_with_own_settings_of_a_dataset_is_refused(overrides: list[str], said: str) -> None:
@@ -141,7 +158,12 @@ def test_what_is_wrong_with_own_settings_of_a_dataset_is_refused(overrides: list
     [
         (["datasets.hf.hardest=1", "datasets.hf.easiest=1"], ["datasets.hf.easiest=1", "there is one level"]),
         (["datasets.hf.hints.count=0"], ["datasets.hf.hints.count=0", "without hints count is nothing"]),
-        (["datasets.hf.hints.count=2", "datasets.hf.easiest=1"], []),
+        (
+            ["datasets.hf.many=[{count:2},{count:0}]"],
+            ["datasets.hf.many.1.count", "without hints count is nothing"],
+        ),
+        (["datasets.hf.named={a:{count:0}}"], ["datasets.hf.named.a.count", "without hints count is nothing"]),
+        (["datasets.hf.hints.count=2", "datasets.hf.easiest=1", "datasets.hf.many=[{}]"], []),
     ],
 )
 def test_own_settings_say_which_have_no_effect(overrides: list[str], said: list[str]) -> None:
@@ -168,6 +190,95 @@ def test_rules_that_fail_are_told_with_their_line() -> None:
         "algos.Mine: problems() of Failing failed: AttributeError: 'str' object has no attribute"
     )
     assert f"({Path(__file__)}:" in said
+
+
+@dataclass(kw_only=True)
+class Answering(AlgoConfig):
+    problems_give: Any = ()
+    idle_gives: Any = ""
+
+    def problems(self, key: str, config: Config) -> Any:
+        return self.problems_give
+
+    def idle(self, setting: str) -> Any:
+        return {}["nothing"] if self.idle_gives == "fails" else self.idle_gives
+
+
+class Asked(Algorithm):
+    stages = ()
+    config_class = Answering
+
+
+@pytest.mark.parametrize("given", ["bad", "5", "[5]", "['']", "[fine,null]"])
+def test_messages_that_are_none_are_told_with_their_line(given: str) -> None:
+    config = load_config([NAME, f"algos.Mine.class_path={__name__}.Asked", f"algos.Mine.problems_give={given}"])
+    said = (
+        r"^algos\.Mine: problems\(\) of Answering gave .*, but must yield messages, .* \(.*test_tables\.py:\d+\)$"
+    )
+    with pytest.raises(ConfigError, match=said):
+        check_config(config)
+
+
+def test_problems_may_return_none() -> None:
+    check_config(load_config([NAME, f"algos.Mine.class_path={__name__}.Asked", "algos.Mine.problems_give=null"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("fails", r"failed: KeyError: 'nothing' \(.*test_tables\.py:\d+\)"),
+        ("true", "gave True, but must give the reason"),
+    ],
+)
+def test_reasons_that_fail_are_told_with_their_key(given: str, said: str) -> None:
+    overrides = [
+        f"algos.Mine.class_path={__name__}.Asked",
+        f"algos.Mine.idle_gives={given}",
+        "algos.Mine.epochs=2",
+    ]
+    with pytest.raises(ConfigError, match=r"^algos\.Mine: idle\(\) of Answering " + said):
+        idle_settings(load_config([NAME, *overrides]), overrides, gpu=False)
+
+
+@dataclass(kw_only=True)
+class Part:
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size == 0:
+            raise ValueError("nothing of it is left")
+
+
+@dataclass(kw_only=True)
+class PartsConfig(AlgoConfig):
+    parts: list[Part] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        assert self.epochs != 7
+
+
+class Parts(Algorithm):
+    stages = ()
+    config_class = PartsConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("algos.Mine.epochs=7", r"algos\.Mine: __post_init__\(\) of PartsConfig failed: AssertionError"),
+        (
+            "algos.Mine.parts=[{},{size:0}]",
+            r"algos\.Mine\.parts\[1\]: __post_init__\(\) of Part failed: ValueError: no",
+        ),
+        (
+            "algos.Mine.front={epochs:[7]}",
+            r"algos\.Mine\.front\.epochs=7: __post_init__\(\) of PartsConfig failed",
+        ),
+    ],
+)
+def test_settings_whose_code_fails_are_told_with_key_class_and_line(given: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{said}.* \(.*test_tables\.py:\d+\)$"):
+        load_config([NAME, f"algos.Mine.class_path={__name__}.Parts", given])
 
 
 @dataclass(kw_only=True)

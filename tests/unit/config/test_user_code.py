@@ -3,12 +3,12 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from pipeline.config.bases import AlgoConfig
+from pipeline.config.bases import AlgoConfig, DatasetConfig
 from pipeline.config.load import load_config
 from pipeline.config.user_code import (
     check_settings_class,
@@ -19,6 +19,9 @@ from pipeline.config.user_code import (
 )
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos.base import Algorithm
+from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
+from pipeline.learning.choices import HeadType
+from pipeline.learning.datasets.addition import Addition
 
 NAME = "experiment.name=t"
 
@@ -163,6 +166,35 @@ class Bare(AlgoConfig):
     steps: int = 3
 
 
+@dataclass(kw_only=True)
+class Refusing(AlgoConfig):
+    def __post_init__(self) -> None:
+        raise TypeError("no default suits")
+
+
+@dataclass(kw_only=True)
+class Worded(QSharpConfig):
+    eta: str = "strong"  # type: ignore[assignment]
+
+
+@dataclass(kw_only=True)
+class Rated(AlgoConfig):
+    enabled: float = 1.0  # type: ignore[assignment]
+
+
+@dataclass(kw_only=True)
+class Listed(DatasetConfig):
+    rewards: dict[str, str] = field(default_factory=dict)  # type: ignore[assignment]
+
+
+@dataclass(kw_only=True)
+class Narrowed(QSharpConfig):
+    eta: int = 1
+    memory_mb: int = 100
+    head: HeadType = HeadType.q
+    options: dict[str, int] = field(default_factory=dict)
+
+
 class Renamed(AlgoConfig):
     """Changes nothing, so it needs no decorator."""
 
@@ -189,15 +221,28 @@ def made_in_a_function() -> type[AlgoConfig]:
         (Bare, r"Bare has no @dataclass\(kw_only=True\) above it, so that its steps could not be set"),
         (Odd, r"a field values that cannot be: Unexpected type annotation: set\[int\]"),
         (Required, "needs a default.*'steps'"),
+        (Refusing, r"Refusing\(\) failed: TypeError: no default suits \(.*test_user_code\.py:\d+\)$"),
+        (Worded, "Worded has a field eta of type str, which in QSharpConfig is of type float; keep that type"),
+        (Rated, "Rated has a field enabled of type float, which in AlgoConfig is of type bool"),
         (made_in_a_function(), "is made in a function"),
         (int, "is the class int, but must be a dataclass that builds on pipeline.AlgoConfig"),
         (AlgoConfig(), "must be a dataclass that builds on"),
     ],
-    ids=["no decorator", "type", "no default", "in a function", "class", "object"],
+    ids=["no decorator", "type", "no default", "code", "text", "number", "in a function", "class", "object"],
 )
 def test_settings_that_a_worker_could_not_rebuild_are_refused(schema: object, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_settings_class("algos.X.class_path=m.X", schema, AlgoConfig)
+
+
+def test_a_table_of_another_type_is_refused() -> None:
+    said = r"a field rewards of type dict\[str, str\], which in DatasetConfig is of type dict\[str, float\]"
+    with pytest.raises(ConfigError, match=said):
+        check_settings_class("datasets.x.class_path=m.X", Listed, DatasetConfig)
+
+
+def test_a_narrower_type_is_fine() -> None:
+    check_settings_class("algos.X.class_path=m.X", Narrowed, AlgoConfig)
 
 
 def test_settings_that_change_nothing_are_fine() -> None:
@@ -208,6 +253,14 @@ class Configured(Algorithm):
     config_class = Required
 
 
+class Steered(QSharp):
+    config_class = Renamed
+
+
+class Sums(Addition):
+    config_class = DatasetConfig
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -215,6 +268,14 @@ class Configured(Algorithm):
         (["algos.X.class_path=examples.fudge.Fudge", "algos.X.success=hi"], "algos.X.success=hi: Value 'hi'"),
         (["algos.X.class_path=examples.fudge.FudgeConfig"], "is no Algorithm: it has no config_class"),
         ([f"algos.X.class_path={__name__}.Configured"], "needs a default"),
+        (
+            [f"algos.X.class_path={__name__}.Steered"],
+            "its config_class Renamed does not build on QSharpConfig, the settings of QSharp",
+        ),
+        (
+            [f"datasets.x.class_path={__name__}.Sums"],
+            "DatasetConfig does not build on AdditionConfig, the settings of Addition",
+        ),
         (["datasets.x.class_path=pathlib.Path"], "is no Dataset: it has no config_class"),
         (
             ["datasets.x.class_path=examples.sorting.Sorting", "datasets.x.digitz=1"],

@@ -24,7 +24,7 @@ def test_settings_are_those_of_the_class_and_of_all_that_it_builds_on(kind: type
 
 def test_settings_of_another_kind_are_one_message() -> None:
     said = (
-        "a job: algos.Mine has the settings of PolicyAlgoConfig, and this stage reads those of GRPOConfig; set "
+        "algos.Mine has the settings of PolicyAlgoConfig, and this stage reads those of GRPOConfig; set "
         "its config_class to GRPOConfig or a subclass of it"
     )
     with pytest.raises(JobError) as raised:

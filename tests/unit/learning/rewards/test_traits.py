@@ -9,7 +9,7 @@ from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.scoring import Scored, Scorer
-from pipeline.learning.rewards.traits import RewardTraits, reward
+from pipeline.learning.rewards.traits import RewardTraits, Text, reward, text_of
 
 MINE = """
 from pipeline import RewardTraits, reward
@@ -40,7 +40,51 @@ def test_what_is_asked_must_be_a_function(wrong: dict[str, object]) -> None:
         RewardTraits(**wrong)  # type: ignore[arg-type]
 
 
-@reward(RewardTraits(verifies=True, isolated=False, answer=len))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"verifies": "yes"}, "True, False, or None"),
+        ({"correct_from": "x"}, "a finite number"),
+        ({"correct_from": float("nan")}, "a finite number"),
+        ({"correct_from": True}, "a finite number"),
+        ({"graded": "x"}, "True or False"),
+        ({"judges": 3}, "a text"),
+        ({"messages": "prompts"}, 'a set of "prompts" and "completions"'),
+        ({"messages": {"prompt"}}, 'a set of "prompts" and "completions"'),
+        ({"isolated": None}, "True or False"),
+        ({"packages": "numpy"}, "a tuple of names of packages"),
+        ({"packages": (1,)}, "a tuple of names of packages"),
+        ({"version": "2"}, "a whole number"),
+    ],
+    ids=str,
+)
+def test_a_trait_of_another_kind_is_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(TypeError, match=rf"^RewardTraits\({next(iter(wrong))}=.*\): must be {said}"):
+        RewardTraits(**wrong)  # type: ignore[arg-type]
+
+
+def length(completion: Text) -> float:
+    return float(len(text_of(completion)))
+
+
+def test_traits_of_the_right_kinds_are_taken() -> None:
+    RewardTraits(
+        answer=length,
+        correct_from=1,
+        messages=frozenset({"prompts"}),
+        packages=("numpy",),
+        judges="format",
+        version=2,
+    )
+
+
+@pytest.mark.parametrize("given", [len, None, "verifies"])
+def test_a_reward_without_its_traits_says_what_to_write(given: object) -> None:
+    with pytest.raises(TypeError, match=r"write @reward\(RewardTraits\(verifies=True\)\)"):
+        reward(given)  # type: ignore[arg-type]
+
+
+@reward(RewardTraits(verifies=True, isolated=False, answer=len))
 def counting(completions: list[str], **_: object) -> list[float]:
     return [1.0] * len(completions)
 
