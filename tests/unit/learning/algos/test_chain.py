@@ -197,9 +197,7 @@ def test_a_reward_that_turns_out_to_be_graded_ends_a_single_probability_before_i
     tmp_path: Path,
 ) -> None:
     small = ("rounds_of_training=1", "data_collection.prompts_per_round=10", "algos.PITA.enabled=false")
-    with pytest.raises(
-        JobError, match=r"QSharp/r1/generate.*a reward of 0\.\d+ lies .* Set algos.QSharp.atoms=11"
-    ):
+    with pytest.raises(JobError, match=r"a reward of 0\.\d+ lies .* Set algos.QSharp.atoms=11"):
         Chains(tmp_path, "algos.QSharp.atoms=1", *small)
 
 
