@@ -172,9 +172,10 @@ class _PrintableFormatter(logging.Formatter):
 
 @contextmanager
 def logged_to(path: Path) -> Iterator[None]:
-    """Have what the engine and its commands log go to the file of a run."""
+    """Have what the engine and its commands log go to the file of a run, and nowhere else until that ends."""
     handler = _RunLog(path, encoding="utf-8")
     handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    before = log.level, log.propagate
     log.setLevel(logging.INFO)
     log.propagate = False
     log.addHandler(handler)
@@ -183,3 +184,5 @@ def logged_to(path: Path) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         handler.close()
+        log.setLevel(before[0])
+        log.propagate = before[1]

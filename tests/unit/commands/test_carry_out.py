@@ -58,6 +58,9 @@ def test_what_is_shown_of_a_run_goes_by_a_clock_that_nobody_puts_back(monkeypatc
 
 
 def test_a_log_that_cannot_be_written_ends_without_a_word_of_its_own() -> None:
+    before = log.level, log.propagate
     with logged_to(Path("/dev/full")):
         log.warning("what nobody will read")
+        assert not log.propagate
+    assert (log.level, log.propagate) == before
     assert not [handler for handler in log.handlers if isinstance(handler, logging.FileHandler)]
