@@ -70,7 +70,9 @@ class AlgoConfig(Settings):
     )
     """Memory that each of its jobs takes of a GPU, in MiB; goes before those of `training` and `generation`."""
     learning_rate: float = number(2e-3, above=0, at_most=LARGEST_RATE)
+    """Of AdamW, at its highest; see training.warmup_steps and training.schedule."""
     epochs: int = number(4, at_least=1, at_most=1_000_000)
+    """Passes over the data of a round."""
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of an algorithm of your own."""
     front: dict[str, Any] = field(default_factory=dict, metadata={"affects_result": False})
@@ -132,7 +134,9 @@ class DatasetConfig(Settings):
     """Several rewards with their weights, instead of `reward`: their weighted sum counts."""
     grading: GradingConfig = field(default_factory=GradingConfig)
     test_size: int = number(10_000, at_least=1, at_most=10_000_000)
+    """Rows that are kept apart for evaluation."""
     validation_size: int = number(10_000, at_least=1, at_most=10_000_000)
+    """Rows that are kept apart for choosing settings."""
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of a dataset of your own."""
 

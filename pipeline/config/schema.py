@@ -49,8 +49,8 @@ class DeviceChoice(Enum):
     """Which kind of device workers use."""
 
     auto = "auto"  # GPUs if there are any, else CPU slots
-    cpu = "cpu"
-    cuda = "cuda"
+    cpu = "cpu"  # CPU slots, each of `system.cpu_threads` threads
+    cuda = "cuda"  # GPUs, or an error where there are none
 
 
 class Strategy(Enum):
@@ -74,17 +74,17 @@ class Sharding(Enum):
 class Attention(Enum):
     """Attention implementation, by its name in transformers."""
 
-    eager = "eager"
-    sdpa = "sdpa"
-    flash_attention_2 = "flash_attention_2"
+    eager = "eager"  # plain products, which store all scores
+    sdpa = "sdpa"  # torch's own fused kernels
+    flash_attention_2 = "flash_attention_2"  # of the package flash-attn, on GPUs
 
 
 class DType(Enum):
     """Floating-point type of weights and activations."""
 
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+    float32 = "float32"  # 4 bytes a number
+    bfloat16 = "bfloat16"  # 2 bytes, with the range of float32
+    float16 = "float16"  # 2 bytes, finer and of less range
 
 
 class LongPrompts(Enum):
@@ -97,15 +97,15 @@ class LongPrompts(Enum):
 class Warmup(Enum):
     """Learning-rate schedule after the warm-up."""
 
-    constant = "constant"
-    cosine = "cosine"
+    constant = "constant"  # stays
+    cosine = "cosine"  # falls to zero along a cosine
 
 
 @dataclass(kw_only=True)
 class ExperimentConfig:
     """What the experiment is called and how often it is repeated."""
 
-    name: str = MISSING
+    name: str = hint(MISSING)
     """Folder under `output_dir`: letters, digits, '.', '_' and '-'."""
     seeds: list[int] = number([0], at_least=0, at_most=LARGEST_SEED)
     """One chain per algorithm, dataset, model and seed."""
@@ -134,10 +134,13 @@ class TrainingConfig:
     micro_batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences in one forward pass at most; larger batches accumulate gradients. Halved when memory runs out."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass rather than keep them: less memory, a third more time."""
     weight_decay: float = number(0.01, at_least=0, at_most=100)
+    """Of AdamW: the part of a weight that a step takes away, as a multiple of the learning rate."""
     grad_clip: float = number(1.0, at_least=0, at_most=1e9)
     """Largest norm of the gradient; 0 does not clip."""
     warmup_steps: int = number(20, at_least=0, at_most=1_000_000_000)
+    """Optimizer steps over which the learning rate rises to its full value."""
     schedule: Warmup = Warmup.cosine
     gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False)
     """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.
@@ -165,6 +168,7 @@ class GenerationConfig:
     max_new_tokens: int = number(64, at_least=1, at_most=1_000_000)
     """Upper bound; a dataset may set a lower one of its own."""
     temperature: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6)
+    """What logits are divided by before a token is drawn; guidance is applied after it."""
     top_p: float = number(1.0, above=0, at_most=1, hint=" (1 keeps every token)")
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
     long_prompts: LongPrompts = LongPrompts.refuse
@@ -193,11 +197,13 @@ class EvaluationConfig:
     split: str = "test"
     """`test`, or `validation` while settings are being chosen."""
     num_prompts: int = number(500, at_least=1, at_most=1_000_000_000)
+    """Held-out prompts that every policy is evaluated on."""
     num_samples: int = number(2, at_least=1, at_most=100_000)
     """Completions per prompt."""
     bootstrap_samples: int = number(1000, at_least=20, at_most=1_000_000)
     """Draws of prompts for the intervals of one policy; of fewer than 20 none would lie outside of an interval."""
     confidence: float = number(0.95, above=0, below=1, hint=", for example 0.95")
+    """Of the intervals: the probability with which they cover what is estimated."""
     etas: list[float] = number(
         [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint="; inf is the reference policy"
     )
@@ -238,6 +244,7 @@ class RetryConfig:
     wait_s: float = number(1.0, at_least=0, at_most=LONGEST_S, affects_result=False)
     """Seconds before another attempt after a transient failure; doubles each time."""
     max_wait_s: float = number(60.0, at_least=0, at_most=LONGEST_S, affects_result=False)
+    """Seconds that such a wait may reach by doubling."""
     device_failures: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
     """Different jobs in a row that a device must fail to be given no more; the last device is always kept."""
 
@@ -310,7 +317,7 @@ class DistributedConfig:
 class StageChoice(Enum):
     """How much of the plan is carried out."""
 
-    all = "all"
+    all = "all"  # everything
     prepare = "prepare"  # only what is done to datasets before anything is generated
 
 
@@ -319,12 +326,14 @@ class Config:
     """The whole request."""
 
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
-    stage: StageChoice = StageChoice.all
+    stage: StageChoice = hint(StageChoice.all)
     rounds_of_training: int = number(2, at_least=1, at_most=1_000_000)
-    dry_run: bool = False
-    """Print the plan and what is already stored, and stop."""
+    """Turns of generate, train and evaluate, each on the results of those before it."""
+    dry_run: bool = hint(False)
+    """Print the plan and what is already stored, draw it in plan.svg, and stop."""
     device: DeviceChoice = DeviceChoice.auto
-    output_dir: str = file_or_folder("outputs")
+    output_dir: str = file_or_folder("outputs", affects_result=False)
+    """Folder of all runs: each leaves its own in ``output_dir/NAME/``, and outputs are shared in ``.store``."""
     system: SystemConfig = field(default_factory=SystemConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)

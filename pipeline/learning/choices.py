@@ -26,18 +26,18 @@ class HeadType(Enum):
 class DPOLoss(Enum):
     """Losses of `trl.DPOTrainer`, by its names: those that are a mean over pairs."""
 
-    sigmoid = "sigmoid"
-    hinge = "hinge"
-    ipo = "ipo"
-    exo_pair = "exo_pair"
-    nca_pair = "nca_pair"
-    robust = "robust"
-    bco_pair = "bco_pair"
-    sppo_hard = "sppo_hard"
-    apo_zero = "apo_zero"
-    apo_down = "apo_down"
-    discopop = "discopop"
-    sigmoid_norm = "sigmoid_norm"
+    sigmoid = "sigmoid"  # of DPO itself (arXiv 2305.18290)
+    hinge = "hinge"  # of SLiC (arXiv 2305.10425)
+    ipo = "ipo"  # a squared distance (arXiv 2310.12036)
+    exo_pair = "exo_pair"  # of EXO (arXiv 2402.00856)
+    nca_pair = "nca_pair"  # of NCA (arXiv 2402.05369)
+    robust = "robust"  # with labels that may be wrong (arXiv 2403.00409)
+    bco_pair = "bco_pair"  # of BCO (arXiv 2404.04656)
+    sppo_hard = "sppo_hard"  # of SPPO with hard labels (arXiv 2405.00675)
+    apo_zero = "apo_zero"  # raises chosen and lowers rejected completions (arXiv 2408.06266)
+    apo_down = "apo_down"  # lowers both, rejected ones further (arXiv 2408.06266)
+    discopop = "discopop"  # found by a search (arXiv 2406.08414)
+    sigmoid_norm = "sigmoid_norm"  # as sigmoid, per token of a completion
 
 
 class GRPOLoss(Enum):

@@ -41,7 +41,9 @@ class RewardModelConfig(Settings):
     batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences per optimizer step; both completions of a pair count."""
     learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
+    """Of AdamW, at its highest."""
     epochs: int = number(2, at_least=1, at_most=1_000_000)
+    """Passes over the pairs."""
     folds: int = number(2, at_least=1, at_most=100)
     """Reward models, each fitted to the pairs of all folds of prompts but one, whose completions it scores. Costs
     folds - 1 passes over the pairs. 1 scores what it was fitted to, which flatters it."""

@@ -20,6 +20,7 @@ class AdditionConfig(DatasetConfig):
     """Addition of two numbers, operands and sum written least significant digit first."""
 
     digits: int = number(3, at_least=1, at_most=4)
+    """Digits of each of the two numbers."""
     carry_drop: float = number(0.6, at_least=0, at_most=1)
     """Share of the reference's demonstrations that ignore every carry."""
 

@@ -33,6 +33,7 @@ class StarGraphConfig(DatasetConfig):
     random_arm: float = number(0.0, at_least=0, at_most=1)
     """Share of the reference's demonstrations that walk down an arm drawn blindly; 0 shows right paths alone."""
     train_size: int = number(200_000, at_least=1, at_most=10_000_000)
+    """Rows to train on, of which rounds draw."""
 
     @property
     def nodes(self) -> int:

@@ -51,14 +51,23 @@ class TinyModelConfig(ModelConfig):
     """Several references instead of the one of `seed`, each with chains of its own for every seed of the
     experiment. A stage sees the `seed` of its own reference alone."""
     n_embd: int = number(64, at_least=1, at_most=2048)
+    """Width; the heads share it, so n_head must divide it."""
     n_layer: int = number(2, at_least=1, at_most=48)
+    """Layers."""
     n_head: int = number(4, at_least=1, at_most=128)
+    """Heads of attention in each layer."""
     n_inner: int = number(128, at_least=1, at_most=8192)
+    """Width inside of each layer's MLP."""
     n_positions: int = number(128, at_least=1, at_most=16_384)
+    """Tokens of a prompt and its completion at most."""
     steps: int = number(1000, at_least=0, at_most=1_000_000_000)
+    """Optimizer steps of its training; 0 leaves it random."""
     batch_size: int = number(128, at_least=1, at_most=1_000_000)
+    """Demonstrations per optimizer step."""
     learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
+    """Of AdamW, at its highest."""
     warmup_steps: int = number(100, at_least=0, at_most=1_000_000_000)
+    """Steps over which the learning rate rises to its full value."""
 
     @property
     def references(self) -> Sequence[int]:

@@ -1,0 +1,239 @@
+"""What every key means, read from where it is declared: type, default, range, and the text that stands below it.
+
+Settings of users' own classes are read in the same way, so what is written of a field once is what `pipeline help`
+says and what the reference of all keys has.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import sys
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING
+
+from pipeline.config.fields import PATH, RANGE
+from pipeline.config.schema import Config
+from pipeline.config.tables import TABLES, all_shipped
+from pipeline.config.values import short
+
+_WORDS: Mapping[object, tuple[str, str]] = {
+    int: ("whole number", "whole numbers"),
+    float: ("number", "numbers"),
+    str: ("text", "texts"),
+    bool: ("true or false", "of true or false"),
+    Any: ("anything", "anything"),
+}
+"""Type -> what one and what several of it are called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """What is known of a key.
+
+    Attributes:
+        key: Dotted, as it is typed: ``training.grad_clip``, ``algos.PITA.eta``.
+        type: In words: ``number``, ``list of whole numbers``, ``text or null``.
+        default: As it is typed; "" where a value must be given.
+        allowed: The range of its numbers in words, or "".
+        choices: What may be chosen -> what that means, or "".
+        text: What it means, with its unit, in one paragraph; "" where nothing is written.
+        affects_result: Whether other values lead to other results; what does not is in no key of a result.
+        declared: The class that declares it, as ``pipeline.config.schema:TrainingConfig``.
+    """
+
+    key: str
+    type: str
+    default: str
+    allowed: str = ""
+    choices: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    affects_result: bool = True
+    declared: str = ""
+
+    @property
+    def line(self) -> str:
+        """The first sentence of what it means."""
+        return first_sentence(self.text)
+
+
+def shipped_meanings() -> dict[str, Meaning]:
+    """Every key that may be set with what ships, in the order of the configuration."""
+    found = [each for each in meanings(Config) if each.key not in TABLES]
+    for table in TABLES:
+        for name, schema in all_shipped(table).items():
+            found += meanings(schema, f"{table}.{name}")
+    return {each.key: each for each in found}
+
+
+def shipped_sections() -> dict[str, str]:
+    """What every group of keys is about: ``training``, ``execution.retry``, ``algos.PITA``."""
+    found = dict(sections(Config))
+    for table in TABLES:
+        for name, schema in all_shipped(table).items():
+            found[f"{table}.{name}"] = _about(schema)
+            found |= sections(schema, f"{table}.{name}")
+    return found
+
+
+def meanings(schema: type[Any], prefix: str = "") -> Iterator[Meaning]:
+    """The keys of a class of settings, in its order; those of settings inside it follow where they stand.
+
+    Args:
+        schema: The dataclass.
+        prefix: The key of such settings, as ``algos.PITA``.
+    """
+    hints, settings = get_type_hints(schema), schema()
+    for item in fields(schema):
+        key = f"{prefix}.{item.name}" if prefix else item.name
+        if is_dataclass(inside := getattr(settings, item.name)):
+            yield from meanings(type(inside), key)
+        else:
+            yield _meaning(schema, item, key, hints[item.name], inside)
+
+
+def sections(schema: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The key of all settings inside of others, and what they are about."""
+    settings = schema()
+    for item in fields(schema):
+        if is_dataclass(inside := getattr(settings, item.name)):
+            key = f"{prefix}.{item.name}" if prefix else item.name
+            yield key, _written(schema, item.name) or _about(type(inside))
+            yield from sections(type(inside), key)
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first full stop, or semicolon, that ends a sentence."""
+    for at, sign in enumerate(text):
+        if sign in ".;" and text[at + 1 : at + 2] in ("", " ") and not text[:at].endswith(("e.g", "i.e")):
+            return text[:at]
+    return text
+
+
+def typed(value: Any) -> str:
+    """A value as one types it behind ``KEY=``."""
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, float):
+        return short(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}: {typed(each)}' for name, each in value.items())}}}"
+    return "" if value == MISSING else str(value)
+
+
+def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: Any) -> Meaning:
+    owner = _declaring(schema, item.name)
+    enum = next(
+        (kind for kind in (hint, *get_args(hint)) if inspect.isclass(kind) and issubclass(kind, Enum)), None
+    )
+    allowed = item.metadata.get(RANGE)
+    return Meaning(
+        key=key,
+        type=_in_words(hint, words=() if allowed is None else allowed.words, path=PATH in item.metadata),
+        default=typed(default),
+        allowed="" if allowed is None else str(allowed),
+        choices={} if enum is None else {each.name: _written(enum, each.name) for each in enum},
+        text=_written(schema, item.name) or (_about(enum) if enum else ""),
+        affects_result=item.metadata.get("affects_result", True),
+        declared=f"{owner.__module__}:{owner.__qualname__}",
+    )
+
+
+def _in_words(hint: Any, *, several: bool = False, words: Sequence[str] = (), path: bool = False) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        kinds = [_in_words(kind, words=words, path=path) for kind in get_args(hint) if kind is not NoneType]
+        return " or ".join([*kinds, *(["null"] if NoneType in get_args(hint) else [])])
+    if hint is str and (words or path):
+        return "path" if path else " or ".join(words)
+    if get_origin(hint) in (list, tuple):
+        return f"list of {_in_words(get_args(hint)[0], several=True)}"
+    if get_origin(hint) is dict:
+        return f"table of {_in_words(get_args(hint)[1], several=True)}"
+    if inspect.isclass(hint) and issubclass(hint, Enum):
+        return "choice"
+    return _WORDS.get(hint, (getattr(hint, "__name__", str(hint)),) * 2)[several]
+
+
+def _about(kind: type[Any]) -> str:
+    """The first paragraph of a class's own docstring."""
+    return " ".join((vars(kind).get("__doc__") or "").partition("\n\n")[0].split())
+
+
+# -- what is written in the source -----------------------------------------------------------------------------
+
+
+def _declaring(schema: type[Any], name: str) -> type[Any]:
+    """The class that says last what a field is."""
+    return next((kind for kind in schema.__mro__ if name in vars(kind).get("__annotations__", {})), schema)
+
+
+def _written(schema: type[Any], name: str) -> str:
+    """What is written of a field or member; where a class declares it anew without a word, what its base says."""
+    return next((text for kind in schema.__mro__ if (text := _texts(kind).get(name))), "")
+
+
+@cache
+def _texts(kind: type[Any]) -> dict[str, str]:
+    """Field -> the text below it, else the remark behind it, of what a class itself declares."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    found = _classes(file).get(kind.__qualname__) if file else None
+    return found or {}
+
+
+@cache
+def _classes(file: str) -> dict[str, dict[str, str]]:
+    """Class -> what is written of its fields, of all classes in a file; nothing where it cannot be read."""
+    try:
+        source = Path(file).read_text(encoding="utf-8")
+        remarks = _remarks(source)
+        return {name: _of_class(node, remarks) for name, node in _class_nodes(ast.parse(source).body, "")}
+    except (OSError, ValueError, SyntaxError, tokenize.TokenError):
+        return {}
+
+
+def _class_nodes(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield f"{prefix}{node.name}", node
+            yield from _class_nodes(node.body, f"{prefix}{node.name}.")
+
+
+def _of_class(node: ast.ClassDef, remarks: Mapping[int, str]) -> dict[str, str]:
+    texts = {}
+    for one, after in zip(node.body, [*node.body[1:], None], strict=True):
+        target = one.target if isinstance(one, ast.AnnAssign) else one.targets[0] if _assigns(one) else None
+        if isinstance(target, ast.Name):
+            texts[target.id] = _string(after) or remarks.get(one.end_lineno or 0, "")
+    return texts
+
+
+def _assigns(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign)
+
+
+def _string(node: ast.stmt | None) -> str:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(node.value.value.split())
+    return ""
+
+
+def _remarks(source: str) -> dict[int, str]:
+    """Line -> the remark at its end; those for the tools that check code are none."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    remarks = {
+        token.start[0]: token.string.lstrip("#:").strip() for token in tokens if token.type == tokenize.COMMENT
+    }
+    return {line: text for line, text in remarks.items() if not text.startswith(("noqa", "type:", "pragma"))}
