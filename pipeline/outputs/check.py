@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.errors import JobError
 from pipeline.files import walk
 from pipeline.foreign import ForeignDataError
+from pipeline.outputs.curves import CURVES, read_curve
 from pipeline.outputs.formats import (
     ETA,
     GENERATION,
@@ -101,5 +102,6 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
     TRAINING: read_training,
     GENERATION: read_generation,
     REWARD: read_reward_fit,
+    CURVES: lambda path: read_curve(path.parent),
 }
 """Names that any stage may write; ``model.json`` is left to the reference."""
