@@ -140,6 +140,9 @@ def every_strategy(work: Work) -> None:
     prepare_torch(1)
     half_done = work.payload["half_done"]
     with join(work.rank, work.world_size, work.device, Spread()) as met:
+        print("listens at", listening(), flush=True)
+        if dying := work.payload.get("dying"):
+            _value_of_a_dying_rank(work, Ranks(met.rank, met.size, met.device, SPREADS[dying]))
         for name in work.payload["spreads"]:
             spread = SPREADS[name]
             # As on two machines of two devices each.
@@ -159,28 +162,25 @@ def every_strategy(work: Work) -> None:
             print(f"stopped {error}")
 
 
+def _value_of_a_dying_rank(work: Work, ranks: Ranks) -> None:
+    """The last rank is killed after a few steps of the first attempt."""
+    steps = 0
+
+    def on_step(done: int) -> None:
+        nonlocal steps
+        steps += 1
+        if work.attempt == 1 and steps == 5 and ranks.rank == ranks.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model, losses = value(ranks, checkpoints(work.checkpoints / "value", ranks, every_steps=2), on_step)
+    _keep(work, "value", model, losses, ranks)
+    if ranks.is_first:
+        (work.out / "steps.txt").write_text(str(steps))
+
+
 def _keep(work: Work, name: str, model: PreTrainedModel, losses: list[float], ranks: Ranks) -> None:
     spread = sum(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
     print(f"{name}: {spread} of {sum(1 for _ in model.parameters())} are spread")
     save_model(model, work.out / name, ranks)
     if ranks.is_first:
         (work.out / name / "losses.json").write_text(json.dumps(losses))
-
-
-def dying_rank(work: Work) -> None:
-    """The last rank is killed after a few steps of the first attempt."""
-    prepare_torch(1)
-    steps = 0
-
-    def on_step(done: int) -> None:
-        nonlocal steps
-        steps += 1
-        if work.attempt == 1 and steps == 5 and work.rank == work.world_size - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with join(work.rank, work.world_size, work.device, SPREADS[work.payload["spread"]]) as ranks:
-        print("listens at", listening(), flush=True)
-        model, losses = value(ranks, checkpoints(work.checkpoints / "value", ranks, every_steps=2), on_step)
-        _keep(work, "value", model, losses, ranks)
-    if ranks.is_first:
-        (work.out / "steps.txt").write_text(str(steps))

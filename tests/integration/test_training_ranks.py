@@ -60,21 +60,33 @@ def check_equal(made: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "spreads", "policies"),
-    [(2, ["ddp", "full_shard", "no_shard", "shard_grad_op"], [*doubles.POLICIES]), (4, ["hybrid_shard"], [])],
+    ("size", "spreads", "policies", "dying"),
+    [
+        (2, ["ddp", "full_shard", "no_shard", "shard_grad_op"], [*doubles.POLICIES], "full_shard"),
+        (4, ["hybrid_shard"], [], ""),
+    ],
     ids=["2 ranks", "4 ranks"],
 )
 def test_every_strategy_gives_the_curve_of_one_process(
-    engine: Engine, tmp_path: Path, alone: Path, size: int, spreads: list[str], policies: list[str]
+    engine: Engine, tmp_path: Path, alone: Path, size: int, spreads: list[str], policies: list[str], dying: str
 ) -> None:
+    """And a rank that is killed costs what came after the checkpoint: all in one job, as ranks take long to start."""
     for name in spreads:
         shutil.copytree(alone / "half", tmp_path / "half" / name)
-    payload = {"half_done": str(tmp_path / "half"), "spreads": spreads, "policies": policies}
-    outcome = engine.run(
-        job("train", "tests.doubles.ranks:every_strategy", devices=size, payload=payload), workers=size
-    )
-    assert outcome.jobs["train"] is JobStatus.done, engine.log("train")
+    payload = {"half_done": str(tmp_path / "half"), "spreads": spreads, "policies": policies, "dying": dying}
+    train = job("train", "tests.doubles.ranks:every_strategy", devices=size, payload=payload)
+    outcome = engine.run(train, workers=size, retry=RetryConfig(worker_lost=2))
+    attempts = 2 if dying else 1
+    log = engine.log("train", attempts)
+    assert outcome.jobs["train"] is JobStatus.done, log
     out = engine.store.path(key("train"))
+    assert "listens at ['127.0.0.1']" in log  # nobody on the network gets at the ranks
+    if dying:
+        (failed,) = engine.events("AttemptFailed")
+        assert failed["kind"] == "lost"
+        assert "rank 1 of 2 was lost (signal 9 (SIGKILL))" in failed["reason"]
+        assert (out / "steps.txt").read_text() == str(doubles.STEPS - 4)
+        check_equal(out / "value", alone / "value")
     for name in spreads:
         check_equal(out / f"value {name}", alone / "value")
         # A checkpoint of one process, gone on from by several, and the other way round.
@@ -87,31 +99,13 @@ def test_every_strategy_gives_the_curve_of_one_process(
     ValueModel.from_pretrained(out / f"value {spreads[-1]}")
     if "reference" in policies:
         GPT2LMHeadModel.from_pretrained(out / "reference")
-    log = engine.log("train")
     assert f"batch of 7: 2 at once x {size} ranks x {2 if size == 2 else 1} in turn ({size} ranks, " in log
-    assert log.count("going on from the checkpoint of step 4") == len(spreads)
+    assert log.count("going on from the checkpoint of step 4") == len(spreads) + bool(dying)
     for name in spreads:
-        assert (f"value {name}: 0 of" in log) != doubles.SPREADS[name].is_sharded
+        assert (f"\nvalue {name}: 0 of" in log) != doubles.SPREADS[name].is_sharded
     # Rank 1 alone was asked to stop; all did, at the same step.
-    for rank_log in (log, (engine.run_dir / "jobs/train/log.rank1.txt").read_text()):
+    for rank_log in (log, (engine.run_dir / f"jobs/train/log{'.2' if dying else ''}.rank1.txt").read_text()):
         assert "stopped at step 1; the next attempt goes on from step 1" in rank_log
-
-
-@pytest.mark.parametrize("spread", ["full_shard"])
-def test_a_rank_that_is_killed_costs_what_came_after_the_checkpoint(
-    engine: Engine, alone: Path, spread: str
-) -> None:
-    gang = job("train", "tests.doubles.ranks:dying_rank", devices=2, payload={"spread": spread})
-    outcome = engine.run(gang, workers=2, retry=RetryConfig(worker_lost=2))
-    assert outcome.jobs["train"] is JobStatus.done, engine.log("train", 2)
-    (failed,) = engine.events("AttemptFailed")
-    assert failed["kind"] == "lost"
-    assert "rank 1 of 2 was lost (signal 9 (SIGKILL))" in failed["reason"]
-    assert "listens at ['127.0.0.1']" in engine.log("train", 2)  # nobody on the network gets at the ranks
-    assert "going on from the checkpoint of step 4" in engine.log("train", 2)
-    out = engine.store.path(key("train"))
-    assert (out / "steps.txt").read_text() == str(doubles.STEPS - 4)
-    check_equal(out / "value", alone / "value")
 
 
 def test_ranks_of_another_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
