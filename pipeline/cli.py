@@ -19,10 +19,10 @@ from pipeline import __version__
 from pipeline.commands import multirun
 from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.exits import complain, refuse, unless_unwritten
-from pipeline.commands.help import usage
+from pipeline.commands.help import typed_command, usage
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED
-from pipeline.config.arguments import check_flags, settings_first
+from pipeline.config.arguments import check_flags, config_dir_of, settings_first
 from pipeline.config.explain import explain
 from pipeline.config.install import conf_dir
 from pipeline.config.load import VERSION_BASE, register_schemas, typed
@@ -56,7 +56,10 @@ def main(arguments: Sequence[str]) -> int:
         try:
             config = typed(composed)
             multirun.check_objective(config)
-            code = run_experiment(config, make_console(), label=label, given=HydraConfig.get().overrides.task)
+            given = HydraConfig.get().overrides.task
+            code = run_experiment(
+                config, make_console(), label=label, given=given, command=_repeating(arguments, given)
+            )
             codes.append(unless_unwritten(code) if config.dry_run else code)
             value = multirun.objective(config) if code == 0 else None
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
@@ -88,6 +91,12 @@ def main(arguments: Sequence[str]) -> int:
     for failed in multirun.failed_runs:
         complain(str(failed))
     return max([*codes, *(failed.exit_code for failed in multirun.failed_runs)], default=0)
+
+
+def _repeating(arguments: Sequence[str], given: Sequence[str]) -> list[str]:
+    """The command that repeats this run alone: its settings, and where those of the user's own groups are."""
+    folder = config_dir_of(arguments)
+    return [*typed_command().split(), *given, *(["--config-dir", folder] if folder else [])]
 
 
 def _announce_run(arguments: Sequence[str]) -> str:

@@ -36,12 +36,14 @@ from pipeline.engine.store.measured import update_durations, update_peaks
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError, WorkerError
 from pipeline.files import write_whole
+from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.plan.build import duration_name
 from pipeline.plan.job import Job
 from pipeline.plan.recorded import plan_text
 from pipeline.runs.index import runs_of
 from pipeline.runs.links import link_all, link_stored
 from pipeline.runs.live_run import LiveRun
+from pipeline.runs.origin import this_origin, write_origin
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import shown_on
 from pipeline.runs.rows import METRICS_STAGE
@@ -91,6 +93,9 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     there = set(request.plan.jobs) - set(stored.missing)
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
     write_whole(run.plan, plan_text(request.plan, stored=there))
+    devices = [device.label for device in request.used_devices]
+    bounded = with_bounded_kl(request.config)
+    write_origin(run.path, this_origin(request.command, request.given, bounded, devices))
     for warning in request.warnings:
         log.warning("%s", warning)
     for key, problem in stored.damaged.items():

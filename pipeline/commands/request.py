@@ -46,6 +46,10 @@ class Request:
     """What was changed about the request, for the user to know."""
     label: str = ""
     """What tells this run from others of the same command; heads its tables."""
+    given: tuple[str, ...] = ()
+    """Settings of the command line."""
+    command: tuple[str, ...] = ()
+    """Words of a command that repeats it; none where there is no such command."""
 
     @property
     def execution(self) -> ExecutionConfig:
@@ -106,7 +110,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     plan = build_plan(config, read_durations(store.root), sources, models, weights=weights, gpu=gpu)
     said = [one for one in (warning, slow_precision(config, gpu)) if one is not None]
     warnings = (*import_warnings(), *said, *idle)
-    return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings)
+    return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings, given=tuple(given))
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:

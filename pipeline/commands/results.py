@@ -9,20 +9,18 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.commands.request import Request
-from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.outputs.formats import PAGE
-from pipeline.outputs.prompts import PromptMeasures
-from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
-from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
+from pipeline.runs.cost import read_compute, write_compute
 from pipeline.runs.makers import Maker, collect_makers
-from pipeline.runs.record import Place, ResultRow, Results, write_results
+from pipeline.runs.record import Results, write_results
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.tables import result_tables
-from pipeline.runs.rows import collect_rows, prompt_reader, write_samples
+from pipeline.runs.rows import write_samples
+from pipeline.runs.summary import compute_of, results_of
 from pipeline.terminal.console import say
 
 
@@ -57,52 +55,20 @@ def leave_results(
         The results, and what made the outputs that they rest on.
     """
     store, asked = request.store, request.config.evaluation
-    results = _summed_up(
-        collect_rows(store, jobs, tell),
-        prompt_reader(store, jobs, tell),
+    results = results_of(
+        store,
+        jobs,
         request.config.rounds_of_training,
         asked,
+        bounded=with_bounded_kl(request.config),
+        tell=tell,
     )
-    bounded = with_bounded_kl(request.config)
-    results = replace(results, common_eta=asked.common_eta, split=asked.split, bounded=bounded)
     write_results(run, results)
     write_samples(run, store, jobs, tell)
-    costs = _computed(store, request.plan, results, asked.budgets)
-    makers = collect_makers(store, request.plan.jobs.values())
-    write_compute(run.path, costs, makers)
+    every = request.plan.jobs.values()
+    makers = collect_makers(store, every)
+    write_compute(run.path, compute_of(store, every, results, asked.budgets), makers)
     return results, makers
-
-
-def _summed_up(
-    rows: list[ResultRow],
-    read: Callable[[Place], PromptMeasures | None],
-    last_round: int,
-    settings: EvaluationConfig,
-) -> Results:
-    """The rows of chains, and what they say of methods; see `pooling` and `fronts`."""
-    # Not with the other imports: scipy takes time to load, which commands that pool nothing need not wait for.
-    from pipeline.runs.comparison.fronts import fronts
-    from pipeline.runs.comparison.pooling import pooled
-
-    found, comparisons = pooled(rows, read, last_round, settings.confidence)
-    points, matched = fronts(found, settings.matched_kl, settings.split)
-    return Results(
-        rows=rows,
-        pooled=found,
-        comparisons=comparisons,
-        confidence=settings.confidence,
-        fronts=points,
-        matched=matched,
-    )
-
-
-def _computed(store: Store, plan: Plan, results: Results, budgets: Sequence[float]) -> Compute:
-    from pipeline.runs.comparison.budgets import at_budgets
-    from pipeline.runs.comparison.costs import costs_of
-
-    rows = collect_compute(store, plan.jobs.values())
-    costs = costs_of(results.rows, rows)
-    return Compute(rows=rows, costs=costs, budgets=at_budgets(results.pooled, costs, budgets))
 
 
 def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:

@@ -28,7 +28,9 @@ from pipeline.plan.rewards import try_rewards
 from pipeline.terminal.console import say
 
 
-def run_experiment(config: Config, console: Console, *, label: str = "", given: Sequence[str] = ()) -> int:
+def run_experiment(
+    config: Config, console: Console, *, label: str = "", given: Sequence[str] = (), command: Sequence[str] = ()
+) -> int:
     """Carry out a request, or print its plan where it says `dry_run`.
 
     Args:
@@ -36,6 +38,7 @@ def run_experiment(config: Config, console: Console, *, label: str = "", given: 
         console: Where results and warnings go.
         label: What tells this run from others of the same command; heads its tables.
         given: Settings of the command line; those without effect are warned of.
+        command: Words of a command that repeats the run, for its reader.
 
     Returns:
         The exit code: 0 every job done, 1 some failed, 130 or 143 interrupted.
@@ -43,7 +46,8 @@ def run_experiment(config: Config, console: Console, *, label: str = "", given: 
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    request = replace(prepare(config, given, lambda text: say(console, text)), label=label)
+    request = prepare(config, given, lambda text: say(console, text))
+    request = replace(request, label=label, command=tuple(command))
     _check_arithmetic(request)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)

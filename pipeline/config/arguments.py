@@ -57,6 +57,12 @@ def settings_first(arguments: Sequence[str]) -> list[str]:
     return [*first, *flags]
 
 
+def config_dir_of(arguments: Sequence[str]) -> str | None:
+    """The folder of groups of the user's own that a command line names, or None; it has passed `check_flags`."""
+    folder: str | None = get_args_parser().parse_known_intermixed_args(list(arguments))[0].config_dir
+    return folder
+
+
 def _refuse(message: str) -> NoReturn:
     raise ConfigError(f"{message}. Settings are written KEY=VALUE")
 

@@ -18,6 +18,7 @@ from pipeline.config.schema import Config
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError
 from pipeline.files import remove_tree
+from pipeline.runs.loaded import load
 from pipeline.runs.record import ResultRow, Results, read_results, write_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
@@ -85,6 +86,17 @@ def test_signals_while_results_are_written_interrupt_nothing(
     names = {path.name for path in (Path(nothing_to_do.output_dir) / "x/latest/").iterdir()}
     assert {"results.json", "results.csv", "samples.jsonl", "compute.json"} <= names
     assert not [name for name in names if name.startswith(".")]
+
+
+def test_a_run_says_from_its_begin_how_it_is_repeated(nothing_to_do: Config) -> None:
+    given = ["experiment.name=x", "algos=[PITA]"]
+    command = ["python", "run_parallel.py", *given]
+    run_experiment(nothing_to_do, Terminal(file=io.StringIO()), given=given, command=command)
+    loaded = load(Path(nothing_to_do.output_dir) / "x")
+    assert loaded.settings_given == given
+    assert loaded.command == "python run_parallel.py experiment.name=x 'algos=[PITA]'"
+    assert loaded.origin.folder == str(Path.cwd())
+    assert loaded.versions.keys() >= {"pipeline", "python", "torch"}
 
 
 @pytest.mark.parametrize(("label", "settled"), [("", [0]), ("algos.PITA.eta=1", [])], ids=["only", "one of many"])

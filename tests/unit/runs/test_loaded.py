@@ -1,0 +1,144 @@
+"""A run loaded from its folder: whole, going on, killed, damaged."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.store.store import Store
+from pipeline.errors import ConfigError, PlanError, StoreError
+from pipeline.files import json_text
+from pipeline.outputs.curves import TrainingStep, write_curve
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.origin import Origin, write_origin
+from tests.doubles.runs import CHAIN, START, WHERE, WrittenRun, chain_plan
+
+
+def evaluated() -> Plan:
+    """A round that was evaluated in two shards, and measured."""
+    place = {**WHERE, "round": 1, "entry": "m:f", "payload": {}}
+    jobs = [
+        Job(id=f"{CHAIN}/r1/{name}", key=sign * 40, stage=stage, **place)
+        for name, stage, sign in (
+            ("evaluate/000", "evaluate", "a"),
+            ("evaluate/001", "evaluate", "b"),
+            ("metrics", "metrics", "c"),
+        )
+    ]
+    return Plan(jobs, [(jobs[0].id, jobs[2].id), (jobs[1].id, jobs[2].id)])
+
+
+def store(run: WrittenRun, key: str, **files: str) -> Path:
+    """Put an output where the run's store has it."""
+    folder = Store(run.folder.path.parent.parent / ".store").path(key)
+    folder.mkdir(parents=True)
+    for name, text in {"manifest_json": "{}", **files}.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    return folder
+
+
+def sample(row: int, completion: str) -> str:
+    fields = {"row": row, "sample": 0, "prompt": "p", "completion": completion, "tokens": 2, "reward": 1.0}
+    return json_text({**fields, "correct": True, "kl": 0.5, "truncated": False}) + "\n"
+
+
+def measured(value: float) -> str:
+    row = {"metric": "pass@1", "value": value, "ci_low": 0.1, "ci_high": 0.9, "n": 4}
+    return json_text({"rows": [row]})
+
+
+def test_a_run_that_goes_on_has_the_results_of_what_is_stored_so_far(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, evaluated())
+    loaded = load(run.folder)
+    assert loaded.results.rows == []
+    store(run, "c" * 40, metrics_json=measured(0.5), samples_jsonl='{"row": 1}\n')
+    loaded.refresh()
+    assert [(row.algo, row.round, row.value) for row in loaded.results.rows] == [("X", 1, 0.5)]
+    assert [(row.metric, row.value) for row in loaded.results.pooled] == [("pass@1", 0.5)]
+    assert [row.stage for row in loaded.compute.rows] == ["metrics"]
+    assert not list(loaded.samples())
+    store(run, "b" * 40, samples_jsonl=sample(7, "yes") + sample(8, "no"))
+    store(run, "a" * 40, samples_jsonl=sample(1, "first"))
+    found = [(job.shard, job.id[-3:], one.row, one.completion) for job, one in loaded.samples()]
+    assert found == [(None, "000", 1, "first"), (None, "001", 7, "yes"), (None, "001", 8, "no")]
+
+
+def test_the_timeline_has_a_span_for_every_device_that_a_job_takes(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(rounds=1))
+    run.worker(0, "GPU 0")
+    run.worker(1, "GPU 1")
+    shard = f"{CHAIN}/r1/generate/000"
+    run.write("JobStarted", job=shard, attempt=1, worker=1, members=[0])
+    run.fail_attempt(shard, "lost", "gone", retry=True, worker=1)
+    run.begin(shard, attempt=2)
+    loaded = load(run.folder)
+    spans = [(span.worker, span.device, span.outcome, span.start - START, span.end) for span in loaded.timeline()]
+    assert spans == [
+        (0, "GPU 0", "failed", 3, START + 4),
+        (1, "gpu 7", "failed", 3, START + 4),
+        (0, "GPU 0", "running", 5, None),
+    ]
+    first = loaded.timeline()[0]
+    assert (first.job, first.chain, first.round, first.stage, first.is_member) == (
+        shard,
+        CHAIN,
+        1,
+        "generate",
+        True,
+    )
+    assert [(job.id, attempt.reason) for job, attempt in loaded.failed_attempts] == [(shard, "gone")]
+    run.finish(shard, attempt=2)
+    loaded.refresh()
+    assert [span.outcome for span in loaded.timeline()] == ["failed", "failed", "done"]
+
+
+def test_curves_are_those_of_stored_trainings(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(rounds=2))
+    first, second = (run.plan.jobs[f"{CHAIN}/r{number}/train"] for number in (1, 2))
+    step = TrainingStep(training="value", step=1, steps=1, tokens=9, loss=None, grad_norm=2.0, learning_rate=0.1)
+    write_curve(store(run, first.key), [step])
+    store(run, second.key, metrics_jsonl="no curve")
+    assert [(job.id, steps) for job, steps in load(run.folder).curves()] == [(first.id, [step])]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "plan.json", "journal.jsonl", "origin.json", "compute.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut off"])
+def test_what_is_damaged_costs_its_own_part(tmp_path: Path, name: str, damage: str) -> None:
+    run = WrittenRun(tmp_path, evaluated())
+    write_origin(run.folder.path, Origin(command=["pipeline", "a=[b]"], settings=["a=[b]"]))
+    store(run, "c" * 40, metrics_json=measured(0.5))
+    path = run.folder.path / name
+    path.unlink(missing_ok=True)
+    if damage == "cut off":
+        path.write_text('{"a": [')
+    loaded = load(run.folder)
+    rows = [] if name == "plan.json" else ["pass@1"]
+    assert [row.metric for row in loaded.results.rows] == rows
+    assert [bool(loaded.curves()), bool(loaded.timeline()), list(loaded.samples())] == [False, False, []]
+    assert loaded.command == ("" if name == "origin.json" else "pipeline 'a=[b]'")
+    assert loaded.config.keys() == (set() if name == "config.yaml" else {"execution"})
+    assert loaded.makers() == []
+    assert loaded.failures == []
+    if name == "plan.json":
+        with pytest.raises(PlanError):
+            _ = loaded.plan
+
+
+def test_results_that_were_altered_are_told(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, evaluated())
+    run.folder.results_json.write_text('{"rows": [1]}')
+    with pytest.raises(StoreError, match=r"results\.json"):
+        _ = load(run.folder).results
+
+
+def test_a_run_is_found_by_its_own_folder_and_by_its_experiment(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, evaluated())
+    for folder in (run.folder.path, run.folder.path.parent, run.folder.path.parent / "latest"):
+        loaded = load(folder)
+        assert isinstance(loaded, LoadedRun)
+        assert (loaded.name, loaded.stamp) == ("x", run.folder.stamp)
+    shutil.rmtree(run.folder.path)
+    with pytest.raises(ConfigError, match="is no folder of a run"):
+        load(run.folder)
