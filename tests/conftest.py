@@ -34,8 +34,8 @@ def _forget_who_started_this() -> None:
     home = tempfile.mkdtemp(prefix="pipeline-tests-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     os.environ |= {"HOME": home, "LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
-    # As workers have it on a CPU. Threads that wait for each other in every small product, while as many tests run as
-    # there are cores, take several times as long as one that does it alone.
+    # As workers have it on a CPU. Threads that wait for each other in every small product, while as many tests run
+    # as there are cores, take several times as long as one that does it alone.
     os.environ |= dict.fromkeys(THREAD_VARIABLES, "1")
     for name in (
         "COLUMNS",
