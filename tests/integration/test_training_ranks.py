@@ -70,7 +70,7 @@ def check_equal(made: Path, expected: Path) -> None:
 def test_every_strategy_gives_the_curve_of_one_process(
     engine: Engine, tmp_path: Path, alone: Path, size: int, spreads: list[str], policies: list[str], dying: str
 ) -> None:
-    """And a rank that is killed costs what came after the checkpoint: all in one job, as ranks are slow to start."""
+    """And a rank that is killed costs what came after the checkpoint: all in one job: ranks are slow to start."""
     for name in spreads:
         shutil.copytree(alone / "half", tmp_path / "half" / name)
     payload = {"half_done": str(tmp_path / "half"), "spreads": spreads, "policies": policies, "dying": dying}
