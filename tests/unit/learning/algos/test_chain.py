@@ -87,7 +87,7 @@ class Chains:
             checkpoints=self.root / ".checkpoints" / job.key,
             hints=self.root / ".hints",
             memory=self.memory,
-            report=lambda done, total, tokens: told.append((done, total, tokens)),
+            report=lambda done, total, tokens, _: told.append((done, total, tokens)),
         )
         run_stage(work)
         self.flops[job.id], self.tokens[job.key], self.answers[job.id] = work.flops, work.tokens, work.answers
