@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from pipeline.learning.rewards.traits import reward as reward
     from pipeline.learning.training.checkpoint import Checkpoints as Checkpoints
     from pipeline.learning.training.checkpoint import State as State
+    from pipeline.learning.training.curve import add_to_curve as add_to_curve
     from pipeline.learning.training.distributed import Ranks as Ranks
     from pipeline.learning.training.distributed import save_model as save_model
     from pipeline.learning.training.loop import TrainSettings as TrainSettings
@@ -113,6 +114,9 @@ if TYPE_CHECKING:
     from pipeline.learning.training.training_state import restore_training as restore_training
     from pipeline.learning.training.training_state import state_problem as state_problem
     from pipeline.learning.training.training_state import training_state as training_state
+    from pipeline.outputs.curves import TrainingStep as TrainingStep
+    from pipeline.outputs.curves import read_curve as read_curve
+    from pipeline.outputs.curves import write_curve as write_curve
     from pipeline.outputs.prompts import PromptMeasures as PromptMeasures
     from pipeline.outputs.prompts import write_prompts as write_prompts
 
@@ -161,6 +165,7 @@ _HOMES = {
     "learning.rewards.preference": "decide existing_pairs",
     "learning.rewards.traits": "RewardTraits reward",
     "learning.training.checkpoint": "Checkpoints State",
+    "learning.training.curve": "add_to_curve",
     "learning.training.distributed": "Ranks save_model",
     "learning.training.loop": "TrainSettings train",
     "learning.training.policy": "Fitting completion_logprobs fit score_sequences trained_tokens",
@@ -169,6 +174,7 @@ _HOMES = {
     "learning.training.sft": "fit_sft",
     "learning.training.training_state": "random_state restore_random_state restore_training state_problem "
     "training_state",
+    "outputs.curves": "TrainingStep read_curve write_curve",
     "outputs.prompts": "PromptMeasures write_prompts",
 }
 """Module -> what users import of it."""

@@ -10,6 +10,10 @@ where the kind of machine and the versions are those of the file; all x86-64 pro
 Rows, rewards and tables of plain functions are compared everywhere; a reward that needs a package, where its
 version is that of the file. What cannot be compared is not overwritten, unless by `--all`: a change of ours would
 go with it.
+
+Curves of trainings are entries of their own, apart from the rest of what their stages write, and have a version
+that no key covers: people look at them and no stage reads them, so what they tell may change, while stored outputs
+go on serving with the curves that they have, or none.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ GOLDEN = HERE / "data" / "golden.json"
 LIBRARIES = ("numpy", "peft", "safetensors", "tokenizers", "torch", "transformers", "trl")
 NOTES_A_PATH = ("stage jsonl reference r0/train",)
 """Stages that write where a model lies, which is another folder in every run."""
+CURVES_VERSION = 1
+"""Of what `metrics.jsonl` tells of a training; raise it with that. Outputs that are stored keep what they have."""
 EXACT = ("rows ", "reward ", "table ")
 """Entries that are made without floats of torch, so they are the same on every machine."""
 Entry = dict[str, Any]
@@ -146,6 +152,7 @@ def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:
 
     from pipeline.commands.run import run_experiment
     from pipeline.config.load import load_config
+    from pipeline.outputs.curves import CURVES
 
     config = load_config([*run, f"output_dir={output}"])
     assert run_experiment(config, Console(stderr=True)) == 0
@@ -158,12 +165,18 @@ def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:
         known = job["determined_by"]
         manifest = json.loads((output / ".store" / job["key"][:2] / job["key"] / "manifest.json").read_text())
         entry = found.setdefault(name_of[job["key"]], {"digest": [], "versions": {}, "reads": set()})
-        entry["digest"].append([job["id"], manifest["files"]])
+        files = manifest["files"]
+        curve = files.pop(CURVES, None)
+        entry["digest"].append([job["id"], files])
         entry["reads"] |= {name_of[key] for keys in job["inputs"].values() for key in keys}
         entry["versions"] |= {
             f"{job['algo']}.version": known["version"],
             **plan["sections"][known["config"]].get("version", {}),
         }
+        if curve:
+            empty = {"digest": [], "versions": {"CURVES_VERSION": CURVES_VERSION}, "reads": {name_of[job["key"]]}}
+            of_curve = found.setdefault(name_of[job["key"]].replace("stage", "curve", 1), empty)
+            of_curve["digest"].append([job["id"], curve])
     return {
         name: {**entry, "digest": _digest(entry["digest"]), "reads": sorted(entry["reads"] - {name})}
         for name, entry in found.items()

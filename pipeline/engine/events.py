@@ -79,6 +79,7 @@ class _JobProgress(_Any, total=False):
     done: _Count
     total: _Count
     tokens: _Count
+    numbers: dict[str, float | None]
 
 
 class _Heartbeat(_Any, total=False):

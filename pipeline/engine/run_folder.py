@@ -52,6 +52,11 @@ class RunFolder:
         return self.path / "journal.jsonl"
 
     @property
+    def timings(self) -> Path:
+        """How long jobs took, and how fast they were."""
+        return self.path / "timings.jsonl"
+
+    @property
     def log(self) -> Path:
         """The engine's log."""
         return self.path / "run.log"

@@ -12,11 +12,13 @@ from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.devices.memory_reclaim import read_levels, wait_until_all_free
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
+from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.loop import Outcome, run_plan
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.measured import read_peaks
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
+from pipeline.engine.timings import Timings
 from pipeline.engine.workers.backends import free_timeout_s, make_pool
 from pipeline.plan.graph import Plan
 
@@ -54,7 +56,13 @@ def run_jobs(
         levels=levels,
     )
     journal = Journal(run_dir / "journal.jsonl")
+    timings = Timings(RunFolder(run_dir).timings, plan)
     wanted = set(plan.jobs if missing is None else missing)
+
+    def tell(event: Event) -> None:
+        timings.take(event)
+        on_event(event)
+
     try:
         return run_plan(
             plan,
@@ -67,7 +75,7 @@ def run_jobs(
             verified=verified,
             layout=layout,
             peaks=read_peaks(store.root),
-            on_event=on_event,
+            on_event=tell,
             on_tick=on_tick,
             on_stop=on_stop,
             signals=signals,

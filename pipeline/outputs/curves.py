@@ -39,7 +39,7 @@ class TrainingStep:
         tokens: Of prompts and completions that were trained on up to here.
         loss: Of the step's batch; None where it is no finite number, as of a training that has diverged.
         grad_norm: Norm of the gradient before it is clipped; None likewise.
-        learning_rate: At its highest among the groups of parameters.
+        learning_rate: Of the step; the head of a value model may have another one.
         extra: What else the method tells of the step, as ``accuracy`` or ``kl``; in the file beside the others.
     """
 

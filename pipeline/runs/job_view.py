@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.engine.workers.messages import GpuLoad
@@ -33,6 +34,7 @@ class AttemptView:
         done: Samples that are finished, as far as the engine tells while it runs.
         total: Samples that it has.
         tokens: Tokens so far.
+        numbers: Of its present step, as ``loss``; None for one that is no finite number.
     """
 
     number: int
@@ -53,6 +55,7 @@ class AttemptView:
     done: int = 0
     total: int = 0
     tokens: int = 0
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
 
     def elapsed_s(self, now: float) -> float:
         """Seconds between its begin and its end, or `now`."""

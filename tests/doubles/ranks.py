@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
 from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
 from pipeline.learning.training.lora import merged, with_adapters
@@ -47,7 +49,10 @@ Trained = tuple[PreTrainedModel, list[float]]
 
 
 def value(
-    ranks: Ranks = ALONE, checkpoint: Checkpoints | None = None, on_step: Callable[[int], None] = id
+    ranks: Ranks = ALONE,
+    checkpoint: Checkpoints | None = None,
+    on_step: Callable[[int], None] = id,
+    curve: Curve | None = None,
 ) -> Trained:
     """11 steps of 7 sequences of different lengths, 2 at once: no number of ranks divides them."""
     config = GPT2Config(
@@ -69,19 +74,20 @@ def value(
             on_step=lambda done, total, tokens: on_step(done),
             checkpoint=checkpoint,
             ranks=ranks,
+            curve=curve,
         ),
     )
     return model, losses
 
 
-def reference(ranks: Ranks = ALONE) -> Trained:
+def reference(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     """A model whose output layer is its embedding."""
     config = TinyModelConfig(kind="tiny", steps=6, batch_size=6, n_embd=16, n_head=2, n_inner=16, warmup_steps=2)
     dataset = load_dataset(AdditionConfig(kind="addition"))
-    return train_reference(config, dataset, "cpu", lambda step, tokens: None, ranks=ranks)
+    return train_reference(config, dataset, "cpu", lambda step, tokens: None, ranks=ranks, curve=curve)
 
 
-def pairs(ranks: Ranks = ALONE) -> Trained:
+def pairs(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     """DPO of adapters: most of the model is frozen. 5 pairs a step, 2 at once."""
     from pipeline.learning.training.dpo import DPOObjective, fit_dpo  # and TRL, which other ranks need not load
 
@@ -97,38 +103,42 @@ def pairs(ranks: Ranks = ALONE) -> Trained:
         ranks=ranks,
     )
     objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.5)
-    losses, _ = fit_dpo(model, data, held, objective, _fitting(10, 4, ranks))
+    losses, _ = fit_dpo(model, data, held, objective, _fitting(10, 4, ranks, curve))
     ranks.gather(model)
     return merged(model) if ranks.is_first else tiny_policy(), losses
 
 
-def reward(ranks: Ranks = ALONE) -> Trained:
+def reward(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     """A reward model, and the scores that it gives: once more a forward pass of all ranks."""
     model = value_model_from(tiny_policy(), HeadType.v)
     data = small_sequences()
-    losses = fit_reward_model(model, data, _fitting(6, 2, ranks))
+    losses = fit_reward_model(model, data, _fitting(6, 2, ranks, curve))
     scores = reward_scores(model, data, micro_batch_size=7, device="cpu", ranks=ranks)
     return model, [*losses, *scores.tolist()]
 
 
-def groups(ranks: Ranks = ALONE) -> Trained:
+def groups(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     """GRPO on groups of 4."""
     model, data = tiny_policy(), small_sequences()
     logprobs = np.full((len(data), 2), -2.0, np.float32)
     samples = Samples(sequences=data, logprobs=logprobs)
     advantages = group_advantages(data.labels, 4, ScaleRewards.group)
     objective = Objective(loss_type=GRPOLoss.dapo, beta=0.0, epsilon_low=0.2, epsilon_high=0.2, longest=2)
-    return model, fit_grpo(model, samples, advantages, None, objective, _fitting(12, 4, ranks), 4)
+    return model, fit_grpo(model, samples, advantages, None, objective, _fitting(12, 4, ranks, curve), 4)
 
 
-def _fitting(batch: int, micro: int, ranks: Ranks) -> Fitting:
+def _fitting(batch: int, micro: int, ranks: Ranks, curve: Curve | None) -> Fitting:
     training = TrainingConfig(micro_batch_size=micro, warmup_steps=1)
-    return Fitting(
-        batch_size=batch, epochs=1, learning_rate=1e-2, training=training, seed=0, device="cpu", ranks=ranks
-    )
+    how = Fitting(batch_size=batch, epochs=1, learning_rate=1e-2, training=training, seed=0, device="cpu")
+    return replace(how, ranks=ranks, curve=curve)
 
 
 POLICIES = {"pairs": pairs, "reward": reward, "groups": groups, "reference": reference}
+
+
+def curve_in(folder: Path) -> Curve:
+    folder.mkdir()
+    return Curve(training="mine", folder=folder)
 
 
 def checkpoints(folder: Path, ranks: Ranks = ALONE, **settings: object) -> Checkpoints:
@@ -149,12 +159,14 @@ def every_strategy(work: Work) -> None:
             os.environ["LOCAL_WORLD_SIZE"] = str(met.size // 2 if name == "hybrid_shard" else met.size)
             ranks = Ranks(met.rank, met.size, met.device, spread)
             made = work.out / "checkpoints" / name
-            model, losses = value(ranks, checkpoints(made, ranks, every_steps=4))
+            curve = curve_in(work.out / f"value {name}")
+            model, losses = value(ranks, checkpoints(made, ranks, every_steps=4), curve=curve)
             _keep(work, f"value {name}", model, losses, ranks)
-            model, losses = value(ranks, checkpoints(Path(half_done) / name, ranks))
+            curve = curve_in(work.out / f"resumed {name}")
+            model, losses = value(ranks, checkpoints(Path(half_done) / name, ranks), curve=curve)
             _keep(work, f"resumed {name}", model, losses, ranks)
         for name in work.payload["policies"]:
-            _keep(work, name, *POLICIES[name](ranks), ranks)
+            _keep(work, name, *POLICIES[name](ranks, curve_in(work.out / name)), ranks)
         stopped = checkpoints(work.out / "checkpoints" / "stopped", met, stopping=lambda: met.rank == 1)
         try:
             value(met, stopped)

@@ -28,6 +28,7 @@ from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training import checkpoint
 from pipeline.learning.training.checkpoint import Checkpoints, State
+from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import fit_value
@@ -42,7 +43,9 @@ def small_sequences() -> Sequences:
     return Sequences.of(ids, [len(row) - 2 for row in ids], [float(row[-1] % 2) for row in ids])
 
 
-def _value(head: HeadType, checkpoints: Checkpoints, hints: Path | None) -> tuple[PreTrainedModel, list[float]]:
+def _value(
+    head: HeadType, checkpoints: Checkpoints, hints: Path | None, curve: Curve | None
+) -> tuple[PreTrainedModel, list[float]]:
     config = GPT2Config(
         vocab_size=13, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None
     )
@@ -61,22 +64,26 @@ def _value(head: HeadType, checkpoints: Checkpoints, hints: Path | None) -> tupl
             device="cpu",
             checkpoint=checkpoints,
             hints=hints,
+            curve=curve,
         ),
     )
     return model, losses
 
 
-def _reference(checkpoints: Checkpoints, hints: Path | None) -> tuple[PreTrainedModel, list[float]]:
+def _reference(
+    checkpoints: Checkpoints, hints: Path | None, curve: Curve | None
+) -> tuple[PreTrainedModel, list[float]]:
     config = TinyModelConfig(
         kind="tiny", steps=STEPS, batch_size=6, n_embd=16, n_head=2, n_inner=16, warmup_steps=2
     )
     dataset = load_dataset(AdditionConfig(kind="addition"))
-    return train_reference(config, dataset, "cpu", lambda step, tokens: None, checkpoint=checkpoints, hints=hints)
+    how: dict[str, Any] = {"checkpoint": checkpoints, "hints": hints, "curve": curve}
+    return train_reference(config, dataset, "cpu", lambda step, tokens: None, **how)
 
 
-TRAININGS: dict[str, Callable[[Checkpoints, Path | None], tuple[PreTrainedModel, list[float]]]] = {
-    "value of tokens": lambda checkpoints, hints: _value(HeadType.v, checkpoints, hints),
-    "value of next tokens": lambda checkpoints, hints: _value(HeadType.q, checkpoints, hints),
+TRAININGS: dict[str, Callable[[Checkpoints, Path | None, Curve | None], tuple[PreTrainedModel, list[float]]]] = {
+    "value of tokens": lambda *how: _value(HeadType.v, *how),
+    "value of next tokens": lambda *how: _value(HeadType.q, *how),
     "reference": _reference,
 }
 
@@ -93,8 +100,10 @@ def run_training(
         prepare_torch(1)
         die_at(moment, step)
         made = Checkpoints(checkpoints, {"training": kind}, **{"every_steps": 2, "every_minutes": 0, **settings})
-        model, losses = TRAININGS[kind](made, None)
-        out.mkdir()
+        drawn = out.with_suffix(".drawn")
+        drawn.mkdir(exist_ok=True)
+        model, losses = TRAININGS[kind](made, None, Curve(training=kind, folder=drawn))
+        drawn.rename(out)
         model.save_pretrained(out)
         (out / "training.json").write_text(json.dumps({"loss": losses}))
 

@@ -49,6 +49,7 @@ def files(folder: Path) -> dict[str, bytes]:
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert len(json.loads(found["training.json"])["loss"]) == STEPS
     assert "model.safetensors" in found
+    assert found["metrics.jsonl"].count(b"\n") == STEPS
     return found
 
 
@@ -79,7 +80,9 @@ def test_a_killed_training_ends_in_the_same_bytes(
     assert attempt(processes, kind, out, checkpoints, moment, 6) == -signal.SIGKILL
     assert not out.exists()
     assert attempt(processes, kind, out, checkpoints) == 0
-    assert f"going on from the checkpoint of step {SAVED_BEFORE[moment]}\n" == out.with_suffix(".log").read_text()
+    resumed, ended = out.with_suffix(".log").read_text().splitlines()
+    assert resumed == f"going on from the checkpoint of step {SAVED_BEFORE[moment]}"
+    assert ended.startswith(f"{kind}: step 9/9, loss ")
     assert files(out) == calm[kind]
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000008"]
 
@@ -121,6 +124,7 @@ def test_a_training_that_is_stopped_ends_in_the_same_bytes(
         with pytest.raises(JobStopped):
             run_training(kind, out, checkpoints, every_steps=0, stopping=lambda left=left: next(left, True))
     run_training(kind, out, checkpoints, every_steps=0)
-    lines = out.with_suffix(".log").read_text().splitlines()
+    *lines, ended = out.with_suffix(".log").read_text().splitlines()
+    assert ended.startswith(f"{kind}: step 9/9, loss ")
     assert lines == [f"going on from the checkpoint of step {step}" for step in (1, 4, 6)]
     assert files(out) == calm[kind]

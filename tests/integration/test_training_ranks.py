@@ -16,6 +16,7 @@ from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import Ranks, Spread, join
+from pipeline.outputs.curves import read_curve
 from tests.doubles import ranks as doubles
 from tests.doubles.engine import Engine, job, key
 
@@ -28,12 +29,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a single process makes, and its checkpoints after 4 steps."""
     folder = tmp_path_factory.mktemp("alone")
     for name, train in {"value": doubles.value, **doubles.POLICIES}.items():
-        model, losses = train()
+        model, losses = train(curve=doubles.curve_in(folder / name))
         model.save_pretrained(folder / name)
         (folder / name / "losses.json").write_text(json.dumps(losses))
     calls = iter(range(100))
     with pytest.raises(JobStopped):
-        doubles.value(checkpoint=doubles.checkpoints(folder / "half", stopping=lambda: next(calls) == 3))
+        doubles.value(
+            checkpoint=doubles.checkpoints(folder / "half", stopping=lambda: next(calls) == 3),
+            curve=doubles.curve_in(folder / "not drawn"),
+        )
     return folder
 
 
@@ -45,6 +49,18 @@ def effective(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     queries, _, values = tensor.chunk(3)
     return torch.cat([queries, values])
+
+
+def check_same_curve(made: Path, expected: Path) -> None:
+    """Numbers are of all ranks together, and of what is in the batch alone."""
+    ours, theirs = read_curve(made), read_curve(expected)
+    assert [(row.step, row.steps, row.tokens) for row in ours] == [
+        (row.step, row.steps, row.tokens) for row in theirs
+    ]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.loss == pytest.approx(other.loss, abs=2 * TOLERANCE)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-3, abs=1e-4)
+        assert one.extra == pytest.approx(other.extra, abs=1e-3)
 
 
 def check_equal(made: Path, expected: Path) -> None:
@@ -91,11 +107,14 @@ def test_every_strategy_gives_the_curve_of_one_process(
         check_equal(out / f"value {name}", alone / "value")
         # A checkpoint of one process, gone on from by several, and the other way round.
         check_equal(out / f"resumed {name}", alone / "value")
+        check_same_curve(out / f"value {name}", alone / "value")
+        check_same_curve(out / f"resumed {name}", alone / "value")
         shutil.copytree(out / "checkpoints" / name, tmp_path / "back" / name)
         _, losses = doubles.value(checkpoint=doubles.checkpoints(tmp_path / "back" / name))
         assert losses == pytest.approx(json.loads((alone / "value/losses.json").read_text()), abs=TOLERANCE)
     for name in policies:
         check_equal(out / name, alone / name)
+        check_same_curve(out / name, alone / name)
     ValueModel.from_pretrained(out / f"value {spreads[-1]}")
     if "reference" in policies:
         GPT2LMHeadModel.from_pretrained(out / "reference")

@@ -88,8 +88,8 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
         case JobStarted():
             _job_started(run, index, message)
         case JobProgress():
-            counts = {"done": message.done, "total": message.total, "tokens": message.tokens}
-            run.tell("JobProgress", job=message.job_id, attempt=message.attempt, worker=index, **counts)
+            about = {name: value for name, value in vars(message).items() if name != "job_id"}
+            run.tell("JobProgress", job=message.job_id, worker=index, **about)
             run.watchdog.moved(index, run.now_s, message.done, message.tokens)
         case JobFinished() if not on_disk.stored:
             _distrust(run, index, f"it said that {message.job_id} is done, and nothing is stored")

@@ -6,7 +6,7 @@ import importlib
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -110,14 +110,15 @@ class _RegularProgress:
         self._next = 0.0
         self._pid = os.getpid()
 
-    def __call__(self, done: int, total: int, tokens: int) -> None:
+    def __call__(self, done: int, total: int, tokens: int, numbers: Mapping[str, float | None]) -> None:
         """Tell how far the job is, unless that was just done, or this is a process that the job has forked."""
         now = time.monotonic()
         if now < self._next or os.getpid() != self._pid:
             return
         self._next = now + PROGRESS_INTERVAL_S
+        counts = {"done": done, "total": total, "tokens": tokens}
         job_id, attempt = self._order.job_id, self._order.attempt
-        self._send(JobProgress(job_id=job_id, attempt=attempt, done=done, total=total, tokens=tokens))
+        self._send(JobProgress(job_id=job_id, attempt=attempt, numbers=numbers, **counts))
 
 
 def _load_entry(path: str) -> Entry:

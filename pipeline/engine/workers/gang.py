@@ -122,6 +122,7 @@ class _Gang:
 
     def _take(self, rank: _Rank, message: object) -> None:
         if isinstance(message, JobProgress) and rank.number == 0:
+            self.work.show(message.numbers)
             self.work.progress(message.done, message.total, message.tokens)
         elif isinstance(message, JobFinished | JobRaised | AttemptStopped):
             rank.said = message

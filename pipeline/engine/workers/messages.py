@@ -29,6 +29,8 @@ MAX_COUNT = 2**53
 """No count is larger: up to here a float is exact, so nothing that is computed from counts can overflow."""
 MAX_SECONDS = 1e12
 MAX_FLOPS = 1e30
+MAX_FIGURE = 1e100
+MAX_NUMBERS = 8
 MAX_TEXT = 100_000
 MAX_LINE = 2_000
 _SHOWN_BYTES = 200
@@ -36,16 +38,19 @@ _SHOWN_BYTES = 200
 _CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
 _NO_TEXT = re.compile(f"[{_CONTROLS}]")
 _NO_LINE = re.compile(rf"[{_CONTROLS}\t\n\u2028\u2029]")
+_NUMBER_NAME = re.compile(r"^[A-Za-z0-9_./@-]{1,40}\Z")
 
 _T = TypeVar("_T")
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Number = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+Figure = Annotated[float, Meta(ge=-MAX_FIGURE, le=MAX_FIGURE)]
 Flops = Annotated[float, Meta(ge=0, le=MAX_FLOPS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^[^{_CONTROLS}]*\Z")]
 Line = Annotated[str, Meta(max_length=MAX_LINE, pattern=rf"^[^{_CONTROLS}\t\n\u2028\u2029]*\Z")]
 Label = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z")]
+NumberName = Annotated[str, Meta(pattern=_NUMBER_NAME.pattern)]
 
 
 def _plain_text(text: str, *, keep_end: bool = False) -> str:
@@ -131,6 +136,10 @@ class JobProgress:
     total: Count
     tokens: Count
     """Tokens generated or trained on since the job began."""
+    numbers: Annotated[Mapping[NumberName, Figure | None], Meta(max_length=MAX_NUMBERS)] = field(
+        default_factory=dict
+    )
+    """Of the present step, as its loss; None for one that is no finite number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +299,11 @@ def decode_report(data: bytes) -> Report:
         return _message(parse_json(data), _REPORTS)
     except ForeignDataError as error:
         raise _unreadable(data, error) from error
+
+
+def is_number_name(name: object) -> bool:
+    """Whether a number of a step may have this name."""
+    return isinstance(name, str) and bool(_NUMBER_NAME.match(name))
 
 
 def _message(value: Any, kinds: Mapping[str, type[_T]]) -> _T:

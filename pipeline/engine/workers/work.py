@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.workers.messages import MAX_COUNT, MAX_FLOPS, MAX_SECONDS
+from pipeline.engine.workers.messages import (
+    MAX_COUNT,
+    MAX_FIGURE,
+    MAX_FLOPS,
+    MAX_NUMBERS,
+    MAX_SECONDS,
+    is_number_name,
+)
 
 
 @dataclass(kw_only=True)
@@ -30,7 +37,7 @@ class Work:
             go on from where this one was; may not exist yet. Removed when the output is committed.
         hints: Folder shared by all jobs of the store, for what makes later jobs faster but changes no result.
         memory: Lives as long as the worker: loaded models and the like, by name.
-        report: Sends progress: samples done, samples in all, tokens so far. Rate-limited by the worker.
+        report: Sends progress: samples done, samples in all, tokens so far, `numbers`. Rate-limited by the worker.
         stopping: Whether the run is about to end. A job that would take long saves a checkpoint then and raises
             `JobStopped`; one that does neither is cut off when the grace period is over.
         rank: Which of the job's processes this is. All run the same entry; what rank 0 writes to `out` is the
@@ -39,6 +46,7 @@ class Work:
         load_s: Seconds spent in `loading`, for the accounting of device time.
         samples: Samples reported last.
         tokens: Tokens reported last.
+        numbers: Of the present step, by name; None for one that is no finite number.
         answers: Completions that an evaluation gives; 0 where the job does not count them.
         flops: FLOPs of the whole job, by what they went into; empty where the job does not count them.
         shared: Whether other jobs may run on the device meanwhile. If memory runs out then, the job is to fail
@@ -57,13 +65,14 @@ class Work:
     checkpoints: Path
     hints: Path
     memory: dict[str, Any]
-    report: Callable[[int, int, int], None] = field(repr=False)
+    report: Callable[[int, int, int, Mapping[str, float | None]], None] = field(repr=False)
     stopping: Callable[[], bool] = field(repr=False, default=lambda: False)
     rank: int = 0
     world_size: int = 1
     load_s: float = 0.0
     samples: int = 0
     tokens: int = 0
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
     answers: int = 0
     flops: Mapping[str, float] = field(default_factory=dict)
     shared: bool = False
@@ -78,7 +87,21 @@ class Work:
             ValueError: A number is negative, or larger than any count.
         """
         self.samples, self.tokens = _count("done", done), _count("tokens", tokens)
-        self.report(self.samples, _count("total", total), self.tokens)
+        self.report(self.samples, _count("total", total), self.tokens, self.numbers)
+
+    def show(self, numbers: Mapping[str, float | None]) -> None:
+        """Have a few numbers of the present step, as its loss, go along with the next progress.
+
+        Args:
+            numbers: By name, a plain word; instead of those before.
+
+        Raises:
+            TypeError: One of them is no number.
+            ValueError: There are too many, or a name is no plain word.
+        """
+        if len(numbers) > MAX_NUMBERS or not all(map(is_number_name, numbers)):
+            raise ValueError(f"{list(numbers)!r}: must be at most {MAX_NUMBERS} names, each a plain word")
+        self.numbers = {name: _figure(name, value) for name, value in numbers.items()}
 
     def check_counts(self) -> None:
         """See that the job has left in its counts what they are for.
@@ -113,6 +136,17 @@ class Work:
             if collects:
                 gc.enable()
             self.load_s += time.monotonic() - start
+
+
+def _figure(name: str, value: object) -> float | None:
+    """A number as messages have it; None for what is no finite one."""
+    if value is None:
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}={value!r}: must be a number") from None
+    return number if abs(number) <= MAX_FIGURE else None
 
 
 def _count(name: str, value: object) -> int:

@@ -19,6 +19,7 @@ from pipeline.errors import JobError
 if TYPE_CHECKING:
     from pipeline.learning.models.cache import ModelCache
     from pipeline.learning.training.checkpoint import Checkpoints
+    from pipeline.learning.training.curve import Curve
     from pipeline.learning.training.distributed import Ranks
 
 _Settings = TypeVar("_Settings", bound=AlgoConfig)
@@ -119,6 +120,7 @@ class JobContext:
         models: Models that stay loaded between jobs of this worker.
         loading: Context in which time counts as loading rather than as work.
         progress: Reports how far the job is.
+        show: Takes a few numbers of the present step, by name, which go along with the next progress.
     """
 
     job_id: str
@@ -139,6 +141,7 @@ class JobContext:
     loading: Callable[[], AbstractContextManager[None]] = field(repr=False)
     progress: Progress = field(repr=False)
     stopping: Callable[[], bool] = field(repr=False)
+    show: Callable[[Mapping[str, float | None]], None] = field(repr=False, default=lambda _: None)
 
     @property
     def ranks(self) -> Ranks:
@@ -200,6 +203,16 @@ class JobContext:
             also_finished=also_finished,
             ranks=self.ranks,
         )
+
+    def curve(self, training: str) -> Curve:
+        """Where the curve of a training goes that this job does; see `learning.training.curve`.
+
+        Args:
+            training: Names it among the trainings of the stage; a plain word.
+        """
+        from pipeline.learning.training.curve import Curve
+
+        return Curve(training=training, folder=self.out, show=self.show)
 
     @property
     def first_device(self) -> str:

@@ -289,6 +289,7 @@ def fitting_of(
         checkpoint=ctx.checkpoint(name, also_finished=more),
         hints=ctx.hints,
         ranks=ctx.ranks,
+        curve=ctx.curve(name),
     )
 
 

@@ -54,6 +54,7 @@ class Reference(Algorithm):
             checkpoint=ctx.checkpoint("reference"),
             hints=ctx.hints,
             ranks=ctx.ranks,
+            curve=ctx.curve("reference"),
         )
         save_model(trained, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:

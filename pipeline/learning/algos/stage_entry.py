@@ -73,6 +73,7 @@ def _context(work: Work, config: StageConfig, ranks: Ranks | None) -> JobContext
         loading=work.loading,
         progress=progress,
         stopping=work.stopping,
+        show=work.show,
     )
 
 

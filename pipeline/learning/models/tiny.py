@@ -20,6 +20,7 @@ from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.loop import TrainSettings, train
 
@@ -121,6 +122,7 @@ def train_reference(
     checkpoint: Checkpoints | None = None,
     hints: Path | None = None,
     ranks: Ranks = ALONE,
+    curve: Curve | None = None,
 ) -> tuple[GPT2LMHeadModel, list[float]]:
     """Train on fresh demonstrations of training rows by next-token prediction.
 
@@ -132,6 +134,7 @@ def train_reference(
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
         hints: Folder of batch sizes that fitted; None remembers nothing.
         ranks: Who else does this training.
+        curve: Where the training's curve goes; None draws none.
 
     Returns:
         The model, and the loss of every step in nats per token of the completion.
@@ -158,15 +161,29 @@ def train_reference(
             logits = model(part, use_cache=False).logits[:, prompt - 1 : -1]
             loss = F.cross_entropy(logits.flatten(0, 1), part[:, prompt:].flatten())
             yield loss * (weight * len(part) / len(ids))
-        on_step(step + 1, (step + 1) * ids.numel())
+        on_step(step + 1, tokens_after(step + 1))
 
     picked, draws = demonstrations.at(0)  # all demonstrations are of one length
     ids, _ = encode([dataset.demonstration(int(rows[picked[0]]), float(draws[0]))])
+    length = ids.shape[1]
+
+    def tokens_after(step: int) -> int:
+        return step * config.batch_size * length
+
     texts = config.batch_size * config.steps
-    spend("training", model_cost(model).training(whole_texts(np.array([ids.shape[1]])) * texts))
+    spend("training", model_cost(model).training(whole_texts(np.array([length])) * texts))
     ranks.say_batch(config.batch_size, micro_batch.size)
-    settings = _training_settings(config)
-    return model, train(model, settings, losses_of, checkpoint=checkpoint, micro_batch=micro_batch, ranks=ranks)
+    losses = train(
+        model,
+        _training_settings(config),
+        losses_of,
+        checkpoint=checkpoint,
+        micro_batch=micro_batch,
+        ranks=ranks,
+        curve=curve,
+        tokens_after=tokens_after,
+    )
+    return model, losses
 
 
 def _training_settings(config: TinyModelConfig) -> TrainSettings:

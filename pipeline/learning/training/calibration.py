@@ -17,7 +17,7 @@ from pipeline.learning.generation.sampling import sample_keys, uniforms
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.losses import atom_weights
+from pipeline.learning.training.losses import atom_weights, expected_labels
 from pipeline.learning.training.policy import score_sequences
 from pipeline.learning.training.precision import computing_in
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
@@ -96,13 +96,6 @@ def fitted_labels(labels: NDArray[np.float32], atoms: int, rate: float) -> Float
         return labels.astype(np.float64)
     split = atom_weights(torch.from_numpy(labels), atoms, rate).double().numpy()
     return np.asarray(split @ np.linspace(0, 1, atoms))
-
-
-def expected_labels(values: Tensor, atoms: int) -> Tensor:
-    """The mean label that logits stand for, shape [B, T]."""
-    if atoms == 1:
-        return values.sigmoid()
-    return values.softmax(-1) @ torch.linspace(0, 1, atoms, device=values.device)
 
 
 def calibration_of(predicted: Floats, labels: Floats, prompts: NDArray[np.int64]) -> Calibration | None:

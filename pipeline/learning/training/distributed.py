@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from pipeline.errors import JobError
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others before it fails; the engine's own limit on progress comes later."""
 _BUCKET_BYTES = 64 << 20
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,14 @@ class Ranks:
         dist.all_reduce(total)
         summed: NDArray[np.float64] = total.numpy()
         return summed
+
+    def all_of(self, value: _T) -> list[_T]:
+        """What each rank has, in the order of ranks; plain data."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
 
     def least(self, value: int) -> int:
         """The least over ranks."""

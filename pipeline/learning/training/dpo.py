@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from pipeline.learning.choices import DPOLoss
+from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
 from pipeline.learning.training.policy import Fitting, completion_logprobs, fit
 from pipeline.learning.training.sequences import Batch, Sequences
 
@@ -142,7 +143,11 @@ def fit_dpo(
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
         held = torch.from_numpy(anchor[part].astype(np.float32)).to(fitting.device)
         share = len(part) / len(whole)
-        return loss(completion_logprobs(model, batch), batch, held) * share
+        logprobs = completion_logprobs(model, batch)
+        if is_drawn():
+            implicit = objective.beta * (logprobs.detach().sum(-1) - held)
+            add_to_curve(**of_pairs(implicit))
+        return loss(logprobs, batch, held) * share
 
     losses = fit(model, pairs, fitting, loss_of, group=2)
     return losses, {name: list(loss.reports[f"rewards/{name}"]) for name in ("accuracies", "margins")}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import JobError
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.training.curve import add_to_curve, is_drawn
 from pipeline.learning.training.policy import Fitting, completion_logprobs, fit
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.sequences import Batch
@@ -126,8 +127,38 @@ def token_losses(
     clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
     losses = -torch.min(ratio * advantages[:, None], clipped * advantages[:, None])
     if anchor is not None:
-        losses = losses + objective.beta * ((anchor - logprobs).exp() - (anchor - logprobs) - 1)
+        losses = losses + objective.beta * _k3(logprobs, anchor)
     return losses
+
+
+def _k3(logprobs: Tensor, anchor: Tensor) -> Tensor:
+    return (anchor - logprobs).exp() - (anchor - logprobs) - 1
+
+
+def token_figures(
+    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, objective: Objective
+) -> dict[str, Tensor]:
+    """What tokens tell of a step, for its curve.
+
+    Args:
+        logprobs: As `token_losses` takes them, and so are the others.
+        old: Shape [B, T].
+        anchor: Shape [B, T], or None.
+        advantages: Shape [B].
+        objective: Settings.
+
+    Returns:
+        ``clip_share``: whether the clip takes the gradient of the token away; and, with an anchor, ``kl``: the k3
+        estimate of the divergence from it. Each of shape [B, T].
+    """
+    ratio, sign = (logprobs - old).exp(), advantages[:, None]
+    clipped = ((ratio > 1 + objective.epsilon_high) & (sign > 0)) | (
+        (ratio < 1 - objective.epsilon_low) & (sign < 0)
+    )
+    found = {"clip_share": clipped.float()}
+    if anchor is not None:
+        found["kl"] = _k3(logprobs, anchor)
+    return found
 
 
 def averaged(losses: Tensor, mask: Tensor, objective: Objective, *, sequences: int, tokens: float) -> Tensor:
@@ -179,7 +210,16 @@ def fit_grpo(
         logprobs = completion_logprobs(model, batch, objective.temperature)
         old = _laid_out(data.logprobs, part, batch, device)
         held = None if anchor is None else _laid_out(anchor, part, batch, device)
-        losses = token_losses(logprobs, old, held, torch.from_numpy(advantages[part]).to(device), objective)
+        better = torch.from_numpy(advantages[part]).to(device)
+        losses = token_losses(logprobs, old, held, better, objective)
+        if is_drawn():
+            told = token_figures(logprobs.detach(), old, held, better, objective)
+            rewards = data.rewards[part]
+            add_to_curve(
+                **{name: values[batch.mask] for name, values in told.items()},
+                reward=rewards[np.isfinite(rewards)],
+                advantage_size=better.abs(),
+            )
         of_batch = drawn.mean() * len(whole) if objective.loss_type is GRPOLoss.dapo else drawn[whole].sum()
         return averaged(losses, batch.mask, objective, sequences=len(whole), tokens=float(of_batch))
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipeline.config.schema import Warmup
 from pipeline.learning.models.batch_size import BatchSize, is_out_of_memory
 from pipeline.learning.training.checkpoint import Checkpoints, State
+from pipeline.learning.training.curve import Curve, Drawing
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.training_state import (
     random_state,
@@ -59,6 +60,7 @@ class TrainState:
     """Everything a training needs to go on: what a checkpoint holds.
 
     Attributes:
+        drawing: Its curve.
         step: Steps done.
         history: The loss of each.
         micro_batch: Sequences at once, which may have had to be fewer than configured.
@@ -68,6 +70,7 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     micro_batch: BatchSize
+    drawing: Drawing
     ranks: Ranks = ALONE
     step: int = 0
     history: list[float] = field(default_factory=list)
@@ -80,6 +83,7 @@ class TrainState:
             ranks=self.ranks,
             history=self.history,
             micro_batch_size=self.micro_batch.size,
+            curve=[vars(row) for row in self.drawing.rows],
         )
 
     def resume(self, checkpoint: Checkpoints) -> None:
@@ -88,6 +92,7 @@ class TrainState:
         if saved is not None:
             own = restore_training(saved.state, self.model, self.optimizer, ranks=self.ranks)
             self.step, self.history = saved.step, list(own["history"])
+            self.drawing.begin(self.step, own.get("curve", []))
             # Not a size that others have found since: the rest must be what it would have been.
             self.micro_batch.start_at(int(own["micro_batch_size"]))
 
@@ -108,6 +113,8 @@ def train(
     checkpoint: Checkpoints | None = None,
     micro_batch: BatchSize | None = None,
     ranks: Ranks = ALONE,
+    curve: Curve | None = None,
+    tokens_after: Callable[[int], int] = lambda _: 0,
 ) -> list[float]:
     """Train a model in place; where several ranks do it, all of them call this together.
 
@@ -122,6 +129,8 @@ def train(
             gradients of the step are dropped, and the step is done again.
         ranks: Who else does this training. `losses_of` gives the part of this rank then; see `Ranks.share`. A
             model that is spread stays so: `distributed.save_model` saves it.
+        curve: Where the training's curve goes, see `JobContext.curve`; None draws none.
+        tokens_after: From a number of steps to the tokens that these train on, for the curve.
 
     Returns:
         The loss of every step, of all ranks together.
@@ -139,15 +148,20 @@ def train(
         weight_decay=settings.weight_decay,
         **_all_at_once(trained),
     )
-    state = TrainState(model, optimizer, BatchSize(1) if micro_batch is None else micro_batch, ranks)
+    drawing = Drawing(curve, settings.steps, ranks=ranks, tokens_after=tokens_after)
+    state = TrainState(model, optimizer, BatchSize(1) if micro_batch is None else micro_batch, drawing, ranks)
     if checkpoint is not None:
         state.resume(checkpoint)
     state.micro_batch.start_at(ranks.least(state.micro_batch.size))
     model.train()
     while state.step < settings.steps:
-        state.history.append(_step(state, settings, trained, losses_of))
+        rate = rate_at(state.step, settings)
+        loss, norm = _step(state, rate, settings, trained, losses_of)
+        state.history.append(loss)
+        drawing.add(state.step, loss, norm, rate)
         if checkpoint is not None:
             checkpoint.after_step(state.step, state.snapshot, last=state.step == settings.steps)
+    drawing.save()
     model.eval()
     return state.history
 
@@ -172,19 +186,24 @@ def _groups(model: nn.Module, settings: TrainSettings) -> list[dict[str, Any]]:
 
 def _step(
     state: TrainState,
+    rate: float,
     settings: TrainSettings,
     trained: list[nn.Parameter],
     losses_of: Callable[[int], Iterator[Tensor]],
-) -> float:
+) -> tuple[float, Tensor | None]:
+    """One optimizer step: its loss, and the norm of its gradient where that is at hand or kept."""
     for group in state.optimizer.param_groups:
-        group["lr"] = rate_at(state.step, settings) * group.get("scale", 1.0)
+        group["lr"] = rate * group.get("scale", 1.0)
     before = random_state()
 
-    ranks = state.ranks
+    ranks, drawing = state.ranks, state.drawing
+    is_kept = drawing.keeps(state.step + 1)
 
-    def clip() -> None:
+    def clip() -> Tensor | None:
         if settings.grad_clip:
-            nn.utils.clip_grad_norm_(trained, settings.grad_clip)
+            return nn.utils.clip_grad_norm_(trained, settings.grad_clip)
+        gradients = [one.grad for one in trained if one.grad is not None]
+        return nn.utils.get_total_norm(gradients) if is_kept else None
 
     def own_gradients() -> float:
         total = 0.0
@@ -193,21 +212,21 @@ def _step(
             total += loss.item()
         return total
 
-    def gradients() -> float:
+    def gradients() -> tuple[float, Tensor | None]:
         total = _together(own_gradients, state)
-        if ranks.size == 1:
-            clip()
-        return total
+        return total, clip() if ranks.size == 1 else None
 
     def drop() -> None:
         state.optimizer.zero_grad(set_to_none=True)
         restore_random_state(*before)
+        drawing.drop()
 
-    total = state.micro_batch.run(gradients, undo=drop)
+    with drawing.adding(state.step + 1):
+        total, norm = state.micro_batch.run(gradients, undo=drop)
     if ranks.size > 1:
         # Not to be repeated by one rank alone: the others would be a message ahead.
         ranks.add_up_gradients(trained)
-        clip()
+        norm = clip()
         total = ranks.sum(total)
     # Outside of what is repeated: it changes weights and moments in place, and no micro-batch makes it smaller.
     state.optimizer.step()
@@ -219,7 +238,7 @@ def _step(
         and torch.cuda.is_available()
     ):
         torch.cuda.empty_cache()
-    return total
+    return total, norm
 
 
 def _together(work: Callable[[], float], state: TrainState) -> float:

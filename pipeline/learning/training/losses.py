@@ -79,6 +79,13 @@ def atom_weights(labels: Tensor, count: int, rate: float = 0.0) -> Tensor:
     return weights.scatter_(1, lower + 1, share[:, None]).float()
 
 
+def expected_labels(values: Tensor, atoms: int) -> Tensor:
+    """The mean label that logits stand for, shape [B, T]."""
+    if atoms == 1:
+        return values.sigmoid()
+    return values.softmax(-1) @ torch.linspace(0, 1, atoms, device=values.device)
+
+
 def chosen_values(values: Tensor, ids: Tensor) -> Tensor:
     """From the outputs of a Q head, the value of each token that was taken.
 

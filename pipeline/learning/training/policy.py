@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.curve import Curve, not_drawn
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.loop import TrainSettings, train
 from pipeline.learning.training.precision import computing_in
@@ -52,6 +54,7 @@ class Fitting:
         checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
         hints: Folder of batch sizes that fitted; None remembers nothing.
         ranks: Who else does this training; `training.micro_batch_size` is for each of them.
+        curve: Where the training's curve goes; None draws none.
     """
 
     batch_size: int
@@ -67,6 +70,7 @@ class Fitting:
     checkpoint: Checkpoints | None = None
     hints: Path | None = None
     ranks: Ranks = ALONE
+    curve: Curve | None = None
 
 
 def fit(
@@ -112,23 +116,37 @@ def fit(
     # Of the data and not counted on the way: a training that is resumed begins with those of the steps before.
     tokens = np.cumsum(data.lengths[order])
 
+    def done_after(step: int) -> int:
+        return min(len(order), step * fitting.batch_size)
+
+    def tokens_after(step: int) -> int:
+        return int(tokens[done_after(step) - 1]) if step else 0
+
     def losses_of(step: int) -> Iterator[Tensor]:
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
         for part, weight in ranks.share(rows, micro_batch.size, group):
             batch = batch_of(data, part, fitting.device)
-            with computing_in(fitting.dtype, fitting.device):
+            with computing_in(fitting.dtype, fitting.device), nullcontext() if weight else not_drawn():
                 loss = loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
         if fitting.on_step is not None:
-            done = min(len(order), (step + 1) * fitting.batch_size)
-            fitting.on_step(done, len(order), int(tokens[done - 1]))
+            fitting.on_step(done_after(step + 1), len(order), tokens_after(step + 1))
 
     settings = _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
     spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
     if fitting.training.gradient_checkpointing:
         _checkpoint(model if backbone is None else backbone)
-    return train(model, settings, losses_of, checkpoint=fitting.checkpoint, micro_batch=micro_batch, ranks=ranks)
+    return train(
+        model,
+        settings,
+        losses_of,
+        checkpoint=fitting.checkpoint,
+        micro_batch=micro_batch,
+        ranks=ranks,
+        curve=fitting.curve,
+        tokens_after=tokens_after,
+    )
 
 
 def _checkpoint(deep: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pipeline.learning.models.flops import Purpose, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
+from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.policy import Fitting, fit, score_sequences
 from pipeline.learning.training.sequences import Batch, Sequences
@@ -67,6 +68,8 @@ def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: Fitting) -> l
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
         scores = sequence_scores(model, batch)
+        if is_drawn():
+            add_to_curve(**of_pairs(scores.detach()))
         return -F.logsigmoid(scores[0::2] - scores[1::2]).sum() / (len(whole) // 2)
 
     return fit(model, pairs, fitting, loss_of, group=2, backbone=model.backbone)

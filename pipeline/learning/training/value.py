@@ -5,12 +5,20 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel
-from pipeline.learning.training.losses import chosen_values, token_atoms, token_bce
+from pipeline.learning.training.curve import add_to_curve, is_drawn
+from pipeline.learning.training.losses import (
+    atom_weights,
+    chosen_values,
+    expected_labels,
+    token_atoms,
+    token_bce,
+)
 from pipeline.learning.training.policy import Fitting, fit
 from pipeline.learning.training.sequences import Batch, Sequences
 
@@ -32,9 +40,20 @@ def fit_value(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: flo
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
         values = token_values(model, batch.ids)
+        if is_drawn():
+            off = _errors(values.detach(), batch, model.config.atoms, rate)
+            add_to_curve(brier=off**2, bias=off)
         return token_loss(values, batch.mask, batch.labels) / max(1, int(supervised[whole].sum()))
 
     return fit(model, data, fitting, loss_of, backbone=model.backbone)
+
+
+def _errors(values: Tensor, batch: Batch, atoms: int, rate: float) -> Tensor:
+    """How far the prediction at each supervised token is above what a head without fault would say, shape [M]."""
+    labels = batch.labels
+    if atoms > 1:
+        labels = atom_weights(labels, atoms, rate) @ torch.linspace(0, 1, atoms, device=labels.device)
+    return (expected_labels(values, atoms) - labels[:, None])[batch.mask]
 
 
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pipeline.runs.job_view import WorkerView
+from pipeline.runs.job_view import AttemptView, WorkerView
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.report.format import duration, gibibytes, rate
 from pipeline.runs.report.grid import Cells, chains_of, current_grid, progress
@@ -91,6 +91,7 @@ def _workers(run: LiveRun, lines: int, job_width: int) -> Iterator[RenderableTyp
             worker.job_id if attempt else worker.state,
             f"{part:.0%}" if attempt else "",
             _bar(part) if attempt else "",
+            _loss(attempt) if attempt else "",
             duration(attempt.elapsed_s(run.now)) if attempt else "",
             gibibytes(worker.rss_bytes) if worker.rss_bytes else "",
             *(_gpu(worker) if gpus else ()),
@@ -107,6 +108,7 @@ def _columns(job_width: int, *, gpus: bool) -> Iterator[Column]:
     yield Column(heading="job", rank=1, least=_LEAST_JOB, width=job_width)
     yield Column(heading="done", right=True, rank=4)
     yield Column(heading="", rank=EXTRA + 1, width=_BAR)
+    yield Column(heading="loss", right=True, rank=EXTRA + 2, width=len("-1.23e-05"))
     yield Column(heading="time", right=True, rank=2, width=len("59 min 59 s"))
     yield Column(heading="memory", right=True, rank=5, width=len("999.9 GiB"))
     if gpus:
@@ -133,6 +135,14 @@ def _device(words: str) -> str:
 def _bar(part: float) -> str:
     done = round(part * _BAR)
     return "━" * done + "·" * (_BAR - done)
+
+
+def _loss(attempt: AttemptView) -> str:
+    """Of what trains; "" for a job that tells none."""
+    if "loss" not in attempt.numbers:
+        return ""
+    loss = attempt.numbers["loss"]
+    return "nan" if loss is None else f"{loss:.3g}"
 
 
 def _gpu(worker: WorkerView) -> tuple[str, str]:

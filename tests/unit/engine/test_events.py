@@ -53,6 +53,7 @@ EVENTS: list[dict[str, Any]] = [
 TOLD: list[dict[str, Any]] = [
     {"event": "WorkerStarting", "worker": 0},
     {"event": "JobProgress", "job": SHARD, "attempt": 1, "worker": 0, "done": 1, "total": 2, "tokens": 3},
+    {"event": "JobProgress", "job": SHARD, "worker": 0, "numbers": {"loss": 0.5, "kl": None}},
     {
         "event": "Heartbeat",
         "worker": 0,

@@ -241,7 +241,10 @@ messages = st.one_of(
     st.builds(JobStarted, **of_job),
     st.builds(AttemptStopped, **of_job),
     st.builds(Heartbeat, rss_bytes=counts),
-    st.builds(JobProgress, **of_job, done=counts, total=counts, tokens=counts),
+    st.builds(
+        JobProgress, **of_job, done=counts, total=counts, tokens=counts,
+        numbers=st.dictionaries(st.sampled_from(["loss", "kl"]), st.none() | st.floats(-1e100, 1e100)),
+    ),
     st.builds(
         JobFinished, **of_job, load_s=st.just(1e12), run_s=st.just(0.0), samples=counts, tokens=counts,
         peak_mb=st.none() | counts, held_mb=counts, changed=st.sampled_from(["", "all"]),

@@ -45,9 +45,11 @@ def test_an_attempt_is_in_the_journal_and_in_the_books() -> None:
 
 def test_progress_and_signs_of_life_are_told_and_change_nothing_else() -> None:
     paper = running()
-    assert paper.hear(0, JobProgress(job_id="a", attempt=1, done=2, total=5, tokens=8)) == []
-    counts = {"done": 2, "total": 5, "tokens": 8}
-    assert paper.effects == [Tell("JobProgress", {"job": "a", "attempt": 1, "worker": 0, **counts})]
+    assert (
+        paper.hear(0, JobProgress(job_id="a", attempt=1, done=2, total=5, tokens=8, numbers={"loss": 0.5})) == []
+    )
+    told = {"done": 2, "total": 5, "tokens": 8, "numbers": {"loss": 0.5}}
+    assert paper.effects == [Tell("JobProgress", {"job": "a", "attempt": 1, "worker": 0, **told})]
     assert paper.hear(0, Heartbeat(rss_bytes=77)) == []
     assert paper.effects == [Tell("Heartbeat", {"worker": 0, "rss_bytes": 77, "gpu": None})]
 

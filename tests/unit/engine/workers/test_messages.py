@@ -43,6 +43,7 @@ REPORTS: list[Report] = [
     WorkerReady(pid=1, device="cpu slot 0, 1 thread"),
     JobStarted(job_id="a", attempt=1),
     JobProgress(job_id="a", attempt=1, done=1, total=2, tokens=3),
+    JobProgress(job_id="a", attempt=1, done=1, total=2, tokens=3, numbers={"loss": 0.5, "rewards/kl@2": None}),
     Heartbeat(rss_bytes=5),
     Heartbeat(rss_bytes=5, gpu=GpuLoad(label="GPU 0", used_bytes=1, total_bytes=2, utilization=None)),
     JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3),
@@ -120,6 +121,8 @@ WRONG: list[tuple[str, str, list[Any]]] = [
     ("JobProgress", "tokens", [None, -1, 1.5, "3", math.nan, 2**70, True]),
     ("JobProgress", "done", [None, -1, [], {}]),
     ("JobProgress", "total", [None, -1, 1e400]),
+    ("JobProgress", "numbers", [None, [], {"": 1.0}, {"a b": 1.0}, {"a\n": 1.0}, {"\x1b": 1.0}, {"a" * 41: 1.0}]),
+    ("JobProgress", "numbers", [{"a": True}, {"a": "1"}, {"a": 1e101}, {f"x{at}": 1.0 for at in range(9)}]),
     ("Heartbeat", "rss_bytes", [None, -1, 1.5, math.inf]),
     (
         "Heartbeat",

@@ -12,7 +12,7 @@ import pytest
 from pipeline.engine.workers.work import Work
 
 
-def work_of(told: list[tuple[int, int, int]]) -> Work:
+def work_of(told: list[tuple[Any, ...]]) -> Work:
     return Work(
         job_id="a", attempt=1, payload={}, inputs={}, out=Path(), device="cpu", checkpoints=Path(), hints=Path(),
         memory={}, report=lambda *counts: told.append(counts),
@@ -20,13 +20,35 @@ def work_of(told: list[tuple[int, int, int]]) -> Work:
 
 
 def test_whole_numbers_of_libraries_are_numbers() -> None:
-    told: list[tuple[int, int, int]] = []
+    told: list[tuple[Any, ...]] = []
     work = work_of(told)
     work.progress(np.int64(3), np.uint8(4), tokens=np.int32(5))  # type: ignore[arg-type]
     work.held_mb = np.int64(7)  # type: ignore[assignment]
     work.check_counts()
-    assert told == [(3, 4, 5)]
-    assert {type(count) for count in (*told[0], work.samples, work.tokens, work.held_mb)} == {int}
+    assert told == [(3, 4, 5, {})]
+    assert {type(count) for count in (*told[0][:3], work.samples, work.tokens, work.held_mb)} == {int}
+
+
+def test_numbers_of_a_step_go_along_with_progress() -> None:
+    told: list[tuple[Any, ...]] = []
+    work = work_of(told)
+    work.show({"loss": np.float32(0.5), "kl": float("nan"), "reward": 1e300, "n": 3})  # type: ignore[dict-item]
+    work.progress(1, 2)
+    assert told == [(1, 2, 0, {"loss": 0.5, "kl": None, "reward": None, "n": 3.0})]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ({"loss": "low"}, r"loss='low': must be a number"),
+        ({"a b": 1.0}, r"\['a b'\]: must be at most 8 names, each a plain word"),
+        ({f"x{at}": 1.0 for at in range(9)}, "must be at most 8 names"),
+    ],
+    ids=["no number", "no word", "too many"],
+)
+def test_what_is_no_number_of_a_step_is_an_error_where_it_is_shown(numbers: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        work_of([]).show(numbers)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +64,7 @@ def test_whole_numbers_of_libraries_are_numbers() -> None:
     ids=str,
 )
 def test_anything_else_is_an_error_where_it_is_reported(counts: dict[str, Any], said: str) -> None:
-    told: list[tuple[int, int, int]] = []
+    told: list[tuple[Any, ...]] = []
     with pytest.raises((TypeError, ValueError), match=said):
         work_of(told).progress(**{"done": 1, "total": 2, **counts})
     assert told == []

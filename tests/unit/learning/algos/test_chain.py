@@ -20,6 +20,7 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.evaluation.metrics import read_samples
 from pipeline.learning.training.calibration import held_out
 from pipeline.learning.training.sequences import Sequences
+from pipeline.outputs.curves import read_curve
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
@@ -87,7 +88,7 @@ class Chains:
             checkpoints=self.root / ".checkpoints" / job.key,
             hints=self.root / ".hints",
             memory=self.memory,
-            report=lambda done, total, tokens: told.append((done, total, tokens)),
+            report=lambda done, total, tokens, _: told.append((done, total, tokens)),
         )
         run_stage(work)
         self.flops[job.id], self.tokens[job.key], self.answers[job.id] = work.flops, work.tokens, work.answers
@@ -156,6 +157,18 @@ def test_the_same_bytes_in_another_order_and_another_process_history(chains: Cha
     np.random.seed(99)
     backwards = Chains(tmp_path / "again", "execution.models_in_memory=1", order=lambda ready: ready[::-1])
     assert backwards.digest() == chains.digest()
+
+
+def test_every_training_has_a_curve(chains: Chains) -> None:
+    trained = {"reference": (0, "reference", set()), "PITA": (2, "value", {"brier", "bias"})}
+    for algo, (number, training, extra) in trained.items():
+        (folder,) = chains.folders(algo, number, "train")
+        rows, losses = read_curve(folder), json.loads((folder / "training.json").read_bytes())["loss"]
+        assert [row.loss for row in rows] == pytest.approx(losses, rel=1e-5)
+        assert {(row.training, row.steps, *sorted(row.extra)) for row in rows} == {
+            (training, len(losses), *sorted(extra))
+        }
+        assert 0 < rows[0].tokens < rows[-1].tokens
 
 
 def test_outputs_name_no_folder_of_this_machine(chains: Chains) -> None:

@@ -13,11 +13,10 @@ from pipeline.learning.training.calibration import (
     area_under_curve,
     calibrate,
     calibration_of,
-    expected_labels,
     fitted_labels,
     held_out,
 )
-from pipeline.learning.training.losses import atom_weights
+from pipeline.learning.training.losses import atom_weights, expected_labels
 from pipeline.learning.training.sequences import FILE, Sequences
 from pipeline.outputs.formats import Calibration
 from tests.unit.learning.training.test_training import sequences, value_model

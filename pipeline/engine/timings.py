@@ -1,0 +1,135 @@
+"""How long the jobs of a run took and how fast they were: ``timings.jsonl``, a line for each one that finished.
+
+Outputs hold only what their key determines, so nothing of time is in them; it is here, in the folder of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from pipeline.engine.events import Event, whole_lines
+from pipeline.files import json_text, open_plain
+from pipeline.foreign import ForeignDataError, read_json
+from pipeline.plan.graph import Plan
+
+log = logging.getLogger("pipeline")
+
+_Amount = Annotated[float, Meta(ge=0, le=1e16)]
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A line of ``timings.jsonl``: an attempt at a job that has finished it.
+
+    Attributes:
+        job: Its id.
+        chain: The chain that it belongs to.
+        stage: The stage that it is of.
+        round: The round.
+        attempt: From 1.
+        worker: Index of the worker.
+        device: Of the worker, in words.
+        started: When its code began, in seconds since 1970.
+        seconds: From then to the commit of its output.
+        load_s: Of these, those that went into importing libraries and loading models.
+        samples: Of the job, as it counts them.
+        tokens: Generated or trained on.
+        samples_per_s: While it was not loading; None where that took no time.
+        tokens_per_s: Likewise.
+    """
+
+    job: str
+    chain: str
+    stage: str
+    round: _Count
+    attempt: _Count
+    worker: int
+    device: str
+    started: _Amount
+    seconds: _Amount
+    load_s: _Amount
+    samples: _Count
+    tokens: _Count
+    samples_per_s: _Amount | None
+    tokens_per_s: _Amount | None
+
+
+class Timings:
+    """Takes the events of a run and appends a line for each job that finishes. Never a reason to end the run."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        """Begin with the run.
+
+        Args:
+            path: The file; made with the first line.
+            plan: Says of which chain and stage a job is.
+        """
+        self._path = path
+        self._plan = plan
+        self._devices: dict[int, str] = {}
+        self._started: dict[str, float] = {}
+        self._broken = False
+
+    def take(self, event: Event) -> None:
+        """Remember what a line needs, and write one where a job has finished."""
+        match event.get("event"):
+            case "WorkerStarted":
+                self._devices[event["worker"]] = event["device"]
+            case "JobStarted":
+                self._started[event["job"]] = event["time"]
+            case "JobFinished":
+                self._write(self._timing(event))
+
+    def _timing(self, event: Event) -> Timing:
+        job, run_s, load_s = self._plan.jobs[event["job"]], event["run_s"], event["load_s"]
+        work_s = max(0.0, run_s - load_s)
+        return Timing(
+            job=job.id,
+            chain=job.chain,
+            stage=job.stage,
+            round=job.round,
+            attempt=event["attempt"],
+            worker=event["worker"],
+            device=self._devices.get(event["worker"], ""),
+            started=self._started.pop(job.id, event["time"]),
+            seconds=round(run_s, 3),
+            load_s=round(load_s, 3),
+            samples=event["samples"],
+            tokens=event["tokens"],
+            samples_per_s=_rate(event["samples"], work_s),
+            tokens_per_s=_rate(event["tokens"], work_s),
+        )
+
+    def _write(self, timing: Timing) -> None:
+        if self._broken:
+            return
+        try:
+            with self._path.open("ab") as file:
+                file.write(json_text(asdict(timing)).encode() + b"\n")
+        except OSError as error:
+            self._broken = True
+            log.warning("%s cannot be written, so that how long jobs took is not kept: %s", self._path, error)
+
+
+def read_timings(path: Path) -> Iterator[Timing]:
+    """Read how long jobs took. What is no such line is left out, as is a last one that a crash cut off.
+
+    Raises:
+        OSError: It is missing, or no plain file.
+    """
+    with open_plain(path, follow=True) as file:
+        for line in whole_lines(file):
+            with suppress(ForeignDataError):
+                yield read_json(line, Timing)
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return round(count / seconds, 3) if seconds >= 0.001 else None

@@ -1,0 +1,285 @@
+"""The curve of a training: what its steps tell, the same bytes whatever interrupts it."""
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.config.schema import TrainingConfig
+from pipeline.errors import JobError, JobStopped
+from pipeline.learning.choices import GRPOLoss, HeadType, ScaleRewards
+from pipeline.learning.models.value import value_model_from
+from pipeline.learning.training.checkpoint import Checkpoints, State
+from pipeline.learning.training.curve import Curve, Drawing, add_to_curve, is_drawn, line_of
+from pipeline.learning.training.distributed import ALONE
+from pipeline.learning.training.grpo import fit_grpo, group_advantages
+from pipeline.learning.training.loop import TrainSettings, rate_at, train
+from pipeline.learning.training.losses import token_bce
+from pipeline.learning.training.policy import completion_logprobs, fit, grouped_order
+from pipeline.learning.training.reward_model import fit_reward_model, reward_scores, share_preferred
+from pipeline.learning.training.sequences import Sequences, batch_of
+from pipeline.learning.training.value import fit_value, token_values
+from pipeline.outputs.check import check_output
+from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
+from tests.doubles.models import tiny_policy
+from tests.unit.learning.training.test_dpo import anchored, pairs
+from tests.unit.learning.training.test_grpo import OBJECTIVE, samples
+from tests.unit.learning.training.test_out_of_memory import Limited
+from tests.unit.learning.training.test_training import fitting, sequences, value_model
+
+
+def drawn(folder: Path, **given: Any) -> list[float]:
+    """The losses of a fit of a value model, whose curve goes to a folder."""
+    given = {"training": TrainingConfig(micro_batch_size=8, warmup_steps=2), **given}
+    return fit_value(value_model(), sequences(), fitting(**given, curve=Curve(training="value", folder=folder)))
+
+
+def test_every_step_of_a_short_training_is_told(tmp_path: Path) -> None:
+    losses = drawn(tmp_path, learning_rate=1e-2)
+    rows = read_curve(tmp_path)
+    check_output(tmp_path)
+    assert [(row.training, row.step, row.steps) for row in rows] == [("value", at, 6) for at in range(1, 7)]
+    assert [row.loss for row in rows] == pytest.approx(losses, rel=1e-5)
+    settings = TrainSettings(steps=6, learning_rate=1e-2, warmup_steps=2, schedule=TrainingConfig().schedule)
+    assert [row.learning_rate for row in rows] == pytest.approx(
+        [rate_at(at, settings) for at in range(6)], rel=1e-5
+    )
+    assert rows[-1].tokens == 2 * sequences().lengths.sum()
+    assert all(row.grad_norm is not None and row.grad_norm > 0 for row in rows)
+    assert rows[0].extra == {"brier": 0.25, "bias": pytest.approx(0.5 - float(np.mean(labels_of(0))), abs=1e-5)}
+
+
+def labels_of(step: int) -> list[float]:
+    """Labels of the supervised tokens of a batch."""
+    data = sequences()
+    rows = grouped_order(len(data), 1, 2, seed=0)[step * 8 : (step + 1) * 8]
+    return [float(data.labels[row]) for row in rows for _ in range(data.lengths[row] - data.starts[row])]
+
+
+def test_the_norm_is_that_of_the_gradient_before_it_is_clipped(tmp_path: Path) -> None:
+    model = value_model()
+    model.eval()
+    data = sequences(8)
+    batch = batch_of(data, np.arange(8), "cpu")
+    tokens = int((data.lengths - data.starts).sum())
+    (token_bce(token_values(model, batch.ids), batch.mask, batch.labels) / tokens).backward()
+    norm = math.sqrt(sum(float((one.grad**2).sum()) for one in model.parameters() if one.grad is not None))
+    for name, clip in (("clipped", norm / 10), ("not clipped", 0.0)):
+        (tmp_path / name).mkdir()
+        training = TrainingConfig(micro_batch_size=3, warmup_steps=0, grad_clip=clip)
+        curve = Curve(training="value", folder=tmp_path / name)
+        fit_value(value_model(), data, fitting(training=training, epochs=1, curve=curve))
+        (row,) = read_curve(tmp_path / name)
+        assert row.grad_norm == pytest.approx(norm, rel=1e-4)
+
+
+def test_numbers_are_of_the_batch_however_it_is_cut(tmp_path: Path) -> None:
+    for size in (8, 3):
+        (tmp_path / str(size)).mkdir()
+        drawn(tmp_path / str(size), training=TrainingConfig(micro_batch_size=size, warmup_steps=2))
+    whole, parts = read_curve(tmp_path / "8"), read_curve(tmp_path / "3")
+    for one, other in zip(whole, parts, strict=True):
+        assert replace(one, loss=0, grad_norm=0, extra={}) == replace(other, loss=0, grad_norm=0, extra={})
+        assert [one.loss, one.grad_norm] == pytest.approx([other.loss, other.grad_norm], abs=1e-4)
+        assert one.extra == pytest.approx(other.extra, abs=1e-4)
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 6])
+def test_a_training_that_goes_on_draws_the_same_curve(tmp_path: Path, stop_after: int) -> None:
+    (tmp_path / "calm").mkdir()
+    (tmp_path / "out").mkdir()
+    drawn(tmp_path / "calm")
+    calls = iter(range(100))
+    stopping = Checkpoints(
+        tmp_path / "c", {}, every_minutes=0, stopping=lambda: next(calls) == stop_after - 1, also_finished=True
+    )
+    with suppress(JobStopped):
+        drawn(tmp_path / "out", checkpoint=stopping)
+    assert (tmp_path / "out" / CURVES).exists() == (stop_after == 6)
+    (tmp_path / "out" / CURVES).unlink(missing_ok=True)  # as the engine does with all of a failed attempt
+    drawn(tmp_path / "out", checkpoint=Checkpoints(tmp_path / "c", {}, every_minutes=0))
+    assert (tmp_path / "out" / CURVES).read_bytes() == (tmp_path / "calm" / CURVES).read_bytes()
+
+
+def test_a_checkpoint_without_a_curve_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As versions before curves have saved it."""
+    expected = drawn(tmp_path)
+    (tmp_path / CURVES).unlink()
+    save, calls = Checkpoints.save, iter(range(100))
+
+    def of_before(self: Checkpoints, step: int, state: State) -> None:
+        state.values["own"].pop("curve")
+        save(self, step, state)
+
+    stopping = Checkpoints(tmp_path / "c", {}, every_minutes=0, stopping=lambda: next(calls) == 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "save", of_before)
+        with pytest.raises(JobStopped):
+            drawn(tmp_path, checkpoint=stopping)
+    assert drawn(tmp_path, checkpoint=Checkpoints(tmp_path / "c", {}, every_minutes=0)) == expected
+    assert [row.step for row in read_curve(tmp_path)] == [3, 4, 5, 6]
+
+
+def test_a_step_that_is_done_again_counts_once(tmp_path: Path) -> None:
+    """Memory runs out in the second micro-batch of the first step, when the first has told its numbers."""
+    model = value_model()
+    Limited(model, rows=2, first_call=1)
+    for folder, size, fitted in ((tmp_path / "again", 4, model), (tmp_path / "calm", 2, value_model())):
+        folder.mkdir()
+        how = fitting(training=TrainingConfig(micro_batch_size=size), curve=Curve(training="value", folder=folder))
+        fit_value(fitted, sequences(), how)
+    assert (tmp_path / "again" / CURVES).read_bytes() == (tmp_path / "calm" / CURVES).read_bytes()
+
+
+def test_a_training_that_diverges_has_null_where_there_is_no_number(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    shown: list[Any] = []
+
+    def losses_of(step: int) -> Iterator[Tensor]:
+        yield model(torch.ones(1)).sum() * (math.inf if step else 1.0)
+
+    train(
+        model,
+        TrainSettings(steps=3, learning_rate=0.1),
+        losses_of,
+        curve=Curve(training="mine", folder=tmp_path, show=shown.append),
+    )
+    first, *later = read_curve(tmp_path)
+    assert first.loss is not None
+    assert [(row.loss, row.grad_norm) for row in later] == [(None, None)] * 2
+    assert [set(numbers) for numbers in shown] == [{"loss"}] * 3
+    check_output(tmp_path)
+
+
+def test_without_sequences_there_is_no_training_and_no_curve(tmp_path: Path) -> None:
+    how = fitting(curve=Curve(training="value", folder=tmp_path))
+    assert fit_value(value_model(), Sequences.of([], [], []), how) == []
+    assert read_curve(tmp_path) == []
+
+
+def test_two_trainings_of_a_name_are_told_apart(tmp_path: Path) -> None:
+    for _ in range(2):
+        drawn(tmp_path, epochs=1)
+    assert [row.training for row in read_curve(tmp_path)] == ["value"] * 3 + ["value_2"] * 3
+    check_output(tmp_path)
+
+
+# -- numbers of methods ----------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_a_users_own_adds_its_numbers(tmp_path: Path) -> None:
+    model, data, seen = tiny_policy(), sequences(7), []
+
+    def loss_of(batch: Any, part: Any, whole: Any) -> Tensor:
+        logprobs = completion_logprobs(model, batch)
+        seen.append(is_drawn())
+        add_to_curve(labels=batch.labels, nothing=batch.labels[:0], constant=3)
+        return -logprobs.sum() / len(whole)
+
+    how = fitting(
+        epochs=1, training=TrainingConfig(micro_batch_size=3), curve=Curve(training="mine", folder=tmp_path)
+    )
+    fit(model, data, how, loss_of)
+    (row,) = read_curve(tmp_path)
+    assert row.extra == {"labels": pytest.approx(data.labels.mean(), abs=1e-5), "nothing": None, "constant": 3.0}
+    assert seen == [True] * 3
+    add_to_curve(labels=1.0)  # where nothing is trained it does nothing
+    assert not is_drawn()
+
+
+def test_a_number_that_every_step_has_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+
+    def losses_of(step: int) -> Iterator[Tensor]:
+        add_to_curve(loss=1.0)
+        yield model(torch.ones(1)).sum()
+
+    with pytest.raises(JobError, match=r"add_to_curve\(loss=\.\.\.\): every step has that by itself"):
+        train(
+            model,
+            TrainSettings(steps=1, learning_rate=0.1),
+            losses_of,
+            curve=Curve(training="mine", folder=tmp_path),
+        )
+
+
+def test_dpo_tells_what_trl_tells(tmp_path: Path) -> None:
+    from pipeline.learning.choices import DPOLoss
+    from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+
+    data = pairs()
+    how = fitting(batch_size=8, epochs=2, learning_rate=1e-2, curve=Curve(training="policy", folder=tmp_path))
+    objective = DPOObjective(loss_type=DPOLoss.ipo, beta=0.3)
+    _, reports = fit_dpo(tiny_policy(), data, anchored(data), objective, how)
+    rows = read_curve(tmp_path)
+    assert [row.extra["margin"] for row in rows] == pytest.approx(reports["margins"], abs=1e-4)
+    assert [row.extra["accuracy"] for row in rows] == pytest.approx(reports["accuracies"], abs=1e-6)
+
+
+def test_a_reward_model_tells_how_many_pairs_it_decides(tmp_path: Path) -> None:
+    model, data = value_model_from(tiny_policy(), HeadType.v), pairs()
+    how = fitting(batch_size=len(data), epochs=9, learning_rate=1e-2)
+    fit_reward_model(model, data, replace(how, curve=Curve(training="reward_model", folder=tmp_path)))
+    rows = read_curve(tmp_path)
+    assert rows[0].extra == {"accuracy": 0.5, "margin": 0.0}  # the head starts at zero
+    before_last = value_model_from(tiny_policy(), HeadType.v)
+    fit_reward_model(before_last, data, replace(how, epochs=8))
+    scores = reward_scores(before_last, data, micro_batch_size=9, device="cpu")
+    assert rows[8].extra["accuracy"] == pytest.approx(share_preferred(scores), abs=1e-5)
+
+
+def test_grpo_tells_divergence_clipping_and_rewards(tmp_path: Path) -> None:
+    model = tiny_policy()
+    data = samples(model)
+    data.sequences.labels[:4] = np.nan  # a group without rewards counts in no mean of rewards
+    advantages = group_advantages(data.rewards, 4, ScaleRewards.group)
+    objective = replace(OBJECTIVE, loss_type=GRPOLoss.dapo, epsilon_low=1e-3, epsilon_high=1e-3)
+    how = fitting(batch_size=24, epochs=4, learning_rate=1e-2, curve=Curve(training="policy", folder=tmp_path))
+    fit_grpo(model, data, advantages, data.logprobs, objective, how, group=4)
+    first, *_, last = (row.extra for row in read_curve(tmp_path))
+    assert first == {
+        "clip_share": 0.0,
+        "kl": pytest.approx(0.0, abs=1e-6),
+        "reward": pytest.approx(np.nanmean(data.rewards), abs=1e-5),
+        "advantage_size": pytest.approx(np.abs(advantages).mean(), abs=1e-5),
+    }
+    assert 0 < (last["clip_share"] or 0) < 1
+    assert (last["kl"] or 0) > 0
+
+
+# -- the log ---------------------------------------------------------------------------------------------------
+
+
+def test_the_log_has_a_line_now_and_then_and_of_the_last_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    drawing = Drawing(
+        Curve(training="policy", folder=tmp_path),
+        200,
+        ranks=ALONE,
+        tokens_after=lambda step: 100 * step,
+        clock=lambda: now[0],
+    )
+    for step in range(1, 201):
+        now[0] += 1.0 if step <= 100 else 2.0
+        drawing.add(step, 1 / step, torch.tensor(0.8), 1e-3)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "policy: step 30/200, loss 0.0333, lr 1.0e-03, grad norm 0.8, 100 tokens/s"
+    # Never within 30 s, never within a tenth of the steps.
+    assert [int(line.split()[2].split("/")[0]) for line in lines] == [30, 60, 90, 110, 130, 150, 170, 190, 200]
+
+
+def test_a_line_says_what_a_method_tells_and_what_is_no_number() -> None:
+    row = TrainingStep(
+        training="value", step=1200, steps=4800, tokens=0, loss=None, grad_norm=12345.0, learning_rate=0.0,
+        extra={"brier": 0.2468},
+    )  # fmt: skip
+    assert line_of(row, 0.0) == "value: step 1,200/4,800, loss nan, lr 0.0e+00, grad norm 1.23e+04, brier 0.247"
