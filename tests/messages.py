@@ -1,8 +1,8 @@
 """The messages of the package's errors, read from its source: their constant words, with `…` for what differs.
 
-A message is what an error of the package is raised with, and what the rules of the configuration yield. Where it is
-made by another function of the same module, that function's texts are followed. What has no words of its own, since it
-only hands on what another one says, is none.
+A message is what an error of the package is raised with, and what the rules of the configuration yield. Where
+another function of the same module makes it, that function's texts are followed. What has no words of its own, as
+it only hands on what another one says, is none.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class _Reader:
         if isinstance(node, ast.Call) and depth < _DEEPEST and _name(node.func) in self._functions:
             return self._said_by(self._functions[_name(node.func)], depth + 1)
         if isinstance(node, ast.Name) and scope is not None and depth < _DEEPEST:
-            given = [each.value for each in ast.walk(scope) if isinstance(each, ast.Assign) and _sets(each, node.id)]
+            given = [
+                each.value for each in ast.walk(scope) if isinstance(each, ast.Assign) and _sets(each, node.id)
+            ]
             return [text for value in given for text in self._of(value, scope, depth + 1)] or [GAP]
         return [GAP]
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pipeline
 from pipeline.config.meaning import Meaning, shipped_meanings, shipped_sections
 from pipeline.config.tables import TABLES
-from tests.messages import messages_of
+from tests.messages import all_messages
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -37,6 +39,7 @@ def _words(text: str | None) -> list[str]:
     return (text or "").split()
 
 
+@cache
 def named_in(what: str) -> list[str]:
     """What parts of a kind are about, over all pages."""
     parts = [found for page in made_pages() for found in PART.finditer(page.read_text())]
@@ -46,9 +49,11 @@ def named_in(what: str) -> list[str]:
 # -- keys --------------------------------------------------------------------------------------------------------
 
 
-def _keys(sections: Sequence[str]) -> str:
-    """Tables of the keys of sections, or of a table of algorithms, datasets or models."""
-    return "\n\n".join(table for section in sections for table in _key_tables(section))
+def _keys(what: Sequence[str]) -> str:
+    """Tables of the keys of the run, of all sections, or of a table of algorithms, datasets or models."""
+    sections = [key for key in shipped_sections() if "." not in key]
+    asked = [each for word in what for each in (sections if word == "sections" else [word])]
+    return "\n\n".join(table for section in asked for table in _key_tables(section))
 
 
 def _key_tables(section: str) -> Iterator[str]:
@@ -77,7 +82,9 @@ def _table_of_tables(table: str) -> Iterator[str]:
         for name in names
     }
     shared = [
-        key for key in of[names[0]] if len({_row(of[name][key], key) if key in of[name] else "" for name in names}) == 1
+        key
+        for key in of[names[0]]
+        if len({_row(of[name][key], key) if key in of[name] else "" for name in names}) == 1
     ]
     yield f"### `{table}.NAME`\n\nWhat all of them have, with the same default.\n\n" + _rows(
         [_row(of[names[0]][key], key) for key in shared]
@@ -118,24 +125,36 @@ def _cell(text: str) -> str:
 # -- names of the package ----------------------------------------------------------------------------------------
 
 
-def _names(modules: Sequence[str]) -> str:
+def _names(places: Sequence[str]) -> str:
     """What users import of modules, for mkdocstrings."""
-    return "\n\n".join(f"::: pipeline.{name}" for module in modules for name in names_of(module))
+    return "\n\n".join(f"::: pipeline.{name}" for place in places for name in names_of(place))
 
 
-def names_of(module: str) -> list[str]:
-    """Names that the package offers of a module, or of the modules inside it."""
-    homes = pipeline._HOMES
-    inside = [home for home in homes if home == module or home.startswith(f"{module}.")]
-    return [name for home in inside for name in homes[home].split()]
+def names_of(place: str) -> list[str]:
+    """Names that the package offers of a module, or of modules inside it that have no place of their own."""
+    return [name for home, names in pipeline._HOMES.items() if home_place(home) == place for name in names.split()]
+
+
+def home_place(home: str) -> str:
+    """Where on the pages the names of a module are; "" for nowhere."""
+    parts = home.split(".")
+    near = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((each for each in near if each in named_in("names")), "")
 
 
 # -- messages ----------------------------------------------------------------------------------------------------
 
 
-def _messages(modules: Sequence[str]) -> str:
-    """The messages of modules, one an item, with `…` for what differs."""
-    return "\n".join(f"- {_code(said)}" for said in dict.fromkeys(m for path in modules for m in messages_of(path)))
+def _messages(places: Sequence[str]) -> str:
+    """The messages of modules and folders, one an item, with `…` for what differs."""
+    of_places = [of for place in places for module, of in all_messages().items() if place_of(module) == place]
+    return "\n".join(f"- {_code(said)}" for said in dict.fromkeys(chain(*of_places)))
+
+
+def place_of(module: str) -> str:
+    """The name of a module, or its nearest folder's, under which the pages have its messages; "" for none."""
+    near = (each.as_posix() for each in (Path(module), *Path(module).parents))
+    return next((each for each in near if each in named_in("messages")), "")
 
 
 def _code(text: str) -> str:
