@@ -1,7 +1,7 @@
 """Makes the pictures of the pages: a real run's live view and its table, as a terminal of 100 columns shows them.
 
     python benchmarks/pictures.py                  # runs experiment first_run in a new folder; needs tmux
-    python benchmarks/pictures.py --keep outputs   # in this folder, where it may be stored already
+    python benchmarks/pictures.py --folder DIR     # in this one, whose outputs/ may hold some of it already
 
 Writes docs/images/live.svg and docs/images/table.svg. Nothing in them is fetched from anywhere.
 """
@@ -83,14 +83,15 @@ def as_svg(screen: str, title: str) -> str:
 def main() -> None:
     """Run, and write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", type=Path, help="output folder of the run; a new one if left out")
+    parser.add_argument("--folder", type=Path, help="where the run has its outputs/; a new one if left out")
     parser.add_argument("--only", choices=("live", "table"), help="one of the two")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        outputs = shlex.quote(str((asked.keep or Path(made)).resolve()))
-        python = f"cd {shlex.quote(str(ROOT))} && {shlex.quote(sys.executable)}"
-        run = f"{python} run_parallel.py experiment.name=first_run output_dir={outputs}"
-        show = f"{python} -m pipeline show first_run --output-dir {outputs}"
+        folder = (asked.folder or Path(made)).resolve()
+        folder.mkdir(exist_ok=True)
+        words = ["env", "-C", str(folder), f"PYTHONPATH={ROOT}", sys.executable]
+        run = shlex.join([*words, str(ROOT / "run_parallel.py"), "experiment.name=first_run"])
+        show = shlex.join([*words, "-m", "pipeline", "show", "first_run"])
         IMAGES.mkdir(exist_ok=True)
         if asked.only != "table":
             (IMAGES / "live.svg").write_text(as_svg(last_that_shows(TRAINS, run), SHOWN_RUN))
