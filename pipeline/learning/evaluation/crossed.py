@@ -9,7 +9,7 @@ from the mean squares of an analysis of variance with random effects (Searle, Ca
 The two parts are known unequally well: three seeds leave two degrees of freedom, 500 prompts leave 499. So the
 critical value is the mean of the two quantiles of Student's t, weighted by the parts (Cochran and Cox 1957,
 section 4.14). One number of degrees of freedom for the sum (Satterthwaite 1946) must itself be estimated, and
-where three seeds and the prompts weigh alike it promises too much; docs/evaluation.md has both, simulated.
+where three seeds and the prompts weigh alike it promises too much; docs/coverage.md has both, simulated.
 
 Legend: R references, S seeds, P prompts; leading axes ``...`` are problems of their own.
 """

@@ -2,6 +2,9 @@
 
 import re
 import shlex
+import shutil
+import subprocess
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +69,8 @@ def without_remark(text: str) -> str:
     return re.split(r"\s+#", text)[0]
 
 
-def words_of(text: str) -> list[str]:
-    """The words of the last program of a line, assignments before it left out."""
+def programs_of(text: str) -> list[list[str]]:
+    """The words of each program of a line, assignments before it left out."""
     words = shlex.split(text, comments=True)
     parts: list[list[str]] = [[]]
     for word in words:
@@ -75,15 +78,15 @@ def words_of(text: str) -> list[str]:
             parts.append([])
         else:
             parts[-1].append(word)
-    kept = [part for part in parts if part][-1]
-    while ASSIGNMENT.match(kept[0]):
-        kept.pop(0)
-    return kept
+    for part in parts:
+        while part and ASSIGNMENT.match(part[0]):
+            part.pop(0)
+    return [part for part in parts if part]
 
 
-def arguments_of(command: Typed) -> tuple[str, list[str]]:
+def arguments_of(words: list[str]) -> tuple[str, list[str]]:
     """What is run ("main" or "commands") with which arguments; ("", []) for other programs."""
-    program, *rest = words_of(command.text)
+    program, *rest = words
     name = Path(program).name
     if name == "srun":
         while rest and not rest[0].startswith("python"):
@@ -96,6 +99,9 @@ def arguments_of(command: Typed) -> tuple[str, list[str]]:
     if name in ("python", "python3") and rest[:1] == ["run_parallel.py"]:
         return "main", rest[1:]
     return "", []
+
+
+PROGRAMS_TYPED = [(command, *arguments_of(words)) for command in COMMANDS for words in programs_of(command.text)]
 
 
 def test_pages_are_full_of_commands() -> None:
@@ -122,7 +128,7 @@ def test_no_shell_reads_a_command_otherwise_than_it_stands_there() -> None:
 def overrides_of(arguments: list[str]) -> list[str]:
     """The settings of a main command; of a multirun those of its first run."""
     words = [word for word in as_overrides(arguments) if word not in ("--cfg", "job", "-m", "--multirun")]
-    return [re.sub(r"=([\w.]+),[\w.,]+$", r"=\1", word) for word in words if not word.startswith("--")]
+    return [re.sub(r"=([\w.+-]+),[\w.,+-]+$", r"=\1", word) for word in words if not word.startswith("--")]
 
 
 def is_choice(override: str) -> bool:
@@ -155,8 +161,7 @@ def test_settings_in_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))
     requests = {}
-    for command in COMMANDS:
-        what, arguments = arguments_of(command)
+    for command, what, arguments in PROGRAMS_TYPED:
         if what == "main" and not any(mark in command.text for mark in ELSEWHERE):
             requests[f"{command.page}:{command.line}"] = overrides_of(arguments)
     assert len(requests) > 40
@@ -178,8 +183,7 @@ def parse(command: click.Command, arguments: list[str], parent: click.Context | 
 def test_commands_and_their_options_exist() -> None:
     wrong, parsed = [], 0
     program = typer.main.get_command(app)
-    for command in COMMANDS:
-        what, arguments = arguments_of(command)
+    for command, what, arguments in PROGRAMS_TYPED:
         if what != "commands" or "--install-completion" in arguments:  # reading that would carry it out
             continue
         try:
@@ -191,3 +195,71 @@ def test_commands_and_their_options_exist() -> None:
             wrong.append(f"{command.page}:{command.line}: {error.format_message()}")
     assert not wrong, "\n".join(wrong)
     assert parsed > 25
+
+
+OTHERS = {
+    r"python3 -m venv \S+": "makes the environment that this very test runs in",
+    r"\S*python3? -m pytest .*|\S*python -m pytest": "runs this very test",
+    r"\S*(ruff|mypy|mkdocs) ?.*": "checked by .ci/run on each change",
+    r"python -c .*": "tests/integration/test_doctor.py runs these lines",
+    r"python train\.py": "stands for a program of the reader's",
+    r"eval .*": "asks the main command for what the shell carries out; tests of completion do",
+    r"hf download .*": "another project's program, which needs a network",
+    r"nvidia-smi": "needs the driver of a GPU",
+    r"less -S": "shows what it is given",
+}
+"""Programs that no test here reads, as a pattern of their words -> why."""
+OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def problem_of(words: list[str]) -> str:
+    """Why a program that is no command of ours cannot be typed so; "" if it can."""
+    text = " ".join(words)
+    if any(re.fullmatch(pattern, text) for pattern in OTHERS):
+        return ""
+    if Path(words[0]).name == "pip":
+        extras = {extra for found in re.findall(r"\[([\w,]+)\]", text) for extra in found.split(",")}
+        return ", ".join(f"there is no extra {extra}" for extra in extras - set(OPTIONAL))
+    script = re.fullmatch(
+        r"\S*python3? (?:-m )?((?:benchmarks|tests)[./]\w+|test_parallel_setup)(?:\.py)?( .*)?", text
+    )
+    if not script:
+        return f"nothing checks `{text}`: say in OTHERS why, or have it checked"
+    file = ROOT / f"{script[1].replace('.', '/')}.py"
+    options = [word for word in words if word.startswith("--")]
+    known = file.read_text() if file.is_file() else ""
+    return ", ".join(f"{file.name} has no {option}" for option in options if f'"{option}"' not in known) or (
+        "" if known else f"there is no {file.name}"
+    )
+
+
+def test_every_other_program_is_there_or_said_to_be_none_of_ours() -> None:
+    wrong = [
+        f"{command.page}:{command.line}: {problem}"
+        for command in COMMANDS
+        for words in programs_of(command.text)
+        if not arguments_of(words)[0] and (problem := problem_of(words))
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert [why for pattern, why in OTHERS.items() if not used(pattern)] == []
+
+
+def used(pattern: str) -> bool:
+    return any(re.fullmatch(pattern, " ".join(words)) for each in COMMANDS for words in programs_of(each.text))
+
+
+def as_read_by(shell: list[str], texts: list[str]) -> list[str]:
+    """The words of each command as a shell makes them, without carrying it out."""
+    script = "\n".join(f"printf '<%s>' {text}; printf '\\n'" for text in texts)
+    done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert not done.stderr, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_reads_every_command_as_bash_does() -> None:
+    parts = [part for each in COMMANDS for part in re.split(r" (?:&&|\|) | &$", without_remark(each.text).strip())]
+    texts = [re.sub(r"\$\([^()]*\)", "GIVEN", part) for part in parts]
+    said = as_read_by(["bash"], texts)
+    assert len(said) >= len(texts)
+    assert as_read_by(["zsh", "-f"], texts) == said

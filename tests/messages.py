@@ -1,0 +1,142 @@
+"""The messages of the package's errors, read from its source: their constant words, with `…` for what differs.
+
+A message is what an error of the package is raised with, and what the rules of the configuration yield. Where
+another function of the same module makes it, that function's texts are followed. What has no words of its own, as
+it only hands on what another one says, is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "pipeline"
+GAP = "…"
+RULES = ("config", "learning", "plan")
+"""Wings whose functions yield what is wrong with a request."""
+_UNKNOWN = f"unknown {GAP} '{GAP}'. Did you mean '{GAP}'? Known: {GAP}."
+"""What `unknown_name` words."""
+_DEEPEST = 3
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def messages_of(module: str) -> tuple[str, ...]:
+    """Messages of a module, in the order of its source.
+
+    Args:
+        module: Its path inside of the package, as ``config/checks.py``.
+    """
+    tree = ast.parse((PACKAGE / module).read_text())
+    return tuple(
+        dict.fromkeys(" ".join(text.split()) for text in _Reader(tree, module).texts() if _has_words(text))
+    )
+
+
+@cache
+def all_messages() -> dict[str, tuple[str, ...]]:
+    """Module -> its messages, of modules that have any."""
+    paths = [path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("*.py"))]
+    return {path: found for path in paths if (found := messages_of(path))}
+
+
+@cache
+def error_classes() -> frozenset[str]:
+    """Names of `PipelineError` and of all that is made from it."""
+    bases = {
+        node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {"PipelineError"}
+    while more := {name for name, of in bases.items() if of & found} - found:
+        found |= more
+    return frozenset(found)
+
+
+class _Reader:
+    """Finds the texts of one module."""
+
+    def __init__(self, tree: ast.Module, module: str) -> None:
+        self._functions = {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
+        self._tree = tree
+        self._rules = module.startswith(RULES)
+
+    def texts(self) -> Iterator[str]:
+        for scope, node in _with_scope(self._tree, None):
+            if isinstance(node, ast.Call) and _name(node.func) in error_classes() and node.args:
+                yield from self._of(node.args[0], scope, 0)
+            elif isinstance(node, ast.Call) and _name(node.func) == "__init__" and _in_error(self._tree, scope):
+                yield from (text for argument in node.args[:1] for text in self._of(argument, scope, 0))
+            elif isinstance(node, ast.Yield) and self._rules and node.value and _yields_texts(scope):
+                yield from self._of(node.value, scope, 0)
+
+    def _of(self, node: ast.expr, scope: Function | None, depth: int) -> list[str]:
+        """All that an expression may say."""
+        if isinstance(node, ast.Constant):
+            return [node.value if isinstance(node.value, str) else GAP]
+        if isinstance(node, ast.JoinedStr):
+            return [_tidied("".join(p.value if isinstance(p, ast.Constant) else GAP for p in node.values))]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            sides = [self._of(side, scope, depth) for side in (node.left, node.right)]
+            return [_tidied(left + right) for left, right in product(*sides)]
+        if isinstance(node, ast.IfExp):
+            return [*self._of(node.body, scope, depth), *self._of(node.orelse, scope, depth)]
+        if isinstance(node, ast.Call) and _name(node.func) == "unknown_name":
+            kind = self._of(node.args[0], scope, depth)[0]
+            return [_UNKNOWN.replace(GAP, kind, 1)]
+        if isinstance(node, ast.Call) and depth < _DEEPEST and _name(node.func) in self._functions:
+            return self._said_by(self._functions[_name(node.func)], depth + 1)
+        if isinstance(node, ast.Name) and scope is not None and depth < _DEEPEST:
+            given = [
+                each.value for each in ast.walk(scope) if isinstance(each, ast.Assign) and _sets(each, node.id)
+            ]
+            return [text for value in given for text in self._of(value, scope, depth + 1)] or [GAP]
+        return [GAP]
+
+    def _said_by(self, function: Function, depth: int) -> list[str]:
+        values = [
+            node.value
+            for node in ast.walk(function)
+            if isinstance(node, (ast.Return, ast.Yield)) and node.value is not None
+        ]
+        return [text for value in values for text in self._of(value, function, depth)] or [GAP]
+
+
+def _with_scope(node: ast.AST, scope: Function | None) -> Iterator[tuple[Function | None, ast.AST]]:
+    for child in ast.iter_child_nodes(node):
+        yield scope, child
+        yield from _with_scope(child, child if isinstance(child, Function) else scope)
+
+
+def _in_error(tree: ast.Module, scope: Function | None) -> bool:
+    return any(
+        isinstance(node, ast.ClassDef) and node.name in error_classes() and scope in node.body
+        for node in ast.walk(tree)
+    )
+
+
+def _yields_texts(scope: Function | None) -> bool:
+    return scope is not None and scope.returns is not None and ast.unparse(scope.returns) == "Iterator[str]"
+
+
+def _sets(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _tidied(text: str) -> str:
+    return re.sub(f"{GAP}+", GAP, text)
+
+
+def _has_words(text: str) -> bool:
+    return len(re.findall(r"[A-Za-z]{2,}", text)) > 1

@@ -1,0 +1,178 @@
+"""The pages of docs/ are as the code is, in the site, and readable by those who make the site of them."""
+
+import ast
+import re
+from functools import cache
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+import pipeline
+from pipeline.commands.doctor.check import Verdict
+from pipeline.commands.doctor.sbatch import check_script
+from pipeline.config.known import known_keys
+from tests.messages import all_messages
+from tests.pages import DOCS, ROOT, home_place, made_pages, place_of, up_to_date
+
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", made_pages(), ids=lambda page: page.stem)
+def test_what_is_made_from_the_code_is_as_the_code_is(page: Path) -> None:
+    assert page.read_text() == up_to_date(page.read_text()), "run: python -m tests.pages --write"
+
+
+def test_every_message_has_a_place_on_the_pages() -> None:
+    found = all_messages()
+    assert sum(map(len, found.values())) > 300
+    lost = [module for module in found if not place_of(module)]
+    assert lost == [], "name the module, or its folder, in a part of docs/troubleshooting.md"
+
+
+def test_a_message_is_found_with_what_differs_left_out() -> None:
+    """So that the rule itself is seen to work: what an error is raised with, and what a rule yields."""
+    assert any(said.startswith("stored output …") for said in all_messages()["errors.py"])
+    assert "execution.workers=…: at least one worker is needed" in all_messages()["engine/devices/resolve.py"]
+    assert any(said.startswith("no algorithm is enabled") for said in all_messages()["config/checks.py"])
+
+
+def test_every_public_name_has_a_place_on_the_pages() -> None:
+    lost = [home for home in pipeline._HOMES if not home_place(home)]
+    assert lost == [], "name the module, or the one above it, in a part of docs/api.md"
+
+
+# -- the site ----------------------------------------------------------------------------------------------------
+
+
+def site() -> dict[str, object]:
+    found = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def leaves(node: object) -> list[str]:
+    if isinstance(node, dict):
+        return [leaf for inside in node.values() for leaf in leaves(inside)]
+    return [leaf for inside in node for leaf in leaves(inside)] if isinstance(node, list) else [str(node)]
+
+
+def test_every_page_is_in_the_site_once() -> None:
+    assert sorted(leaves(site()["nav"])) == [page.relative_to(DOCS).as_posix() for page in PAGES]
+
+
+def test_the_site_asks_no_other_server() -> None:
+    theme = site()["theme"]
+    assert isinstance(theme, dict)
+    assert theme["font"] is False
+    own = leaves({name: site().get(name, []) for name in ("extra_css", "extra_javascript")})
+    assert [file for file in own if not (DOCS / file).is_file()] == []
+    assert [file for file in own if "//" in (DOCS / file).read_text()] == []
+    fetched = re.compile(r"!\[[^]]*\]\((?:https?:)?//|<(?:img|script|iframe|link)\b[^>]*(?:https?:)?//")
+    assert [page.name for page in PAGES if fetched.search(page.read_text())] == []
+    pictures = [*DOCS.glob("images/*.svg")]
+    assert pictures
+    assert [path.name for path in pictures if re.search(r"(?:href|url)[=(]\W*https?:", path.read_text())] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_lists_and_tables_stand_apart_from_what_is_before(page: Path) -> None:
+    """GitHub finds a list or table right below a paragraph; what makes the site reads on in the paragraph."""
+    lines, wrong = [re.sub(r"^    .*", "    code", line) for line in page.read_text().splitlines()], []
+    for at, (before, line) in enumerate(pairwise(lines), start=2):
+        is_text = before.strip() and not re.match(r"\s*(?:[-*|#>]|\d+\.|<!--|```|    )", before)
+        in_item = before.startswith(" ") or re.match(r"\s*(?:[-*]|\d+\.) ", previous_start(lines, at - 2))
+        if is_text and not in_item and re.match(r"(?:[-*] |\d+\. |\|)", line):
+            wrong.append(f"{page.name}:{at}: {line}")
+    assert not wrong, "\n".join(wrong)
+
+
+def previous_start(lines: list[str], at: int) -> str:
+    """The first line of the block that a line is in."""
+    while at and lines[at - 1].strip():
+        at -= 1
+    return lines[at]
+
+
+def test_links_of_pages_outside_of_the_site_lead_somewhere() -> None:
+    outside = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+    links = [(page, link) for page in outside for link in re.findall(r"\]\(([^)#\s]+)", page.read_text())]
+    lost = [
+        f"{page.name}: {link}" for page, link in links if ":" not in link and not (page.parent / link).exists()
+    ]
+    assert not lost
+
+
+def test_the_script_for_slurm_passes_the_doctor(tmp_path: Path) -> None:
+    page = (DOCS / "several-machines.md").read_text()
+    found = re.search(r"^    #!/bin/bash\n(?:    .*\n)+", page, re.MULTILINE)
+    assert found
+    script = tmp_path / "compare.sbatch"
+    script.write_text(re.sub(r"^    ", "", found[0], flags=re.MULTILINE))
+    said = [*check_script(script, None)]
+    assert said
+    assert [each for each in said if each.verdict is not Verdict.PASS] == []
+
+
+# -- coming from TRL ---------------------------------------------------------------------------------------------
+
+TRL_ARGUMENTS = {"`DPOConfig`": "dpo_config", "`GRPOConfig`": "grpo_config", "`SFTConfig`": "sft_config"}
+"""Section of the page -> module of `trl.trainer`."""
+
+
+@cache
+def declared(package: str, module: str) -> frozenset[str]:
+    """Fields of the configurations in a module, read without importing it, which takes seconds."""
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / module).with_suffix(".py").read_text())
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    lines = [line for node in classes for line in node.body if isinstance(line, ast.AnnAssign)]
+    return frozenset(line.target.id for line in lines if isinstance(line.target, ast.Name))
+
+
+def rows_of(section: str) -> list[tuple[str, list[str], list[str]]]:
+    """Kind of table, names in its first column, keys in its second, of each row of a section."""
+    text = (DOCS / "coming-from-trl.md").read_text()
+    of_section = re.split(r"^## ", text, flags=re.MULTILINE)
+    lines = next(part for part in of_section if part.startswith(f"{section}\n")).splitlines()
+    rows, kind = [], ""
+    for before, line in zip(["", *lines], lines, strict=False):
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("|") and not before.startswith("|"):
+            kind = cells[0].strip("`")
+        elif line.startswith("| `"):
+            rows.append((kind, re.findall(r"`(\w+)`", cells[0]), re.findall(r"`([\w.]+)`", cells[1])))
+    return rows
+
+
+def test_the_page_has_every_argument_of_trl() -> None:
+    shared = {name for _, names, _ in rows_of("Of all three") for name in names}
+    for section, module in TRL_ARGUMENTS.items():
+        named = {name for _, names, _ in rows_of(section) for name in names}
+        fields = declared("trl", f"trainer/{module}")
+        assert named <= fields, section
+        assert fields - named - shared == set(), section
+    assert declared("trl", "trainer/base_config") <= shared
+
+
+def test_arguments_that_all_have_exist() -> None:
+    of = {
+        "TRL": declared("transformers", "training_args")
+        | declared("trl", "trainer/base_config")
+        | declared("trl", "trainer/dpo_config"),
+        "LoraConfig": declared("peft", "tuners/lora/config"),
+    }
+    named = [(kind, name) for kind, names, _ in rows_of("Of all three") if kind in of for name in names]
+    assert {kind for kind, _ in named} == set(of)
+    assert [name for kind, name in named if name not in of[kind]] == []
+
+
+def test_keys_on_the_page_exist_here() -> None:
+    rows = [row for section in ["Of all three", *TRL_ARGUMENTS] for row in rows_of(section)]
+    keys = {key for _, _, found in rows for key in found}
+    assert len(keys) > 30
+    assert keys - set(known_keys()) == set()
