@@ -131,21 +131,51 @@ def overrides_of(arguments: list[str]) -> list[str]:
     return [re.sub(r"=([\w.+-]+),[\w.,+-]+$", r"=\1", word) for word in words if not word.startswith("--")]
 
 
-def is_choice(override: str) -> bool:
-    """Whether it decides which keys there are."""
-    key = override.partition("=")[0]
-    return key in GROUPS or key.endswith(".class_path")
+LISTS = {"algos": ["PITA", "QSharp"], "dataset": ["addition"], "model": ["tiny"]}
+"""Groups of which a run takes several files -> those that it has by itself."""
+GROUPS_OF = {"algos": "algos", "datasets": "dataset", "models": "model"}
+"""Table of settings -> the group that chooses its entries."""
+EMPTY = {"experiment.name": "experiment.name=x"}
+
+
+def key_of(override: str) -> str:
+    return override.partition("=")[0]
+
+
+def listed(overrides: list[str]) -> dict[str, list[str]]:
+    """What a request chooses of the groups of which it may have several."""
+    given = {key_of(each): each.partition("=")[2] for each in overrides}
+    return {
+        group: re.findall(r"[\w-]+", given[group]) if group in given else names for group, names in LISTS.items()
+    }
+
+
+def unchosen(overrides: list[str]) -> str:
+    """The settings of what a request neither chooses nor makes of a class of one's own; "" if there are none."""
+    chosen = listed(overrides)
+    for override in overrides:
+        table, name, *_ = [*key_of(override).lstrip("+").split("."), "", ""]
+        own = any(key_of(each) == f"{table}.{name}.class_path" for each in overrides)
+        if name and table in GROUPS_OF and name not in chosen[GROUPS_OF[table]] and not own:
+            return f"{override}: the request has no {name}"
+    return ""
 
 
 def packs(requests: Iterable[list[str]]) -> list[list[str]]:
-    """The same settings in fewer requests: what chooses the same groups and sets no key differently is joined."""
+    """The same settings in fewer requests: each has what several of them choose, and sets no key twice."""
     packed: dict[frozenset[str], list[dict[str, str]]] = {}
     for overrides in requests:
-        values = {override.partition("=")[0]: override for override in overrides}
-        alike = packed.setdefault(frozenset(filter(is_choice, overrides)), [{}])
-        if any(alike[-1].get(key, value) != value for key, value in values.items() if key != "experiment.name"):
-            alike.append({})
-        alike[-1].update(values)
+        values = {key_of(each): each for each in overrides if key_of(each) not in (*LISTS, "experiment.name")}
+        files = frozenset(each for key, each in values.items() if key in GROUPS)
+        alike = packed.setdefault(files, [dict(EMPTY)])
+        room = (each for each in alike if all(each.get(key, value) == value for key, value in values.items()))
+        into = next(room, None)
+        if into is None:
+            alike.append(into := dict(EMPTY))
+        into.update(values)
+        for group, names in listed(overrides).items():
+            before = re.findall(r"[\w-]+", into.get(group, "=").partition("=")[2])
+            into[group] = f"{group}=[{','.join(dict.fromkeys([*before, *names]))}]"
     return [list(values.values()) for alike in packed.values() for values in alike]
 
 
@@ -165,6 +195,8 @@ def test_settings_in_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
         if what == "main" and not any(mark in command.text for mark in ELSEWHERE):
             requests[f"{command.page}:{command.line}"] = overrides_of(arguments)
     assert len(requests) > 40
+    lost = {place: said for place, overrides in requests.items() if (said := unchosen(overrides))}
+    assert not {place: said for place, said in lost.items() if "experiment=sentiment" not in requests[place]}
     if any(refusal(overrides) for overrides in packs(requests.values())):
         wrong = [f"{place}: {said}" for place, overrides in requests.items() if (said := refusal(overrides))]
         assert not wrong, "\n".join(wrong)
