@@ -26,13 +26,18 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def messages_of(module: str) -> tuple[str, ...]:
     """Messages of a module, in the order of its source.
 
     Args:
         module: Its path inside of the package, as ``config/checks.py``.
     """
-    tree = ast.parse((PACKAGE / module).read_text())
+    tree = _tree(PACKAGE / module)
     return tuple(
         dict.fromkeys(" ".join(text.split()) for text in _Reader(tree, module).texts() if _has_words(text))
     )
@@ -51,7 +56,7 @@ def error_classes() -> frozenset[str]:
     bases = {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.ClassDef)
     }
     found = {"PipelineError"}
