@@ -31,6 +31,7 @@ from pipeline.outputs.formats import (
     read_shown_samples,
     read_training,
 )
+from pipeline.outputs.guidance import GUIDANCE, read_guidance
 
 MAX_LEVELS = 64
 """Folders in one another that an output may have, so that every path in it can be opened on every file system."""
@@ -103,5 +104,6 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
     GENERATION: read_generation,
     REWARD: read_reward_fit,
     CURVES: lambda path: read_curve(path.parent),
+    GUIDANCE: read_guidance,
 }
 """Names that any stage may write; ``model.json`` is left to the reference."""

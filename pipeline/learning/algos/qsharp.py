@@ -103,7 +103,7 @@ class QSharp(ValueGuidedAlgorithms):
             return atoms_offset(atom_rewards(algo), algo.eta)
         # The lowest reward is in every offset alike, and adding a constant changes nothing: where it would, for
         # tokens of offset 0, requests with another lowest reward than 0 are refused.
-        return bernoulli_offset(algo.eta / (algo.value_max - algo.value_min))
+        return bernoulli_offset(algo.eta, algo.value_min, algo.value_max)
 
     def atoms(self, algo: ValueAlgoConfig) -> int:
         """As the settings say."""

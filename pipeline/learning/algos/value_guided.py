@@ -25,6 +25,7 @@ from pipeline.files import json_text
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.learning.choices import HeadType, Others
 from pipeline.outputs.formats import GENERATION, SWEEP_SPLIT, TRAINING
+from pipeline.outputs.guidance import GUIDANCE, GuidanceSettings, is_key
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Dataset
@@ -232,6 +233,8 @@ class ValueGuidedAlgorithms(Algorithm):
             ),
         }
         (ctx.out / TRAINING).write_text(json_text({**about, "loss": losses}) + "\n")
+        used = asdict(self.guidance(ctx.algo, algo, ctx.input("reference.train").name))
+        (ctx.out / GUIDANCE).write_text(json_text(used) + "\n")
 
     def sweep(self, ctx: JobContext) -> None:
         """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
@@ -279,6 +282,27 @@ class ValueGuidedAlgorithms(Algorithm):
         from pipeline.learning.generation.tilt import Tilt
 
         return Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, others=algo.others)
+
+    def guidance(self, name: str, algo: ValueAlgoConfig, reference: str) -> GuidanceSettings:
+        """What is saved beside a value model, so that it can be used without its run.
+
+        Args:
+            name: Of the algorithm in its run.
+            algo: Its settings.
+            reference: Key of the reference, by which its stored output is named.
+        """
+        from pipeline.learning.generation.tilt import KnownOffset
+
+        tilt = self.tilt(algo)
+        return GuidanceSettings(
+            algo=name,
+            eta=None if math.isinf(algo.eta) else algo.eta,
+            offset=tilt.offset.rule if isinstance(tilt.offset, KnownOffset) else None,
+            top_k=tilt.top_k,
+            min_p=tilt.min_p,
+            others=tilt.others.name,
+            reference=reference if is_key(reference) else None,
+        )
 
     def _start(self, ctx: JobContext) -> ValueModel:
         """The value model that training starts from: last round's, or a fresh one. Never a kept one."""

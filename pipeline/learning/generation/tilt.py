@@ -21,42 +21,79 @@ from torch import Tensor
 
 from pipeline.learning.choices import Others
 from pipeline.learning.generation.sampling import draw_tokens
+from pipeline.outputs.guidance import OffsetRule, Rule
 
 Offset = Callable[[Tensor], Tensor]
 """From value logits z, any shape, to what is added to the reference's log-probabilities."""
 
 
-def bernoulli_offset(eta: float) -> Offset:
-    """Q# for rewards in {0, 1}: ``log(1 - p + p * exp(1/eta))``, ``p = sigmoid(z)`` (arXiv 2502.20548, section 3).
+@dataclass(frozen=True)
+class KnownOffset:
+    """An offset that can be written down, and made again at another strength.
 
-    It is log E[exp(R/eta)] for a reward R that is 1 with probability p. Written with softplus, it is exact for any
-    z and eta.
+    Attributes:
+        rule: Which one, and the rewards of the head.
+        eta: Strength: the smaller, the stronger.
     """
-    return lambda z: F.softplus(z + 1 / eta) - F.softplus(z)
+
+    rule: OffsetRule
+    eta: float
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Offsets of value logits."""
+        return _RULES[self.rule.rule](z, self.eta, self.rule.rewards)
 
 
-def atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
+def bernoulli_offset(eta: float, low: float = 0.0, high: float = 1.0) -> KnownOffset:
+    """Q# for two rewards: ``log(1 - p + p * exp(1/eta))``, ``p = sigmoid(z)`` (arXiv 2502.20548, section 3).
+
+    It is log E[exp(R/eta)] for a reward R that is 1 with probability p, else 0. Written with softplus, it is exact
+    for any z and eta. Of rewards `low` and `high` it is how far the offset lies above that of the lowest.
+    """
+    return KnownOffset(OffsetRule(rule="bernoulli", rewards=(low, high)), eta)
+
+
+def atoms_offset(atoms: Sequence[float], eta: float) -> KnownOffset:
     """Q# for rewards with a distribution: ``log E[exp(R/eta)]``, R one of n atoms (arXiv 2502.20548, section 3).
 
     Values have n logits each, in their last dimension. With the atoms 0 and 1 it is `bernoulli_offset` of the
     difference of the two logits.
     """
-    return lambda z: (z.log_softmax(-1) + torch.tensor(atoms, device=z.device) / eta).logsumexp(-1)
+    return KnownOffset(OffsetRule(rule="atoms", rewards=tuple(atoms)), eta)
 
 
-def expected_offset(eta: float, low: float = 0.0, high: float = 1.0) -> Offset:
+def expected_offset(eta: float, low: float = 0.0, high: float = 1.0) -> KnownOffset:
     """CD, the baseline of Q#: ``E[R] / eta``; R is `high` with chance sigmoid(z), else `low`."""
-    return lambda z: (low + (high - low) * torch.sigmoid(z)) / eta
+    return KnownOffset(OffsetRule(rule="expected", rewards=(low, high)), eta)
 
 
-def expected_atoms_offset(atoms: Sequence[float], eta: float) -> Offset:
+def expected_atoms_offset(atoms: Sequence[float], eta: float) -> KnownOffset:
     """CD with a distribution: ``E[R] / eta``, R one of n atoms."""
-    return lambda z: (z.softmax(-1) * torch.tensor(atoms, device=z.device)).sum(-1) / eta
+    return KnownOffset(OffsetRule(rule="expected_atoms", rewards=tuple(atoms)), eta)
 
 
-def preference_offset(eta: float) -> Offset:
+def preference_offset(eta: float) -> KnownOffset:
     """PITA: ``Psi(sigmoid(z)) / eta = z / eta``, the log-odds of being preferred (arXiv 2507.20067, section 3)."""
-    return lambda z: z / eta
+    return KnownOffset(OffsetRule(rule="preference"), eta)
+
+
+def _bernoulli(z: Tensor, eta: float, rewards: Sequence[float]) -> Tensor:
+    scaled = eta / (rewards[1] - rewards[0])
+    return F.softplus(z + 1 / scaled) - F.softplus(z)
+
+
+def _expected(z: Tensor, eta: float, rewards: Sequence[float]) -> Tensor:
+    low, high = rewards
+    return (low + (high - low) * torch.sigmoid(z)) / eta
+
+
+_RULES: dict[Rule, Callable[[Tensor, float, Sequence[float]], Tensor]] = {
+    "preference": lambda z, eta, _: z / eta,
+    "bernoulli": _bernoulli,
+    "atoms": lambda z, eta, atoms: (z.log_softmax(-1) + torch.tensor(atoms, device=z.device) / eta).logsumexp(-1),
+    "expected": _expected,
+    "expected_atoms": lambda z, eta, atoms: (z.softmax(-1) * torch.tensor(atoms, device=z.device)).sum(-1) / eta,
+}
 
 
 @dataclass(frozen=True)
