@@ -54,7 +54,7 @@ def check_template(template: str | None) -> None:
         ConfigError: It could not be filled.
     """
     if template is not None:
-        _fields(template)
+        template_fields(template)
 
 
 def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str)
 
 
 def _filled(template: str, columns: Mapping[str, Any], place: str) -> str:
-    for name in _fields(template):
+    for name in template_fields(template):
         if not isinstance(columns.get(name), (str, int, float)):
             raise DataError(
                 f"{place}: prompt_template uses '{{{name}}}', which is no text here; the columns are "
@@ -236,7 +236,12 @@ def _filled(template: str, columns: Mapping[str, Any], place: str) -> str:
     return template.format_map(columns)
 
 
-def _fields(template: str) -> list[str]:
+def template_fields(template: str) -> list[str]:
+    """Names of the columns that a template of prompts uses.
+
+    Raises:
+        ConfigError: It could not be filled.
+    """
     try:
         parts = [(name, rest or turn) for _, name, rest, turn in string.Formatter().parse(template)]
     except ValueError as error:

@@ -7,6 +7,7 @@ measured against it by `benchmarks/generation.py`. With it, `model.generate` of 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -25,6 +26,7 @@ class GuidedLogitsProcessor(LogitsProcessor):
         model: ValueModel,
         tilt: Tilt,
         pad_id: int | None = None,
+        begins_with_pad: bool = False,
         temperature: float = 1.0,
         top_p: float = 1.0,
     ) -> None:
@@ -34,12 +36,14 @@ class GuidedLogitsProcessor(LogitsProcessor):
             model: The value model.
             tilt: Settings of guidance.
             pad_id: Leading tokens of this id are padding; None where nothing is padded.
+            begins_with_pad: The last one of them is not, but the token that begins every prompt.
             temperature: Of the reference, before guidance.
             top_p: Its nucleus.
         """
         self.model = model
         self.tilt = tilt
         self.pad_id = pad_id
+        self.begins_with_pad = begins_with_pad
         self.temperature = temperature
         self.top_p = top_p
 
@@ -70,7 +74,10 @@ class GuidedLogitsProcessor(LogitsProcessor):
     def _forward(self, ids: Tensor) -> Tensor:
         mask = torch.ones_like(ids)
         if self.pad_id is not None:
-            mask = ((ids != self.pad_id).cumsum(-1) > 0).long()
+            begun = (ids != self.pad_id).cumsum(-1) > 0
+            if self.begins_with_pad:
+                begun = F.pad(begun[:, 1:], (0, 1), value=True)
+            mask = begun.long()
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
         values: Tensor = self.model(ids, attention_mask=mask, position_ids=positions)
         return values

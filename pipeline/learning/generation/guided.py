@@ -1,0 +1,332 @@
+"""A trained model as one object that completes prompts: a reference guided by a value model, or a policy.
+
+It decodes as the evaluation of its run did, by `TextPolicy`. For programs that call `generate` of transformers
+themselves there is the same guidance as a `LogitsProcessor`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.config.bases import DatasetConfig
+from pipeline.config.fields import LARGEST_SEED, SMALLEST_DIVISOR
+from pipeline.config.schema import GenerationConfig, LongPrompts
+from pipeline.errors import ConfigError, unknown_name
+from pipeline.learning.choices import Others
+from pipeline.learning.datasets.base import Dataset, Row
+from pipeline.learning.datasets.columns import make_row
+from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.generation.decode import Guidance
+from pipeline.learning.generation.guide import readable, value_reader
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
+from pipeline.learning.generation.tilt import KnownOffset, Offset, Tilt
+from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.value import ValueModel
+from pipeline.learning.training.losses import expected_labels
+from pipeline.learning.training.value import token_values
+from pipeline.outputs.guidance import Drawing, GuidanceSettings, Prompting
+
+Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""A text, the turns of a conversation, or the columns that the prompt template of the dataset names."""
+STREAM = "guided"
+
+
+class Options(TypedDict, total=False):
+    """How to complete; what is left out is as in the evaluation of the run."""
+
+    eta: float
+    n: int
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    greedy: bool
+    batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A completion with what is known of it.
+
+    Attributes:
+        text: Without special tokens.
+        token_ids: An end-of-text token included.
+        kl: Divergence of the guided policy from its reference along it, summed over its tokens, in nats; None of a
+            policy, which has no reference here.
+        ended: Whether it was ended by the policy, rather than cut off.
+        values: What the value model expects after each token, on the scale of its labels from 0 to 1; None where
+            they were not asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    kl: float | None
+    ended: bool
+    values: list[float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guide:
+    """A value model, and how it guides.
+
+    Attributes:
+        model: In evaluation mode, on the device of the reference.
+        settings: As saved beside it.
+        offset: Its offset by strength, of a method with a rule of its own; None takes that of the settings.
+    """
+
+    model: ValueModel
+    settings: GuidanceSettings
+    offset: Callable[[float], Offset] | None = None
+
+    def tilt(self, eta: float) -> Tilt:
+        """The settings of guidance at a strength.
+
+        Raises:
+            ConfigError: The method has a rule of its own, which was not given.
+        """
+        saved, offset = self.settings, self.offset
+        if offset is None:
+            if (rule := saved.offset) is None:
+                raise ConfigError(
+                    f"{saved.algo} makes offsets of values by a rule of its own, which is not saved with the "
+                    "model. Give it: pipeline.guided(..., offset=lambda eta: ...), as offset() of the algorithm"
+                )
+            return Tilt(KnownOffset(rule, eta), saved.top_k, saved.min_p, Others[saved.others])
+        return Tilt(offset(eta), saved.top_k, saved.min_p, Others[saved.others])
+
+
+class Guided:
+    """A trained model with its tokenizer, ready to complete prompts.
+
+    Attributes:
+        model: The language model that texts are drawn from: the reference, or a policy that was trained.
+        tokenizer: Its tokenizer.
+        value: The value model that guides it; None of a policy.
+        eta: Strength of guidance where nothing else is asked for; `math.inf` is none. The smaller, the stronger.
+        drawing: How texts are drawn where nothing else is asked for.
+        prompting: How a text becomes a prompt.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        guide: Guide | None = None,
+        *,
+        drawing: Drawing | None = None,
+        prompting: Prompting | None = None,
+        eta: float | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Put together what is loaded; `pipeline.guided` loads it.
+
+        Args:
+            model: The reference, or a trained policy; in evaluation mode, on its device.
+            tokenizer: Its tokenizer.
+            guide: A value model; None for a policy by itself.
+            drawing: How texts are drawn.
+            prompting: How a text becomes a prompt.
+            eta: Another strength than the saved one.
+            device: ``cpu`` or ``cuda``.
+        """
+        self.model, self.tokenizer, self._guide, self._device = model, tokenizer, guide, device
+        self.value = None if guide is None else guide.model
+        self.drawing, self.prompting = drawing or Drawing(), prompting or Prompting()
+        saved = math.inf if guide is None or guide.settings.eta is None else guide.settings.eta
+        self.eta = self._strength(saved if eta is None else eta)
+        self._sizes = BatchSizes(None, device, model, *([] if guide is None else [guide.model]))
+
+    def __repr__(self) -> str:
+        """What it is, in a line."""
+        kind = self.model.config.model_type
+        if self._guide is None:
+            return f"Guided(policy {kind}, device={self._device})"
+        return f"Guided({kind} by {self._guide.settings.algo}, eta={self.eta:g}, device={self._device})"
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> list[str]:
+        """Complete prompts.
+
+        The same call gives the same texts. A prompt's draws follow from the seed and its place in the list, not
+        from the batch that it is in.
+
+        Args:
+            prompts: One, or a list: texts, conversations (lists of ``{"role": ..., "content": ...}``), or tables
+                of columns. Texts become what the dataset made of them: its template, system prompt and the chat
+                template are applied.
+            options: ``eta`` strength of guidance, ``math.inf`` for the reference as it is; ``n`` completions of
+                each prompt (1); ``max_new_tokens``, ``temperature``, ``top_p``; ``seed`` (0); ``greedy`` to take
+                the likeliest tokens; ``batch_size``.
+
+        Returns:
+            Texts of completions, the `n` of a prompt adjacent.
+
+        Raises:
+            ConfigError: An option is out of its range, or a policy is asked to be guided.
+            DataError: A prompt is none, or too long.
+        """
+        return [completion.text for completion in self.complete(prompts, **options)]
+
+    def complete(
+        self, prompts: Prompt | Sequence[Prompt], *, values: bool = False, **options: Unpack[Options]
+    ) -> list[Completion]:
+        """As `generate`, with token ids and divergences.
+
+        Args:
+            prompts: As in `generate`.
+            values: Also what the value model expects after each token.
+            options: As in `generate`.
+        """
+        if unknown := set(options) - Options.__annotations__.keys():
+            raise ConfigError(unknown_name("option", min(unknown), Options.__annotations__))
+        if values and self._guide is None:
+            raise ConfigError("values: this is a policy, which has no value model")
+        count, seed = _whole(options, "n", 1, least=1), _whole(options, "seed", 0, least=0)
+        several = _several(prompts)
+        asked = _Asked(several, self.prompting)
+        policy = self._policy(asked, options)
+        ids = policy.fitted(policy.encode([asked.row(place).prompt for place in range(len(several))]))
+        keys = sample_keys(seed, STREAM, np.arange(len(ids)), count)
+        decoded = policy.complete(ids, None if options.get("greedy") else keys, samples=count)
+        texts = policy.text(decoded.tokens)
+        repeated = [prompt for prompt in ids for _ in range(count)]
+        return [
+            Completion(
+                text=text,
+                token_ids=tokens,
+                kl=None if self._guide is None else float(kl),
+                ended=policy.ended(tokens),
+                values=self._values(prompt, tokens) if values else None,
+            )
+            for text, tokens, kl, prompt in zip(texts, decoded.tokens, decoded.kl, repeated, strict=True)
+        ]
+
+    def logits_processor(
+        self, *, eta: float | None = None, temperature: float | None = None, top_p: float | None = None
+    ) -> GuidedLogitsProcessor:
+        """The guidance for `generate` of transformers; slower than `generate` of this object.
+
+            inputs = guided.tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+            guided.model.generate(
+                **inputs, logits_processor=[guided.logits_processor()], do_sample=True, top_k=0, max_new_tokens=64
+            )
+
+        Temperature and nucleus are of the reference, before guidance, so they are given here and not to
+        `generate`, whose own top_k must be 0.
+
+        Args:
+            eta: Strength of guidance.
+            temperature: Of the reference.
+            top_p: Its nucleus.
+
+        Raises:
+            ConfigError: This is a policy by itself, or a number is out of its range.
+        """
+        if self._guide is None:
+            raise ConfigError(_NO_GUIDE.format("logits_processor"))
+        strength = self.eta if eta is None else self._strength(eta)
+        pad = self.tokenizer.pad_token_id
+        return GuidedLogitsProcessor(
+            self._guide.model,
+            self._guide.tilt(strength),
+            pad_id=pad,
+            begins_with_pad=pad is not None and self.tokenizer("a")["input_ids"][:1] == [pad],
+            temperature=_positive("temperature", temperature, self.drawing.temperature),
+            top_p=_positive("top_p", top_p, self.drawing.top_p, at_most=1.0),
+        )
+
+    def _policy(self, asked: Dataset, options: Options) -> TextPolicy:
+        eta, drawing = options.get("eta"), self.drawing
+        strength = self.eta if eta is None else self._strength(eta)
+        guidance, context = None, None
+        if self._guide is not None and not math.isinf(strength):
+            tilt, value = self._guide.tilt(strength), self._guide.model
+            guidance = Guidance(value_reader(value), tilt)
+            context = readable(value, tilt.widest(self.model.config.get_text_config().vocab_size))
+        generation = GenerationConfig(
+            batch_size=_whole(options, "batch_size", drawing.batch_size, least=1),
+            max_new_tokens=_whole(options, "max_new_tokens", drawing.max_new_tokens, least=1),
+            temperature=_positive("temperature", options.get("temperature"), drawing.temperature),
+            top_p=_positive("top_p", options.get("top_p"), drawing.top_p, at_most=1.0),
+            long_prompts=LongPrompts.truncate if drawing.truncate_prompts else LongPrompts.refuse,
+        )
+        return TextPolicy(
+            self.model,
+            self.tokenizer,
+            generation,
+            asked,
+            self._device,
+            guidance,
+            sizes=self._sizes,
+            guide_context=context,
+        )
+
+    def _strength(self, eta: float) -> float:
+        if self._guide is None and not math.isinf(eta):
+            raise ConfigError(_NO_GUIDE.format("eta"))
+        return _positive("eta", eta, eta, at_most=math.inf)
+
+    @torch.inference_mode()
+    def _values(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        assert self.value is not None
+        ids = torch.tensor([[*prompt, *tokens]], device=self._device)
+        expected = expected_labels(token_values(self.value, ids), self.value.config.atoms)
+        found: list[float] = expected[0, len(prompt) :].tolist()
+        return found
+
+
+_NO_GUIDE = "{}: this is a policy whose weights were trained, and nothing guides it; leave it out"
+
+
+class _Asked(Dataset):
+    """Prompts that a user gives, made into those of a model as the rows of the dataset were."""
+
+    def __init__(self, prompts: Sequence[Prompt], prompting: Prompting) -> None:
+        super().__init__(DatasetConfig(kind="asked"))
+        self._prompts, self._prompting = prompts, prompting
+
+    def row(self, row_id: int) -> Row:
+        """The prompt at a place of the list."""
+        prompt, made = self._prompts[row_id], self._prompting
+        config = FilesConfig(
+            kind="asked",
+            chat=made.chat,
+            system_prompt=made.system_prompt,
+            prompt_template=made.prompt_template if isinstance(prompt, str | Mapping) else None,
+        )
+        columns = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+        return make_row(row_id, columns, f"prompt {row_id + 1}", config)
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A list of prompts; a list of turns is one conversation."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise ConfigError(f"prompts: expected a text or a list of texts, got {type(prompts).__name__}")
+    is_turns = bool(prompts) and isinstance(prompts[0], Mapping) and prompts[0].keys() >= {"role", "content"}
+    return [prompts] if is_turns else prompts  # type: ignore[list-item]
+
+
+def _whole(options: Options, name: str, default: int, *, least: int) -> int:
+    value = options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_SEED:
+        raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more")
+    return value
+
+
+def _positive(name: str, value: float | None, default: float, *, at_most: float = 1e6) -> float:
+    given = default if value is None else value
+    if isinstance(given, bool) or not isinstance(given, int | float) or not SMALLEST_DIVISOR <= given <= at_most:
+        most = "" if math.isinf(at_most) else f", {at_most:,g} at most"
+        raise ConfigError(f"{name}={given!r}: must be a number, {SMALLEST_DIVISOR:g} or more{most}")
+    return float(given)
