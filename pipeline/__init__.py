@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.arithmetic import pin as pin
+    from pipeline.commands.guided import guided as guided
     from pipeline.commands.run import run_experiment as run_experiment
     from pipeline.config.bases import AlgoConfig as AlgoConfig
     from pipeline.config.bases import DatasetConfig as DatasetConfig
@@ -80,6 +81,8 @@ if TYPE_CHECKING:
     from pipeline.learning.datasets.from_files import FilesConfig as FilesConfig
     from pipeline.learning.datasets.from_files import FilesDataset as FilesDataset
     from pipeline.learning.evaluation.front import reward_kl_front as reward_kl_front
+    from pipeline.learning.generation.guided import Completion as Completion
+    from pipeline.learning.generation.guided import Guided as Guided
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
     from pipeline.learning.generation.sampling import sample_keys as sample_keys
     from pipeline.learning.generation.tilt import Offset as Offset
@@ -124,6 +127,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "arithmetic": "pin",
+    "commands.guided": "guided",
     "commands.run": "run_experiment",
     "config.bases": "AlgoConfig DatasetConfig Settings",
     "config.fields": "file_or_folder number",
@@ -155,6 +159,7 @@ _HOMES = {
     "learning.datasets.columns": "needed",
     "learning.datasets.from_files": "FilesConfig FilesDataset",
     "learning.evaluation.front": "reward_kl_front",
+    "learning.generation.guided": "Completion Guided",
     "learning.generation.policy": "TextPolicy",
     "learning.generation.sampling": "sample_keys",
     "learning.generation.tilt": "Offset",

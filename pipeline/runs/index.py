@@ -280,7 +280,21 @@ def find_job(job_ids: Iterable[str], given: str) -> str:
     Raises:
         ConfigError: No job fits, or several do; says which are near or which they are.
     """
-    known = list(job_ids)
+    return find_named(job_ids, given, "job")
+
+
+def find_named(names: Iterable[str], given: str, what: str) -> str:
+    """As `find_job`, of other names that are made alike.
+
+    Args:
+        names: All of them.
+        given: What the user wrote.
+        what: What they name, for messages: ``job``.
+
+    Raises:
+        ConfigError: None fits, or several do; says which are near or which they are.
+    """
+    known = list(names)
     wanted = given.strip("/")
     if wanted in known:
         return wanted
@@ -292,9 +306,9 @@ def find_job(job_ids: Iterable[str], given: str) -> str:
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        raise ConfigError(f"'{given}' fits {len(fitting)} jobs; give more of the id:\n" + _listed(fitting))
+        raise ConfigError(f"'{given}' fits {len(fitting)} {what}s; give more of it:\n" + listed(fitting))
     near = _near(known, wanted)
-    raise ConfigError(f"no job fits '{given}'." + (" Nearest:\n" + _listed(near) if near else ""))
+    raise ConfigError(f"no {what} fits '{given}'." + (" Nearest:\n" + listed(near) if near else ""))
 
 
 def _near(known: list[str], wanted: str) -> list[str]:
@@ -306,8 +320,9 @@ def _near(known: list[str], wanted: str) -> list[str]:
     return [by_end[end] for end in get_close_matches(wanted, by_end, n=5, cutoff=0.5)]
 
 
-def _listed(job_ids: list[str]) -> str:
-    lines = [f"  {job_id}" for job_id in job_ids[:MAX_LISTED]]
-    if len(job_ids) > MAX_LISTED:
-        lines.append(f"  and {len(job_ids) - MAX_LISTED} more")
+def listed(names: list[str]) -> str:
+    """The first of some names, a line for each."""
+    lines = [f"  {name}" for name in names[:MAX_LISTED]]
+    if len(names) > MAX_LISTED:
+        lines.append(f"  and {len(names) - MAX_LISTED} more")
     return "\n".join(lines)

@@ -1,0 +1,246 @@
+"""The models that a run has trained: found by chain and round, with all that using one needs.
+
+What is saved beside a value model (``guidance.json``) goes before the configuration of the run. It is not there
+where an earlier version made the output, and then the configuration says the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config.bases import DatasetConfig, ModelConfig
+from pipeline.config.explain import COMPOSITION_ERRORS, explain
+from pipeline.config.load import config_from_plain
+from pipeline.config.schema import Config, LongPrompts
+from pipeline.errors import ConfigError, StoreError
+from pipeline.foreign import ForeignDataError, converted
+from pipeline.learning.algos.base import REFERENCE, Algorithm
+from pipeline.learning.algos.best_of_n import BestOfN
+from pipeline.learning.algos.registry import load_algorithm
+from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models.source import reference_folder
+from pipeline.outputs.formats import ETA, problem_in_words, read_metrics
+from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance
+from pipeline.plan.job import Job
+from pipeline.runs.index import find_named, listed
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.rows import METRICS_STAGE
+
+if TYPE_CHECKING:
+    from pipeline.learning.generation.tilt import Offset
+
+TRAIN = "train"
+CHOSEN = f"chosen/{ETA}"
+"""What metrics of a sweep begin with that say which strength was taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model that a run has trained, after a round of one of its chains.
+
+    Attributes:
+        run: The run.
+        config: Its configuration.
+        job: That trained it.
+        rounds: Of its chain that are asked for.
+    """
+
+    run: LoadedRun
+    config: Config
+    job: Job
+    rounds: int
+
+    @property
+    def folder(self) -> Path:
+        """Its stored output."""
+        return self.run.store.path(self.job.key)
+
+    @property
+    def is_value(self) -> bool:
+        """Whether it is a value model, rather than a policy."""
+        return issubclass(_kind_of(self.config, self.job.algo), ValueGuidedAlgorithms)
+
+    @property
+    def reference(self) -> Path:
+        """The stored output of its reference, which may say where that is; its own where it is the reference."""
+        keys = self.job.inputs.get("reference.train", ())
+        return self.run.store.path(keys[0]) if keys else self.folder
+
+    @property
+    def weights(self) -> Path:
+        """The folder of a policy's or of the value model's weights: its output, or where that says they are."""
+        return self._weights(self.folder)
+
+    @property
+    def reference_weights(self) -> Path:
+        """The folder of the reference's weights."""
+        return self._weights(self.reference)
+
+    def _weights(self, output: Path) -> Path:
+        return Path(reference_folder(output, self.model))
+
+    @property
+    def model(self) -> ModelConfig:
+        """What the run says of the model that its chain starts from."""
+        return self.config.models[self.job.model]
+
+    @property
+    def data(self) -> DatasetConfig:
+        """What the run says of its dataset."""
+        return self.config.datasets[self.job.dataset]
+
+    @cached_property
+    def guidance(self) -> GuidanceSettings:
+        """How it guides: at the strength that a sweep has chosen, or else at the method's own.
+
+        Raises:
+            StoreError: What is saved beside it cannot be read.
+            ConfigError: Nothing is, and the configuration of the run cannot be read.
+        """
+        chosen = self._chosen_eta()
+        saved = self._saved_guidance()
+        return saved if chosen is None else replace(saved, eta=None if math.isinf(chosen) else chosen)
+
+    @cached_property
+    def offset(self) -> Callable[[float], Offset] | None:
+        """The offset of its method by strength; None where the settings say it."""
+        if self.guidance.offset is not None:
+            return None
+        method, algo = self._method
+        return lambda eta: method.offset(replace(algo, eta=eta))
+
+    @property
+    def usage(self) -> Usage:
+        """How it was used in the evaluation of its run."""
+        config, drawn = self.config, self.config.generation
+        longest = load_dataset(self.data).completion_length
+        return Usage(
+            kind="value" if self.is_value else "policy",
+            drawing=Drawing(
+                max_new_tokens=min(drawn.max_new_tokens, longest or drawn.max_new_tokens),
+                temperature=drawn.temperature,
+                top_p=drawn.top_p,
+                batch_size=drawn.batch_size,
+                truncate_prompts=drawn.long_prompts is LongPrompts.truncate,
+                dtype=config.system.dtype.name,
+                attention=config.system.attn_impl.name,
+            ),
+            prompting=converted(vars(self.data), Prompting),
+            chain=self.job.chain,
+            round=self.job.round,
+        )
+
+    @property
+    def _method(self) -> tuple[ValueGuidedAlgorithms, ValueAlgoConfig]:
+        method, algo = _kind_of(self.config, self.job.algo)(), self.config.algos[self.job.algo]
+        assert isinstance(method, ValueGuidedAlgorithms)
+        assert isinstance(algo, ValueAlgoConfig)
+        return method, algo
+
+    def _saved_guidance(self) -> GuidanceSettings:
+        try:
+            return read_guidance(self.folder / GUIDANCE)
+        except FileNotFoundError:  # of an earlier version
+            method, algo = self._method
+            return method.guidance(self.job.algo, algo, self.reference.name)
+        except (OSError, ForeignDataError) as error:
+            raise StoreError(f"cannot read {self.folder / GUIDANCE}: {problem_in_words(error)}") from error
+
+    def _chosen_eta(self) -> float | None:
+        """The strength that the sweep of its round has chosen, as its metrics tell; None where there was none."""
+        job = next((job for job in self.run.plan.jobs.values() if self._measures(job)), None)
+        if job is None:
+            return None
+        try:
+            rows = read_metrics(self.run.store.path(job.key)).rows
+        except (OSError, ForeignDataError):  # not evaluated, or not as it must be: then nothing was chosen
+            return None
+        taken = [row.metric for row in rows if row.metric.startswith(CHOSEN) and row.value == 1.0]
+        return float(taken[0].removeprefix(CHOSEN)) if taken else None
+
+    def _measures(self, job: Job) -> bool:
+        return job.stage == METRICS_STAGE and (job.chain, job.round) == (self.job.chain, self.job.round)
+
+
+def find_trained(run: LoadedRun, chain: str | None = None, number: int | None = None) -> Trained:
+    """The model that a chain of a run has trained.
+
+    Args:
+        run: The run.
+        chain: Name of the chain, its end, a part of it, or a pattern with ``*``; None for the only one that
+            trains.
+        number: After which round; None for the last one.
+
+    Raises:
+        ConfigError: No chain fits, several do, or there is no such round; says which there are.
+        StoreError: It is not trained yet, or not there any more.
+    """
+    config = config_of(run)
+    chains = trained_chains(run, config)
+    named = [name for name in chains if not name.endswith(f"/{REFERENCE}")]
+    if chain is None and len(named) != 1:
+        raise ConfigError(_which(run, named))
+    name = named[0] if chain is None else find_named(chains, chain, "chain")
+    jobs = chains[name]
+    last = max(jobs)
+    if number is not None and number not in jobs:
+        raise ConfigError(f"{name} has no round {number}; there are: {', '.join(map(str, sorted(jobs)))}")
+    found = Trained(run=run, config=config, job=jobs[last if number is None else number], rounds=last)
+    _check_finished(found, jobs)
+    return found
+
+
+def trained_chains(run: LoadedRun, config: Config) -> dict[str, dict[int, Job]]:
+    """Chains of a run that train a policy, or what guides one: their names, and the job that does it by round.
+
+    What picks among samples of the reference (`BestOfN`) is neither.
+    """
+    found: dict[str, dict[int, Job]] = {}
+    for job in run.plan.jobs.values():
+        if job.stage == TRAIN and not issubclass(_kind_of(config, job.algo), BestOfN):
+            found.setdefault(job.chain, {})[job.round] = job
+    return found
+
+
+def config_of(run: LoadedRun) -> Config:
+    """The configuration of a run, as it was resolved.
+
+    Raises:
+        ConfigError: It cannot be read, or holds what this version does not know.
+    """
+    try:
+        return config_from_plain(run.config)
+    except (ConfigError, *COMPOSITION_ERRORS) as error:
+        said = error if isinstance(error, ConfigError) else explain(error)
+        raise ConfigError(
+            f"{run.folder.config} cannot be read as a configuration ({said}). The run's command writes it again"
+        ) from error
+
+
+def _kind_of(config: Config, algo: str) -> type[Algorithm]:
+    return load_algorithm(algo, None if algo == REFERENCE else config.algos[algo].class_path)
+
+
+def _which(run: LoadedRun, chains: list[str]) -> str:
+    if not chains:
+        return f"run {run.stamp} of {run.name} has no chain that trains a model"
+    return f"run {run.stamp} of {run.name} has several chains that give a model; say which:\n{listed(chains)}"
+
+
+def _check_finished(found: Trained, jobs: dict[int, Job]) -> None:
+    problem = found.run.store.problem(found.job.key, checksums=False)
+    if problem is None:
+        return
+    there = [number for number, job in sorted(jobs.items()) if found.run.store.has(job.key, checksums=False)]
+    name, number = found.job.chain, found.job.round
+    remedy = f"Rounds that are there: {', '.join(map(str, there))}" if there else "No round of it is there"
+    raise StoreError(
+        f"{name}: round {number} of {found.rounds} is not trained, or its stored output is not there any more "
+        f"({problem}). {remedy}. The run's command goes on from where it was"
+    )
