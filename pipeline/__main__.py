@@ -162,6 +162,33 @@ def fetch(
         say(make_console(), report(name, out, wheel))
 
 
+@app.command(
+    help="Take a trained model away: a folder that works alone, with a model card; or push it to the hub."
+)
+def export(
+    name: str,
+    to: Annotated[Path, typer.Option(help="The folder to write, which must not exist yet.")],
+    chain: Annotated[
+        str | None,
+        typer.Argument(help="Which chain, as PITA or s0/DPO; not needed where only one trains a model."),
+    ] = None,
+    number: Annotated[
+        int | None, typer.Option("--round", min=0, help="After another round than the last.")
+    ] = None,
+    push: Annotated[str | None, typer.Option(help="Also push it to this repository of the hub.")] = None,
+    run: Run = None,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Copy a trained model into a folder of its own."""
+    from pipeline.commands.export import export as exported
+
+    with answering():
+        done = exported(output_dir, name, chain, to, stamp=run, number=number, repository=push)
+        say(make_console(), f"{done.what}: {done.folder}")
+        if done.url:
+            say(make_console(), f"pushed to {done.url}")
+
+
 def main() -> None:
     """Carry out the command line."""
     sys.exit(app())

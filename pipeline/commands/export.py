@@ -1,0 +1,256 @@
+"""Take a trained model away: ``python -m pipeline export NAME [CHAIN] --to DIR [--push REPO]``.
+
+    policy          DIR   the model as transformers loads it, tokenizer, usage.json, README.md
+    value model     DIR   the value model, tokenizer, guidance.json, usage.json, README.md
+                    DIR/reference   the policy that it guides; one that came from the hub is named instead
+
+A value model without its reference is of no use, so the two stay together. Everything is copied, as the store must
+not change, and appears under its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.push import check_repository, push
+from pipeline.config.load import to_plain
+from pipeline.engine.store.store import Store
+from pipeline.errors import ConfigError, PipelineError, StoreError
+from pipeline.files import json_text
+from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.learning.datasets.columns import template_fields
+from pipeline.outputs.formats import POINTER, Pointer, read_pointer, read_shown_samples
+from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage
+from pipeline.plan.models import is_local, model_files
+from pipeline.runs.index import choose_run
+from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.record import ResultRow
+from pipeline.runs.report.model_card import Card, card_text
+from pipeline.runs.rows import METRICS_STAGE
+from pipeline.runs.trained import Trained, find_trained
+
+HEAD_SETTINGS = "value_head.json"
+REFERENCE_FOLDER = "reference"
+README = "README.md"
+_QUESTION = "What is 12 plus 30?"
+_SECTIONS = ("training", "data_collection", "generation", "evaluation", "system")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was exported.
+
+    Attributes:
+        folder: Where it is.
+        what: What it is, in a line.
+        url: Of the repository that it was pushed to; "" for none.
+    """
+
+    folder: Path
+    what: str
+    url: str = ""
+
+
+def export(
+    output_dir: Path,
+    name: str,
+    chain: str | None,
+    to: Path,
+    *,
+    stamp: str | None = None,
+    number: int | None = None,
+    repository: str | None = None,
+) -> Exported:
+    """Copy a trained model into a folder of its own, and push that to the hub where asked for.
+
+    Args:
+        output_dir: Folder of all runs.
+        name: The experiment.
+        chain: Which of its chains, as `find_trained` takes it.
+        to: Folder that does not exist yet, or is empty.
+        stamp: Timestamp of the run; None for the newest.
+        number: After which round; None for the last.
+        repository: On the hub; None pushes nothing.
+
+    Raises:
+        PipelineError: There is no such model, it is not trained yet or was altered, or the folder cannot be
+            written; or the hub does not take it, and then the folder is there.
+    """
+    if repository is not None:
+        check_repository(repository)
+    _check_free(to)
+    run = load(choose_run(output_dir, name, stamp))
+    found = find_trained(run, chain, number)
+    _check_whole(run.store, found)
+    _write(found, to, repository or str(to))
+    kind = "value model with its reference" if found.is_value else "policy"
+    done = Exported(folder=to, what=f"{kind}: {found.job.chain}, round {found.job.round}")
+    return done if repository is None else replace(done, url=push(to, repository))
+
+
+def _check_free(to: Path) -> None:
+    """Refuse a place where something is."""
+    if to.is_dir() and not any(to.iterdir()):
+        return
+    if to.exists() or to.is_symlink():
+        raise ConfigError(f"--to {to}: there is something already; name a folder that does not exist yet")
+
+
+def _check_whole(store: Store, found: Trained) -> None:
+    """Refuse weights that are not what was stored: every byte of them is read."""
+    for output in {found.folder, found.reference}:
+        if (problem := store.problem(output.name)) is not None:
+            raise StoreError(
+                f"{found.job.chain}: {output} cannot be exported: {problem}. The run's command makes it again"
+            )
+    if not (found.weights / "config.json").is_file():
+        raise StoreError(f"{found.job.chain}: {found.weights} holds no model that transformers loads")
+
+
+def _write(found: Trained, to: Path, place: str) -> None:
+    target = to.expanduser().resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
+            folder = Path(scratch) / "model"
+            _fill(found, folder, place)
+            folder.replace(target)
+    except OSError as error:
+        raise PipelineError(f"cannot write {to}: {error.strerror or error}. Nothing was left there") from error
+
+
+def _fill(found: Trained, folder: Path, place: str) -> None:
+    usage = found.usage
+    if found.is_value:
+        _copy(found.folder, folder)
+        shutil.copyfile(found.folder / HEAD_SETTINGS, folder / HEAD_SETTINGS)
+        usage = replace(usage, reference=_reference(found, folder))
+        # Its reference is here; the key means nothing outside of the store.
+        guidance = replace(found.guidance, reference=None)
+        (folder / GUIDANCE).write_text(json_text(asdict(guidance), indent=1) + "\n")
+    else:
+        guidance = None
+        _copy(found.weights, folder)
+    (folder / USAGE).write_text(json_text(_known(asdict(usage)), indent=1) + "\n")
+    (folder / README).write_text(card_text(_card(found, usage, guidance, place)), encoding="utf-8")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The files that a loaded model follows from."""
+    target.mkdir()
+    for file in model_files(source):
+        shutil.copyfile(file, target / file.name)  # what a link leads to, as snapshots of the hub have links
+
+
+def _reference(found: Trained, folder: Path) -> Pointer:
+    """Put the reference beside a value model, or name it where everybody can have it from the hub."""
+    pointer = _pointer(found)
+    if pointer is not None and pointer.hub is not None:
+        return Pointer(hub=pointer.hub, commit=pointer.commit)
+    _copy(found.reference_weights, folder / REFERENCE_FOLDER)
+    return Pointer(path=REFERENCE_FOLDER)
+
+
+def _pointer(found: Trained) -> Pointer | None:
+    try:
+        return read_pointer(found.reference / POINTER)
+    except FileNotFoundError:
+        return None
+    except ForeignDataError as error:
+        raise StoreError(f"cannot read {found.reference / POINTER}: {error}") from error
+
+
+def _known(plain: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+# -- the card --------------------------------------------------------------------------------------------------
+
+
+def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place: str) -> Card:
+    run, job = found.run, found.job
+    return Card(
+        algo=job.algo,
+        dataset=job.dataset,
+        model=job.model,
+        place=place,
+        usage=usage,
+        guidance=guidance,
+        base=_base(found),
+        origin=_origin(found),
+        settings=_settings(found),
+        rows=[row for row in run.results.rows if _is_of(found, row)],
+        reference=[row for row in run.results.rows if _is_of(found, row, REFERENCE)],
+        confidence=run.results.confidence,
+        command=run.command,
+        versions=run.versions,
+        **_example(found, usage),
+        ends=_ends(found),
+    )
+
+
+def _is_of(found: Trained, row: ResultRow, algo: str = "") -> bool:
+    """Whether a row is of the model, or of what shares everything with it but the method."""
+    job = found.job
+    same = (row.dataset, row.model, row.reference, row.seed) == (job.dataset, job.model, job.reference, job.seed)
+    return same and (row.algo == algo if algo else (row.algo, row.round) == (job.algo, job.round))
+
+
+def _base(found: Trained) -> str | None:
+    path = found.model.path
+    return path if path and not found.model.is_trained and not is_local(path) else None
+
+
+def _origin(found: Trained) -> str:
+    model, data = found.model, found.data
+    path = getattr(data, "path", None)
+    rows = f"Data: `{found.job.dataset}` (kind `{data.kind}`" + (f", `{path}`)." if path else ").")
+    if model.is_trained:
+        return f"{rows} The reference was trained in the run itself, on demonstrations of that data."
+    return f"{rows} Training began with `{model.path}`."
+
+
+def _settings(found: Trained) -> dict[str, Any]:
+    config = found.config
+    sections: dict[str, Any] = {name: to_plain(getattr(config, name)) for name in _SECTIONS}
+    if found.job.algo in config.algos:
+        sections["algos"] = {found.job.algo: to_plain(config.algos[found.job.algo])}
+    sections["datasets"] = {found.job.dataset: to_plain(found.data)}
+    sections["models"] = {found.job.model: to_plain(found.model)}
+    return sections
+
+
+def _ends(found: Trained) -> bool:
+    """Whether the tokenizer has a token that ends a text; the harness needs one to have texts written."""
+    try:
+        settings = read_json_file(found.weights / "tokenizer_config.json", dict[str, Any], follow=True)
+    except (OSError, ForeignDataError):
+        return True
+    return settings.get("eos_token") is not None
+
+
+def _example(found: Trained, usage: Usage) -> dict[str, Any]:
+    """A prompt of the evaluation, where prompts are texts as they are; else a plain question, in its template."""
+    template = usage.prompting.prompt_template
+    if template is None:
+        prompt = _QUESTION if usage.prompting.chat else next(_prompts(found.run, found), _QUESTION)
+        return {"prompt": prompt, "asked": prompt}
+    columns = {name: _QUESTION if name == "prompt" else name for name in template_fields(template)}
+    asked = _QUESTION if columns.keys() == {"prompt"} else columns
+    return {"prompt": template.format_map(columns), "asked": asked}
+
+
+def _prompts(run: LoadedRun, found: Trained) -> Iterator[str]:
+    for job in run.plan.jobs.values():
+        if job.stage == METRICS_STAGE and (job.chain, job.round) == (found.job.chain, found.job.round):
+            try:
+                samples = read_shown_samples(run.store.path(job.key))
+            except (OSError, ForeignDataError):
+                return
+            yield from (sample["prompt"] for sample in samples if isinstance(sample.get("prompt"), str))

@@ -1,0 +1,260 @@
+"""The README of an exported model, a model card of the hub: what it is, how it is used, what was measured.
+
+Pure text of plain facts. What is not ours (names, settings, commands) stands in blocks that are shown as they are.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from pipeline.outputs.guidance import GuidanceSettings, Usage
+from pipeline.runs.record import ResultRow
+
+METRICS = ("pass@1", "reward", "regularized_reward", "kl_per_sequence", "kl_per_token")
+"""Those that a card shows, where there are any."""
+AGAINST = "vs_reference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a card tells.
+
+    Attributes:
+        algo: The method.
+        dataset: Name of the dataset.
+        model: Name of the model.
+        place: How the model is named in examples: its folder, or its id on the hub.
+        usage: How it is used.
+        guidance: How a value model guides.
+        base: What was trained, by its id on the hub; None where it has none.
+        origin: Where the weights come from that training began with, in words.
+        settings: Sections of the configuration, by name.
+        rows: Results after this round.
+        reference: Results of the reference.
+        confidence: Level of the intervals.
+        command: Repeats the run; "" where that is not known.
+        versions: Of packages that made it.
+        prompt: An example, as text of the model.
+        asked: The same as `pipeline.guided` is asked it, which fills the template of the dataset.
+        ends: Whether its tokenizer has a token that ends texts.
+    """
+
+    algo: str
+    dataset: str
+    model: str
+    place: str
+    usage: Usage
+    guidance: GuidanceSettings | None = None
+    base: str | None = None
+    origin: str
+    settings: Mapping[str, Any]
+    rows: Sequence[ResultRow] = ()
+    reference: Sequence[ResultRow] = ()
+    confidence: float = 0.95
+    command: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    prompt: str = "1 + 1 ="
+    asked: str | Mapping[str, str] = "1 + 1 ="
+    ends: bool = True
+
+
+def card_text(card: Card) -> str:
+    """The text of ``README.md``."""
+    parts = [_title(card), *_use(card), *_settings(card), *_results(card), *_repeat(card), _licence(card)]
+    return f"---\n{_front_matter(card)}---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def _front_matter(card: Card) -> str:
+    """What the hub reads of a card."""
+    kind = "value-model" if card.usage.kind == "value" else "policy"
+    data: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["posttrain-pipeline", kind, card.algo],
+        "license": "other",
+        "license_name": "see-below",
+    }
+    if card.base is not None:
+        data["base_model"] = card.base
+    measured = [
+        {"type": row.metric, "name": row.metric, "value": row.value}
+        for row in card.rows
+        if row.metric in METRICS and row.value is not None
+    ]
+    if measured:
+        result = {
+            "task": {"type": "text-generation"},
+            "dataset": {"name": card.dataset, "type": card.dataset},
+            "metrics": measured,
+        }
+        data["model-index"] = [{"name": f"{card.algo} on {card.dataset}", "results": [result]}]
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+
+
+def _title(card: Card) -> str:
+    made = f"after round {card.usage.round} of the chain `{card.usage.chain}`"
+    if card.usage.kind == "value":
+        what = (
+            "A value model. It writes no text by itself: it guides a reference policy while that is decoded, "
+            f"whose weights stay as they are. It was trained by {card.algo}, and is what there was {made}."
+        )
+    else:
+        what = f"A language model whose weights were trained by {card.algo}: what there was {made}."
+    return f"# {card.algo} on {card.dataset}\n\n{what}\n\n{card.origin}"
+
+
+def _use(card: Card) -> Iterator[str]:
+    yield "## Use it"
+    lines = ["import pipeline", "", f"model = pipeline.guided({card.place!r})"]
+    lines += [f"print(model.generate({card.asked!r}, n=4, seed=0))"]
+    if card.usage.kind == "value":
+        eta = 1.0 if card.guidance is None or card.guidance.eta is None else card.guidance.eta
+        lines += [f"print(model.generate({card.asked!r}, eta={eta / 2:g}))  # a smaller eta guides more strongly"]
+        yield "With the package that made it, `posttrain-pipeline`:"
+        yield _block(lines, "python")
+        yield (
+            "`model.logits_processor()` is the same guidance for `generate` of transformers, to be used with "
+            "`model.model`, the reference."
+        )
+        return
+    yield _block(_with_transformers(card), "python")
+    yield "Or with the package that made it, which makes prompts and draws texts as its evaluation did:"
+    yield _block(lines, "python")
+    chat = " --apply_chat_template" if card.usage.prompting.chat else ""
+    yield "Evaluate it with the [harness](https://github.com/EleutherAI/lm-evaluation-harness), here on one task:"
+    arguments = shlex.quote(f"pretrained={card.place},dtype={card.usage.drawing.dtype}")
+    asked = f"--tasks {'gsm8k' if card.ends else 'piqa'}{chat}"
+    yield _block(["pip install lm_eval", f"lm_eval run --model hf --model_args {arguments} {asked}"], "")
+    if not card.ends:
+        yield "No token of its tokenizer ends a text, so only tasks that compare likelihoods can be asked of it."
+
+
+def _with_transformers(card: Card) -> list[str]:
+    drawing, chat = card.usage.drawing, card.usage.prompting.chat
+    if chat:
+        system = card.usage.prompting.system_prompt
+        turns = [] if system is None else [{"role": "system", "content": system}]
+        turns.append({"role": "user", "content": card.prompt})
+        made = [
+            f"turns = {turns!r}",
+            "inputs = tokenizer.apply_chat_template(",
+            '    turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            ")",
+        ]
+    else:
+        made = [f'inputs = tokenizer({card.prompt!r}, return_tensors="pt")']
+    return [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({card.place!r})",
+        f"model = AutoModelForCausalLM.from_pretrained({card.place!r})",
+        *made,
+        "drawn = model.generate(",
+        "    **inputs,",
+        "    do_sample=True,",
+        f"    temperature={drawing.temperature!r},",
+        f"    top_p={drawing.top_p!r},",
+        "    top_k=0,",
+        f"    max_new_tokens={drawing.max_new_tokens},",
+        ")",
+        'print(tokenizer.decode(drawn[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+    ]
+
+
+def _settings(card: Card) -> Iterator[str]:
+    yield "## How it was made"
+    if card.guidance is not None:
+        guidance = card.guidance
+        eta = "none, it is the reference" if guidance.eta is None else f"{guidance.eta:g}"
+        yield (
+            f"Guidance: eta {eta}; candidates are the {guidance.top_k} likeliest tokens of the reference with a "
+            f"probability of at least {guidance.min_p:g}; other tokens: {guidance.others}. `guidance.json` says "
+            "so to programs."
+        )
+        if guidance.offset is None:
+            yield "Its rule is one of its own, so `pipeline.guided` must be given it: `offset=lambda eta: ...`."
+    drawing = card.usage.drawing
+    yield (
+        f"Texts were drawn at temperature {drawing.temperature:g} and top_p {drawing.top_p:g}, of at most "
+        f"{drawing.max_new_tokens} new tokens. Sections of the configuration:"
+    )
+    yield _block(yaml.safe_dump(dict(card.settings), sort_keys=False, allow_unicode=True).splitlines(), "yaml")
+
+
+def _results(card: Card) -> Iterator[str]:
+    yield "## What was measured"
+    rows = {row.metric: row for row in card.rows}
+    shown = [rows[name] for name in METRICS if name in rows and rows[name].value is not None]
+    if not shown:
+        yield "Nothing: the run did not come to evaluate it."
+        return
+    before = {row.metric: row for row in card.reference}
+    level = f"{100 * card.confidence:g} % interval"
+    lines = [f"| metric | value | {level} | reference | difference | {level} |", "|---|---|---|---|---|---|"]
+    for row in shown:
+        other, difference = before.get(row.metric), rows.get(f"{row.metric}/{AGAINST}")
+        cells = [
+            row.metric,
+            _number(row.value),
+            _interval(row),
+            _number(None if other is None else other.value),
+            _number(None if difference is None else difference.value),
+            _interval(difference),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    yield "\n".join(lines)
+    split = card.settings.get("evaluation", {}).get("split", "test")
+    yield (
+        f"On {shown[0].n} prompts of the {split} split of `{card.dataset}`. KL is from the reference, in nats. "
+        "Intervals are the noise of evaluating this one model, and say nothing of what another seed would give."
+    )
+
+
+def _repeat(card: Card) -> Iterator[str]:
+    yield "## Repeat it"
+    if card.command:
+        yield _block([card.command], "")
+    else:
+        yield "The command was not recorded; the settings above are those of the run."
+    if card.versions:
+        yield (
+            "Made with " + ", ".join(f"{name} {version}" for name, version in sorted(card.versions.items())) + "."
+        )
+
+
+def _licence(card: Card) -> str:
+    base = "the weights that training began with" if card.base is None else f"`{card.base}`"
+    return (
+        "## Licence\n\nNone is given with these weights. They are made from "
+        f"{base} and from the data above, whose licences go on to hold; whoever publishes them must choose."
+    )
+
+
+def _block(lines: Sequence[str], language: str) -> str:
+    """Lines as they are, whatever is in them."""
+    text = "\n".join(lines)
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _longest_run(text: str) -> int:
+    longest = run = 0
+    for letter in text:
+        run = run + 1 if letter == "`" else 0
+        longest = max(longest, run)
+    return longest
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _interval(row: ResultRow | None) -> str:
+    if row is None or row.ci_low is None or row.ci_high is None:
+        return "-"
+    return f"[{_number(row.ci_low)}, {_number(row.ci_high)}]"

@@ -1,0 +1,358 @@
+"""A trained model leaves its run: as one object in Python, and as a folder that works alone."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import pipeline
+from pipeline.__main__ import app
+from pipeline.commands.export import export
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.store import Store
+from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError
+from pipeline.learning.generation.guided import _Asked
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.outputs.formats import Sample, read_lines
+from pipeline.outputs.guidance import GUIDANCE, read_guidance, read_usage
+from pipeline.outputs.manifest import MANIFEST, describe
+from pipeline.plan.job import Job
+from pipeline.runs.loaded import LoadedRun, load
+from tests.doubles.small_runs import calm_run
+
+STRONG = 1e-3
+"""Of guidance: the value models of a small run have learnt little."""
+PROMPTS = ["123+456=", "619+049=", "999+001="]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a finished run of PITA and QSharp, left as it is."""
+    return calm_run(tmp_path_factory)
+
+
+@pytest.fixture
+def copied(outputs: Path, tmp_path: Path) -> Path:
+    """The same, to be altered."""
+    shutil.copytree(outputs, tmp_path / "outputs", symlinks=True)
+    config = (tmp_path / "outputs" / "t" / "latest").resolve() / "config.yaml"
+    plain = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({**plain, "output_dir": str(tmp_path / "outputs")}))
+    return tmp_path / "outputs"
+
+
+@pytest.fixture(scope="module")
+def exported(outputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A value model and a policy, exported."""
+    folder = tmp_path_factory.mktemp("exported")
+    export(outputs, "t", "QSharp", folder / "value")
+    export(outputs, "t", "reference", folder / "policy")
+    return folder
+
+
+def run_of(outputs: Path) -> LoadedRun:
+    return load(RunFolder((outputs / "t" / "latest").resolve()))
+
+
+def job_of(run: LoadedRun, end: str) -> Job:
+    [job] = [job for job_id, job in run.plan.jobs.items() if job_id.endswith(end)]
+    return job
+
+
+def training(outputs: Path, end: str = "QSharp/r2/train") -> Path:
+    run = run_of(outputs)
+    return run.store.path(job_of(run, end).key)
+
+
+def test_a_value_model_is_the_same_wherever_it_is_taken_from(outputs: Path, exported: Path) -> None:
+    by_name = pipeline.guided("t", "QSharp", output_dir=outputs, device="cpu")
+    told = by_name.complete(PROMPTS, n=8, seed=3, eta=STRONG)
+    assert min(one.kl or 0.0 for one in told) > 1e-6
+    job = outputs / "t" / "latest" / "jobs" / "addition" / "tiny" / "s0" / "QSharp" / "r2" / "train" / "output"
+    for place in (job, exported / "value", outputs / "t" / "latest"):
+        chain = "s0/QSharp" if place.name == "latest" else None
+        model = pipeline.guided(place, chain, device="cpu")
+        assert (model.eta, model.complete(PROMPTS, n=8, seed=3, eta=STRONG)) == (by_name.eta, told)
+    # The store knows nothing of how texts are drawn.
+    alone = pipeline.guided(training(outputs), device="cpu")
+    assert alone.complete(PROMPTS, n=8, seed=3, eta=STRONG, max_new_tokens=4) == told
+    first = pipeline.guided("t", "QSharp", round=1, output_dir=outputs, device="cpu")
+    assert first.complete(PROMPTS, n=8, seed=3, eta=STRONG) != told
+
+
+def test_it_draws_what_the_evaluation_of_its_run_drew(outputs: Path) -> None:
+    model = pipeline.guided("t", "QSharp", output_dir=outputs, device="cpu")
+    run = run_of(outputs)
+    samples = list(read_lines(run.store.path(job_of(run, "QSharp/r2/evaluate/000").key) / "samples.jsonl", Sample))
+    prompts = {sample.row: sample.prompt for sample in samples}
+    asked = _Asked(list(prompts.values()), model.prompting)
+    policy = model._policy(asked, {})
+    count = len(samples) // len(prompts)
+    keys = sample_keys(0, "evaluate", np.array(list(prompts)), count)
+    decoded = policy.complete(policy.encode(list(prompts.values())), keys, samples=count)
+    assert policy.text(decoded.tokens) == [sample.completion for sample in samples]
+
+
+def test_what_is_saved_beside_a_value_model_is_what_the_run_was_asked_for(outputs: Path) -> None:
+    for name, eta, rule in (("PITA", 1.0, "preference"), ("QSharp", 0.1, "bernoulli")):
+        saved = read_guidance(training(outputs, f"{name}/r1/train") / GUIDANCE)
+        assert (saved.algo, saved.eta, saved.top_k, saved.min_p, saved.others) == (name, eta, 6, 0.02, "kept")
+        assert saved.offset is not None
+        assert saved.offset.rule == rule
+        assert saved.reference == job_of(run_of(outputs), "reference/train").key
+
+
+def test_outputs_of_earlier_versions_guide_as_their_configuration_says(copied: Path) -> None:
+    told = pipeline.guided("t", "QSharp", output_dir=copied, device="cpu").generate(PROMPTS, n=4, eta=STRONG)
+    folder = training(copied)
+    (folder / GUIDANCE).unlink()
+    (folder / MANIFEST).write_bytes(describe(folder.name, folder, {"job": "addition/tiny/s0/QSharp/r2/train"}))
+    assert (
+        pipeline.guided("t", "QSharp", output_dir=copied, device="cpu").generate(PROMPTS, n=4, eta=STRONG) == told
+    )
+    with pytest.raises(ConfigError, match=r"no guidance\.json .* pipeline\.guided\(NAME, chain=CHAIN\)"):
+        pipeline.guided(folder)
+
+
+def test_an_exported_policy_is_a_model_of_transformers(exported: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import pipeline as of_transformers
+
+    folder = str(exported / "policy")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    drawn = model.generate(**tokenizer(PROMPTS, return_tensors="pt"), max_new_tokens=4, do_sample=False)
+    texts = tokenizer.batch_decode(drawn, skip_special_tokens=True)
+    greedy = pipeline.guided(folder, device="cpu").generate(PROMPTS, greedy=True)
+    assert [text.replace(" ", "") for text in texts] == [a + b for a, b in zip(PROMPTS, greedy, strict=True)]
+    [said] = of_transformers("text-generation", model=folder)(PROMPTS[0], max_new_tokens=4, do_sample=False)
+    assert said["generated_text"].replace(" ", "") == PROMPTS[0] + greedy[0]
+
+
+@pytest.mark.parametrize("name", ["policy", "value"])
+def test_the_example_of_the_card_works_when_it_is_pasted(
+    exported: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = (exported / name / "README.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(examples) == {"value": 1, "policy": 2}[name]
+    for example in examples:
+        exec(example, {})
+        assert capsys.readouterr().out.strip()
+
+
+def test_a_card_tells_what_was_measured_and_how_to_repeat_it(outputs: Path, exported: Path) -> None:
+    card = (exported / "value" / "README.md").read_text()
+    head = yaml.safe_load(card.split("---\n")[1])
+    assert head["tags"] == ["posttrain-pipeline", "value-model", "QSharp"]
+    rows = run_of(outputs).results.rows
+    [row] = [row for row in rows if (row.algo, row.round, row.metric) == ("QSharp", 2, "pass@1")]
+    assert {"type": "pass@1", "name": "pass@1", "value": row.value} in head["model-index"][0]["results"][0][
+        "metrics"
+    ]
+    assert f"| pass@1 | {row.value:.4g} | [{row.ci_low:.4g}, {row.ci_high:.4g}] |" in card
+    assert run_of(outputs).command in card
+    assert "experiment.name=t" in card
+    assert "lm_eval run" in (exported / "policy" / "README.md").read_text()
+
+
+def test_what_is_exported_is_a_copy_and_leaves_the_store_as_it_was(outputs: Path, exported: Path) -> None:
+    files = [path for path in exported.rglob("*") if path.is_file()]
+    assert files
+    assert not any(path.is_symlink() or path.stat().st_nlink > 1 for path in files)
+    assert sorted(path.name for path in exported.iterdir()) == ["policy", "value"]
+    assert read_usage(exported / "value" / "usage.json").reference is not None
+    store = Store(outputs / ".store")
+    assert not [key for key in store.stored_keys() if store.problem(key) is not None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("t", None), r"several chains that give a model; say which:\n  addition/tiny/s0/PITA\n  addition"),
+        (("t", "s0/*"), r"'s0/\*' fits 2 chains; give more of it"),
+        (("t", "PTIA"), "no chain fits 'PTIA'. Nearest:\n  addition/tiny/s0/PITA"),
+        (("tt", "PITA"), "no run of 'tt'"),
+    ],
+    ids=["no chain", "several", "unknown chain", "unknown run"],
+)
+def test_a_chain_that_is_not_told_apart_is_refused(
+    outputs: Path, tmp_path: Path, arguments: tuple[str, str | None], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        export(outputs, *arguments, tmp_path / "x")
+    with pytest.raises(ConfigError, match=said):
+        pipeline.guided(*arguments, output_dir=outputs)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_is_left_alone(outputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("full", "file", "full/mine.txt"):
+        with pytest.raises(PipelineError, match="there is something already"):
+            export(outputs, "t", "PITA", tmp_path / name)
+    with pytest.raises(PipelineError, match=r"cannot write .*File exists"):
+        export(outputs, "t", "PITA", tmp_path / "file" / "inside")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine.txt"]
+    (tmp_path / "empty").mkdir()
+    export(outputs, "t", "PITA", tmp_path / "empty")
+    assert (tmp_path / "empty" / "README.md").exists()
+
+
+def test_a_chain_that_is_not_finished_is_refused(copied: Path, tmp_path: Path) -> None:
+    shutil.rmtree(training(copied))
+    said = r"QSharp: round 2 of 2 is not trained.*Rounds that are there: 1\."
+    with pytest.raises(StoreError, match=said):
+        export(copied, "t", "QSharp", tmp_path / "x")
+    with pytest.raises(StoreError, match=said):
+        pipeline.guided("t", "QSharp", output_dir=copied)
+    with pytest.raises(ConfigError, match="has no round 3; there are: 1, 2"):
+        export(copied, "t", "QSharp", tmp_path / "x", number=3)
+    export(copied, "t", "QSharp", tmp_path / "x", number=1)
+
+
+@pytest.mark.parametrize("end", ["QSharp/r2/train", "reference/train"])
+def test_altered_weights_are_not_exported(copied: Path, tmp_path: Path, end: str) -> None:
+    weights = training(copied, end) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(StoreError, match=r"model\.safetensors does not have its checksum"):
+        export(copied, "t", "QSharp", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_value_model_without_its_reference_says_so(copied: Path, exported: Path, tmp_path: Path) -> None:
+    shutil.copytree(exported / "value", tmp_path / "value")
+    shutil.move(tmp_path / "value" / "reference", tmp_path / "reference")
+    with pytest.raises(ConfigError, match="reference=FOLDER"):
+        pipeline.guided(tmp_path / "value")
+    told = pipeline.guided(tmp_path / "value", reference=tmp_path / "reference", device="cpu")
+    assert told.generate(PROMPTS) == pipeline.guided(exported / "value", device="cpu").generate(PROMPTS)
+    usage = json.loads((tmp_path / "value" / "usage.json").read_text())
+    usage["reference"]["path"] = str(tmp_path / "reference")  # a folder from elsewhere reads nothing beside itself
+    (tmp_path / "value" / "usage.json").write_text(json.dumps(usage))
+    with pytest.raises(ConfigError, match="reference=FOLDER"):
+        pipeline.guided(tmp_path / "value")
+
+
+def test_a_name_is_that_of_an_experiment_before_that_of_a_folder(
+    copied: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(exported / "policy", tmp_path / "t")
+    assert pipeline.guided("t", "QSharp").value is not None
+    assert pipeline.guided("./t").value is pipeline.guided(Path("t")).value is None
+    (tmp_path / "t" / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ConfigError, match="t cannot be loaded: "):
+        pipeline.guided("./t")
+
+
+def test_the_strength_that_a_sweep_has_chosen_is_taken(copied: Path, tmp_path: Path) -> None:
+    run = run_of(copied)
+    file = run.store.path(job_of(run, "QSharp/r2/metrics").key) / "metrics.json"
+    rows = json.loads(file.read_text())["rows"]
+    none = {"ci_low": None, "ci_high": None, "n": 0}
+    tried = {"0.1": 0.0, "0.3": 1.0, "inf": 0.0}
+    rows += [{"metric": f"chosen/eta={eta}", "value": value, **none} for eta, value in tried.items()]
+    file.write_text(json.dumps({"rows": rows}))
+    assert pipeline.guided("t", "QSharp", output_dir=copied).eta == 0.3
+    assert pipeline.guided("t", "QSharp", round=1, output_dir=copied).eta == 0.1
+    export(copied, "t", "QSharp", tmp_path / "x")
+    assert read_guidance(tmp_path / "x" / GUIDANCE).eta == 0.3
+
+
+def test_a_configuration_of_another_version_is_told(copied: Path) -> None:
+    run = run_of(copied)
+    run.folder.config.write_text("generation: {temperature: hot}")
+    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read as a configuration .*temperature"):
+        pipeline.guided("t", "QSharp", output_dir=copied)
+
+
+def test_the_command_says_what_it_left_or_why_not(outputs: Path, tmp_path: Path) -> None:
+    at = ["--output-dir", str(outputs)]
+    done = CliRunner().invoke(app, ["export", "t", "QSharp", "--to", str(tmp_path / "x"), "--round", "1", *at])
+    assert (done.exit_code, " ".join(done.output.split())) == (
+        0,
+        f"value model with its reference: addition/tiny/s0/QSharp, round 1: {tmp_path / 'x'}",
+    )
+    for further, said in (
+        (["--to", str(tmp_path / "x")], "there is something already"),
+        (["--to", str(tmp_path / "y"), "--push", "a/b/c"], "OWNER/NAME"),
+        (["--to", str(tmp_path / "y"), "--run", "1999"], "has no run '1999'"),
+    ):
+        refused = CliRunner().invoke(app, ["export", "t", "QSharp", *further, *at])
+        assert refused.exit_code == 2
+        assert said in " ".join(refused.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("EMPTY", "holds no model"),
+        ("./nowhere/at/all", "no such folder"),
+        ("PITA", "no run of 'PITA'"),
+    ],
+)
+def test_what_is_no_model_is_refused(outputs: Path, tmp_path: Path, given: str, said: str) -> None:
+    (tmp_path / "EMPTY").mkdir()
+    with pytest.raises(ConfigError, match=said):
+        pipeline.guided(tmp_path / given if given == "EMPTY" else given, output_dir=outputs)
+    with pytest.raises(DeviceError, match="device='tpu': must be cpu, or cuda where"):
+        pipeline.guided(run_of(outputs), "QSharp", device="tpu")
+    with pytest.raises(ConfigError, match="is the folder of one model"):
+        pipeline.guided(training(outputs), "QSharp")
+    with pytest.raises(ConfigError, match="dtype='int8': must be one of"):
+        pipeline.guided("t", "PITA", dtype="int8", output_dir=outputs)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.filterwarnings("default")  # of the harness and what it imports
+def test_the_harness_evaluates_an_exported_policy(exported: Path, tmp_path: Path) -> None:
+    lm_eval: Any = pytest.importorskip("lm_eval", reason="lm_eval is not installed; it is no dependency")
+    from lm_eval.tasks import TaskManager
+
+    rows = [
+        {"prompt": f"{a}00+{b}00=", "right": f"{a + b}000", "wrong": f"{a + b}999"} for a in (1, 2) for b in (3, 4)
+    ]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "task": "sums",
+                "dataset_path": "json",
+                "dataset_kwargs": {"data_files": {"test": str(tmp_path / "sums.jsonl")}},
+                "test_split": "test",
+                "output_type": "multiple_choice",
+                "doc_to_text": "{{prompt}}",
+                "doc_to_choice": "{{[right, wrong]}}",
+                "doc_to_target": 0,
+                "target_delimiter": "",
+                "metric_list": [{"metric": "acc"}],
+            }
+        )
+    )
+    found = lm_eval.simple_evaluate(
+        model="hf",
+        model_args=f"pretrained={exported / 'policy'},dtype=float32",
+        tasks=["sums"],
+        task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        device="cpu",
+        batch_size=4,
+        bootstrap_iters=0,
+    )
+    assert found["results"]["sums"]["acc,none"] > 0.5
