@@ -140,15 +140,15 @@ def is_key(name: str) -> bool:
 
 
 def read_guidance(path: Path) -> GuidanceSettings:
-    """Read a ``guidance.json``.
+    """Read a ``guidance.json``; in what was fetched from the hub files are links.
 
     Raises:
         ForeignDataError: It holds something else.
         OSError: It is not there, or cannot be read.
     """
-    return read_json_file(path, GuidanceSettings)
+    return read_json_file(path, GuidanceSettings, follow=True)
 
 
 def read_usage(path: Path) -> Usage:
     """Read a ``usage.json``; raises as `read_guidance` does."""
-    return read_json_file(path, Usage)
+    return read_json_file(path, Usage, follow=True)

@@ -243,6 +243,35 @@ def test_a_value_model_without_its_reference_says_so(copied: Path, exported: Pat
         pipeline.guided(tmp_path / "value")
 
 
+def test_what_was_fetched_from_the_hub_is_links(exported: Path, tmp_path: Path) -> None:
+    """As its library keeps files: each a link into a folder of contents."""
+    for file in (path for path in (exported / "value").rglob("*") if path.is_file()):
+        link = tmp_path / "snapshot" / file.relative_to(exported / "value")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file)
+    told = pipeline.guided(exported / "value", device="cpu").complete(PROMPTS, eta=STRONG)
+    assert pipeline.guided(tmp_path / "snapshot", device="cpu").complete(PROMPTS, eta=STRONG) == told
+
+
+def test_the_page_works_as_it_stands_there(outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(pipeline.__file__).parents[1] / "docs" / "using-models.md").read_text()
+    blocks = [
+        re.sub(r"^    ", "", block, flags=re.M) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", page, re.M)
+    ]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").symlink_to(outputs)
+    names: dict[str, Any] = {}
+    for block in (block.replace("first_run", "t") for block in blocks if "--push" not in block):
+        if "pipeline export" in block:
+            for line in block.split("python -m pipeline ")[1:]:
+                assert CliRunner().invoke(app, line.split()).exit_code == 0
+        elif "lm_eval" not in block:
+            exec(block, names)
+    assert {path.name for path in tmp_path.iterdir()} == {"outputs", "my_model", "after_one_round"}
+    assert len(names["model"].generate(PROMPTS)) == 3
+    assert "processor" in names
+
+
 def test_a_name_is_that_of_an_experiment_before_that_of_a_folder(
     copied: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

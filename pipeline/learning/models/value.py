@@ -118,7 +118,7 @@ class ValueModel(PreTrainedModel):
         """
         backbone: PreTrainedModel = AutoModel.from_pretrained(str(folder), **options)
         try:
-            settings = parse_json(read_plain(Path(folder) / HEAD_SETTINGS))
+            settings = parse_json(read_plain(Path(folder) / HEAD_SETTINGS, follow=True))
             head, atoms = HeadType[settings["head"]].name, int(settings["atoms"])
             # A copy: what a model does to its configuration is not for the backbone's, which is loaded already.
             shape = copy.deepcopy(backbone.config)
