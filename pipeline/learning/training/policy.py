@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from pipeline.config.schema import DType, TrainingConfig
 from pipeline.learning.generation.sampling import nucleus, policy_logprobs
-from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes
 from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import ValueModel
@@ -105,22 +105,8 @@ def fit(
         return []
     order = grouped_order(len(data), group, fitting.epochs, fitting.seed)
     ranks = fitting.ranks
-    micro_batch = BatchSizes(fitting.hints, fitting.device, model).begin(
-        _work_of(fitting),
-        min(fitting.training.micro_batch_size, fitting.batch_size, len(order)),
-        length=int(data.lengths.max()),
-        group=group,
-        what=MICRO_BATCH,
-        remedy=_REMEDY_OF_POLICIES if backbone is None else _REMEDY,
-    )
-    # Of the data and not counted on the way: a training that is resumed begins with those of the steps before.
-    tokens = np.cumsum(data.lengths[order])
-
-    def done_after(step: int) -> int:
-        return min(len(order), step * fitting.batch_size)
-
-    def tokens_after(step: int) -> int:
-        return int(tokens[done_after(step) - 1]) if step else 0
+    micro_batch = _micro_batch(model, data, fitting, group, _REMEDY if backbone else _REMEDY_OF_POLICIES)
+    counts = _Counts(fitting.batch_size, data.lengths[order])
 
     def losses_of(step: int) -> Iterator[Tensor]:
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
@@ -130,7 +116,7 @@ def fit(
                 loss = loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
         if fitting.on_step is not None:
-            fitting.on_step(done_after(step + 1), len(order), tokens_after(step + 1))
+            fitting.on_step(counts.sequences(step + 1), len(order), counts.tokens(step + 1))
 
     settings = _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
     spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
@@ -145,7 +131,36 @@ def fit(
         micro_batch=micro_batch,
         ranks=ranks,
         curve=fitting.curve,
-        tokens_after=tokens_after,
+        tokens_after=counts.tokens,
+    )
+
+
+class _Counts:
+    """How far a training is after some steps.
+
+    Of the data and not counted on the way: a training that is resumed begins with what the steps before have done.
+    """
+
+    def __init__(self, batch_size: int, lengths: NDArray[np.int32]) -> None:
+        """Take the tokens of all sequences, in the order in which they are trained on."""
+        self._batch_size = batch_size
+        self._tokens = np.cumsum(lengths)
+
+    def sequences(self, steps: int) -> int:
+        return min(len(self._tokens), steps * self._batch_size)
+
+    def tokens(self, steps: int) -> int:
+        return int(self._tokens[self.sequences(steps) - 1]) if steps else 0
+
+
+def _micro_batch(model: nn.Module, data: Sequences, fitting: Fitting, group: int, remedy: str) -> BatchSize:
+    return BatchSizes(fitting.hints, fitting.device, model).begin(
+        _work_of(fitting),
+        min(fitting.training.micro_batch_size, fitting.batch_size, len(data) * fitting.epochs),
+        length=int(data.lengths.max()),
+        group=group,
+        what=MICRO_BATCH,
+        remedy=remedy,
     )
 
 
