@@ -6,7 +6,7 @@ Shapes: B sequences of a micro-batch, T positions, V tokens of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,7 @@ def fit(
     *,
     group: int = 1,
     backbone: PreTrainedModel | None = None,
+    told: Mapping[str, list[float]] | None = None,
 ) -> list[float]:
     """Train a model in place on groups of adjacent sequences, which no batch and no micro-batch ever splits.
 
@@ -92,6 +93,7 @@ def fit(
             batch's loss: the shares of all micro-batches add up to it.
         group: Sequences that belong together; divides `fitting.batch_size`.
         backbone: What gradient checkpointing is switched on for; None where that is the model.
+        told: Lists that `loss_of` adds to, kept as the losses are; see `loop.train`.
 
     Returns:
         The loss of every step.
@@ -121,8 +123,7 @@ def fit(
     settings = _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
     spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
-    if fitting.training.gradient_checkpointing:
-        _checkpoint(model if backbone is None else backbone)
+    _checkpoint(model if backbone is None else backbone, fitting)
     return train(
         model,
         settings,
@@ -132,6 +133,7 @@ def fit(
         ranks=ranks,
         curve=fitting.curve,
         tokens_after=counts.tokens,
+        told=told,
     )
 
 
@@ -164,10 +166,11 @@ def _micro_batch(model: nn.Module, data: Sequences, fitting: Fitting, group: int
     )
 
 
-def _checkpoint(deep: Any) -> None:
-    checkpoint_activations(deep)
-    # With frozen weights below adapters no gradient would reach these otherwise.
-    deep.enable_input_require_grads()
+def _checkpoint(deep: Any, fitting: Fitting) -> None:
+    if fitting.training.gradient_checkpointing:
+        checkpoint_activations(deep)
+        # With frozen weights below adapters no gradient would reach these otherwise.
+        deep.enable_input_require_grads()
 
 
 def _work_of(fitting: Fitting) -> str:
