@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from pipeline.engine.store.store import Store
+from pipeline.engine.timings import read_timings
 from tests.doubles.small_runs import (
     ROOT,
     calm_run,
@@ -62,6 +63,7 @@ def test_a_run_leaves_every_file_it_promises(calm: Path) -> None:
     for chain in [("reference", 0), ("PITA", 1), ("PITA", 2), ("QSharp", 1), ("QSharp", 2)]:
         assert {(*chain, metric) for metric in ("pass@1", "reward", "kl_per_sequence", "length")} <= found
     assert all(row["value"] == 0 for row in rows if row["algo"] == "reference" and row["metric"].startswith("kl"))
+    assert [timing.job for timing in read_timings(latest / "timings.jsonl")] == events(calm, "JobFinished")
     log = (latest / "run.log").read_text()
     assert "worker 0: cpu slot 0, 1 thread" in log
     assert "worker 1: cpu slot 1, 1 thread" in log
@@ -108,6 +110,10 @@ def test_results_are_the_same_bytes_without_workers(calm: Path, tmp_path: Path) 
     """What else may differ, `test_engine_runs` tries on jobs that take no time."""
     run_here(tmp_path / "outputs")
     assert results(tmp_path / "outputs") == results(calm)
+    curves, same = ({path.parent.name: path.read_bytes() for path in folder.glob(".store/*/*/metrics.jsonl")}
+                    for folder in (calm, tmp_path / "outputs"))  # fmt: skip
+    assert len(curves) >= 3
+    assert curves == same
 
 
 def test_a_killed_engine_leaves_nothing_behind_and_the_same_command_goes_on(

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from pipeline.config.schema import Warmup
 from pipeline.learning.datasets.base import Dataset
-from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.training.checkpoint import Checkpoints
@@ -143,13 +143,7 @@ def train_reference(
     model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
     rows = dataset.ids("train")
     demonstrations = Demonstrations(config, len(rows))
-    micro_batch = BatchSizes(hints, device, model).begin(
-        "train" if ranks.size == 1 else f"train on {ranks}",
-        config.batch_size,
-        length=config.n_positions,
-        what=MICRO_BATCH,
-        remedy="Try a smaller model or shorter texts.",
-    )
+    micro_batch = _micro_batch(BatchSizes(hints, device, model), config, ranks)
 
     def losses_of(step: int) -> Iterator[torch.Tensor]:
         picked, draws = demonstrations.at(step)
@@ -161,16 +155,11 @@ def train_reference(
             logits = model(part, use_cache=False).logits[:, prompt - 1 : -1]
             loss = F.cross_entropy(logits.flatten(0, 1), part[:, prompt:].flatten())
             yield loss * (weight * len(part) / len(ids))
-        on_step(step + 1, tokens_after(step + 1))
+        on_step(step + 1, (step + 1) * ids.numel())
 
     picked, draws = demonstrations.at(0)  # all demonstrations are of one length
     ids, _ = encode([dataset.demonstration(int(rows[picked[0]]), float(draws[0]))])
-    length = ids.shape[1]
-
-    def tokens_after(step: int) -> int:
-        return step * config.batch_size * length
-
-    texts = config.batch_size * config.steps
+    length, texts = ids.shape[1], config.batch_size * config.steps
     spend("training", model_cost(model).training(whole_texts(np.array([length])) * texts))
     ranks.say_batch(config.batch_size, micro_batch.size)
     losses = train(
@@ -181,9 +170,19 @@ def train_reference(
         micro_batch=micro_batch,
         ranks=ranks,
         curve=curve,
-        tokens_after=tokens_after,
+        tokens_after=lambda step: step * config.batch_size * length,
     )
     return model, losses
+
+
+def _micro_batch(sizes: BatchSizes, config: TinyModelConfig, ranks: Ranks) -> BatchSize:
+    return sizes.begin(
+        "train" if ranks.size == 1 else f"train on {ranks}",
+        config.batch_size,
+        length=config.n_positions,
+        what=MICRO_BATCH,
+        remedy="Try a smaller model or shorter texts.",
+    )
 
 
 def _training_settings(config: TinyModelConfig) -> TrainSettings:

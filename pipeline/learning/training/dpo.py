@@ -149,5 +149,5 @@ def fit_dpo(
             add_to_curve(**of_pairs(implicit))
         return loss(logprobs, batch, held) * share
 
-    losses = fit(model, pairs, fitting, loss_of, group=2)
-    return losses, {name: list(loss.reports[f"rewards/{name}"]) for name in ("accuracies", "margins")}
+    told = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}
+    return fit(model, pairs, fitting, loss_of, group=2, told=told), told

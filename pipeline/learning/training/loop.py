@@ -7,7 +7,7 @@ of the weights, the optimizer's state and the number of the step, all of which `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class TrainState:
         history: The loss of each.
         micro_batch: Sequences at once, which may have had to be fewer than configured.
         ranks: The processes that do this training.
+        told: Lists that its losses add to.
     """
 
     model: nn.Module
@@ -72,6 +73,7 @@ class TrainState:
     micro_batch: BatchSize
     drawing: Drawing
     ranks: Ranks = ALONE
+    told: Mapping[str, list[float]] = field(default_factory=dict)
     step: int = 0
     history: list[float] = field(default_factory=list)
 
@@ -84,6 +86,7 @@ class TrainState:
             history=self.history,
             micro_batch_size=self.micro_batch.size,
             curve=[vars(row) for row in self.drawing.rows],
+            told=dict(self.told),
         )
 
     def resume(self, checkpoint: Checkpoints) -> None:
@@ -93,6 +96,8 @@ class TrainState:
             own = restore_training(saved.state, self.model, self.optimizer, ranks=self.ranks)
             self.step, self.history = saved.step, list(own["history"])
             self.drawing.begin(self.step, own.get("curve", []))
+            for name, values in own.get("told", {}).items():
+                self.told[name][:] = values
             # Not a size that others have found since: the rest must be what it would have been.
             self.micro_batch.start_at(int(own["micro_batch_size"]))
 
@@ -115,6 +120,7 @@ def train(
     ranks: Ranks = ALONE,
     curve: Curve | None = None,
     tokens_after: Callable[[int], int] = lambda _: 0,
+    told: Mapping[str, list[float]] | None = None,
 ) -> list[float]:
     """Train a model in place; where several ranks do it, all of them call this together.
 
@@ -131,6 +137,8 @@ def train(
             model that is spread stays so: `distributed.save_model` saves it.
         curve: Where the training's curve goes, see `JobContext.curve`; None draws none.
         tokens_after: From a number of steps to the tokens that these train on, for the curve.
+        told: Lists that `losses_of` adds to. They are kept as the losses are: with checkpoints, and without what a
+            step has told that is done again.
 
     Returns:
         The loss of every step, of all ranks together.
@@ -141,15 +149,10 @@ def train(
     """
     ranks.prepare(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        _groups(model, settings),
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        **_all_at_once(trained),
-    )
     drawing = Drawing(curve, settings.steps, ranks=ranks, tokens_after=tokens_after)
-    state = TrainState(model, optimizer, BatchSize(1) if micro_batch is None else micro_batch, drawing, ranks)
+    state = TrainState(
+        model, _optimizer(model, settings, trained), micro_batch or BatchSize(1), drawing, ranks, told or {}
+    )
     if checkpoint is not None:
         state.resume(checkpoint)
     state.micro_batch.start_at(ranks.least(state.micro_batch.size))
@@ -164,6 +167,16 @@ def train(
     drawing.save()
     model.eval()
     return state.history
+
+
+def _optimizer(model: nn.Module, settings: TrainSettings, trained: list[nn.Parameter]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        _groups(model, settings),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        **_all_at_once(trained),
+    )
 
 
 def _all_at_once(trained: list[nn.Parameter]) -> dict[str, bool]:
@@ -194,7 +207,7 @@ def _step(
     """One optimizer step: its loss, and the norm of its gradient where that is at hand or kept."""
     for group in state.optimizer.param_groups:
         group["lr"] = rate * group.get("scale", 1.0)
-    before = random_state()
+    before, told = random_state(), {name: len(values) for name, values in state.told.items()}
 
     ranks, drawing = state.ranks, state.drawing
     is_kept = drawing.keeps(state.step + 1)
@@ -220,6 +233,8 @@ def _step(
         state.optimizer.zero_grad(set_to_none=True)
         restore_random_state(*before)
         drawing.drop()
+        for name, count in told.items():
+            del state.told[name][count:]
 
     with drawing.adding(state.step + 1):
         total, norm = state.micro_batch.run(gradients, undo=drop)

@@ -6,7 +6,7 @@ Shapes: B sequences of a micro-batch, T positions, V tokens of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from pipeline.config.schema import DType, TrainingConfig
 from pipeline.learning.generation.sampling import nucleus, policy_logprobs
-from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes
 from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import ValueModel
@@ -81,6 +81,7 @@ def fit(
     *,
     group: int = 1,
     backbone: PreTrainedModel | None = None,
+    told: Mapping[str, list[float]] | None = None,
 ) -> list[float]:
     """Train a model in place on groups of adjacent sequences, which no batch and no micro-batch ever splits.
 
@@ -92,6 +93,7 @@ def fit(
             batch's loss: the shares of all micro-batches add up to it.
         group: Sequences that belong together; divides `fitting.batch_size`.
         backbone: What gradient checkpointing is switched on for; None where that is the model.
+        told: Lists that `loss_of` adds to, kept as the losses are; see `loop.train`.
 
     Returns:
         The loss of every step.
@@ -105,22 +107,8 @@ def fit(
         return []
     order = grouped_order(len(data), group, fitting.epochs, fitting.seed)
     ranks = fitting.ranks
-    micro_batch = BatchSizes(fitting.hints, fitting.device, model).begin(
-        _work_of(fitting),
-        min(fitting.training.micro_batch_size, fitting.batch_size, len(order)),
-        length=int(data.lengths.max()),
-        group=group,
-        what=MICRO_BATCH,
-        remedy=_REMEDY_OF_POLICIES if backbone is None else _REMEDY,
-    )
-    # Of the data and not counted on the way: a training that is resumed begins with those of the steps before.
-    tokens = np.cumsum(data.lengths[order])
-
-    def done_after(step: int) -> int:
-        return min(len(order), step * fitting.batch_size)
-
-    def tokens_after(step: int) -> int:
-        return int(tokens[done_after(step) - 1]) if step else 0
+    micro_batch = _micro_batch(model, data, fitting, group, _REMEDY if backbone else _REMEDY_OF_POLICIES)
+    counts = _Counts(fitting.batch_size, data.lengths[order])
 
     def losses_of(step: int) -> Iterator[Tensor]:
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
@@ -130,13 +118,12 @@ def fit(
                 loss = loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
         if fitting.on_step is not None:
-            fitting.on_step(done_after(step + 1), len(order), tokens_after(step + 1))
+            fitting.on_step(counts.sequences(step + 1), len(order), counts.tokens(step + 1))
 
     settings = _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
     spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
-    if fitting.training.gradient_checkpointing:
-        _checkpoint(model if backbone is None else backbone)
+    _checkpoint(model if backbone is None else backbone, fitting)
     return train(
         model,
         settings,
@@ -145,14 +132,45 @@ def fit(
         micro_batch=micro_batch,
         ranks=ranks,
         curve=fitting.curve,
-        tokens_after=tokens_after,
+        tokens_after=counts.tokens,
+        told=told,
     )
 
 
-def _checkpoint(deep: Any) -> None:
-    checkpoint_activations(deep)
-    # With frozen weights below adapters no gradient would reach these otherwise.
-    deep.enable_input_require_grads()
+class _Counts:
+    """How far a training is after some steps.
+
+    Of the data and not counted on the way: a training that is resumed begins with what the steps before have done.
+    """
+
+    def __init__(self, batch_size: int, lengths: NDArray[np.int32]) -> None:
+        """Take the tokens of all sequences, in the order in which they are trained on."""
+        self._batch_size = batch_size
+        self._tokens = np.cumsum(lengths)
+
+    def sequences(self, steps: int) -> int:
+        return min(len(self._tokens), steps * self._batch_size)
+
+    def tokens(self, steps: int) -> int:
+        return int(self._tokens[self.sequences(steps) - 1]) if steps else 0
+
+
+def _micro_batch(model: nn.Module, data: Sequences, fitting: Fitting, group: int, remedy: str) -> BatchSize:
+    return BatchSizes(fitting.hints, fitting.device, model).begin(
+        _work_of(fitting),
+        min(fitting.training.micro_batch_size, fitting.batch_size, len(data) * fitting.epochs),
+        length=int(data.lengths.max()),
+        group=group,
+        what=MICRO_BATCH,
+        remedy=remedy,
+    )
+
+
+def _checkpoint(deep: Any, fitting: Fitting) -> None:
+    if fitting.training.gradient_checkpointing:
+        checkpoint_activations(deep)
+        # With frozen weights below adapters no gradient would reach these otherwise.
+        deep.enable_input_require_grads()
 
 
 def _work_of(fitting: Fitting) -> str:

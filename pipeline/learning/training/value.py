@@ -53,7 +53,8 @@ def _errors(values: Tensor, batch: Batch, atoms: int, rate: float) -> Tensor:
     labels = batch.labels
     if atoms > 1:
         labels = atom_weights(labels, atoms, rate) @ torch.linspace(0, 1, atoms, device=labels.device)
-    return (expected_labels(values, atoms) - labels[:, None])[batch.mask]
+    of_tokens = labels[:, None].expand_as(batch.mask)[batch.mask]
+    return expected_labels(values[batch.mask], atoms) - of_tokens
 
 
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:

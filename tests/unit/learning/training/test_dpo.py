@@ -12,13 +12,16 @@ from trl import DPOConfig as TrlConfig
 from trl import DPOTrainer
 
 from pipeline.config.schema import TrainingConfig
+from pipeline.errors import JobStopped
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
+from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.dpo import DPOObjective, PairLoss, fit_dpo
 from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.models import tiny_policy
+from tests.unit.learning.training.test_out_of_memory import Limited
 
 
 def pairs(count: int = 12) -> Sequences:
@@ -100,10 +103,16 @@ def test_loss_and_gradient_are_those_of_trls_trainer(loss_type: DPOLoss, tmp_pat
         assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-4)
 
 
-def fit(micro_batch_size: int = 8, **settings: Any) -> tuple[GPT2LMHeadModel, list[float], dict[str, list[float]]]:
+def fit(
+    micro_batch_size: int = 8, limit: int | None = None, checkpoint: Checkpoints | None = None, **settings: Any
+) -> tuple[GPT2LMHeadModel, list[float], dict[str, list[float]]]:
     model, data = tiny_policy(seed=1), pairs()
+    held = anchored(data)
+    if limit:
+        Limited(model, limit, first_call=5)
     fitting = Fitting(
         batch_size=8,
+        checkpoint=checkpoint,
         epochs=12,
         learning_rate=1e-2,
         training=TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=0),
@@ -111,7 +120,7 @@ def fit(micro_batch_size: int = 8, **settings: Any) -> tuple[GPT2LMHeadModel, li
         device="cpu",
     )
     objective = DPOObjective(**{"loss_type": DPOLoss.sigmoid, "beta": 1.0, **settings})
-    return model, *fit_dpo(model, data, anchored(data), objective, fitting)
+    return model, *fit_dpo(model, data, held, objective, fitting)
 
 
 def test_a_policy_at_its_anchor_has_no_margin_and_learns_one() -> None:
@@ -126,6 +135,19 @@ def test_micro_batches_add_up_and_never_split_a_pair() -> None:
     _, losses, _ = fit(micro_batch_size=8)
     _, same, _ = fit(micro_batch_size=3)  # becomes 2, one pair
     assert same[:6] == pytest.approx(losses[:6], abs=1e-3)
+
+
+@pytest.mark.parametrize("limit", [None, 2], ids=["enough memory", "too little in the third step"])
+def test_what_micro_batches_report_is_told_once_whatever_interrupts_them(
+    tmp_path: Path, limit: int | None
+) -> None:
+    calm = fit(4, limit)[1:]
+    assert len(calm[1]["margins"]) == (2 * 36 if limit is None else 2 * 2 + 4 * 34)
+    calls = iter(range(100))
+    stopping = Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: next(calls) == 9)
+    with pytest.raises(JobStopped):
+        fit(4, limit, stopping)
+    assert fit(4, limit, Checkpoints(tmp_path, {}, every_minutes=0))[1:] == calm
 
 
 def test_likelihood_of_the_chosen_can_be_held_up() -> None:

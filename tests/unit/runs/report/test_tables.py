@@ -289,6 +289,23 @@ def test_the_live_view_uses_the_room_of_a_large_terminal() -> None:
     assert "gsm8k/qwen2.5-0.5b-instruct/s0/PITA/r3/generate/000" in text
 
 
+def test_the_live_view_shows_the_loss_of_what_trains_where_there_is_room() -> None:
+    """Before anything else is left out; and no column moves while jobs that train come and go."""
+    run, headings = busy(3, 3, gpus=False), set()
+    told: list[dict[str, float | None]] = [{"loss": 0.41234, "kl": 1.0}, {"loss": None}, {}]
+    for numbers, shown in ((told, ["0.412", "nan"]), ([{}] * 3, [])):
+        for attempt, found in zip(run.view.running().values(), numbers, strict=True):
+            attempt.numbers = found
+        heading, *rows = printed(screen(run, 160, 50), 160).splitlines()[-4:]
+        headings.add(heading)
+        assert [word for row in rows for word in row.split() if word in ("0.412", "nan")] == shown
+    assert len(headings) == 1
+    assert "loss" in headings.pop()
+    narrow = printed(screen(run, 80, 24), 80)
+    assert "loss" not in narrow
+    assert all(name in narrow for name in ("device", "job", "done", "time", "memory"))
+
+
 @pytest.mark.properties
 @given(st.integers(0, 80), st.integers(0, 100), st.integers(0, 100))
 def test_chains_and_workers_never_take_more_lines_than_there_are(lines: int, chains: int, workers: int) -> None:
