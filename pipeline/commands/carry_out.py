@@ -69,6 +69,8 @@ def _carry_out(
 ) -> int:
     config = request.config
     run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
+    if request.on_begin is not None:
+        request.on_begin(run.path)
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
