@@ -162,6 +162,21 @@ def fetch(
         say(make_console(), report(name, out, wheel))
 
 
+@app.command("compare", help="Show runs side by side: settings that differ, and what each method has reached.")
+def compare_command(
+    names: Annotated[
+        list[str], typer.Argument(help="Experiments, patterns such as 'eta_*', or NAME/TIMESTAMP for one run.")
+    ],
+    csv: Annotated[Path | None, typer.Option(help="Write a table for other programs instead.")] = None,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Compare runs."""
+    from pipeline.commands.compare import compare
+
+    with answering():
+        compare(output_dir, names, csv, make_console())
+
+
 def main() -> None:
     """Carry out the command line."""
     sys.exit(app())

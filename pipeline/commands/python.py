@@ -79,13 +79,14 @@ def _settings(settings: Sequence[str]) -> list[str]:
     """
     if isinstance(settings, str) or not all(isinstance(word, str) for word in settings):
         raise ConfigError(
-            f'settings are a list of texts, as in pipeline.run(["experiment.name=x", "algos=[PITA]"]), not {settings!r}'
+            'settings are a list of texts, as in pipeline.run(["experiment.name=x", "algos=[PITA]"]), not '
+            f"{settings!r}"
         )
     given = as_overrides(settings)
     if flags := [word for word in given if word.startswith("-")]:
         raise ConfigError(
-            f"{flags[0]} is for the command line. pipeline.run takes KEY=VALUE, and {', '.join(FLAGS)}; for several "
-            "runs call it in a loop"
+            f"{flags[0]} is for the command line. pipeline.run takes KEY=VALUE, and {', '.join(FLAGS)}; for "
+            "several runs call it in a loop"
         )
     return given
 

@@ -23,6 +23,10 @@ PLACE = ("dataset", "model", "reference", "algo", "seed", "round")
 """Where a job belongs."""
 _WHOLE = {"reference", "seed", "difference_references", "difference_seeds", "difference_n", "tokens", "answers"}
 """Whole numbers that may be missing."""
+_TRUTHS = {"correct"}
+"""What is true, false or missing."""
+_TEXTS = {"answer", "fault", "difference_over"}
+"""Texts that may be missing."""
 _PARTS = "parts"
 _TIMES = ("start", "end")
 
@@ -90,10 +94,18 @@ def _frame(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> pd.DataFr
 
     every = list(rows)
     columns = {name: [row.get(name) for row in every] for name in names}
-    return pd.DataFrame(
-        {name: pd.array(cells, "Int64") if name in _WHOLE else cells for name, cells in columns.items()},
-        columns=list(names),
-    )
+    return pd.DataFrame({name: _typed(name, cells) for name, cells in columns.items()}, columns=list(names))
+
+
+def _typed(name: str, cells: list[Any]) -> Any:
+    """Cells so that missing ones change no type: not that of the others, nor of a column that has no others."""
+    import pandas as pd
+
+    if name in _WHOLE or name in _TRUTHS:
+        return pd.array(cells, "Int64" if name in _WHOLE else "boolean")
+    if name in _TEXTS or any(isinstance(cell, str | bool) for cell in cells):
+        return cells
+    return cells if cells and all(isinstance(cell, int) for cell in cells) else pd.Series(cells, dtype="float64")
 
 
 def _names(kind: type[Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A run for programs and notebooks of a user's own: what it left as pandas frames, and as a table that is shown."""
+"""A run for programs and notebooks of a user's own: what it left as pandas frames, and as a table that shows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``done``, ``running``, ``failed``, ``interrupted``, ``halted``, ``killed``, ``not started``, ``unknown``."""
+        """The run in one word: ``done``, ``running``, ``failed``, ``interrupted``, ... as `status` has it."""
         return self.loaded.state
 
     @property

@@ -23,7 +23,7 @@ def html_table(table: FittedTable) -> str:
 
 
 def html_text(text: str) -> str:
-    """Foreign text in HTML: shown letter by letter, never taken for markup, with control characters written out."""
+    """Foreign text in HTML: shown letter by letter, never taken for markup, control characters written out."""
     return escape(printable(text))
 
 
