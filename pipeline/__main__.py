@@ -177,6 +177,24 @@ def compare_command(
         compare(output_dir, names, csv, make_console())
 
 
+@app.command("figures", help="Write the figures of a run for papers: PDF, SVG and PNG.")
+def figures_command(
+    name: str,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="pdf, svg or png; several times for several, all if left out."),
+    ] = None,
+    run: Run = None,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Write figures."""
+    from pipeline.commands.figures import figures
+
+    with answering():
+        figures(output_dir, name, run, out, formats or [], make_console())
+
+
 def main() -> None:
     """Carry out the command line."""
     sys.exit(app())

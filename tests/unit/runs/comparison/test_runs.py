@@ -9,32 +9,13 @@ from pipeline.runs.comparison.runs import ComparedRun, RunComparison, compare_ru
 from pipeline.runs.record import PooledRow, Results
 from pipeline.runs.report.runs import comparison_csv, comparison_tables
 from pipeline.terminal.console import Terminal
-
-
-def number(algo: str, value: float, number: int = 2, metric: str = "pass@1") -> PooledRow:
-    return PooledRow(
-        algo=algo,
-        dataset="d",
-        model="m",
-        round=number,
-        metric=metric,
-        value=value,
-        ci_low=value - 0.1,
-        ci_high=value + 0.1,
-        difference=None,
-        difference_low=None,
-        difference_high=None,
-        over="policies",
-        references=1,
-        seeds=1,
-        n=10,
-    )
+from tests.doubles.pooled import pooled_row
 
 
 def run(stamp: str, eta: float, *rows: PooledRow, **config: Any) -> ComparedRun:
     algos = {"PITA": {"enabled": True, "eta": eta}, "SFT": {"enabled": True, "epochs": 2}}
     whole = {"experiment": {"name": stamp}, "output_dir": stamp, "algos": algos, **config}
-    results = Results(rows=[], pooled=[number("reference", 0.25, 0), number("SFT", 0.5), *rows])
+    results = Results(rows=[], pooled=[pooled_row("reference", 0, 0.25), pooled_row("SFT", 2, 0.5), *rows])
     return ComparedRun(name="x", stamp=stamp, state="done", config=whole, results=results)
 
 
@@ -43,7 +24,7 @@ def told(comparison: RunComparison) -> list[tuple[object, ...]]:
 
 
 def test_a_setting_is_told_where_it_matters_and_what_it_does_not_change_is_one_row() -> None:
-    found = compare_runs([run("b", 10, number("PITA", 0.75)), run("a", 2, number("PITA", 0.5))])
+    found = compare_runs([run("b", 10, pooled_row("PITA", 2, 0.75)), run("a", 2, pooled_row("PITA", 2, 0.5))])
     assert found.settings == ["algos.*.eta"]
     assert found.headings == {"algos.*.eta": "eta"}
     assert told(found) == [
@@ -55,7 +36,11 @@ def test_a_setting_is_told_where_it_matters_and_what_it_does_not_change_is_one_r
 
 
 def test_what_each_method_reached_is_that_of_its_last_round_with_its_divergence() -> None:
-    rows = number("PITA", 0.9, 1), number("PITA", 0.8), number("PITA", 3.5, metric="kl_per_sequence")
+    rows = (
+        pooled_row("PITA", 1, 0.9),
+        pooled_row("PITA", 2, 0.8),
+        pooled_row("PITA", 2, 3.5, metric="kl_per_sequence"),
+    )
     (row,) = [row for row in compare_runs([run("a", 1, *rows)]).rows if row.algo == "PITA"]
     assert (row.result.round, row.result.value, row.kl, row.j) == (2, 0.8, 3.5, None)
 
@@ -78,20 +63,22 @@ def test_a_run_without_results_is_named() -> None:
 
 @pytest.mark.parametrize("width", [80, 1000])
 def test_tables_show_settings_and_results_at_every_width(width: int) -> None:
-    found = compare_runs([run("a", 2, number("PITA", 0.5)), run("b", 10, number("PITA", 0.75))])
+    found = compare_runs([run("a", 2, pooled_row("PITA", 2, 0.5)), run("b", 10, pooled_row("PITA", 2, 0.75))])
     console = Terminal(width=width, record=True, markup=False, file=io.StringIO())
     for table in comparison_tables(found):
         console.print(table)
     shown = console.export_text()
     (line,) = [line for line in shown.splitlines() if line.split()[:2] == ["PITA", "10"]]
     assert "0.750" in line
-    assert "[0.650, 0.850]" in line
+    assert "[0.730, 0.770]" in line
     assert max(map(len, shown.splitlines())) <= width
 
 
 def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
-    lines = comparison_csv(compare_runs([run("=1", 2, number("PITA", 0.5)), run("b", 10, number("PITA", 0.75))]))
+    lines = comparison_csv(
+        compare_runs([run("=1", 2, pooled_row("PITA", 2, 0.5)), run("b", 10, pooled_row("PITA", 2, 0.75))])
+    )
     head, *rows = lines.splitlines()
     assert head.split(",")[:7] == ["run", "state", "dataset", "model", "algo", "algos.*.eta", "round"]
-    assert rows[1].split(",")[:8] == ["'=1", "done", "d", "m", "PITA", "2", "2", "pass@1"]
-    assert rows[0].startswith("'=1 b,done,d,m,reference,,0,")
+    assert rows[1].split(",")[:8] == ["'=1", "done", "addition", "tiny", "PITA", "2", "2", "pass@1"]
+    assert rows[0].startswith("'=1 b,done,addition,tiny,reference,,0,")
