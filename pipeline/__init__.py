@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.arithmetic import pin as pin
     from pipeline.commands.guided import guided as guided
+    from pipeline.commands.python import load_run as load_run
+    from pipeline.commands.python import run as run
     from pipeline.commands.run import run_experiment as run_experiment
     from pipeline.config.bases import AlgoConfig as AlgoConfig
     from pipeline.config.bases import DatasetConfig as DatasetConfig
@@ -122,12 +124,14 @@ if TYPE_CHECKING:
     from pipeline.outputs.curves import write_curve as write_curve
     from pipeline.outputs.prompts import PromptMeasures as PromptMeasures
     from pipeline.outputs.prompts import write_prompts as write_prompts
+    from pipeline.runs.notebook import Run as Run
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "arithmetic": "pin",
     "commands.guided": "guided",
+    "commands.python": "load_run run",
     "commands.run": "run_experiment",
     "config.bases": "AlgoConfig DatasetConfig Settings",
     "config.fields": "file_or_folder number",
@@ -181,6 +185,7 @@ _HOMES = {
     "training_state",
     "outputs.curves": "TrainingStep read_curve write_curve",
     "outputs.prompts": "PromptMeasures write_prompts",
+    "runs.notebook": "Run",
 }
 """Module -> what users import of it."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

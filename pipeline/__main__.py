@@ -189,6 +189,39 @@ def export(
             say(make_console(), f"pushed to {done.url}")
 
 
+@app.command("compare", help="Show runs side by side: settings that differ, and what each method has reached.")
+def compare_command(
+    names: Annotated[
+        list[str], typer.Argument(help="Experiments, patterns such as 'eta_*', or NAME/TIMESTAMP for one run.")
+    ],
+    csv: Annotated[Path | None, typer.Option(help="Write a table for other programs instead.")] = None,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Compare runs."""
+    from pipeline.commands.compare import compare
+
+    with answering():
+        compare(output_dir, names, csv, make_console())
+
+
+@app.command("figures", help="Write the figures of a run for papers: PDF, SVG and PNG.")
+def figures_command(
+    name: str,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="pdf, svg or png; several times for several, all if left out."),
+    ] = None,
+    run: Run = None,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Write figures."""
+    from pipeline.commands.figures import figures
+
+    with answering():
+        figures(output_dir, name, run, out, formats or [], make_console())
+
+
 def main() -> None:
     """Carry out the command line."""
     sys.exit(app())

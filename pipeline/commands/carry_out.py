@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from pipeline.commands.multirun import group_of_run
 from pipeline.commands.request import Request, Stored
 from pipeline.commands.results import leave_results, lost_output, print_results, unreadable_output
 from pipeline.commands.run_messages import (
@@ -43,7 +44,7 @@ from pipeline.plan.recorded import plan_text
 from pipeline.runs.index import runs_of
 from pipeline.runs.links import link_all, link_stored
 from pipeline.runs.live_run import LiveRun
-from pipeline.runs.origin import this_origin, write_origin
+from pipeline.runs.origin import Origin, this_origin, write_origin
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import shown_on
 from pipeline.runs.rows import METRICS_STAGE
@@ -69,6 +70,8 @@ def _carry_out(
 ) -> int:
     config = request.config
     run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
+    if request.on_begin is not None:
+        request.on_begin(run.path)
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
@@ -93,9 +96,7 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     there = set(request.plan.jobs) - set(stored.missing)
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
     write_whole(run.plan, plan_text(request.plan, stored=there))
-    devices = [device.label for device in request.used_devices]
-    bounded = with_bounded_kl(request.config)
-    write_origin(run.path, this_origin(request.command, request.given, bounded, devices))
+    write_origin(run.path, _origin(request))
     for warning in request.warnings:
         log.warning("%s", warning)
     for key, problem in stored.damaged.items():
@@ -104,6 +105,17 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     _link_stored(request, run, there)
     announce(request, stored.missing, run, console)
     tell_arithmetic(request, stored.missing)
+
+
+def _origin(request: Request) -> Origin:
+    """What was typed, and what else its reader wants to know."""
+    return this_origin(
+        request.command,
+        request.given,
+        group=group_of_run(),
+        bounded=with_bounded_kl(request.config),
+        devices=[device.label for device in request.used_devices],
+    )
 
 
 def _end(request: Request, outcome: Outcome | None, verified: Verified, run: RunFolder, console: Console) -> int:

@@ -61,6 +61,11 @@ def in_multirun() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
 
 
+def group_of_run() -> str:
+    """What the runs of a multirun have in common, and no other run has; "" for a run of its own."""
+    return str(HydraConfig.get().sweep.dir) if in_multirun() else ""
+
+
 def run_label(arguments: Sequence[str]) -> str:
     """The settings in which this run differs from the others of its multirun, else its number.
 

@@ -50,6 +50,8 @@ class Request:
     """Settings of the command line."""
     command: tuple[str, ...] = ()
     """Words of a command that repeats it; none where there is no such command."""
+    on_begin: Callable[[Path], None] | None = None
+    """Told the run's folder once it is there."""
 
     @property
     def execution(self) -> ExecutionConfig:

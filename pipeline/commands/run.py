@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,13 @@ from pipeline.terminal.console import say
 
 
 def run_experiment(
-    config: Config, console: Console, *, label: str = "", given: Sequence[str] = (), command: Sequence[str] = ()
+    config: Config,
+    console: Console,
+    *,
+    label: str = "",
+    given: Sequence[str] = (),
+    command: Sequence[str] = (),
+    on_begin: Callable[[Path], None] | None = None,
 ) -> int:
     """Carry out a request, or print its plan where it says `dry_run`.
 
@@ -39,6 +45,7 @@ def run_experiment(
         label: What tells this run from others of the same command; heads its tables.
         given: Settings of the command line; those without effect are warned of.
         command: Words of a command that repeats the run, for its reader.
+        on_begin: Told the run's folder once it is there.
 
     Returns:
         The exit code: 0 every job done, 1 some failed, 130 or 143 interrupted.
@@ -47,7 +54,7 @@ def run_experiment(
         PipelineError: The request is wrong. Nothing was started.
     """
     request = prepare(config, given, lambda text: say(console, text))
-    request = replace(request, label=label, command=tuple(command))
+    request = replace(request, label=label, command=tuple(command), on_begin=on_begin)
     _check_arithmetic(request)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)

@@ -156,6 +156,7 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
     Raises:
         ConfigError: Something the user wrote is wrong.
     """
+    outer = GlobalHydra.instance().hydra
     try:
         register_schemas(overrides)
         GlobalHydra.instance().clear()
@@ -164,6 +165,8 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
             composed = compose("config", overrides=list(overrides))
     except Exception as error:
         raise explain(error) from error
+    finally:
+        GlobalHydra.instance().hydra = outer  # of a program that uses Hydra itself
     return typed(composed)
 
 

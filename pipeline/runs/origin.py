@@ -36,6 +36,7 @@ class Origin:
             settings as one types them.
         settings: Those of them that are settings, ``KEY=VALUE``.
         folder: The folder in which it was started.
+        group: What it has in common with the other runs of its multirun, or "".
         bounded: Algorithms whose divergence is an upper bound.
         devices: On which it ran.
         machine: What it is: ``host``, ``system``, ``processor``, ``cpus``, ``memory_gib``.
@@ -45,6 +46,7 @@ class Origin:
     command: list[str] = field(default_factory=list)
     settings: list[str] = field(default_factory=list)
     folder: str = ""
+    group: str = ""
     bounded: list[str] | None = None
     devices: list[str] = field(default_factory=list)
     machine: Mapping[str, str] = field(default_factory=dict)
@@ -57,13 +59,19 @@ class Origin:
 
 
 def this_origin(
-    command: Sequence[str], settings: Sequence[str], bounded: Iterable[str], devices: Iterable[str]
+    command: Sequence[str],
+    settings: Sequence[str],
+    *,
+    group: str,
+    bounded: Iterable[str],
+    devices: Iterable[str],
 ) -> Origin:
     """The origin of a run that begins in this process."""
     return Origin(
         command=list(command),
         settings=list(settings),
         folder=_here(),
+        group=group,
         bounded=list(bounded),
         devices=list(devices),
         machine=_machine(),

@@ -290,7 +290,7 @@ def _csv(kind: type[ResultRow] | type[PooledRow], rows: Iterable[ResultRow | Poo
     writer = csv.writer(text, lineterminator="\n")
     names = [column.name for column in fields(kind)]
     writer.writerow(names)
-    writer.writerows([_cell(getattr(row, name)) for name in names] for row in rows)
+    writer.writerows([csv_cell(getattr(row, name)) for name in names] for row in rows)
     return text.getvalue()
 
 
@@ -308,6 +308,6 @@ def read_results(path: Path) -> Results:
         ) from error
 
 
-def _cell(value: object) -> object:
+def csv_cell(value: object) -> object:
     """A cell as spreadsheets show it: they would run a text that begins like a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

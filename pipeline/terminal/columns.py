@@ -129,6 +129,11 @@ class FittedTable:
         """Leave room before the next row."""
         self._ends.add(len(self._rows) - 1)
 
+    @property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """Cells of each row, as many as there are columns."""
+        return [cells for cells, _ in self._rows]
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Give rich what to print; without rows there is nothing for a title and headings to stand above."""
         if self.title and self._rows:
@@ -168,7 +173,7 @@ class FittedTable:
         ]
 
     def _cells(self, at: int) -> list[Cell]:
-        return [cells[at] for cells, _ in self._rows]
+        return [cells[at] for cells in self.rows]
 
     def _need(self, at: int) -> Need:
         column, cells = self.columns[at], self._cells(at)

@@ -22,6 +22,8 @@ from pipeline.terminal.text import edges, encodable, obeyed, printable
 _WORD = re.compile("((?:`[^`]*`|[^ ])*)(?: |$)")
 NO_TERMINAL_WIDTH = 1000
 """Columns where output is no terminal and so has no width of its own: enough for every table."""
+NOTEBOOK_WIDTH = 100
+"""Columns of the output of a notebook's cell, on the screens that most have."""
 
 
 class Terminal(Console):
@@ -59,12 +61,18 @@ def make_console(*, stderr: bool = False) -> Terminal:
     real = stream is not None and stream.isatty() and _can_be_styled()
     return Terminal(
         stderr=stderr,
-        width=None if stream is not None and stream.isatty() else NO_TERMINAL_WIDTH,
+        width=None if stream is not None and stream.isatty() else _width_of(stream),
+        force_jupyter=False,  # what rich shows in a notebook by itself does not go through here
         force_interactive=real,
         color_system="auto" if real or "FORCE_COLOR" in os.environ else None,
         markup=False,
         emoji=False,
     )
+
+
+def _width_of(stream: object) -> int:
+    """Columns of what is no terminal: a notebook breaks lines that are wider than its cell."""
+    return NOTEBOOK_WIDTH if type(stream).__module__.startswith("ipykernel.") else NO_TERMINAL_WIDTH
 
 
 def _can_be_styled() -> bool:

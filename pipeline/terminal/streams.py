@@ -172,6 +172,23 @@ def install() -> None:
         sys.stderr = _lasting(sys.stderr, _STDERR, "standard error")
 
 
+@contextmanager
+def installed() -> Iterator[None]:
+    """Have lasting streams for a while, in a program that has its own before and after."""
+    before = sys.stdin, sys.stdout, sys.stderr
+    for stream in before[1:]:
+        if stream is not None:
+            stream.flush()  # what was printed before comes first
+    install()
+    try:
+        yield
+    finally:
+        for now, own in zip((sys.stdout, sys.stderr), before[1:], strict=True):
+            if now is not own:
+                now.flush()
+        sys.stdin, sys.stdout, sys.stderr = before
+
+
 def _open_missing_descriptors() -> None:
     """Have something at 0, 1 and 2, or the next files and sockets get these numbers, and what is printed."""
     for descriptor in (_STDIN, _STDOUT, _STDERR):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.keys import result_key
@@ -106,6 +107,14 @@ class WrittenRun:
     def worker(self, index: int, device: str) -> None:
         """A worker is ready."""
         self.write("WorkerStarted", worker=index, pid=100 + index, device=device)
+
+    def store(self, key: str, **files: str) -> Path:
+        """Put an output where its store has it; names of files with an underscore for their dot."""
+        folder = Store(self.folder.path.parent.parent / ".store").path(key)
+        folder.mkdir(parents=True)
+        for name, text in {"manifest_json": "{}", **files}.items():
+            (folder / name.replace("_", ".")).write_text(text)
+        return folder
 
     def begin(self, job: str, attempt: int = 1, worker: int = 0, log: str | None = "") -> None:
         """An attempt begins, and has a log."""

@@ -11,7 +11,7 @@ from tests.doubles.small_runs import calm_run, results
 from tests.pages import DOCS
 from tests.unit.commands.test_typed_commands import PROGRAMS_TYPED
 
-LOOKING = ("status", "logs", "why", "show", "store", "gpus")
+LOOKING = ("status", "logs", "why", "show", "compare", "store", "gpus")
 STANDS_FOR = {"NAME": "t", "first_run": "t", "JOB": "PITA/r1/train", "PITA/r1/*/003": "PITA/r1/generate/000"}
 """Words of the pages -> what they are in the run at hand."""
 
@@ -26,6 +26,8 @@ def looking_commands() -> list[list[str]]:
         if words[:2] == ["store", "gc"]:
             words = ["store", "gc", "--dry-run"]
         if words[0] in ("status", "logs", "why", "show") and words[1:2] not in ([], ["t"]):
+            continue
+        if words[0] == "compare" and words[1:] != ["t"]:
             continue
         found[tuple(words)] = words
     return list(found.values())

@@ -39,7 +39,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Experiment and label of every run that is carried out; seed n ends with exit code n, by a refusal if 2."""
     seen = []
 
-    def run_experiment(config: Config, console: Console, label: str, given: Sequence[str]) -> int:
+    def run_experiment(config: Config, console: Console, label: str, **asked: Sequence[str]) -> int:
         seen.append((config.experiment.name, label))
         if config.experiment.seeds[0] == WRONG_REQUEST:
             raise JobError("not so")
@@ -80,6 +80,27 @@ def test_a_run_is_labelled_by_what_is_its_own_and_may_be_named_after_it(
     assert runs == [
         (f"eta_{eta}", f"algos.PITA.eta={eta} algos.PITA.top_k={top_k}") for eta in (0.5, 2.0) for top_k in (4, 5)
     ]
+
+
+def test_each_run_knows_how_it_is_repeated_alone_and_which_others_belong_to_it(
+    arguments: Arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[tuple[list[str], str]] = []
+
+    def run_experiment(config: Config, console: Console, command: list[str], **asked: object) -> int:
+        seen.append((command[-2:], multirun.group_of_run()))
+        return 0
+
+    monkeypatch.setattr(cli, "run_experiment", run_experiment)
+    own = tmp_path / "own groups"
+    own.mkdir()
+    assert cli.main(arguments("algos.PITA.eta=0.5,2.0")) == 0
+    assert [words for words, _ in seen] == [
+        ["rounds_of_training=1", f"algos.PITA.eta={eta}"] for eta in (0.5, 2.0)
+    ]
+    assert seen[0][1] == seen[1][1] != ""
+    assert cli.main(arguments("--config-dir", str(own))[1:]) == 0
+    assert seen[2] == (["--config-dir", str(own)], "")
 
 
 def test_a_run_by_itself_has_no_label(runs: list[Any], arguments: Arguments) -> None:

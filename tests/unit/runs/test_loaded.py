@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PlanError, StoreError
 from pipeline.files import json_text
 from pipeline.outputs.curves import TrainingStep, write_curve
@@ -30,15 +29,6 @@ def evaluated() -> Plan:
     return Plan(jobs, [(jobs[0].id, jobs[2].id), (jobs[1].id, jobs[2].id)])
 
 
-def store(run: WrittenRun, key: str, **files: str) -> Path:
-    """Put an output where the run's store has it."""
-    folder = Store(run.folder.path.parent.parent / ".store").path(key)
-    folder.mkdir(parents=True)
-    for name, text in {"manifest_json": "{}", **files}.items():
-        (folder / name.replace("_", ".")).write_text(text)
-    return folder
-
-
 def sample(row: int, completion: str) -> str:
     fields = {"row": row, "sample": 0, "prompt": "p", "completion": completion, "tokens": 2, "reward": 1.0}
     return json_text({**fields, "correct": True, "kl": 0.5, "truncated": False}) + "\n"
@@ -53,14 +43,14 @@ def test_a_run_that_goes_on_has_the_results_of_what_is_stored_so_far(tmp_path: P
     run = WrittenRun(tmp_path, evaluated())
     loaded = load(run.folder)
     assert loaded.results.rows == []
-    store(run, "c" * 40, metrics_json=measured(0.5), samples_jsonl='{"row": 1}\n')
+    run.store("c" * 40, metrics_json=measured(0.5), samples_jsonl='{"row": 1}\n')
     loaded.refresh()
     assert [(row.algo, row.round, row.value) for row in loaded.results.rows] == [("X", 1, 0.5)]
     assert [(row.metric, row.value) for row in loaded.results.pooled] == [("pass@1", 0.5)]
     assert [row.stage for row in loaded.compute.rows] == ["metrics"]
     assert not list(loaded.samples())
-    store(run, "b" * 40, samples_jsonl=sample(7, "yes") + sample(8, "no"))
-    store(run, "a" * 40, samples_jsonl=sample(1, "first"))
+    run.store("b" * 40, samples_jsonl=sample(7, "yes") + sample(8, "no"))
+    run.store("a" * 40, samples_jsonl=sample(1, "first"))
     found = [(job.shard, job.id[-3:], one.row, one.completion) for job, one in loaded.samples()]
     assert found == [(None, "000", 1, "first"), (None, "001", 7, "yes"), (None, "001", 8, "no")]
 
@@ -98,8 +88,8 @@ def test_curves_are_those_of_stored_trainings(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan(rounds=2))
     first, second = (run.plan.jobs[f"{CHAIN}/r{number}/train"] for number in (1, 2))
     step = TrainingStep(training="value", step=1, steps=1, tokens=9, loss=None, grad_norm=2.0, learning_rate=0.1)
-    write_curve(store(run, first.key), [step])
-    store(run, second.key, metrics_jsonl="no curve")
+    write_curve(run.store(first.key), [step])
+    run.store(second.key, metrics_jsonl="no curve")
     assert [(job.id, steps) for job, steps in load(run.folder).curves()] == [(first.id, [step])]
 
 
@@ -108,7 +98,7 @@ def test_curves_are_those_of_stored_trainings(tmp_path: Path) -> None:
 def test_what_is_damaged_costs_its_own_part(tmp_path: Path, name: str, damage: str) -> None:
     run = WrittenRun(tmp_path, evaluated())
     write_origin(run.folder.path, Origin(command=["pipeline", "a=[b]"], settings=["a=[b]"]))
-    store(run, "c" * 40, metrics_json=measured(0.5))
+    run.store("c" * 40, metrics_json=measured(0.5))
     path = run.folder.path / name
     path.unlink(missing_ok=True)
     if damage == "cut off":

@@ -1,0 +1,98 @@
+"""``compare``: runs side by side, by the settings in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.errors import ConfigError
+from pipeline.files import write_whole
+from pipeline.runs.comparison.runs import RunComparison, compare_runs, compared, same_settings
+from pipeline.runs.index import choose_run, experiments, runs_of
+from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.report.runs import comparison_csv, comparison_tables
+from pipeline.terminal.console import say
+
+
+def compare(output_dir: Path, names: Sequence[str], csv: Path | None, console: Console) -> None:
+    """Print runs side by side, and write them as CSV where that is asked for.
+
+    Raises:
+        PipelineError: There is no such run, its results cannot be read, or the file cannot be written.
+    """
+    comparison = comparison_of(output_dir, names)
+    if csv is not None:
+        _write(csv, comparison_csv(comparison))
+        say(console, "written:", copy=str(csv))
+        return
+    for table in comparison_tables(comparison):
+        console.print()
+        console.print(table)
+    if not comparison.rows:
+        say(console, f"no results yet: {', '.join(comparison.labels)}")
+
+
+def comparison_of(output_dir: Path, names: Sequence[str]) -> RunComparison:
+    """Compare the runs that these names mean, see `runs_named`.
+
+    Raises:
+        PipelineError: As `compare`.
+    """
+    return compare_runs([compared(run) for run in runs_named(output_dir, names)])
+
+
+def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:
+    """The runs that a user means.
+
+    Args:
+        output_dir: Folder of all runs.
+        names: Each an experiment, a pattern such as ``eta_*``, or ``NAME/TIMESTAMP`` for one run. An experiment
+            whose newest run was one of a multirun stands for all runs of that. One experiment alone stands for the
+            newest run of each of its settings.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    found = [run for name in names for run in _named(output_dir, name)]
+    if len(found) == 1 and "/" not in names[0]:
+        found = _newest_by_settings(runs_loaded(output_dir, found[0].name))
+    return list({run.folder.path: run for run in found}.values())
+
+
+def _named(output_dir: Path, name: str) -> list[LoadedRun]:
+    experiment, _, stamp = name.rstrip("/").partition("/")
+    if stamp:
+        return [load(choose_run(output_dir, experiment, stamp))]
+    if any(sign in experiment for sign in "*?["):
+        known = experiments(output_dir)
+        fitting = [one for one in known if fnmatchcase(one, experiment)]
+        if not fitting:
+            raise ConfigError(f"no experiment in {output_dir} fits '{name}'. There are: {', '.join(known)}.")
+        return [run for one in fitting for run in _named(output_dir, one)]
+    newest = load(choose_run(output_dir, experiment))
+    if not (group := newest.origin.group):
+        return [newest]
+    return _newest_by_settings([run for run in runs_loaded(output_dir, experiment) if run.origin.group == group])
+
+
+def runs_loaded(output_dir: Path, name: str) -> list[LoadedRun]:
+    """All runs of an experiment, oldest first."""
+    return [load(folder) for folder in runs_of(output_dir, name) if folder.config.is_file()]
+
+
+def _newest_by_settings(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
+    """The newest run of each combination of settings, in the order in which these were tried first."""
+    newest: dict[str, LoadedRun] = {}
+    for run in runs:
+        newest[same_settings(run.config)] = run
+    return list(newest.values())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,32 @@
+"""``figures``: what a run found, as figures for a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.errors import ConfigError
+from pipeline.runs.figures.write import FORMATS, write_figures
+from pipeline.runs.index import choose_run
+from pipeline.runs.loaded import load
+from pipeline.runs.report.format import count
+from pipeline.terminal.console import say
+
+
+def figures(
+    output_dir: Path, name: str, stamp: str | None, out: Path, formats: Sequence[str], console: Console
+) -> None:
+    """Write the figures of a run.
+
+    Raises:
+        PipelineError: There is no such run or format, it has nothing to show yet, or nothing can be drawn.
+    """
+    if wrong := [one for one in formats if one not in FORMATS]:
+        raise ConfigError(f"--format {wrong[0]}: one of {', '.join(FORMATS)}; give it several times for several")
+    run = load(choose_run(output_dir, name, stamp))
+    written = write_figures(run, out, formats or FORMATS)
+    if not written:
+        raise ConfigError(f"{run.folder.path} has nothing to show in a figure yet: no job of it is done.")
+    say(console, f"{count(len(written), 'file')} written:", copy=str(out))

@@ -1,0 +1,111 @@
+"""``pipeline.run`` and ``pipeline.load_run``: the main command, and what a run left, for scripts and notebooks.
+
+Workers are programs of their own, so a script needs no main guard. The process is left as it was found: its signal
+handlers, environment, standard streams, and the state of Hydra where it uses that too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline import arithmetic
+from pipeline.commands.device_flags import FLAGS, as_overrides
+from pipeline.commands.run import run_experiment
+from pipeline.config.load import load_config
+from pipeline.errors import ConfigError
+from pipeline.runs.index import choose_run
+from pipeline.runs.loaded import load
+from pipeline.runs.notebook import Run
+from pipeline.terminal import streams
+from pipeline.terminal.console import make_console
+
+_OTHERS = (signal.SIGTERM, signal.SIGUSR2)
+
+
+def run(settings: Sequence[str]) -> Run:
+    """Carry out a request, as ``python -m pipeline run`` does; what is stored is not computed again.
+
+    What the command prints is printed: a live view on a terminal, plain lines in a notebook.
+
+    Args:
+        settings: What one types behind the command, as ``["experiment.name=first", "algos=[PITA]"]``; also
+            ``--num-gpus 2``, ``--gpu-ids 0 2`` and ``--device cpu``, a word each.
+
+    Returns:
+        The run. Its `exit_code` is 0 where every job is done, and 1 where some failed.
+
+    Raises:
+        ConfigError: The request is wrong; nothing was started.
+        PipelineError: It cannot be carried out.
+        KeyboardInterrupt: It was interrupted. The run has ended in order, and the same request goes on from there.
+    """
+    given = _settings(settings)
+    folders: list[Path] = []
+    with streams.installed(), _own_environment():
+        arithmetic.pin("numpy")  # where it is not imported yet, as every command does
+        config = load_config(given)
+        if config.dry_run:
+            raise ConfigError("dry_run=true leaves no run that could be returned: type it on the command line")
+        command = ["python", "-m", "pipeline", "run", *given]
+        code = run_experiment(config, make_console(), given=given, command=command, on_begin=folders.append)
+    found = Run(load(folders[-1]), code)
+    _pass_on(found.loaded.view.interrupted)
+    return found
+
+
+def load_run(name: str, run: str | None = None, output_dir: str | Path = "outputs") -> Run:
+    """Load what a run left; it may be over, still going on, or killed.
+
+    Args:
+        name: The experiment.
+        run: Timestamp of one of its runs, or how it begins; the newest if left out.
+        output_dir: Folder of all runs.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    return Run(load(choose_run(Path(output_dir), name, run)))
+
+
+def _settings(settings: Sequence[str]) -> list[str]:
+    """The settings of a request, flags of devices turned into settings.
+
+    Raises:
+        ConfigError: They are no list of texts, or have other flags.
+    """
+    if isinstance(settings, str) or not all(isinstance(word, str) for word in settings):
+        raise ConfigError(
+            'settings are a list of texts, as in pipeline.run(["experiment.name=x", "algos=[PITA]"]), not '
+            f"{settings!r}"
+        )
+    given = as_overrides(settings)
+    if flags := [word for word in given if word.startswith("-")]:
+        raise ConfigError(
+            f"{flags[0]} is for the command line. pipeline.run takes KEY=VALUE, and {', '.join(FLAGS)}; for "
+            "several runs call it in a loop"
+        )
+    return given
+
+
+@contextmanager
+def _own_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+
+
+def _pass_on(interrupted: str) -> None:
+    """Let a signal that has ended a run do what it does in this program: it was held while the run ended."""
+    if interrupted == "SIGINT":
+        raise KeyboardInterrupt
+    for number in _OTHERS:
+        if interrupted == number.name:
+            signal.raise_signal(number)

@@ -1,0 +1,299 @@
+"""Runs side by side: settings in which they differ, and what each method has reached after its last round. Pure.
+
+A setting is compared among the runs that have it, and said in the rows that it is for: ``algos.PITA.eta`` in those
+of PITA, in the one column ``algos.*.eta`` that it shares with other algorithms. Rows that then say the same of
+several runs are one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from pipeline.config.meaning import meanings, typed
+from pipeline.config.schema import Config
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.runs.cost import CostRow
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.primary import primary_metric
+from pipeline.runs.record import PooledRow, Results
+
+Key = tuple[str, ...]
+"""A setting by its path; names of algorithms may have dots in them."""
+_OWN = {"experiment.name", "output_dir", "dry_run", "stage"}
+"""Settings that say which run it is, or how much of it was asked for."""
+_ENABLED = "enabled"
+_TABLES = {"algos": "algo", "datasets": "dataset", "models": "model"}
+"""Settings of one algorithm, dataset or model -> what of a row they are for."""
+_KL, _J = "kl_per_sequence", "regularized_reward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """What of a run is compared.
+
+    Attributes:
+        name: Of its experiment.
+        stamp: Its timestamp.
+        state: In one word.
+        config: The resolved configuration, plain.
+        results: What came out.
+        costs: What methods took.
+    """
+
+    name: str
+    stamp: str
+    state: str
+    config: Mapping[str, Any]
+    results: Results
+    costs: Sequence[CostRow] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """A method of a run after its last round.
+
+    Attributes:
+        runs: Labels of the runs of which this holds.
+        state: Of the first of them.
+        dataset: Name of the dataset.
+        model: Name of the model.
+        algo: The method, or ``reference``.
+        settings: Setting that differs -> its value here, as it is typed; without those that are not for this row
+            or that the run does not have.
+        result: Of the metric by which the runs are judged.
+        kl: Divergence from the reference in nats per sequence.
+        j: Reward less the common price of divergence.
+        flops: Of training, the mean over chains.
+        answer: FLOPs of an answer.
+        device_s: Seconds on devices, of training.
+    """
+
+    runs: tuple[str, ...]
+    state: str
+    dataset: str
+    model: str
+    algo: str
+    settings: Mapping[str, str]
+    result: PooledRow
+    kl: float | None
+    j: float | None
+    flops: float | None
+    answer: float | None
+    device_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunComparison:
+    """Runs side by side.
+
+    Attributes:
+        labels: Of the runs, in order: the name of the experiment, its timestamp, or both.
+        states: Of the runs, in one word.
+        settings: Those that differ, in the order of the configuration: ``training.schedule``, ``algos.*.eta``.
+        headings: Each of these as short as it can be without being another one.
+        rows: By dataset, model, method and settings.
+        bounded: Methods whose divergence is an upper bound.
+    """
+
+    labels: list[str]
+    states: list[str]
+    settings: list[str]
+    headings: Mapping[str, str]
+    rows: list[RunRow]
+    bounded: list[str]
+
+    @property
+    def without_results(self) -> list[str]:
+        """Labels of the runs of which there is nothing to compare."""
+        told = {label for row in self.rows for label in row.runs}
+        return [label for label in self.labels if label not in told]
+
+
+def compared(run: LoadedRun) -> ComparedRun:
+    """What of a loaded run is compared.
+
+    Raises:
+        PipelineError: Its results cannot be read.
+    """
+    results, costs = run.results, run.compute.costs
+    return ComparedRun(
+        name=run.name, stamp=run.stamp, state=run.state, config=run.config, results=results, costs=costs
+    )
+
+
+def compare_runs(runs: Sequence[ComparedRun]) -> RunComparison:
+    """Put runs side by side, in the order in which they are given."""
+    labels, settings = _labels(runs), [dict(_settings(run.config)) for run in runs]
+    columns, primary = _differing(settings), _primary(runs)
+    rows = [
+        row
+        for run, label, own in zip(runs, labels, settings, strict=True)
+        for row in _rows(
+            run, label, {key: value for key, value in own.items() if _column(key) in columns}, primary
+        )
+    ]
+    return RunComparison(
+        labels=labels,
+        states=[run.state for run in runs],
+        settings=columns,
+        headings=_headings(columns),
+        rows=sorted(_merged(rows), key=lambda row: _order(row, columns)),
+        bounded=sorted({name for run in runs for name in run.results.bounded}),
+    )
+
+
+def same_settings(config: Mapping[str, Any]) -> str:
+    """What two runs have in common whose settings lead to the same results."""
+    return repr(sorted(_settings(config)))
+
+
+# -- settings --------------------------------------------------------------------------------------------------
+
+
+def _settings(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
+    """Settings that may change a result, with their values as they are typed; of algorithms, those that run."""
+    algos = config.get("algos")
+    if isinstance(algos, Mapping):
+        chosen = {
+            name: {key: value for key, value in own.items() if key != _ENABLED}
+            for name, own in algos.items()
+            if isinstance(own, Mapping) and own.get(_ENABLED, True)
+        }
+        config = {**config, "algos": chosen}
+    return _flat(config)
+
+
+def _flat(section: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, str]]:
+    for name, value in section.items():
+        key = (*path, str(name))
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, key)
+        elif ".".join(key) not in _without_effect():
+            yield key, typed(value)
+
+
+@cache
+def _without_effect() -> frozenset[str]:
+    return frozenset(each.key for each in meanings(Config) if not each.affects_result) | _OWN
+
+
+def _differing(settings: Sequence[Mapping[Key, str]]) -> list[str]:
+    """The columns of those that have several values among the runs that have them."""
+    values: dict[Key, set[str]] = {}
+    for own in settings:
+        for key, value in own.items():
+            values.setdefault(key, set()).add(value)
+    return list(dict.fromkeys(_column(key) for key, found in values.items() if len(found) > 1))
+
+
+def _column(key: Key) -> str:
+    return ".".join((key[0], "*", *key[2:]) if _is_of_one(key) else key)
+
+
+def _is_of_one(key: Key) -> bool:
+    """Whether it is a setting of one algorithm, dataset or model."""
+    return key[0] in _TABLES and len(key) > 2
+
+
+def _headings(columns: Sequence[str]) -> dict[str, str]:
+    """The ends of columns that no other one has."""
+    return {
+        name: next(end for end in _ends(name) if sum(f".{other}".endswith(f".{end}") for other in columns) == 1)
+        for name in columns
+    }
+
+
+def _ends(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[at:]) for at in reversed(range(len(parts))))
+
+
+# -- rows ------------------------------------------------------------------------------------------------------
+
+
+def _labels(runs: Sequence[ComparedRun]) -> list[str]:
+    names, stamps = {run.name for run in runs}, {run.stamp for run in runs}
+    if len(names) == len(runs):
+        return [run.name for run in runs]
+    if len(names) == 1 and len(stamps) == len(runs):
+        return [run.stamp for run in runs]
+    return [f"{run.name}/{run.stamp}" for run in runs]
+
+
+def _primary(runs: Iterable[ComparedRun]) -> Mapping[tuple[str, str], str | None]:
+    """What methods of a dataset and model are judged by in all runs."""
+    found: dict[tuple[str, str], dict[tuple[object, ...], set[str]]] = {}
+    for number, run in enumerate(runs):
+        for row in run.results.pooled:
+            if row.value is not None:
+                cells = found.setdefault((row.dataset, row.model), {})
+                cells.setdefault((number, row.algo, row.round), set()).add(row.metric)
+    return {place: primary_metric(cells.values()) for place, cells in found.items()}
+
+
+def _rows(
+    run: ComparedRun,
+    label: str,
+    settings: Mapping[Key, str],
+    primary: Mapping[tuple[str, str], str | None],
+) -> Iterator[RunRow]:
+    cells: dict[tuple[str, str, str], dict[int, dict[str, PooledRow]]] = {}
+    for row in run.results.pooled:
+        if row.value is not None:
+            rounds = cells.setdefault((row.dataset, row.model, row.algo), {})
+            rounds.setdefault(row.round, {})[row.metric] = row
+    costs = {(cost.dataset, cost.model, cost.algo, cost.round): cost for cost in run.costs}
+    for (dataset, model, algo), rounds in cells.items():
+        last = max(rounds)
+        result = rounds[last].get(primary[dataset, model] or "")
+        if result is None:
+            continue
+        place = {"algo": algo, "dataset": dataset, "model": model}
+        cost = costs.get((dataset, model, algo, last))
+        yield RunRow(
+            runs=(label,),
+            state=run.state,
+            **place,
+            settings={
+                _column(key): value
+                for key, value in settings.items()
+                if not _is_of_one(key) or key[1] == place[_TABLES[key[0]]]
+            },
+            result=result,
+            kl=_value(rounds[last].get(_KL)),
+            j=_value(rounds[last].get(_J)),
+            flops=cost.flops if cost else None,
+            answer=cost.answer if cost else None,
+            device_s=cost.device_s if cost else None,
+        )
+
+
+def _value(row: PooledRow | None) -> float | None:
+    return None if row is None else row.value
+
+
+def _merged(rows: Iterable[RunRow]) -> list[RunRow]:
+    """One row for what is the same in several runs, such as a method whose settings do not differ."""
+    found: dict[str, RunRow] = {}
+    for row in rows:
+        said = repr((row.dataset, row.model, row.algo, row.settings, row.result))
+        same = found.get(said)
+        found[said] = row if same is None else replace(same, runs=(*same.runs, *row.runs))
+    return list(found.values())
+
+
+def _order(row: RunRow, columns: Sequence[str]) -> tuple[object, ...]:
+    values = [_sortable(row.settings.get(name, "")) for name in columns]
+    return row.dataset, row.model, row.algo != REFERENCE, row.algo, values
+
+
+def _sortable(value: str) -> tuple[float, str]:
+    """Numbers by their size, before texts."""
+    try:
+        return float(value), value
+    except ValueError:
+        return math.inf, value

@@ -1,0 +1,247 @@
+"""The figures, drawn: series become axes, with intervals, and a legend below that says what is what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.runs.figures.data import OPTIMUM, Bar, Panel, Point, Series
+from pipeline.runs.figures.style import COLUMN_IN, PAGE_IN, Look, fills, looks
+from pipeline.runs.report.format import si
+from pipeline.terminal.text import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BAND = 0.18
+_LEGEND_COLUMNS = 4
+_PANELS = 3
+"""Side by side."""
+_BAR_IN = 0.24
+
+
+def front(series: Sequence[Series], metric: str) -> Figure:
+    """Reward against divergence, with both intervals; settings of a front are joined."""
+    figure, axes = _figure(COLUMN_IN, 2.5)
+    for one, look in _with_looks(series):
+        x, y = _xy(one.points)
+        line = look.line if one.is_front else ""
+        size = 8 if one.name == OPTIMUM else 4
+        axes.errorbar(
+            x,
+            y,
+            xerr=_errors(one.points, "x"),
+            yerr=_errors(one.points, "y"),
+            color=look.colour,
+            marker=look.marker,
+            markersize=size,
+            linestyle=line or "none",
+            elinewidth=0.7,
+            label=_label(one.name),
+            zorder=3 if one.name == OPTIMUM else 2,
+        )
+    axes.set_xlabel("KL from the reference (nats per sequence)")
+    axes.set_ylabel(metric)
+    return _with_legend(figure, axes)
+
+
+def rounds(series: Sequence[Series], metric: str) -> Figure:
+    """Results over rounds, with bands; the reference is a level."""
+    figure, axes = _figure(COLUMN_IN, 2.5)
+    for one, look in _with_looks(series):
+        if one.name == REFERENCE:
+            _level(axes, one, look)
+        else:
+            _banded(axes, one, look)
+    axes.set_xlabel("round")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylabel(metric)
+    return _with_legend(figure, axes)
+
+
+def flops(series: Sequence[Series], metric: str) -> Figure:
+    """Results against what training took."""
+    figure, axes = _figure(COLUMN_IN, 2.5)
+    for one, look in _with_looks(series):
+        x, y = _xy(one.points)
+        axes.errorbar(
+            x,
+            y,
+            yerr=_errors(one.points, "y"),
+            color=look.colour,
+            marker=look.marker,
+            linestyle=look.line,
+            elinewidth=0.7,
+            label=_label(one.name),
+        )
+    _log_axis(axes, [point.x for one in series for point in one.points])
+    axes.set_xlabel("FLOPs of training")
+    axes.set_ylabel(metric)
+    return _with_legend(figure, axes)
+
+
+def training(panels: Sequence[Panel]) -> Figure:
+    """Losses over steps, a panel for each kind of training and a line for each chain."""
+    across = min(_PANELS, len(panels))
+    down = math.ceil(len(panels) / across)
+    figure, grid = _figure(PAGE_IN * across / _PANELS, 0.4 + 1.6 * down, down, across)
+    numbers = sorted({number for panel in panels for number in panel.curves})
+    colours = fills(map(str, numbers))
+    flat = list(grid.flat) if len(panels) > 1 else [grid]
+    for axes, panel in zip(flat, panels, strict=False):
+        for number, curves in sorted(panel.curves.items()):
+            for at, (steps, losses) in enumerate(curves):
+                label = f"round {number}" if at == 0 else "_"
+                axes.plot(steps, losses, color=colours[str(number)][0], linewidth=0.8, alpha=0.8, label=label)
+        axes.set_title(_label(panel.title))
+        axes.set_xlabel("step")
+    for axes in flat[::across]:
+        axes.set_ylabel("loss")
+    for axes in flat[len(panels) :]:
+        axes.set_visible(False)
+    return _with_legend(figure, *flat[: len(panels)])
+
+
+def cost(seconds: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> Figure:
+    """Seconds on devices, by method and stage; these are all stages of the run, in the order of their work."""
+    figure, axes = _figure(COLUMN_IN, 0.9 + _BAR_IN * len(seconds))
+    kinds = _used(stages, {stage for own in seconds.values() for stage in own})
+    names = sorted(seconds, reverse=True)
+    for stage, (colour, hatch) in kinds.items():
+        lefts = [sum(_before(seconds[name], kinds, stage)) for name in names]
+        widths = [seconds[name].get(stage, 0.0) for name in names]
+        axes.barh(
+            range(len(names)),
+            widths,
+            left=lefts,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.3,
+            label=_label(stage),
+        )
+    axes.set_yticks(range(len(names)), [_label(name) for name in names])
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds on devices")
+    return _with_legend(figure, axes)
+
+
+def timeline(found: Sequence[Bar], devices: Mapping[int, str], stages: Sequence[str]) -> Figure:
+    """Which worker did what when; what is white was idle. Stages look as in `cost`."""
+    lanes = sorted({bar.lane for bar in found})
+    figure, axes = _figure(PAGE_IN, 0.9 + 0.28 * len(lanes))
+    for stage, (colour, hatch) in _used(stages, {bar.stage for bar in found}).items():
+        for at, lane in enumerate(lanes):
+            own = [bar for bar in found if (bar.lane, bar.stage) == (lane, stage)]
+            axes.broken_barh(
+                [(bar.start, bar.end - bar.start) for bar in own],
+                (at - 0.38, 0.76),
+                facecolors=colour,
+                hatch=hatch,
+                edgecolors=["#cc0000" if bar.failed else "white" for bar in own],
+                linewidth=0.25,
+                label=_label(stage) if at == 0 else "_",
+            )
+    axes.set_yticks(range(len(lanes)), [_label(devices.get(lane) or f"worker {lane}") for lane in lanes])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds from the begin")
+    axes.set_xlim(left=0)
+    return _with_legend(figure, axes)
+
+
+# -- parts -----------------------------------------------------------------------------------------------------
+
+
+def _figure(width: float, height: float, down: int = 1, across: int = 1) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(down, across)
+
+
+def _with_looks(series: Sequence[Series]) -> list[tuple[Series, Look]]:
+    known = looks(one.name for one in series)
+    return [(one, known[one.name]) for one in series]
+
+
+def _with_legend(figure: Figure, *axes: Axes) -> Figure:
+    """One legend below all axes, a line for each label."""
+    shown: dict[str, Any] = {}
+    for one in axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    width = figure.get_size_inches()[0]
+    longest = max(map(len, shown), default=1)
+    columns = max(1, min(_LEGEND_COLUMNS * 2, int(width * 13 / (longest + 5)), len(shown)))
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, handlelength=2)
+    return figure
+
+
+def _used(stages: Sequence[str], used: set[str]) -> dict[str, tuple[str, str]]:
+    """The fills of those that occur; each stage has its own, whichever others do."""
+    every = fills([*stages, *sorted(used)])
+    return {stage: fill for stage, fill in every.items() if stage in used}
+
+
+def _label(name: str) -> str:
+    """A name as text; a legend would leave out one that begins with an underscore."""
+    text = printable(name)
+    return f" {text}" if text.startswith("_") else text
+
+
+def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [point.x for point in points], [point.y for point in points]
+
+
+def _errors(points: Sequence[Point], axis: str) -> list[list[float]]:
+    """How far intervals reach below and above; one of a bootstrap need not hold the estimate."""
+    ends = [
+        (getattr(point, axis), getattr(point, f"{axis}_low"), getattr(point, f"{axis}_high")) for point in points
+    ]
+    below = [0.0 if low is None else max(0.0, value - low) for value, low, _ in ends]
+    above = [0.0 if high is None else max(0.0, high - value) for value, _, high in ends]
+    return [below, above]
+
+
+def _banded(axes: Axes, one: Series, look: Look) -> None:
+    x, y = _xy(one.points)
+    axes.plot(x, y, color=look.colour, marker=look.marker, linestyle=look.line, label=_label(one.name))
+    known = [(point.x, point.y_low, point.y_high) for point in one.points if point.y_low is not None]
+    if known:
+        at, low, high = zip(*known, strict=True)
+        axes.fill_between(at, low, high, color=look.colour, alpha=_BAND, linewidth=0)
+
+
+def _level(axes: Axes, one: Series, look: Look) -> None:
+    for point in one.points[:1]:
+        axes.axhline(point.y, color=look.colour, linestyle=look.line, linewidth=0.9, label=_label(one.name))
+        if point.y_low is not None and point.y_high is not None:
+            axes.axhspan(point.y_low, point.y_high, color=look.colour, alpha=_BAND, linewidth=0)
+
+
+def _log_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic axis whose ticks are 1, 2 and 5 times powers of ten, with SI prefixes."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    narrow = max(values) / min(values) < 100
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
+    shown: Callable[[float, int], str] = lambda value, _: _tick(value)  # noqa: E731
+    axes.xaxis.set_major_formatter(FuncFormatter(shown))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _tick(value: float) -> str:
+    """As ``200 G``: without zeros that say nothing."""
+    number, _, prefix = si(value).partition(" ")
+    return f"{float(number):g} {prefix}".rstrip()
+
+
+def _before(stages: Mapping[str, float], kinds: Mapping[str, object], stage: str) -> list[float]:
+    """What stands left of a stage in its bar."""
+    order = list(kinds)
+    return [stages.get(name, 0.0) for name in order[: order.index(stage)]]

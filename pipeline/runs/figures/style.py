@@ -1,0 +1,88 @@
+"""How figures look: as wide as a column of a paper, in colours that the colour-blind tell apart, text as text."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.fronts import point_of
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.runs.figures.data import OPTIMUM
+
+COLUMN_IN, PAGE_IN = 3.25, 6.75
+"""Widths in inches: of a column of a paper of two, and of its page."""
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Of Okabe and Ito, without the yellow, which is hardly seen on white."""
+_MARKERS = "osD^vP<X>h"
+_LINES = ("-", "--", ":")
+_HATCHES = ("", "////", "....", "xxxx")
+_SETTINGS: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is there and the same everywhere
+    "font.size": 7,
+    "axes.labelsize": 7,
+    "axes.titlesize": 7,
+    "legend.fontsize": 6.5,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.4,
+    "grid.color": "#dddddd",
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4.5,
+    "lines.markeredgecolor": "white",
+    "lines.markeredgewidth": 0.4,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # fonts are embedded whole, so that text can be searched and edited
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pipeline",  # names inside would else be random
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "text.usetex": False,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn, by more than its colour."""
+
+    colour: str
+    marker: str
+    line: str = "-"
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in this style, whatever the user's own settings of matplotlib are."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        yield
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each method; points of a front have that of their method."""
+    methods = sorted({point_of(name)[0] for name in names} - {REFERENCE, OPTIMUM})
+    found = {
+        name: Look(_COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)], _LINES[at // len(_COLOURS) % 3])
+        for at, name in enumerate(methods)
+    }
+    return {**found, REFERENCE: Look("#777777", "o", "--"), OPTIMUM: Look("#000000", "*")}
+
+
+def fills(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and hatching for each kind of bar."""
+    return {
+        name: (_COLOURS[at % len(_COLOURS)], _HATCHES[at // len(_COLOURS) % len(_HATCHES)])
+        for at, name in enumerate(dict.fromkeys(names))
+    }

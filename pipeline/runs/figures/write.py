@@ -1,0 +1,95 @@
+"""Which figures a run has, drawn and written: the same bytes from the same run, with no date in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.install import install_command
+from pipeline.errors import ConfigError
+from pipeline.files import replacing
+from pipeline.runs.figures import charts, data
+from pipeline.runs.figures.style import styled
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.report.tables import HEADINGS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("pdf", "svg", "png")
+_METADATA: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+}
+"""Nothing of when and with what: equal data makes equal files."""
+_Named = Iterator[tuple[str, Callable[[], "Figure"]]]
+
+
+def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Path]:
+    """Write every figure that a run has data for.
+
+    Args:
+        run: The run.
+        out: Folder to write to; made where it is missing.
+        formats: Of `FORMATS`.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the folder cannot be written to.
+        PipelineError: The run's results cannot be read.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"figures are drawn by matplotlib, which is not installed. Add it: {install_command('figures')}"
+        )
+    written = []
+    with styled():
+        for name, draw in _figures(run):
+            figure = draw()
+            for kind in formats:
+                written.append(out / f"{name}.{kind}")
+                _write(figure, written[-1], kind)
+    return written
+
+
+def _figures(run: LoadedRun) -> _Named:
+    results, compute, curves = run.results, run.compute, run.curves()
+    stages = list(dict.fromkeys(job.stage for job in run.jobs.values()))
+    for place in data.places(results):
+        metric = data.metric_of(results, place) or ""
+        heading, where = HEADINGS.get(metric, metric), "_".join(place)
+        if series := data.reward_against_kl(results, place):
+            yield _file("front", where), partial(charts.front, series, heading)
+        series = data.over_rounds(results, place)
+        if any(len(one.points) > 1 for one in series):
+            yield _file("rounds", where), partial(charts.rounds, series, heading)
+        if series := data.against_flops(results, compute.costs, place):
+            yield _file("flops", where), partial(charts.flops, series, heading)
+        if panels := data.trainings(curves, place):
+            yield _file("training", where), partial(charts.training, panels)
+        if seconds := data.seconds_by_stage(compute.rows, place):
+            yield _file("cost", where), partial(charts.cost, seconds, stages)
+    spans = run.timeline()
+    if bars := data.bars(spans, run.view.last):
+        yield "timeline", partial(charts.timeline, bars, {span.worker: span.device for span in spans}, stages)
+
+
+def _file(kind: str, where: str) -> str:
+    """A name that every file system takes, whatever a dataset is called."""
+    return f"{kind}_" + (re.sub(r"[^\w.-]+", "-", where, flags=re.ASCII).strip("-.")[:100] or "run")
+
+
+def _write(figure: Figure, path: Path, kind: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, durable=False) as temporary:
+            figure.savefig(temporary, format=kind, metadata=_METADATA[kind])
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,69 @@
+"""Which runs are compared by what a user names."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from pipeline.commands.compare import runs_named
+from pipeline.errors import ConfigError
+from pipeline.runs.origin import Origin, write_origin
+from pipeline.runs.record import Results, write_results
+from tests.doubles.pooled import pooled_row
+from tests.doubles.runs import WrittenRun, chain_plan
+
+
+def run(output_dir: Path, name: str, second: int, eta: float, group: str = "") -> WrittenRun:
+    found = WrittenRun(output_dir, chain_plan(rounds=1), f"2026-01-02_10-00-0{second}", name)
+    found.folder.config.write_text(f"algos:\n  PITA:\n    eta: {eta}\n")
+    write_origin(found.folder.path, Origin(group=group))
+    write_results(found.folder, Results(rows=[], pooled=[pooled_row("PITA", 1, eta / 10)]))
+    return found
+
+
+def named(output_dir: Path, *names: str) -> list[str]:
+    return [f"{one.name}{one.stamp[-1]}" for one in runs_named(output_dir, names)]
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    for second, eta, group in ((1, 3.0, ""), (2, 1.0, "first"), (3, 1.0, "again"), (4, 2.0, "again")):
+        run(tmp_path, "sweep", second, eta, group)
+    for second, eta in ((1, 1.0), (2, 2.0), (3, 1.0)):
+        run(tmp_path, "tried", second, eta)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["sweep"], ["sweep3", "sweep4"]),
+        (["tried"], ["tried3", "tried2"]),
+        (["tried", "sweep"], ["tried3", "sweep3", "sweep4"]),
+        (["tried/2026-01-02_10-00-01"], ["tried1"]),
+        (["t*", "sweep/2026-01-02_10-00-01"], ["tried3", "sweep1"]),
+        (["tried", "tried"], ["tried3"]),
+    ],
+    ids=" ".join,
+)
+def test_a_name_stands_for_these_runs(outputs: Path, names: list[str], found: list[str]) -> None:
+    assert named(outputs, *names) == found
+
+
+def test_a_name_of_no_run_is_refused(outputs: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no experiment in .* fits 'x\*'\. There are: sweep, tried"):
+        runs_named(outputs, ["x*"])
+    with pytest.raises(ConfigError, match="Did you mean 'tried'"):
+        runs_named(outputs, ["trid"])
+
+
+def test_the_command_prints_a_table_or_writes_a_csv(outputs: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["compare", "sweep", "--output-dir", str(outputs)])
+    rows = [line.split()[:3] for line in done.output.splitlines() if line.split()[:1] == ["PITA"]]
+    assert rows == [["PITA", "1", "2026-01-02_10-00-03"], ["PITA", "2", "2026-01-02_10-00-04"]]
+    csv = tmp_path / "runs.csv"
+    written = CliRunner().invoke(app, ["compare", "sweep", "--csv", str(csv), "--output-dir", str(outputs)])
+    assert (written.exit_code, len(csv.read_text().splitlines())) == (0, 3)
+    refused = CliRunner().invoke(app, ["compare", "sweep", "--csv", str(outputs), "--output-dir", str(outputs)])
+    assert (refused.exit_code, "cannot write" in refused.output) == (2, True)

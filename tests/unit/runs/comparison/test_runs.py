@@ -1,0 +1,84 @@
+"""Runs side by side: which settings differ, in which rows they are told, and which rows are one."""
+
+import io
+from typing import Any
+
+import pytest
+
+from pipeline.runs.comparison.runs import ComparedRun, RunComparison, compare_runs, same_settings
+from pipeline.runs.record import PooledRow, Results
+from pipeline.runs.report.runs import comparison_csv, comparison_tables
+from pipeline.terminal.console import Terminal
+from tests.doubles.pooled import pooled_row
+
+
+def run(stamp: str, eta: float, *rows: PooledRow, **config: Any) -> ComparedRun:
+    algos = {"PITA": {"enabled": True, "eta": eta}, "SFT": {"enabled": True, "epochs": 2}}
+    whole = {"experiment": {"name": stamp}, "output_dir": stamp, "algos": algos, **config}
+    results = Results(rows=[], pooled=[pooled_row("reference", 0, 0.25), pooled_row("SFT", 2, 0.5), *rows])
+    return ComparedRun(name="x", stamp=stamp, state="done", config=whole, results=results)
+
+
+def told(comparison: RunComparison) -> list[tuple[object, ...]]:
+    return [(row.algo, *row.settings.values(), row.result.value, *row.runs) for row in comparison.rows]
+
+
+def test_a_setting_is_told_where_it_matters_and_what_it_does_not_change_is_one_row() -> None:
+    found = compare_runs([run("b", 10, pooled_row("PITA", 2, 0.75)), run("a", 2, pooled_row("PITA", 2, 0.5))])
+    assert found.settings == ["algos.*.eta"]
+    assert found.headings == {"algos.*.eta": "eta"}
+    assert told(found) == [
+        ("reference", 0.25, "b", "a"),
+        ("PITA", "2", 0.5, "a"),
+        ("PITA", "10", 0.75, "b"),
+        ("SFT", 0.5, "b", "a"),
+    ]
+
+
+def test_what_each_method_reached_is_that_of_its_last_round_with_its_divergence() -> None:
+    rows = (
+        pooled_row("PITA", 1, 0.9),
+        pooled_row("PITA", 2, 0.8),
+        pooled_row("PITA", 2, 3.5, metric="kl_per_sequence"),
+    )
+    (row,) = [row for row in compare_runs([run("a", 1, *rows)]).rows if row.algo == "PITA"]
+    assert (row.result.round, row.result.value, row.kl, row.j) == (2, 0.8, 3.5, None)
+
+
+def test_only_settings_that_change_results_count_and_only_among_runs_that_have_them() -> None:
+    first = run("a", 1, execution={"workers": 1, "shard_size": 10}, training={"schedule": "cosine"})
+    second = run("b", 1, execution={"workers": 2, "shard_size": 10}, training={"schedule": "linear"})
+    second.config["algos"]["DPO"] = {"enabled": False, "beta": 3}  # type: ignore[index]
+    assert compare_runs([first, second]).settings == ["training.schedule"]
+    assert same_settings(first.config) != same_settings(second.config)
+    assert same_settings(first.config) == same_settings({**first.config, "output_dir": "elsewhere"})
+
+
+def test_a_run_without_results_is_named() -> None:
+    empty = ComparedRun(name="x", stamp="c", state="killed", config={}, results=Results(rows=[]))
+    found = compare_runs([run("a", 1), empty])
+    assert found.without_results == ["c"]
+    assert compare_runs([empty]).rows == []
+
+
+@pytest.mark.parametrize("width", [80, 1000])
+def test_tables_show_settings_and_results_at_every_width(width: int) -> None:
+    found = compare_runs([run("a", 2, pooled_row("PITA", 2, 0.5)), run("b", 10, pooled_row("PITA", 2, 0.75))])
+    console = Terminal(width=width, record=True, markup=False, file=io.StringIO())
+    for table in comparison_tables(found):
+        console.print(table)
+    shown = console.export_text()
+    (line,) = [line for line in shown.splitlines() if line.split()[:2] == ["PITA", "10"]]
+    assert "0.750" in line
+    assert "[0.730, 0.770]" in line
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
+    lines = comparison_csv(
+        compare_runs([run("=1", 2, pooled_row("PITA", 2, 0.5)), run("b", 10, pooled_row("PITA", 2, 0.75))])
+    )
+    head, *rows = lines.splitlines()
+    assert head.split(",")[:7] == ["run", "state", "dataset", "model", "algo", "algos.*.eta", "round"]
+    assert rows[1].split(",")[:8] == ["'=1", "done", "addition", "tiny", "PITA", "2", "2", "pass@1"]
+    assert rows[0].startswith("'=1 b,done,addition,tiny,reference,,0,")

@@ -1,0 +1,97 @@
+"""The data behind figures: what is joined, what is left out, what is folded."""
+
+from pipeline.outputs.curves import TrainingStep
+from pipeline.plan.job import Job
+from pipeline.runs.cost import CostRow
+from pipeline.runs.figures import data
+from pipeline.runs.loaded import Span
+from pipeline.runs.record import Results
+from tests.doubles.pooled import pooled_row
+
+PLACE = ("addition", "tiny")
+
+
+def results() -> Results:
+    rows = [
+        pooled_row("reference", 0, 0.25),
+        pooled_row("reference", 0, 0.0, metric="kl_per_sequence"),
+        pooled_row("reference", 0, 1.0, metric="optimum/pass@1"),
+        pooled_row("reference", 0, 2.0, metric="optimum/kl_per_sequence"),
+        pooled_row("PITA", 1, 0.5),
+        pooled_row("PITA", 2, 0.75),
+        pooled_row("PITA", 2, 1.5, metric="kl_per_sequence"),
+        pooled_row("DPO@beta=1", 2, 0.5),
+    ]
+    return Results(rows=[], pooled=rows)
+
+
+def test_reward_against_divergence_is_of_the_last_round_with_the_optimum() -> None:
+    found = {one.name: one.points for one in data.reward_against_kl(results(), PLACE)}
+    assert {name: [(point.x, point.y) for point in points] for name, points in found.items()} == {
+        "reference": [(0.0, 0.25)],
+        "PITA": [(1.5, 0.75)],
+        "optimum": [(2.0, 1.0)],
+    }
+    assert (found["PITA"][0].x_low, found["PITA"][0].y_high) == (1.48, 0.77)
+
+
+def test_rounds_are_joined_and_points_of_fronts_left_out() -> None:
+    found = [(one.name, [point.x for point in one.points]) for one in data.over_rounds(results(), PLACE)]
+    assert found == [("reference", [0]), ("PITA", [1, 2])]
+
+
+def test_only_rounds_whose_cost_is_known_stand_against_it() -> None:
+    def cost(number: int, flops: float | None) -> CostRow:
+        place = {"dataset": "addition", "model": "tiny", "algo": "PITA"}
+        return CostRow(**place, round=number, flops=flops, answer=None, device_s=None)
+
+    (one,) = data.against_flops(results(), [cost(1, None), cost(2, 1e9)], PLACE)
+    assert [(point.x, point.y) for point in one.points] == [(1e9, 0.75)]
+
+
+def test_losses_are_by_training_and_round_without_those_that_diverged() -> None:
+    def step(at: int, loss: float | None) -> TrainingStep:
+        return TrainingStep(
+            training="value", step=at, steps=9, tokens=at, loss=loss, grad_norm=None, learning_rate=0.1
+        )
+
+    def job(number: int) -> Job:
+        place = {"dataset": "addition", "model": "tiny", "algo": "PITA", "stage": "train"}
+        return Job(id=f"x/{number}", key="k", entry="m:f", payload={}, round=number, **place)
+
+    curves = [(job(1), [step(1, 2.0), step(2, None), step(3, 1.0)]), (job(2), [step(1, None)])]
+    (panel,) = data.trainings(curves, PLACE)
+    assert (panel.title, panel.curves) == ("PITA: value", {1: [([1, 3], [2.0, 1.0])]})
+    assert data.trainings(curves, ("other", "tiny")) == []
+
+
+def span(start: float, end: float | None, worker: int = 0, stage: str = "generate", outcome: str = "done") -> Span:
+    return Span(
+        job="j",
+        chain="c",
+        round=1,
+        stage=stage,
+        attempt=1,
+        worker=worker,
+        device="cpu",
+        start=start,
+        end=end,
+        outcome=outcome,
+    )
+
+
+def test_thousands_of_jobs_without_a_visible_gap_are_one_bar_and_idle_time_stays() -> None:
+    spans = [span(100 + at, 101 + at) for at in range(5000)]
+    spans += [span(100, 200, worker=1), span(4000, None, worker=1), span(5100, 5101, stage="train")]
+    found = data.bars(spans, until=6000)
+    assert [(bar.lane, bar.stage, bar.start, bar.end, bar.jobs) for bar in found] == [
+        (0, "generate", 0, 5000, 5000),
+        (0, "train", 5000, 5001, 1),
+        (1, "generate", 0, 100, 1),
+        (1, "generate", 3900, 5900, 1),
+    ]
+
+
+def test_an_attempt_that_failed_is_not_folded_into_those_that_did_not() -> None:
+    found = data.bars([span(0, 1), span(1, 2, outcome="failed"), span(2, 3)])
+    assert [(bar.failed, bar.jobs) for bar in found] == [(False, 1), (True, 1), (False, 1)]
