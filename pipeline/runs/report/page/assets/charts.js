@@ -42,20 +42,21 @@ function layoutOf(box, own, traces) {
   const narrow = box.clientWidth < NARROW, text = variable("--text"), line = variable("--line");
   const entries = traces.filter((one) => one.showlegend !== false && one.name).length;
   const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true, fixedrange: narrow, title: { standoff: 8 } };
-  const below = narrow || entries <= 5;
+  const above = narrow || entries <= 6 || own.barmode === "stack" || own.barmode === "overlay";
   return {
-    height: own.height ?? (narrow ? 320 + (entries > 4 ? 70 : 0) : 400),
+    height: own.height ?? (narrow ? 310 + 13 * Math.min(entries, 16) : 400),
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: narrow ? 11 : 12.5, color: text },
     hoverlabel: { bgcolor: variable("--card"), bordercolor: line, font: { color: text }, align: "left", namelength: -1 },
     hovermode: "closest", dragmode: narrow ? false : "zoom",
     margin: { l: 10, r: 12, t: 14, b: 10 },
-    legend: below
-      ? { orientation: "h", x: 0, y: -0.16, yanchor: "top", maxheight: 0.4, font: { size: narrow ? 10.5 : 12 } }
-      : { orientation: "v", x: 1.01, y: 1, font: { size: 11.5 } },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: variable("--dim"), activecolor: variable("--accent"), orientation: "v" },
+    legend: above
+      ? { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", tracegroupgap: 0, maxheight: 0.5, font: { size: narrow ? 10.5 : 12 } }
+      : { orientation: "v", x: 1.01, y: 1, tracegroupgap: 0, font: { size: 11.5 } },
     ...own,
     showlegend: own.showlegend ?? entries > 1,
-    xaxis: { ...axis, ...own.xaxis, title: { ...axis.title, text: own.xaxis?.title ?? "" } },
+    xaxis: { ...axis, ...own.xaxis, title: { ...axis.title, text: (narrow && own.brief) || (own.xaxis?.title ?? "") } },
     yaxis: { ...axis, ...own.yaxis, title: { ...axis.title, text: own.yaxis?.title ?? "" } },
   };
 }
@@ -114,7 +115,7 @@ class Chart {
     this.seen = true;
     if (!found.traces.length) return;
     const width = this.width ?? this.box.clientWidth;
-    Plotly.react(this.box, found.traces, { ...layoutOf(this.box, found.layout, found.traces), width }, SETTINGS);
+    Plotly.react(this.box, found.traces, { ...layoutOf(this.box, found.layout, found.traces), width }, { ...SETTINGS, displayModeBar: width < NARROW ? false : "hover" });
   }
 
   fit(width) {

@@ -93,9 +93,9 @@ function tick(label, checked, change) {
 
 /** A section of the page, with a place in its table of contents. */
 const parts = [];
-function part(id, title, about = "") {
+function part(id, brief, title, about = "") {
   const section = make("section", { id, "aria-labelledby": `${id}-title` }, make("h2", { id: `${id}-title` }, title), about ? make("p", { class: "dim small" }, about) : null);
-  parts.push([id, title]);
+  parts.push([id, brief]);
   document.getElementById("main").append(section);
   return section;
 }

@@ -9,12 +9,12 @@ function head() {
   for (const run of runs) {
     if (several) top.append(make("h3", {}, `${run.name} (${run.stamp}): ${run.state}`));
     if (run.unfinished.length) top.append(make("div", { class: "warning", role: "status" }, run.unfinished.map((line) => make("p", {}, line))));
-    top.append(make("dl", { class: "facts" }, run.facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))));
+    top.append(make("dl", { class: "facts" }, run.facts.map(([name, value]) => make("div", value.length > 22 ? { class: "wide" } : {}, make("dt", {}, name), make("dd", {}, value)))));
   }
 }
 
 function about() {
-  const section = part("about", "How to repeat it");
+  const section = part("about", "Settings", "How to repeat it");
   for (const run of runs) {
     if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
     section.append(copied(run.command));

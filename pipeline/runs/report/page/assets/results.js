@@ -46,7 +46,7 @@ function fullTable(table, className = "") {
 }
 
 function resultTables() {
-  const section = part("results", "Results");
+  const section = part("results", "Results", "Results");
   for (const table of data.comparison) section.append(...fullTable(table).filter(Boolean));
   for (const run of runs) {
     if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
@@ -60,7 +60,7 @@ function resultTables() {
 function curves() {
   const all = runs.flatMap((run) => run.series.map((one) => ({ ...one, run })));
   if (!all.length) return;
-  const section = part("curves", "Round by round", "Bands and bars are the intervals of the table. Each method begins at the reference, which is its round 0.");
+  const section = part("curves", "Rounds", "Round by round", "Bands and bars are the intervals of the table. Each method begins at the reference, which is its round 0.");
   new Chart(section, "Metrics of each method round by round", [
     { name: "metric", label: "Metric", options: metrics.map(([name, said]) => [name, said]), value: metrics[0][0] },
     { name: "place", label: "Dataset and model", options: (state) => placesOf(all.filter((one) => one.metric === state.metric)) },
@@ -128,7 +128,7 @@ function front() {
   const points = runs.flatMap((run) => run.fronts.map((one) => ({ ...one, run })));
   const withKl = all.filter((one) => one.metric === KL && one.values.some((value) => value !== null));
   if (!withKl.length || !judged().length) return;
-  const section = part("front", "Reward against divergence", "Up and to the left is better: more reward for less divergence from the reference. Crosses are intervals in both directions; the star is the best that any policy can do, where that is known.");
+  const section = part("front", "KL", "Reward against divergence", "Up and to the left is better: more reward for less divergence from the reference. Crosses are intervals in both directions; the star is the best that any policy can do, where that is known.");
   new Chart(section, "Reward of each method against its KL divergence from the reference", [
     { name: "metric", label: "Reward", options: judged(), value: metrics[0][0] },
     { name: "place", label: "Dataset and model", options: placesOf(withKl) },
@@ -167,7 +167,7 @@ function drawFronts(all, { metric, place }) {
   return { traces, rows, note: `${note}Lines join the points of a front than which no other has more at no more divergence; hollow points are the others.`, headings: ["front", "point", "KL/seq", "from", "to", heading(metric), "from", "to"], layout: klLayout(metric) };
 }
 
-const klLayout = (metric) => ({ xaxis: { title: "KL divergence from the reference, nats per sequence", rangemode: "tozero" }, yaxis: { title: heading(metric) } });
+const klLayout = (metric) => ({ brief: "KL, nats per sequence", xaxis: { title: "KL divergence from the reference, nats per sequence", rangemode: "tozero" }, yaxis: { title: heading(metric) } });
 const numbersOf = (name, points) => points.x.map((x, at) => [name, points.words[at], x, points.xLow[at], points.xHigh[at], points.y[at], points.yLow[at], points.yHigh[at]]);
 
 function cloud(run, name, { colour, dash, symbol }, points, mode) {
@@ -200,7 +200,7 @@ function compute() {
   const all = runs.flatMap((run) => run.spent.filter((one) => one.algo !== REFERENCE).map((one) => ({ ...one, run })));
   const kinds = Object.entries(SPENT).filter(([name]) => all.some((one) => one[name]));
   if (!kinds.length || !judged().length) return;
-  const section = part("compute", "Reward against compute", "What a chain takes up to the end of a round, without evaluation.");
+  const section = part("compute", "Compute", "Reward against compute", "What a chain takes up to the end of a round, without evaluation.");
   new Chart(section, "Reward of each method against what it took", [
     { name: "kind", label: "Compute", options: kinds },
     { name: "metric", label: "Reward", options: judged(), value: metrics[0][0] },
@@ -231,7 +231,7 @@ function drawSpent(all, { kind, metric, place }) {
 function rewards() {
   const all = runs.flatMap((run) => run.rewards.histograms.map((one) => ({ ...one, run })));
   if (!all.length) return;
-  const section = part("rewards", "Rewards of completions", unique(runs.map((run) => run.rewards.about)).join(" "));
+  const section = part("rewards", "Rewards", "Rewards of completions", unique(runs.map((run) => run.rewards.about)).join(" "));
   const last = Math.max(...all.map((one) => one.round));
   new Chart(section, "How many completions have which reward", [
     { name: "place", label: "Dataset and model", options: placesOf(all) },

@@ -19,11 +19,14 @@ function promptsOf() {
   return [...found.values()];
 }
 
+/** Methods in order: references first. */
+const inOrder = (names) => names.sort((one, other) => other.endsWith(REFERENCE) - one.endsWith(REFERENCE) || one.localeCompare(other));
+
 function samples() {
   if (!runs.some((run) => run.samples.prompt.length)) return;
-  const section = part("samples", "Samples", unique(runs.map((run) => run.samples.about)).join(" "));
+  const section = part("samples", "Samples", "Samples", unique(runs.map((run) => run.samples.about)).join(" "));
   const prompts = promptsOf(), answers = prompts.flatMap((prompt) => prompt.answers);
-  const names = unique(answers.map((one) => one.policy)), chains = unique(answers.map((one) => one.chain)), rounds = unique(answers.map((one) => one.round)).sort((a, b) => a - b);
+  const names = inOrder(unique(answers.map((one) => one.policy))), chains = unique(answers.map((one) => one.chain)), rounds = unique(answers.map((one) => one.round)).sort((a, b) => a - b);
   const asked = { text: "", place: "", chain: "", round: "", verdict: "", least: null, hidden: new Set(names.slice(12)), shown: PROMPTS_AT_ONCE };
   if (chains.length > 2) asked.chain = chains.find((one) => answers.some((other) => other.chain === one && !other.policy.endsWith(REFERENCE))) ?? "";
   const count = make("p", { class: "said", role: "status" }), list = make("div"), more = make("button", { onclick: () => { asked.shown += PROMPTS_AT_ONCE; show(); } }, "More prompts");
@@ -73,7 +76,9 @@ function fits(one, { chain, round, verdict, least, hidden }) {
 }
 
 function promptBox(prompt, answers, query) {
-  const columns = [...grouped(answers, (one) => one.policy).values()].map((own) => {
+  const byPolicy = grouped(answers, (one) => one.policy);
+  const columns = inOrder([...byPolicy.keys()]).map((name) => {
+    const own = byPolicy.get(name);
     const policies = [...grouped(own, (one) => JSON.stringify([one.round, one.chain]))].map(([, some]) => policyBox(some, query));
     return make("div", {}, policies);
   });

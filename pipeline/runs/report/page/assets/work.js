@@ -7,7 +7,7 @@ const QUANTITIES = { loss: "loss", grad_norm: "gradient norm", learning_rate: "l
 function trainings() {
   const all = runs.flatMap((run) => run.training.map((one) => ({ ...one, run })));
   if (!all.length) return;
-  const section = part("training", "Trainings", unique(runs.map((run) => run.training_about)).join(" "));
+  const section = part("training", "Trainings", "Trainings", unique(runs.map((run) => run.training_about)).join(" "));
   new Chart(section, "What trainings measured step by step", [
     { name: "training", label: "Training of", options: unique(all.map((one) => one.training)).map((one) => [one, one]) },
     { name: "quantity", label: "Quantity", options: (state) => unique(all.filter((one) => one.training === state.training).flatMap((one) => Object.keys(one.values))).map((one) => [one, QUANTITIES[one] ?? one]), value: "loss" },
@@ -39,7 +39,9 @@ function drawTrainings(all, { training, quantity, place, algo, round, over }) {
 
 // -- devices --------------------------------------------------------------------------------------------------
 
-const stages = unique(runs.flatMap((run) => [...run.stages.map((one) => one.stage), ...(run.timeline?.bars.stage ?? [])])).filter((one) => one !== "several").sort();
+const ORDER = ["prepare", "tokenize", "generate", "score", "train", "sweep", "evaluate", "metrics"];
+const order = (stage) => ORDER.includes(stage) ? ORDER.indexOf(stage) : ORDER.length;
+const stages = unique(runs.flatMap((run) => [...run.stages.map((one) => one.stage), ...(run.timeline?.bars.stage ?? [])])).filter((one) => one && one !== "several").sort((one, other) => order(one) - order(other));
 const stageColour = (stage) => stage === "several" ? (theme.dark ? "#7b8490" : "#9aa3ae") : palette()[stages.indexOf(stage) % palette().length];
 const stagePattern = (stage) => stage === "several" ? "" : ["", "/", "x", "."][Math.floor(stages.indexOf(stage) / palette().length) % 4];
 
@@ -48,14 +50,14 @@ const choiceOfRun = (own) => ({ name: "run", label: "Run", options: own.map((run
 function timeline() {
   const own = runs.filter((run) => run.timeline);
   if (!own.length) return;
-  const section = part("timeline", "Devices", "Who used which device when. What is empty was idle.");
+  const section = part("timeline", "Devices", "Devices", "Who used which device when. What is empty was idle.");
   new Chart(section, "Which stage ran on which device when", [choiceOfRun(own)], (state) => drawTimeline(runs[Number(state.run)].timeline));
 }
 
 function drawTimeline(found) {
   const { bars, lanes, seconds } = found, unit = seconds > 7200 ? [3600, "hours"] : seconds > 300 ? [60, "minutes"] : [1, "seconds"];
-  const names = lanes.map((lane) => label(brief(lane, 28))), order = bars.start.map((_, at) => at);
-  const kinds = grouped(order, (at) => JSON.stringify(bars.outcome[at] === "done" || bars.outcome[at] === "running" ? [bars.stage[at], bars.outcome[at] === "running"] : [bars.outcome[at], false]));
+  const names = lanes.map((lane) => label(brief(lane, 28))), every = bars.start.map((_, at) => at);
+  const kinds = grouped(every, (at) => JSON.stringify(bars.outcome[at] === "done" || bars.outcome[at] === "running" ? [bars.stage[at], bars.outcome[at] === "running"] : [bars.outcome[at], false]));
   const traces = [...kinds].sort(([one], [other]) => rank(one) - rank(other)).map(([kind, own]) => {
     const [name, running] = JSON.parse(kind), bad = ["failed", "stopped"].includes(name) && !stages.includes(name);
     return {
@@ -95,7 +97,7 @@ function cost() {
   const all = runs.flatMap((run) => run.stages.map((one) => ({ ...one, run })));
   const kinds = Object.entries(AMOUNTS).filter(([name]) => all.some((one) => one[name]));
   if (!kinds.length) return;
-  const section = part("cost", "Cost by stage", "All rounds, references and seeds together, as far as they were carried out, by this run or one before it.");
+  const section = part("cost", "Cost", "Cost by stage", "All rounds, references and seeds together, as far as they were carried out, by this run or one before it.");
   new Chart(section, "What each stage of each method took", [
     { name: "kind", label: "Amount", options: kinds },
     { name: "place", label: "Dataset and model", options: placesOf(all) },
@@ -120,7 +122,7 @@ function drawCost(all, { kind, place }) {
 // -- failures -------------------------------------------------------------------------------------------------
 
 function failures() {
-  const section = part("failures", "Failures and retries");
+  const section = part("failures", "Failures", "Failures and retries");
   for (const run of runs) {
     const { rows, left_out: more, notes } = run.failures;
     if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
