@@ -11,9 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
 _FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars"),
+    *(
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--hide-scrollbars",
+    ),
     *("--disable-extensions", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--remote-debugging-pipe", "--mute-audio", "--disable-default-apps"),
 )
@@ -25,8 +34,7 @@ class Tab:
     """A page of the browser.
 
     Attributes:
-        complaints: What its console said at the level of errors, exceptions that nothing caught, and what its policy
-            refused.
+        complaints: Errors and warnings of its console, exceptions that nothing caught, what its policy refused.
         requests: What it asked for.
     """
 

@@ -63,4 +63,6 @@ def _notes(view: RunView) -> Iterator[str]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} … (the first {LONGEST:,} of {len(text):,} characters)"
+    return (
+        text if len(text) <= LONGEST else f"{text[:LONGEST]} … (the first {LONGEST:,} of {len(text):,} characters)"
+    )

@@ -1,8 +1,8 @@
 """The page around the data: one file that asks nothing of anybody, and in which foreign text is never markup.
 
-All data is in one element that browsers do not run, as JSON without `<`, `>` and `&`. The scripts put it into the page as
-text alone. The policy of the page allows the scripts and styles below by their hashes and nothing else: no request,
-no further script, whatever the data holds.
+All data is in one element that browsers do not run, as JSON without `<`, `>` and `&`. The scripts put it into the
+page as text alone. The policy of the page allows its own scripts and styles by their hashes and nothing else: no
+request, no further script, whatever the data holds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def write_page(path: Path, page: Page) -> None:
 
 def page_html(page: Page) -> str:
     """The whole page."""
-    return "".join(part if at % 2 == 0 else _filled(part, page) for at, part in enumerate(_SLOT.split(_asset("page.html"))))
+    parts = _SLOT.split(_asset("page.html"))
+    return "".join(part if at % 2 == 0 else _filled(part, page) for at, part in enumerate(parts))
 
 
 def _filled(slot: str, page: Page) -> str:
@@ -55,7 +56,7 @@ def _data(page: Page) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """The data with texts that can be seen: control characters and what turns the direction of text written out."""
+    """The data with its texts as they may be shown: control characters are written out."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
@@ -69,7 +70,11 @@ def _shown(value: Any) -> Any:
 def _fixed() -> dict[str, str]:
     """What is the same on every page."""
     ours = "".join(_asset(name) for name in SCRIPTS)
-    found = {"style": _asset("page.css"), "plotly": _asset(PLOTLY), "script": f'(() => {{\n"use strict";\n{ours}}})();\n'}
+    found = {
+        "style": _asset("page.css"),
+        "plotly": _asset(PLOTLY),
+        "script": f'(() => {{\n"use strict";\n{ours}}})();\n',
+    }
     scripts = " ".join(_hash(found[name]) for name in ("plotly", "script"))
     found["policy"] = (
         f"default-src 'none'; script-src {scripts}; style-src {_hash(found['style'])} {_hash('')}; "

@@ -71,7 +71,7 @@ def _marks(table: FittedTable, place: tuple[str, str], results: Results) -> dict
 
 
 def metrics_of(results: Results) -> list[tuple[str, str]]:
-    """The metrics that there are, with headings: the one that methods are judged by, those of the table, others."""
+    """Metrics with their headings: first the one by which methods are judged, then those of the table."""
     plain = dict.fromkeys(row.metric for row in results.pooled if "/" not in row.metric and row.value is not None)
     by_algo: dict[tuple[str, str, str, int], list[str]] = {}
     for row in results.pooled:
@@ -89,7 +89,7 @@ def algos_of(results: Results) -> list[str]:
 
 
 def series_of(results: Results) -> list[Series]:
-    """Every metric of every method round by round; of single chains those of the table, where there are several."""
+    """Every metric of every method round by round; of its chains, where it has several, those of the table."""
     pooled = [row for row in results.pooled if "/" not in row.metric]
     chains = [row for row in results.rows if row.metric in HEADINGS]
     several = {(row.dataset, row.model, row.algo) for row in pooled if row.references * row.seeds > 1}

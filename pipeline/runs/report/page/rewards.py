@@ -16,12 +16,12 @@ Group = tuple[str, str, int]
 """Place, method and round."""
 
 
-def rewards_of(scores: Mapping[Group, Iterable[float]], about: str = "") -> Rewards:
+def rewards_of(scores: Mapping[Group, Iterable[float]], there: int) -> Rewards:
     """Histograms whose bins are the same for all methods and rounds of a place.
 
     Args:
         scores: Rewards of completions.
-        about: What they are of.
+        there: Completions that were evaluated, which may be more.
     """
     counted = {group: Counter(own) for group, own in scores.items()}
     values: dict[str, set[float]] = {}
@@ -44,7 +44,15 @@ def rewards_of(scores: Mapping[Group, Iterable[float]], about: str = "") -> Rewa
             for (place, algo, number), own in sorted(counted.items())
             if own
         ],
-        about=about,
+        about=_said(sum(own.total() for own in counted.values()), there),
+    )
+
+
+def _said(read: int, there: int) -> str:
+    if read >= there:
+        return "Of all completions that were evaluated."
+    return (
+        f"Of {read:,} of the {there:,} completions that were evaluated, those to the first prompts of each shard."
     )
 
 

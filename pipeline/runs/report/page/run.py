@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import accumulate
-
 
 from pipeline import __version__
 from pipeline.foreign import ForeignDataError, read_plain
@@ -28,8 +26,10 @@ from pipeline.runs.report.page.samples import Shown, samples_of
 from pipeline.runs.report.page.timeline import Stretch, timeline_of
 from pipeline.runs.report.page.training import points_each, thinned
 
-MOST_READ = 200_000
-"""Completions that are read."""
+MOST_READ = 20_000
+"""Completions that are read, which takes half a second."""
+FEWEST_READ = 20
+"""Completions that are read of each job, however many jobs there are."""
 EVALUATE = "evaluate"
 _MOST_NAMED = 6
 
@@ -63,7 +63,7 @@ def run_page(run: LoadedRun) -> RunPage:
         PipelineError: Something that it left cannot be read.
     """
     results, compute = run.results, run.compute
-    samples, rewards = _completions(run)
+    samples, rewards = _completions(run, sum(row.answers or 0 for row in compute.rows if row.stage == EVALUATE))
     training, about_training = _training(run)
     return RunPage(
         name=run.name,
@@ -114,7 +114,11 @@ def _facts(run: LoadedRun, results: Results) -> list[tuple[str, str]]:
 def _best(results: Results) -> Iterator[tuple[str, str]]:
     """Of every dataset and model the method with the highest number after its last round."""
     metrics = shown_results.metrics_of(results)
-    series = [one for one in shown_results.series_of(results) if not one.chain and metrics[:1] == [_named(one.metric, metrics)]]
+    series = [
+        one
+        for one in shown_results.series_of(results)
+        if not one.chain and metrics[:1] == [_named(one.metric, metrics)]
+    ]
     for place in list(dict.fromkeys(one.place for one in series))[:_MOST_NAMED]:
         last = {one.algo: one.values[-1] for one in series if one.place == place and one.values[-1] is not None}
         methods = {algo: value for algo, value in last.items() if algo != REFERENCE and value is not None}
@@ -143,7 +147,9 @@ def _unfinished(run: LoadedRun) -> list[str]:
             missing.setdefault(chain, []).append(number)
     named = [f"{chain} (round {', '.join(map(str, sorted(numbers)))})" for chain, numbers in missing.items()]
     if named:
-        lines.append(f"Not there, or not in full: {', '.join(first_few(named, 'chains'))}. Numbers and charts are of what is there.")
+        lines.append(
+            f"Not there, or not in full: {', '.join(first_few(named, 'chains'))}. What is shown is what is there."
+        )
     return lines
 
 
@@ -163,10 +169,11 @@ def _seconds(run: LoadedRun) -> float:
 # -- completions -----------------------------------------------------------------------------------------------
 
 
-def _completions(run: LoadedRun) -> tuple[Samples, Rewards]:
-    """The completions that are shown, and the rewards of all that are read, in one go."""
+def _completions(run: LoadedRun, there: int) -> tuple[Samples, Rewards]:
+    """The completions that are shown, and the rewards of all that are read, in one go; so many were evaluated."""
     scores: dict[Group, list[float]] = {}
-    wanted, about = _read_of([job for job in run.jobs.values() if job.stage == EVALUATE])
+    evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
+    most_each = max(FEWEST_READ, MOST_READ // max(1, len(evaluating)))
 
     def taken(found: Iterable[tuple[Job, Sample]]) -> Iterator[Shown]:
         for job, sample in found:
@@ -185,22 +192,8 @@ def _completions(run: LoadedRun) -> tuple[Samples, Rewards]:
                 correct=sample.correct,
             )
 
-    samples = samples_of(taken(run.samples(wanted)))
-    return samples, rewards_of(scores, about)
-
-
-def _read_of(jobs: Sequence[Job]) -> tuple[Callable[[Job], bool], str]:
-    """Which jobs are read: those of all prompts, or of the first ones where there are very many."""
-    by_shard: Counter[int] = Counter()
-    for job in jobs:
-        by_shard[job.shard or 0] += job.samples
-    shards = sorted(by_shard)
-    fitting = [shard for shard, so_far in zip(shards, accumulate(by_shard[one] for one in shards), strict=True) if so_far <= MOST_READ]
-    read = set(fitting or shards[:1])
-    about = "Of all evaluated completions."
-    if len(read) < len(shards):
-        about = f"Of the prompts in the first {len(read)} of {len(shards)} shards, {sum(by_shard[one] for one in read):,} of {by_shard.total():,} completions."
-    return lambda job: job.stage == EVALUATE and (job.shard or 0) in read, about
+    samples = samples_of(taken(run.samples(lambda job: job.stage == EVALUATE, most_each)), there)
+    return samples, rewards_of(scores, there)
 
 
 # -- trainings and devices -------------------------------------------------------------------------------------
@@ -246,7 +239,9 @@ def _timeline(run: LoadedRun) -> Timeline | None:
 
     lanes = {index: lane(index, device) for index, device in sorted(workers.items())}
     seconds = _seconds(run)
-    stretches = [_stretch(span, lanes.get(span.worker, lane(span.worker, span.device)), began, seconds) for span in spans]
+    stretches = [
+        _stretch(span, lanes.get(span.worker, lane(span.worker, span.device)), began, seconds) for span in spans
+    ]
     return timeline_of(stretches, list(lanes.values()), seconds)
 
 

@@ -1,4 +1,4 @@
-"""Which completions a page carries: of as many prompts as there is room for, those of all policies side by side. Pure."""
+"""Which completions a page carries: to as many prompts as there is room for, those of all policies. Pure."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ Asked = tuple[str, str, str]
 """Place, row and prompt."""
 
 
-def samples_of(found: Iterable[Shown], most: int = MOST_TEXT) -> Samples:
+def samples_of(found: Iterable[Shown], there: int, most: int = MOST_TEXT) -> Samples:
     """Choose completions, first those of the first prompts of each place.
 
     Args:
-        found: All that there are, in order; gone through once and not kept.
+        found: In order; gone through once and not kept.
+        there: Completions that were evaluated, which may be more.
         most: Characters that they may have.
     """
     kept: dict[Asked, dict[tuple[str, str, int], list[Shown]]] = {}
@@ -69,7 +70,7 @@ def samples_of(found: Iterable[Shown], most: int = MOST_TEXT) -> Samples:
             own.append(one)
     each, prompts = _fitting(kept, most)
     chosen = list(_within((one for asked in prompts for one in _of_prompt(kept[asked], each)), most))
-    return _columns(chosen, _said(len(chosen), number, len(prompts), len(kept), cut))
+    return _columns(chosen, _said(len(chosen), max(number, there), len(prompts), cut))
 
 
 def _fitting(kept: dict[Asked, dict[tuple[str, str, int], list[Shown]]], most: int) -> tuple[int, list[Asked]]:
@@ -114,12 +115,11 @@ def _within(chosen: Iterator[Shown], most: int) -> Iterator[Shown]:
         yield one
 
 
-def _said(shown: int, number: int, prompts: int, of_prompts: int, cut: int) -> str:
-    if not number:
-        return ""
-    said = f"All {number:,} completions that the run keeps for reading, to {of_prompts:,} prompts."
-    if shown < number:
-        said = f"{shown:,} of {number:,} completions, those to {prompts:,} of {of_prompts:,} prompts."
+def _said(shown: int, there: int, prompts: int, cut: int) -> str:
+    said = f"All {there:,} completions that were evaluated, to {prompts:,} prompts."
+    if shown < there:
+        said = f"{shown:,} of the {there:,} completions that were evaluated, to {prompts:,} prompts; all are in"
+        said += " jobs/.../evaluate/.../output/samples.jsonl."
     return f"{said} Texts end after {LONGEST:,} characters." if cut else said
 
 
@@ -158,4 +158,6 @@ class _Names:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} … (the first {LONGEST:,} of {len(text):,} characters)"
+    return (
+        text if len(text) <= LONGEST else f"{text[:LONGEST]} … (the first {LONGEST:,} of {len(text):,} characters)"
+    )

@@ -1,5 +1,6 @@
-"""Who used which device when, folded until it can be drawn: neighbours that are too short to be told apart become
-one bar, which says how many they are and how long one of them ran. Pure.
+"""Who used which device when, folded until it can be drawn. Pure.
+
+Neighbours that are too short to be told apart become one bar, which says how many they are and how long one ran.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Stretch:
     busy: float = 0.0
 
 
-def timeline_of(attempts: Iterable[Stretch], lanes: Sequence[str], seconds: float, most: int = MOST_BARS) -> Timeline:
+def timeline_of(
+    attempts: Iterable[Stretch], lanes: Sequence[str], seconds: float, most: int = MOST_BARS
+) -> Timeline:
     """The timeline of a run.
 
     Args:
