@@ -100,6 +100,8 @@ class RoundReports:
         if code:
             self._remove_unfinished()
             self._give_up(said.strip().rpartition("\n")[2][:_LONGEST_REASON] or f"exit code {code}")
+        else:
+            log.info("report after %s finished rounds: took %.1f s of a processor", self._rounds, self._expected_s)
 
     def _give_up(self, reason: str) -> None:
         """What went wrong once would again; the end of the run tries once more."""
