@@ -5,6 +5,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,12 @@ _FLAGS = (
     *("--disable-extensions", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--remote-debugging-pipe", "--mute-audio", "--disable-default-apps"),
 )
+_WITH_PIPES = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)  # from which it reads
+os.dup2(int(sys.argv[2]), 4)  # to which it writes
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 _WAIT_S = 600.0
 """For what would never come."""
 
@@ -114,8 +121,7 @@ def browser(scratch: Path, *flags: str) -> Iterator[Tab]:
     assert CHROMIUM is not None
     to_browser, ours_out = os.pipe()
     ours_in, from_browser = os.pipe()
-    # It reads from descriptor 3 and writes to 4.
-    words = ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", CHROMIUM, *_FLAGS]
+    words = [sys.executable, "-c", _WITH_PIPES, str(to_browser), str(from_browser), CHROMIUM, *_FLAGS]
     process = subprocess.Popen(
         [*words, f"--user-data-dir={scratch}", *flags],
         pass_fds=[to_browser, from_browser],

@@ -16,12 +16,12 @@ Group = tuple[str, str, int]
 """Place, method and round."""
 
 
-def rewards_of(scores: Mapping[Group, Iterable[float]], there: int) -> Rewards:
+def rewards_of(scores: Mapping[Group, Iterable[float]], there: int | None) -> Rewards:
     """Histograms whose bins are the same for all methods and rounds of a place.
 
     Args:
         scores: Rewards of completions.
-        there: Completions that were evaluated, which may be more.
+        there: Completions that were evaluated, which may be more; None where that is not known.
     """
     counted = {group: Counter(own) for group, own in scores.items()}
     values: dict[str, set[float]] = {}
@@ -48,7 +48,9 @@ def rewards_of(scores: Mapping[Group, Iterable[float]], there: int) -> Rewards:
     )
 
 
-def _said(read: int, there: int) -> str:
+def _said(read: int, there: int | None) -> str:
+    if there is None:
+        return f"Of {read:,} of the completions that were evaluated, those to the first prompts of each shard."
     if read >= there:
         return "Of all completions that were evaluated."
     return (

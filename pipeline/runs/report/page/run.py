@@ -13,6 +13,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.curves import FIELDS, TrainingStep, by_training
 from pipeline.outputs.formats import Sample
 from pipeline.plan.job import Job
+from pipeline.runs.cost import total
 from pipeline.runs.loaded import LoadedRun, Span
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
@@ -63,7 +64,7 @@ def run_page(run: LoadedRun) -> RunPage:
         PipelineError: Something that it left cannot be read.
     """
     results, compute = run.results, run.compute
-    samples, rewards = _completions(run, sum(row.answers or 0 for row in compute.rows if row.stage == EVALUATE))
+    samples, rewards = _completions(run, total(row.answers for row in compute.rows if row.stage == EVALUATE))
     training, about_training = _training(run)
     return RunPage(
         name=run.name,
@@ -169,10 +170,11 @@ def _seconds(run: LoadedRun) -> float:
 # -- completions -----------------------------------------------------------------------------------------------
 
 
-def _completions(run: LoadedRun, there: int) -> tuple[Samples, Rewards]:
+def _completions(run: LoadedRun, there: float | None) -> tuple[Samples, Rewards]:
     """The completions that are shown, and the rewards of all that are read, in one go; so many were evaluated."""
     scores: dict[Group, list[float]] = {}
     evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
+    evaluated = None if there is None else int(there)
     most_each = max(FEWEST_READ, MOST_READ // max(1, len(evaluating)))
 
     def taken(found: Iterable[tuple[Job, Sample]]) -> Iterator[Shown]:
@@ -192,8 +194,8 @@ def _completions(run: LoadedRun, there: int) -> tuple[Samples, Rewards]:
                 correct=sample.correct,
             )
 
-    samples = samples_of(taken(run.samples(lambda job: job.stage == EVALUATE, most_each)), there)
-    return samples, rewards_of(scores, there)
+    samples = samples_of(taken(run.samples(lambda job: job.stage == EVALUATE, most_each)), evaluated)
+    return samples, rewards_of(scores, evaluated)
 
 
 # -- trainings and devices -------------------------------------------------------------------------------------

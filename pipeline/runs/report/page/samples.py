@@ -51,12 +51,12 @@ Asked = tuple[str, str, str]
 """Place, row and prompt."""
 
 
-def samples_of(found: Iterable[Shown], there: int, most: int = MOST_TEXT) -> Samples:
+def samples_of(found: Iterable[Shown], there: int | None, most: int = MOST_TEXT) -> Samples:
     """Choose completions, first those of the first prompts of each place.
 
     Args:
         found: In order; gone through once and not kept.
-        there: Completions that were evaluated, which may be more.
+        there: Completions that were evaluated, which may be more; None where that is not known.
         most: Characters that they may have.
     """
     kept: dict[Asked, dict[tuple[str, str, int], list[Shown]]] = {}
@@ -70,7 +70,7 @@ def samples_of(found: Iterable[Shown], there: int, most: int = MOST_TEXT) -> Sam
             own.append(one)
     each, prompts = _fitting(kept, most)
     chosen = list(_within((one for asked in prompts for one in _of_prompt(kept[asked], each)), most))
-    return _columns(chosen, _said(len(chosen), max(number, there), len(prompts), cut))
+    return _columns(chosen, _said(len(chosen), there if there is None else max(number, there), len(prompts), cut))
 
 
 def _fitting(kept: dict[Asked, dict[tuple[str, str, int], list[Shown]]], most: int) -> tuple[int, list[Asked]]:
@@ -115,10 +115,12 @@ def _within(chosen: Iterator[Shown], most: int) -> Iterator[Shown]:
         yield one
 
 
-def _said(shown: int, there: int, prompts: int, cut: int) -> str:
-    said = f"All {there:,} completions that were evaluated, to {prompts:,} prompts."
-    if shown < there:
-        said = f"{shown:,} of the {there:,} completions that were evaluated, to {prompts:,} prompts; all are in"
+def _said(shown: int, there: int | None, prompts: int, cut: int) -> str:
+    if shown == there:
+        said = f"All {there:,} completions that were evaluated, to {prompts:,} prompts."
+    else:
+        number = f"{shown:,} of the completions" if there is None else f"{shown:,} of the {there:,} completions"
+        said = f"{number} that were evaluated, to {prompts:,} prompts; all are in"
         said += " jobs/.../evaluate/.../output/samples.jsonl."
     return f"{said} Texts end after {LONGEST:,} characters." if cut else said
 

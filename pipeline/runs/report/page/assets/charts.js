@@ -44,7 +44,7 @@ function layoutOf(box, own, traces) {
   const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true, fixedrange: narrow, title: { standoff: 8 } };
   const above = narrow || entries <= 6 || own.barmode === "stack" || own.barmode === "overlay";
   return {
-    height: own.height ?? (narrow ? 310 + 13 * Math.min(entries, 16) : 400),
+    height: own.height ?? (narrow ? 310 + 13 * Math.min(entries, 16) : above ? 400 : Math.max(400, 50 + 17 * Math.min(entries, 30))),
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: narrow ? 11 : 12.5, color: text },
     hoverlabel: { bgcolor: variable("--card"), bordercolor: line, font: { color: text }, align: "left", namelength: -1 },
@@ -68,6 +68,8 @@ const SETTINGS = {
   toImageButtonOptions: { format: "svg", filename: "chart" },
 };
 
+/** Without a pointer that hovers the buttons would always lie on the chart. */
+const pointing = window.matchMedia("(hover: hover)");
 const charts = [];
 
 class Chart {
@@ -107,6 +109,8 @@ class Chart {
     this.note.textContent = found.note ?? "";
     this.numbers.replaceChildren(found.rows.length ? folded(`The numbers (${found.rows.length.toLocaleString("en")})`, () => simpleTable(found.headings, found.rows)) : "");
     this.box.hidden = !found.traces.length;
+    // Its room is kept, so that nothing moves when it is drawn.
+    if (!this.seen) this.box.style.minHeight = `${layoutOf(this.box, found.layout, found.traces).height}px`;
     if (!found.traces.length && !found.note) this.note.textContent = "There is nothing to draw.";
     if (this.seen) this.redraw(found);
   }
@@ -115,7 +119,8 @@ class Chart {
     this.seen = true;
     if (!found.traces.length) return;
     const width = this.width ?? this.box.clientWidth;
-    Plotly.react(this.box, found.traces, { ...layoutOf(this.box, found.layout, found.traces), width }, { ...SETTINGS, displayModeBar: width < NARROW ? false : "hover" });
+    this.box.style.minHeight = "";
+    Plotly.react(this.box, found.traces, { ...layoutOf(this.box, found.layout, found.traces), width }, { ...SETTINGS, displayModeBar: pointing.matches && width >= NARROW ? "hover" : false });
   }
 
   fit(width) {

@@ -33,7 +33,7 @@ function fullTable(table, className = "") {
   const cells = (row, at) => row.map((cell, column) => {
     const marked = column === compared && table.marks[at];
     const said = marked ? `${cell} ${marked === "better" ? "▲" : "▼"}` : cell;
-    return make("td", { class: [table.right[column] ? "right" : "", marked || ""].join(" ").trim() || null, title: column === 0 ? cell : null }, said);
+    return make("td", { class: [table.right[column] ? "right" : "", marked || "", column === 0 && cell.length > 24 ? "long" : ""].join(" ").trim() || null }, said);
   });
   const head = table.headings.map((one, at) => make("th", { scope: "col", class: table.right[at] ? "right" : null }, one));
   const body = table.rows.map((row, at) => make("tr", { class: table.ends.includes(at) ? "end" : null }, cells(row, at)));
@@ -173,7 +173,7 @@ const numbersOf = (name, points) => points.x.map((x, at) => [name, points.words[
 function cloud(run, name, { colour, dash, symbol }, points, mode) {
   const text = points.x.map((x, at) => label(`${name}, ${points.words[at]}: ${shown(points.y[at])} ${interval(points.yLow[at], points.yHigh[at])} at KL ${shown(x)} ${interval(points.xLow[at], points.xHigh[at])}`));
   return {
-    type: "scatter", mode, name: label(brief(name)), x: points.x, y: points.y, text, hovertemplate: "%{text}<extra></extra>",
+    type: "scatter", mode, cliponaxis: false, name: label(brief(name)), x: points.x, y: points.y, text, hovertemplate: "%{text}<extra></extra>",
     line: { color: colour, dash, width: 1.4 }, marker: { color: colour, symbol, size: 9 },
     error_x: errors(points.x, points.xLow, points.xHigh, colour), error_y: errors(points.y, points.yLow, points.yHigh, colour),
   };

@@ -1,6 +1,6 @@
 // Completions to be read: those to one prompt side by side, a column for each method, its rounds below each other.
 
-const PROMPTS_AT_ONCE = 10;
+const PROMPTS_AT_ONCE = 6;
 
 /** The prompts of all runs with their completions; of runs with the same prompt these come together. */
 function promptsOf() {
@@ -51,7 +51,7 @@ function samples() {
 }
 
 const verdicts = (answers) => answers.some((one) => one.correct !== null)
-  ? [["", "all"], ["right", "right"], ["wrong", "wrong"], ["differ", "where some are right and some wrong"]]
+  ? [["", "all"], ["right", "right"], ["wrong", "wrong"], ["differ", "some right, some wrong"]]
   : [["", "all"], ["differ", "where rewards differ"]];
 
 function showPrompts(prompts, asked, { count, list, more }) {

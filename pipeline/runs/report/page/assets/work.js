@@ -4,6 +4,9 @@
 
 const QUANTITIES = { loss: "loss", grad_norm: "gradient norm", learning_rate: "learning rate", kl: "KL", clip_share: "share of clipped tokens" };
 
+/** Of so many lines at once something can be seen. */
+const MOST_LINES = 60;
+
 function trainings() {
   const all = runs.flatMap((run) => run.training.map((one) => ({ ...one, run })));
   if (!all.length) return;
@@ -13,7 +16,7 @@ function trainings() {
     { name: "quantity", label: "Quantity", options: (state) => unique(all.filter((one) => one.training === state.training).flatMap((one) => Object.keys(one.values))).map((one) => [one, QUANTITIES[one] ?? one]), value: "loss" },
     { name: "place", label: "Dataset and model", options: (state) => placesOf(all.filter((one) => one.training === state.training)) },
     { name: "algo", label: "Algorithm", options: (state) => [["", "all"], ...unique(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => nameIn(one.run, one.algo))).map((one) => [one, one])], value: "" },
-    { name: "round", label: "Round", options: (state) => [["", "all"], ...unique(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => one.round)).sort((a, b) => a - b).map((one) => [String(one), String(one)])], value: "" },
+    { name: "round", label: "Round", options: (state) => [["", "all"], ...unique(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => one.round)).sort((a, b) => a - b).map((one) => [String(one), String(one)])], value: all.length > MOST_LINES ? String(Math.max(...all.map((one) => one.round))) : "" },
     { name: "over", label: "Over", options: [["steps", "steps"], ["tokens", "tokens"]], value: "steps" },
   ], (state) => drawTrainings(all, state));
 }
@@ -39,7 +42,7 @@ function drawTrainings(all, { training, quantity, place, algo, round, over }) {
 
 // -- devices --------------------------------------------------------------------------------------------------
 
-const ORDER = ["prepare", "tokenize", "generate", "score", "train", "sweep", "evaluate", "metrics"];
+const ORDER = ["prepare", "tokenize", "generate", "score", "reward", "train", "sweep", "evaluate", "metrics"];
 const order = (stage) => ORDER.includes(stage) ? ORDER.indexOf(stage) : ORDER.length;
 const stages = unique(runs.flatMap((run) => [...run.stages.map((one) => one.stage), ...(run.timeline?.bars.stage ?? [])])).filter((one) => one && one !== "several").sort((one, other) => order(one) - order(other));
 const stageColour = (stage) => stage === "several" ? (theme.dark ? "#7b8490" : "#9aa3ae") : palette()[stages.indexOf(stage) % palette().length];
@@ -106,7 +109,8 @@ function cost() {
 
 function drawCost(all, { kind, place }) {
   const own = all.filter((one) => one.place === place), names = unique(own.map((one) => nameIn(one.run, one.algo)));
-  const traces = [...grouped(own.filter((one) => one[kind]), (one) => one.stage)].map(([stage, some]) => ({
+  const byStage = [...grouped(own.filter((one) => one[kind]), (one) => one.stage)].sort(([one], [other]) => stages.indexOf(one) - stages.indexOf(other));
+  const traces = byStage.map(([stage, some]) => ({
     type: "bar", orientation: "h", name: label(stage), y: some.map((one) => label(brief(nameIn(one.run, one.algo), 28))), x: some.map((one) => one[kind]),
     text: some.map((one) => label(`${nameIn(one.run, one.algo)}, ${stage}: ${kind === "device_s" ? duration(one[kind]) : withPrefix(one[kind])}`)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
     marker: { color: stageColour(stage), pattern: { shape: stagePattern(stage), fgopacity: 0.5 } },
