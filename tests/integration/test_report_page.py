@@ -15,7 +15,10 @@ from tests.doubles.small_runs import calm_run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 
-HOSTILE = '<script>alert(1)</script></script></td><img src=x onerror=alert(2)><b>b</b><a href="https://h">a</a> \x1b[2J\u2028 %{x} &lt;b&gt;'
+HOSTILE = (
+    "<script>alert(1)</script></script></td><img src=x onerror=alert(2)><b>b</b><a href='https://h'>a</a> "
+    "\x1b[2J\u2028 %{x} &lt;b&gt;"
+)
 SEEN = HOSTILE.replace("\x1b", "\\x1b").replace("\u2028", "\\u2028")
 WATCH = """
     window.hooked = [];
