@@ -38,7 +38,7 @@ WORDS = ["the", "value", "of", "policies", "is", "what", "they", "earn", "when",
 
 def jobs(rng: random.Random) -> Iterator[Job]:
     """The jobs of the run, in the order in which they run."""
-    chains = [("reference", None, 0)]
+    chains: list[tuple[str, int | None, int]] = [("reference", None, 0)]
     chains += [
         (f"Method{at:02d}", seed, turn)
         for turn in range(1, ROUNDS + 1)
