@@ -222,6 +222,20 @@ def figures_command(
         figures(output_dir, name, run, out, formats or [], make_console())
 
 
+@app.command("report", help="Write the page of a run anew, or one page of several runs.")
+def write_report(
+    names: Annotated[list[str], typer.Argument(help="Experiments; of each the newest run.", metavar="NAME...")],
+    run: Run = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; report.html of the run if left out.")] = None,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Write a page for a browser."""
+    from pipeline.commands import report as reports
+
+    with answering():
+        reports.report(output_dir, names, run, out, make_console())
+
+
 def main() -> None:
     """Carry out the command line."""
     sys.exit(app())

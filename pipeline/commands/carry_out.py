@@ -10,8 +10,10 @@ import yaml
 from rich.console import Console
 
 from pipeline.commands.multirun import group_of_run
+from pipeline.commands.report import leave_report
 from pipeline.commands.request import Request, Stored
 from pipeline.commands.results import leave_results, lost_output, print_results, unreadable_output
+from pipeline.commands.round_reports import RoundReports
 from pipeline.commands.run_messages import (
     SOME_FAILED,
     announce,
@@ -132,6 +134,7 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
         tell_prepared(request, outcome, console)
     else:
         print_results(console, results, run, request.label)
+    leave_report(run, console)
     tell_notes(request, makers, console, has_rows=bool(results.rows))
     for line in unreadable:
         log.error("%s", line)
@@ -177,12 +180,13 @@ def _run_missing(
         return None
     clock = _steady_clock()
     live, gpus = LiveRun(request.plan, set(request.plan.jobs) - set(missing), request.layout.slots), GpuLog()
-    with shown_on(console) as redraw:
+    with shown_on(console) as redraw, RoundReports(run) as reports:
 
         def show() -> None:
             live.tick(clock())
             redraw(live)
             gpus.update(live.view, live.view.elapsed_s(live.now))
+            reports.update(live.view, live.view.elapsed_s(live.now))
 
         outcome = run_jobs(
             request.plan,

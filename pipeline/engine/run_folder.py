@@ -82,6 +82,11 @@ class RunFolder:
         return self.path / "samples.jsonl"
 
     @property
+    def report(self) -> Path:
+        """The run as one page."""
+        return self.path / "report.html"
+
+    @property
     def jobs(self) -> Path:
         """The folders of all jobs."""
         return self.path / "jobs"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -249,11 +250,14 @@ class LoadedRun:
         """Versions and arithmetic that its outputs were made with, whichever run made them."""
         return collect_makers(self.store, self.jobs.values())
 
-    def samples(self, wanted: Callable[[Job], bool] | None = None) -> Iterator[tuple[Job, Sample]]:
+    def samples(
+        self, wanted: Callable[[Job], bool] | None = None, most_each: int | None = None
+    ) -> Iterator[tuple[Job, Sample]]:
         """Every evaluated completion that is stored, by dataset, model, reference, algorithm, seed and round.
 
         Args:
             wanted: Says of a job that evaluates whether its completions are; all if left out.
+            most_each: Completions of each job, the first ones, which are to its first prompts; all if left out.
         """
         for job in self._in_order():
             if wanted is not None and not wanted(job):
@@ -262,7 +266,7 @@ class LoadedRun:
             if (output / METRICS).exists():
                 continue  # what it has are those picked for people, of the same completions
             with _passing_over(job, SAMPLES):
-                for sample in read_lines(output / SAMPLES, Sample):
+                for sample in islice(read_lines(output / SAMPLES, Sample), most_each):
                     yield job, sample
 
     def curves(self) -> list[tuple[Job, list[TrainingStep]]]:

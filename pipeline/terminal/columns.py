@@ -134,6 +134,16 @@ class FittedTable:
         """Cells of each row, as many as there are columns."""
         return [cells for cells, _ in self._rows]
 
+    @property
+    def texts(self) -> list[list[str]]:
+        """What its rows say, in all columns and with nothing cut off."""
+        return [[_plain(cell) for cell in cells] for cells, _ in self._rows]
+
+    @property
+    def ends(self) -> list[int]:
+        """Rows after which a section ends."""
+        return sorted(self._ends)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Give rich what to print; without rows there is nothing for a title and headings to stand above."""
         if self.title and self._rows:

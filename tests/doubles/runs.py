@@ -28,7 +28,7 @@ def chain_plan(rounds: int = 2, eta: float = 1.0, version: int = 1) -> Plan:
         shards = [f"{CHAIN}/r{number}/generate/{shard:03d}" for shard in range(2)]
         keys = {job.id: job.key for job in jobs}
         for shard, name in enumerate(shards):
-            inputs = {"train@previous": (keys[before],)} if before in keys else {}
+            inputs: dict[str, tuple[str, ...]] = {"train@previous": (keys[before],)} if before in keys else {}
             jobs.append(
                 _job(name, number, "generate", inputs, version, {"generation": config["generation"]}, shard)
             )

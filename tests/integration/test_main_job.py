@@ -50,6 +50,7 @@ def test_a_run_leaves_every_file_it_promises(calm: Path) -> None:
         "results.csv",
         "pooled.csv",
         "samples.jsonl",
+        "report.html",
     ):
         assert (latest / name).stat().st_size > 0, name
     results = json.loads((latest / "results.json").read_bytes())

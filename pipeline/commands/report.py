@@ -1,0 +1,73 @@
+"""Reports: the page of a run, which it leaves when it ends, and pages that are asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.commands.results import short
+from pipeline.engine.run_folder import RunFolder
+from pipeline.errors import ConfigError, StoreError
+from pipeline.runs.index import choose_run
+from pipeline.terminal.console import say
+
+FILE = "report.html"
+
+log = logging.getLogger("pipeline")
+
+
+def report(output_dir: Path, names: Sequence[str], stamp: str | None, out: Path | None, console: Console) -> None:
+    """Write a page of one run or several anew, and say where it is.
+
+    Args:
+        output_dir: Folder of all runs.
+        names: Experiments; of each the newest run.
+        stamp: Timestamp of the run, where there is one name.
+        out: The file; that of the run if left out, and of several ``report.html`` beside the experiments.
+        console: Where to.
+
+    Raises:
+        PipelineError: There is no such run, what it left cannot be read, or the page cannot be written.
+    """
+    if stamp is not None and len(names) > 1:
+        raise ConfigError("--run chooses a run of one experiment: give one NAME with it.")
+    folders = [choose_run(output_dir, name, stamp) for name in dict.fromkeys(names)]
+    path = out or (folders[0].report if len(folders) == 1 else output_dir / FILE)
+    try:
+        write_report(path, folders)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}. Give another file as --out.") from error
+    say(console, "report:", copy=short(path.absolute()))
+
+
+def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
+    """Write a page of runs.
+
+    Raises:
+        PipelineError: What one left cannot be read.
+        OSError: The page cannot be written.
+    """
+    # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
+    from pipeline.runs.loaded import load
+    from pipeline.runs.report.page.html import write_page
+    from pipeline.runs.report.page.run import page_of
+
+    write_page(path, page_of([load(folder) for folder in folders]))
+
+
+def leave_report(run: RunFolder, console: Console) -> None:
+    """Write the page of a run that has ended. That it cannot be written changes nothing of the run."""
+    try:
+        write_report(run.report, [run])
+    except Exception as error:  # whatever is wrong with a page, the results are there
+        log.warning("no report was written: %s", error, exc_info=True)
+        say(
+            console,
+            f"warning: no report was written ({error}). `python -m pipeline report {run.experiment}` tries again.",
+            "bold",
+        )
+        return
+    say(console, "report:", copy=short(run.report))

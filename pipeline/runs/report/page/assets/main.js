@@ -1,0 +1,60 @@
+// The page: its head, its parts in order, what it was made of.
+
+function head() {
+  const top = document.getElementById("top");
+  document.title = data.title;
+  const button = make("button", { onclick: () => { chosenTheme = theme.dark ? "light" : "dark"; repaint(); }, title: "light or dark" }, "◐ theme");
+  const state = several ? [] : [make("span", { class: `state ${runs[0].state}` }, runs[0].state)];
+  top.append(make("div", { class: "head" }, make("h1", {}, data.title), ...state, button));
+  for (const run of runs) {
+    if (several) top.append(make("h3", {}, `${run.name} (${run.stamp}): ${run.state}`));
+    if (run.unfinished.length) top.append(make("div", { class: "warning", role: "status" }, run.unfinished.map((line) => make("p", {}, line))));
+    top.append(make("dl", { class: "facts" }, run.facts.map(([name, value]) => make("div", value.length > 22 ? { class: "wide" } : {}, make("dt", {}, name), make("dd", {}, value)))));
+  }
+}
+
+function about() {
+  const section = part("about", "Settings", "How to repeat it");
+  for (const run of runs) {
+    if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
+    section.append(copied(run.command));
+    if (run.given.length) section.append(make("p", { class: "dim small" }, "Given on the command line:"), make("pre", { class: "wrap" }, run.given.join("\n")));
+    const settings = folded("The whole configuration", () => make("pre", {}, run.config));
+    const environment = folded("Environment", () => simpleTable(["what", "is"], run.environment));
+    const versions = run.versions ? folded("What the stored outputs were made with", () => fullTable(run.versions).filter(Boolean)) : "";
+    section.append(settings, environment, versions);
+  }
+}
+
+/** A command with a button that copies it. */
+function copied(command) {
+  const button = make("button", { onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(command);
+      button.textContent = "Copied";
+    } catch {
+      window.getSelection().selectAllChildren(text);  // not allowed here: it is chosen, for the keys
+    }
+  } }, "Copy");
+  const text = make("pre", { class: "wrap" }, command);
+  return make("div", {}, text, button);
+}
+
+function contents() {
+  document.getElementById("parts").append(make("div", {}, parts.map(([id, title]) => make("a", { href: `#${id}` }, title))));
+}
+
+head();
+resultTables();
+curves();
+front();
+compute();
+trainings();
+timeline();
+cost();
+rewards();
+samples();
+failures();
+about();
+contents();
+document.getElementById("bottom").append(make("p", {}, `Written ${data.made} by pipeline ${data.version}. This file needs no network, and asks nothing of any. Charts: plotly.js, MIT licence.`));

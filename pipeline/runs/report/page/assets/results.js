@@ -1,0 +1,264 @@
+// What came out: the tables of the terminal, metrics by round, against divergence and against what they cost.
+
+const runs = data.runs;
+const several = runs.length > 1;
+const REFERENCE = "reference";
+const algos = unique(runs.flatMap((run) => run.algos)).filter((one) => one !== REFERENCE);
+const places = unique(runs.flatMap((run) => run.places));
+const metrics = [...new Map(runs.flatMap((run) => run.metrics))];
+const headings = new Map(metrics);
+const heading = (metric) => headings.get(metric) ?? metric;
+
+/** Of the run and a method: a colour for each method, dashes and symbols for runs and where colours do not suffice. */
+function lookOf(run, algo) {
+  const rows = Math.max(1, Math.ceil(algos.length / PALETTES.light.length)) * PALETTES.light.length;
+  const found = look(Math.max(0, algos.indexOf(algo)) + rows * runs.indexOf(run));
+  return algo === REFERENCE ? { ...found, colour: theme.dark ? "#a3abb5" : "#6b7280", symbol: "circle-open" } : found;
+}
+
+const nameIn = (run, algo) => several ? `${run.name} · ${algo}` : algo;
+const placesOf = (rows) => unique(rows.map((row) => row.place)).map((one) => [one, one]);
+
+/** Bars of errors; none where an interval has no end. */
+function errors(values, lows, highs, colour) {
+  if (!values.some((value, at) => value !== null && lows[at] !== null && highs[at] !== null)) return undefined;
+  const off = (ends, sign) => values.map((value, at) => value === null || ends[at] === null ? 0 : Math.max(0, sign * (ends[at] - value)));
+  return { type: "data", symmetric: false, array: off(highs, 1), arrayminus: off(lows, -1), color: faint(colour, 0.55), thickness: 1.2, width: 3 };
+}
+
+// -- tables ---------------------------------------------------------------------------------------------------
+
+function fullTable(table, className = "") {
+  const compared = table.headings.indexOf("vs ref");
+  const cells = (row, at) => row.map((cell, column) => {
+    const marked = column === compared && table.marks[at];
+    const said = marked ? `${cell} ${marked === "better" ? "▲" : "▼"}` : cell;
+    return make("td", { class: [table.right[column] ? "right" : "", marked || "", column === 0 && cell.length > 24 ? "long" : ""].join(" ").trim() || null }, said);
+  });
+  const head = table.headings.map((one, at) => make("th", { scope: "col", class: table.right[at] ? "right" : null }, one));
+  const body = table.rows.map((row, at) => make("tr", { class: table.ends.includes(at) ? "end" : null }, cells(row, at)));
+  const marks = Object.keys(table.marks).length ? "▲ better, ▼ worse than the reference: the test tells them apart.\n" : "";
+  return [
+    table.title ? make("h3", {}, table.title) : null,
+    make("div", { class: `scroll whole ${className}`, tabindex: "0" }, make("table", {}, make("thead", {}, make("tr", {}, head)), make("tbody", {}, body))),
+    marks || table.caption ? make("p", { class: "said" }, marks + table.caption) : null,
+  ];
+}
+
+function resultTables() {
+  const section = part("results", "Results", "Results");
+  for (const table of data.comparison) section.append(...fullTable(table).filter(Boolean));
+  for (const run of runs) {
+    if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
+    if (!run.tables.length) section.append(make("p", { class: "said" }, "No evaluation was finished yet."));
+    for (const table of run.tables) section.append(...fullTable(table, "results").filter(Boolean));
+  }
+}
+
+// -- by round -------------------------------------------------------------------------------------------------
+
+function curves() {
+  const all = runs.flatMap((run) => run.series.map((one) => ({ ...one, run })));
+  if (!all.length) return;
+  const section = part("curves", "Rounds", "Round by round", "Bands and bars are the intervals of the table. Each method begins at the reference, which is its round 0.");
+  new Chart(section, "Metrics of each method round by round", [
+    { name: "metric", label: "Metric", options: metrics.map(([name, said]) => [name, said]), value: metrics[0][0] },
+    { name: "place", label: "Dataset and model", options: (state) => placesOf(all.filter((one) => one.metric === state.metric)) },
+    { name: "which", label: "Lines", options: all.some((one) => one.chain) ? [["mean", "mean of the chains"], ["chains", "every chain"]] : [["mean", "mean"]], value: "mean" },
+  ], (state) => drawCurves(all, state));
+}
+
+function drawCurves(all, { metric, place, which }) {
+  const own = all.filter((one) => one.metric === metric && one.place === place && (which === "chains") === Boolean(one.chain));
+  const start = (run, chain) => all.find((one) => one.run === run && one.algo === REFERENCE && one.metric === metric && one.place === place && (!chain || one.chain === chain))
+    ?? all.find((one) => one.run === run && one.algo === REFERENCE && one.metric === metric && one.place === place);
+  const traces = [], rows = [], named = new Set();
+  for (const one of own) {
+    one.rounds.forEach((round, at) => rows.push([nameIn(one.run, one.algo), ...(which === "chains" ? [one.chain] : []), String(round), one.values[at], one.lows[at], one.highs[at]]));
+    if (one.algo === REFERENCE) continue;
+    traces.push(...lines(one, one.rounds[0] > 0 ? start(one.run, one.chain) : undefined, named));
+  }
+  const shapes = [], last = Math.max(1, ...own.flatMap((one) => one.rounds));
+  for (const run of runs) {
+    const from = start(run)?.values[0];
+    if (from !== undefined && from !== null) traces.push(level(nameIn(run, REFERENCE), from, last, "dash", theme.dark ? "#a3abb5" : "#6b7280"));
+    const best = run.anchors[place]?.optimum?.[metric];
+    if (best !== undefined) traces.push(level(several ? `${run.name} · optimum` : "optimum", best, last, "dot", variable("--text")));
+  }
+  return {
+    traces, rows, headings: ["algorithm", ...(which === "chains" ? ["chain"] : []), "round", heading(metric), "from", "to"],
+    layout: { shapes, xaxis: { title: "round", dtick: last > 20 ? undefined : 1, range: [-0.08 * last, last * 1.05] }, yaxis: { title: heading(metric) } },
+  };
+}
+
+function level(name, value, last, dash, colour) {
+  return { type: "scatter", mode: "lines", name: label(name), x: [0, last], y: [value, value], line: { dash, width: 1.4, color: colour }, hovertemplate: `${label(name)}: ${shown(value)}<extra></extra>` };
+}
+
+/** A curve with its band, from where it starts on. */
+function lines(one, start, named) {
+  const { colour, dash, symbol } = lookOf(one.run, one.algo), from = start?.values[0] ?? null;
+  const before = from === null ? { rounds: [], values: [], lows: [], highs: [] } : { rounds: [0], values: [from], lows: [start.lows[0]], highs: [start.highs[0]] };
+  const rounds = [...before.rounds, ...one.rounds], values = [...before.values, ...one.values];
+  const lows = [...before.lows, ...one.lows], highs = [...before.highs, ...one.highs];
+  const name = nameIn(one.run, one.algo), group = `${one.run.stamp}/${one.run.name}/${one.algo}`, first = !named.has(group), thin = Boolean(one.chain);
+  named.add(group);
+  const text = rounds.map((round, at) => label(`${name}${thin ? `, ${one.chain}` : ""}, round ${round}: ${shown(values[at])} ${interval(lows[at], highs[at])}`));
+  const line = {
+    type: "scatter", mode: thin ? "lines" : "lines+markers", name: label(brief(name)), legendgroup: group, showlegend: first, x: rounds, y: values, text,
+    hovertemplate: "%{text}<extra></extra>", opacity: thin ? 0.65 : 1, line: { color: colour, dash, width: thin ? 1.2 : 2.2 }, marker: { symbol, size: 8, color: colour },
+    error_y: thin ? undefined : errors(values, lows, highs, colour),
+  };
+  const known = rounds.map((_, at) => at).filter((at) => lows[at] !== null && highs[at] !== null);
+  if (thin || known.length < 2) return [line];
+  const there = known.map((at) => rounds[at]);
+  return [{
+    type: "scatter", mode: "lines", legendgroup: group, showlegend: false, hoverinfo: "skip", line: { width: 0, color: colour }, fill: "toself", fillcolor: faint(colour, 0.13),
+    x: [...there, ...there.toReversed()], y: [...known.map((at) => highs[at]), ...known.toReversed().map((at) => lows[at])],
+  }, line];
+}
+
+// -- against divergence ---------------------------------------------------------------------------------------
+
+const KL = "kl_per_sequence";
+const judged = () => metrics.filter(([name]) => ["pass@1", "reward"].includes(name));
+
+function front() {
+  const all = runs.flatMap((run) => run.series.filter((one) => !one.chain).map((one) => ({ ...one, run })));
+  const points = runs.flatMap((run) => run.fronts.map((one) => ({ ...one, run })));
+  const withKl = all.filter((one) => one.metric === KL && one.values.some((value) => value !== null));
+  if (!withKl.length || !judged().length) return;
+  const section = part("front", "KL", "Reward against divergence", "Up and to the left is better: more reward for less divergence from the reference. Crosses are intervals in both directions; the star is the best that any policy can do, where that is known.");
+  new Chart(section, "Reward of each method against its KL divergence from the reference", [
+    { name: "metric", label: "Reward", options: judged(), value: metrics[0][0] },
+    { name: "place", label: "Dataset and model", options: placesOf(withKl) },
+    { name: "which", label: "Points", options: (state) => points.some((one) => one.place === state.place) ? [["fronts", "fronts: settings after the last round"], ["rounds", "every round"]] : [["rounds", "every round"]] },
+  ], (state) => state.which === "fronts" ? drawFronts(points, state) : drawRounds(all, withKl, state));
+}
+
+function drawRounds(all, withKl, { metric, place }) {
+  const traces = [], rows = [];
+  for (const kl of withKl.filter((one) => one.place === place)) {
+    const value = all.find((one) => one.run === kl.run && one.algo === kl.algo && one.place === place && one.metric === metric);
+    if (!value) continue;
+    const pairs = kl.rounds.map((round, at) => ({ round, at, to: value.rounds.indexOf(round) })).filter(({ at, to }) => to >= 0 && kl.values[at] !== null && value.values[to] !== null);
+    const take = (from, at) => pairs.map((pair) => from[pair[at]]);
+    const points = { x: take(kl.values, "at"), xLow: take(kl.lows, "at"), xHigh: take(kl.highs, "at"), y: take(value.values, "to"), yLow: take(value.lows, "to"), yHigh: take(value.highs, "to"), words: pairs.map(({ round }) => `round ${round}`) };
+    traces.push(cloud(kl.run, nameIn(kl.run, kl.algo), lookOf(kl.run, kl.algo), points, "lines+markers"));
+    rows.push(...numbersOf(nameIn(kl.run, kl.algo), points));
+  }
+  traces.push(...anchorsOf(place, metric, rows));
+  return { traces, rows, headings: ["algorithm", "point", "KL/seq", "from", "to", heading(metric), "from", "to"], layout: klLayout(metric) };
+}
+
+function drawFronts(all, { metric, place }) {
+  const traces = [], rows = [];
+  const own = all.filter((one) => one.place === place), names = unique(own.map((one) => one.front));
+  for (const [key, points] of grouped(own, (one) => JSON.stringify([one.run.stamp, one.run.name, one.front]))) {
+    const { run, front: name } = points[0], found = look(names.indexOf(name) + runs.indexOf(run) * 36);
+    const asPoints = (some) => ({ x: some.map((one) => one.kl), xLow: some.map((one) => one.kl_low), xHigh: some.map((one) => one.kl_high), y: some.map((one) => one.value), yLow: some.map((one) => one.low), yHigh: some.map((one) => one.high), words: some.map((one) => one.point) });
+    const best = points.filter((one) => one.is_best).sort((a, b) => a.kl - b.kl), others = points.filter((one) => !one.is_best);
+    traces.push({ ...cloud(run, nameIn(run, name), found, asPoints(best), "lines+markers"), legendgroup: key });
+    if (others.length) traces.push({ ...cloud(run, nameIn(run, name), { ...found, symbol: `${found.symbol}-open` }, asPoints(others), "markers"), legendgroup: key, showlegend: false });
+    rows.push(...numbersOf(nameIn(run, name), asPoints(points)));
+  }
+  traces.push(...anchorsOf(place, metric, rows));
+  const note = own.some((one) => one.metric !== metric) ? `Fronts are of ${heading(own[0].metric)}. ` : "";
+  return { traces, rows, note: `${note}Lines join the points of a front than which no other has more at no more divergence; hollow points are the others.`, headings: ["front", "point", "KL/seq", "from", "to", heading(metric), "from", "to"], layout: klLayout(metric) };
+}
+
+const klLayout = (metric) => ({ brief: "KL, nats per sequence", xaxis: { title: "KL divergence from the reference, nats per sequence", rangemode: "tozero" }, yaxis: { title: heading(metric) } });
+const numbersOf = (name, points) => points.x.map((x, at) => [name, points.words[at], x, points.xLow[at], points.xHigh[at], points.y[at], points.yLow[at], points.yHigh[at]]);
+
+function cloud(run, name, { colour, dash, symbol }, points, mode) {
+  const text = points.x.map((x, at) => label(`${name}, ${points.words[at]}: ${shown(points.y[at])} ${interval(points.yLow[at], points.yHigh[at])} at KL ${shown(x)} ${interval(points.xLow[at], points.xHigh[at])}`));
+  return {
+    type: "scatter", mode, cliponaxis: false, name: label(brief(name)), x: points.x, y: points.y, text, hovertemplate: "%{text}<extra></extra>",
+    line: { color: colour, dash, width: 1.4 }, marker: { color: colour, symbol, size: 9 },
+    error_x: errors(points.x, points.xLow, points.xHigh, colour), error_y: errors(points.y, points.yLow, points.yHigh, colour),
+  };
+}
+
+function anchorsOf(place, metric, rows) {
+  const symbols = { optimum: "star", greedy: "diamond-tall-open" }, found = [];
+  for (const run of runs) {
+    for (const [anchor, own] of Object.entries(run.anchors[place] ?? {})) {
+      if (own[KL] === undefined || own[metric] === undefined) continue;
+      const name = several ? `${run.name} · ${anchor}` : anchor;
+      rows.push([name, "", own[KL], null, null, own[metric], null, null]);
+      found.push({ type: "scatter", mode: "markers", name: label(name), x: [own[KL]], y: [own[metric]], marker: { symbol: symbols[anchor] ?? "circle-open", size: 14, color: variable("--text") }, hovertemplate: `${label(name)}: ${shown(own[metric])} at KL ${shown(own[KL])}<extra></extra>` });
+    }
+  }
+  return found;
+}
+
+// -- against compute ------------------------------------------------------------------------------------------
+
+const SPENT = { flops: "FLOPs of training, all rounds so far", answer: "FLOPs of an answer", device_s: "device seconds of training, all rounds so far" };
+
+function compute() {
+  const all = runs.flatMap((run) => run.spent.filter((one) => one.algo !== REFERENCE).map((one) => ({ ...one, run })));
+  const kinds = Object.entries(SPENT).filter(([name]) => all.some((one) => one[name]));
+  if (!kinds.length || !judged().length) return;
+  const section = part("compute", "Compute", "Reward against compute", "What a chain takes up to the end of a round, without evaluation.");
+  new Chart(section, "Reward of each method against what it took", [
+    { name: "kind", label: "Compute", options: kinds },
+    { name: "metric", label: "Reward", options: judged(), value: metrics[0][0] },
+    { name: "place", label: "Dataset and model", options: placesOf(all) },
+  ], (state) => drawSpent(all, state));
+}
+
+function drawSpent(all, { kind, metric, place }) {
+  const traces = [], rows = [];
+  for (const own of grouped(all.filter((one) => one.place === place), (one) => JSON.stringify([one.run.stamp, one.run.name, one.algo])).values()) {
+    const { run, algo } = own[0];
+    const value = run.series.find((one) => !one.chain && one.algo === algo && one.place === place && one.metric === metric);
+    const known = own.filter((one) => one[kind] && value?.rounds.includes(one.round)).sort((a, b) => a.round - b.round);
+    if (!known.length) continue;
+    const at = known.map((one) => value.rounds.indexOf(one.round));
+    const points = { x: known.map((one) => one[kind]), xLow: at.map(() => null), xHigh: at.map(() => null), y: at.map((one) => value.values[one]), yLow: at.map((one) => value.lows[one]), yHigh: at.map((one) => value.highs[one]), words: known.map((one) => `round ${one.round}`) };
+    const trace = cloud(run, nameIn(run, algo), lookOf(run, algo), points, "lines+markers");
+    const text = points.x.map((x, row) => label(`${nameIn(run, algo)}, ${points.words[row]}: ${shown(points.y[row])} ${interval(points.yLow[row], points.yHigh[row])} for ${withPrefix(x)}`));
+    traces.push({ ...trace, text });
+    points.x.forEach((x, row) => rows.push([nameIn(run, algo), points.words[row], withPrefix(x), points.y[row], points.yLow[row], points.yHigh[row]]));
+  }
+  const bounds = rows.length ? { type: "log", exponentformat: "SI" } : {};
+  return { traces, rows, headings: ["algorithm", "after", SPENT[kind], heading(metric), "from", "to"], layout: { xaxis: { ...bounds, title: SPENT[kind] }, yaxis: { title: heading(metric) } } };
+}
+
+// -- rewards --------------------------------------------------------------------------------------------------
+
+function rewards() {
+  const all = runs.flatMap((run) => run.rewards.histograms.map((one) => ({ ...one, run })));
+  if (!all.length) return;
+  const section = part("rewards", "Rewards", "Rewards of completions", unique(runs.map((run) => run.rewards.about)).join(" "));
+  const last = Math.max(...all.map((one) => one.round));
+  new Chart(section, "How many completions have which reward", [
+    { name: "place", label: "Dataset and model", options: placesOf(all) },
+    { name: "which", label: "Show", options: (state) => shownRewards(all.filter((one) => one.place === state.place)), value: `round ${last}` },
+  ], (state) => drawRewards(all, state));
+}
+
+const shownRewards = (own) => [
+  ...unique(own.map((one) => one.round)).sort((a, b) => b - a).map((round) => [`round ${round}`, `all methods after round ${round}`]),
+  ...unique(own.map((one) => nameIn(one.run, one.algo))).map((name) => [`algo ${name}`, `${name}, round by round`]),
+];
+
+function drawRewards(all, { place, which }) {
+  const byRound = which.startsWith("algo ");
+  const own = all.filter((one) => one.place === place && (byRound ? `algo ${nameIn(one.run, one.algo)}` === which : one.round === Number(which.slice(6)) || one.algo === REFERENCE));
+  const traces = [], rows = [], bars = own.every((one) => one.run.rewards.exact.includes(place));
+  own.forEach((one, number) => {
+    const { exact, edges: found } = one.run.rewards, edges = found[place], of = sum(one.counts), shares = one.counts.map((count) => count / of);
+    const { colour, dash } = byRound ? look(number) : lookOf(one.run, one.algo), isExact = exact.includes(place);
+    const name = byRound ? `round ${one.round}` : nameIn(one.run, one.algo) + (one.algo === REFERENCE ? "" : several ? `, round ${one.round}` : "");
+    const bin = (at) => isExact ? shown(edges[at]) : `${shown(edges[at])} to ${shown(edges[at + 1])}`;
+    const text = shares.map((share, at) => label(`${name}: ${(100 * share).toFixed(1)} % of ${of.toLocaleString("en")} have ${bin(at)}`));
+    one.counts.forEach((count, at) => rows.push([name, bin(at), count, shares[at]]));
+    const common = { name: label(`${brief(name)} (mean ${shown(one.mean)})`), text, hovertemplate: "%{text}<extra></extra>" };
+    traces.push(bars
+      ? { ...common, type: "bar", x: edges.map(shown), y: shares, textposition: "none", marker: { color: colour, line: { color: variable("--card"), width: 0.5 } } }
+      : { ...common, type: "scatter", mode: "lines", x: isExact ? edges : edges.slice(0, -1).map((edge, at) => (edge + edges[at + 1]) / 2), y: shares, line: { color: colour, dash, width: 1.8, shape: isExact ? "linear" : "hvh" } });
+  });
+  return { traces, rows, headings: [byRound ? "after" : "algorithm", "reward", "completions", "share"], layout: { barmode: "group", bargap: 0.25, xaxis: { title: "reward", type: bars ? "category" : "linear" }, yaxis: { title: "share of completions", tickformat: ".0%", rangemode: "tozero" } } };
+}

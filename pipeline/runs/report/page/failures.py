@@ -1,0 +1,68 @@
+"""What went wrong in a run: attempts that failed, devices that are used no more, jobs that are blocked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.runs.job_view import AttemptView, JobView
+from pipeline.runs.report.captions import first_few
+from pipeline.runs.report.format import count
+from pipeline.runs.report.page.model import Failure, Failures
+from pipeline.runs.run_view import RunView
+
+MOST = 500
+LONGEST = 20_000
+"""Characters of a reason or a traceback."""
+
+
+def failures_of(view: RunView) -> Failures:
+    """What went wrong, so far as the journal tells."""
+    failed = sorted(_failed(view), key=lambda pair: pair[1].ended or 0.0)
+    return Failures(
+        rows=[_failure(job, attempt) for job, attempt in failed[:MOST]],
+        left_out=max(0, len(failed) - MOST),
+        notes=list(_notes(view)),
+    )
+
+
+def _failed(view: RunView) -> Iterator[tuple[JobView, AttemptView]]:
+    for job in view.jobs.values():
+        attempts = [attempt for attempt in job.attempts if attempt.outcome == "failed"]
+        if job.status == "failed" and not attempts:
+            # It failed before a worker had it.
+            attempts = [AttemptView(number=0, outcome="failed", kind=job.kind, reason=job.reason)]
+        yield from ((job, attempt) for attempt in attempts)
+
+
+def _failure(job: JobView, attempt: AttemptView) -> Failure:
+    return Failure(
+        job=job.id,
+        attempt=attempt.number,
+        device=attempt.device,
+        kind=attempt.kind,
+        reason=_cut(attempt.reason or job.reason),
+        outcome=_outcome(job, attempt),
+        traceback=_cut(attempt.traceback),
+        log=attempt.log,
+    )
+
+
+def _outcome(job: JobView, attempt: AttemptView) -> str:
+    if not attempt.retry:
+        return "given up"
+    done = job.status == "done" and job.attempts[-1] is not attempt
+    return f"tried again, done by attempt {job.attempts[-1].number}" if done else "tried again"
+
+
+def _notes(view: RunView) -> Iterator[str]:
+    for place in view.quarantined:
+        jobs = f" Jobs that failed there: {', '.join(first_few(list(place.jobs), 'jobs'))}." if place.jobs else ""
+        yield f"{place.device or f'worker {place.worker}'} is used no more: {_cut(place.reason)}.{jobs}"
+    for cause, blocked in view.blocked_by().items():
+        yield f"{count(len(blocked), 'job')} cannot run because {cause or 'another one'} failed."
+
+
+def _cut(text: str) -> str:
+    return (
+        text if len(text) <= LONGEST else f"{text[:LONGEST]} … (the first {LONGEST:,} of {len(text):,} characters)"
+    )

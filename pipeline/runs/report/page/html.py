@@ -1,0 +1,91 @@
+"""The page around the data: one file that asks nothing of anybody, and in which foreign text is never markup.
+
+All data is in one element that browsers do not run, as JSON without `<`, `>` and `&`. The scripts put it into the
+page as text alone. The policy of the page allows its own scripts and styles by their hashes and nothing else: no
+request, no further script, whatever the data holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline.files import replacing
+from pipeline.runs.report.page.model import Page
+from pipeline.terminal.text import printable
+
+ASSETS = Path(__file__).parent / "assets"
+PLOTLY = "plotly-basic-4.1.1.min.js"
+SCRIPTS = ("dom.js", "charts.js", "results.js", "work.js", "samples.js", "main.js")
+"""Ours, in order; together they are one."""
+_SLOT = re.compile(r"\{\{(\w+)\}\}")
+_ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Write a page; a browser finds the one before or this one, never a part.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with replacing(path, durable=False) as temporary:  # it can be made anew
+        temporary.write_text(page_html(page), encoding="utf-8", newline="")
+
+
+def page_html(page: Page) -> str:
+    """The whole page."""
+    parts = _SLOT.split(_asset("page.html"))
+    return "".join(part if at % 2 == 0 else _filled(part, page) for at, part in enumerate(parts))
+
+
+def _filled(slot: str, page: Page) -> str:
+    return _data(page) if slot == "data" else _fixed()[slot]
+
+
+def _data(page: Page) -> str:
+    text = msgspec.json.encode(_shown(msgspec.to_builtins(page))).decode()
+    for sign, escape in _ESCAPED.items():
+        text = text.replace(sign, escape)
+    return text
+
+
+def _shown(value: Any) -> Any:
+    """The data with its texts as they may be shown: control characters are written out."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {_shown(name): _shown(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(one) for one in value]
+    return value
+
+
+@cache
+def _fixed() -> dict[str, str]:
+    """What is the same on every page."""
+    ours = "".join(_asset(name) for name in SCRIPTS)
+    found = {
+        "style": _asset("page.css"),
+        "plotly": _asset(PLOTLY),
+        "script": f'(() => {{\n"use strict";\n{ours}}})();\n',
+    }
+    scripts = " ".join(_hash(found[name]) for name in ("plotly", "script"))
+    found["policy"] = (
+        f"default-src 'none'; script-src {scripts}; style-src {_hash(found['style'])} {_hash('')}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return found
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")

@@ -1,0 +1,73 @@
+"""Histograms of rewards: how the completions of each method were scored after each round. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from pipeline.runs.report.page.model import Histogram, Rewards
+
+BINS = 24
+FEW = 12
+"""Different rewards up to which each has a bar of its own."""
+
+Group = tuple[str, str, int]
+"""Place, method and round."""
+
+
+def rewards_of(scores: Mapping[Group, Iterable[float]], there: int | None) -> Rewards:
+    """Histograms whose bins are the same for all methods and rounds of a place.
+
+    Args:
+        scores: Rewards of completions.
+        there: Completions that were evaluated, which may be more; None where that is not known.
+    """
+    counted = {group: Counter(own) for group, own in scores.items()}
+    values: dict[str, set[float]] = {}
+    for (place, _, _), own in counted.items():
+        values.setdefault(place, set()).update(own)
+    values = {place: own for place, own in values.items() if own}
+    exact = [place for place, own in values.items() if len(own) <= FEW]
+    edges = {place: sorted(own) if place in exact else _edges(own) for place, own in values.items()}
+    return Rewards(
+        edges=edges,
+        exact=exact,
+        histograms=[
+            Histogram(
+                place=place,
+                algo=algo,
+                round=number,
+                counts=_counts(own, edges[place], place in exact),
+                mean=sum(score * times for score, times in own.items()) / own.total(),
+            )
+            for (place, algo, number), own in sorted(counted.items())
+            if own
+        ],
+        about=_said(sum(own.total() for own in counted.values()), there),
+    )
+
+
+def _said(read: int, there: int | None) -> str:
+    if there is None:
+        return f"Of {read:,} of the completions that were evaluated, those to the first prompts of each shard."
+    if read >= there:
+        return "Of all completions that were evaluated."
+    return (
+        f"Of {read:,} of the {there:,} completions that were evaluated, those to the first prompts of each shard."
+    )
+
+
+def _edges(values: set[float]) -> list[float]:
+    low, high = min(values), max(values)
+    # Halves first: the difference of two very large numbers is no number.
+    return [low + (high / BINS - low / BINS) * at for at in range(BINS)] + [high]
+
+
+def _counts(own: Counter[float], edges: list[float], exact: bool) -> list[int]:
+    if exact:
+        return [own[value] for value in edges]
+    counts = [0] * (len(edges) - 1)
+    for score, times in own.items():
+        counts[min(max(bisect_right(edges, score) - 1, 0), len(counts) - 1)] += times
+    return counts

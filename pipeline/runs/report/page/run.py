@@ -1,0 +1,280 @@
+"""A run as its page shows it: what it left, read once and put into the forms of `model`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from pipeline import __version__
+from pipeline.foreign import ForeignDataError, read_plain
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.outputs.curves import FIELDS, TrainingStep, by_training
+from pipeline.outputs.formats import Sample
+from pipeline.plan.job import Job
+from pipeline.runs.cost import total
+from pipeline.runs.loaded import LoadedRun, Span
+from pipeline.runs.record import Results
+from pipeline.runs.report.captions import first_few
+from pipeline.runs.report.format import count, decimal, duration
+from pipeline.runs.report.page import results as shown_results
+from pipeline.runs.report.page.failures import failures_of
+from pipeline.runs.report.page.model import Page, PageTable, Rewards, RunPage, Samples, Timeline, TrainingCurve
+from pipeline.runs.report.page.results import chain_of
+from pipeline.runs.report.page.rewards import Group, rewards_of
+from pipeline.runs.report.page.samples import Shown, samples_of
+from pipeline.runs.report.page.timeline import Stretch, timeline_of
+from pipeline.runs.report.page.training import points_each, thinned
+
+MOST_READ = 20_000
+"""Completions that are read, which takes half a second."""
+FEWEST_READ = 20
+"""Completions that are read of each job, however many jobs there are."""
+EVALUATE = "evaluate"
+_MOST_NAMED = 6
+
+
+def page_of(runs: Sequence[LoadedRun], comparison: Sequence[PageTable] = ()) -> Page:
+    """A page of one run or several.
+
+    Args:
+        runs: In the order in which they are shown.
+        comparison: Tables that set them side by side, for the top of the page.
+
+    Raises:
+        PipelineError: Something that a run left cannot be read.
+    """
+    title = ", ".join(first_few([run.name for run in runs], "runs"))
+    if len(runs) == 1:
+        title = f"{title} ({runs[0].stamp})"
+    return Page(
+        title=title,
+        made=f"{datetime.now():%Y-%m-%d %H:%M}",
+        version=__version__,
+        runs=[run_page(run) for run in runs],
+        comparison=list(comparison),
+    )
+
+
+def run_page(run: LoadedRun) -> RunPage:
+    """What a page shows of a run.
+
+    Raises:
+        PipelineError: Something that it left cannot be read.
+    """
+    results, compute = run.results, run.compute
+    samples, rewards = _completions(run, total(row.answers for row in compute.rows if row.stage == EVALUATE))
+    training, about_training = _training(run)
+    return RunPage(
+        name=run.name,
+        stamp=run.stamp,
+        state=run.state,
+        unfinished=_unfinished(run),
+        facts=_facts(run, results),
+        places=list(dict.fromkeys(shown_results.place_of(row) for row in results.pooled)),
+        algos=shown_results.algos_of(results),
+        metrics=shown_results.metrics_of(results),
+        tables=shown_results.tables_of(results, compute),
+        series=shown_results.series_of(results),
+        anchors=shown_results.anchors_of(results),
+        fronts=shown_results.fronts_of(results),
+        spent=shown_results.spent_of(compute),
+        stages=shown_results.stages_of(compute),
+        training=training,
+        training_about=about_training,
+        timeline=_timeline(run),
+        rewards=rewards,
+        samples=samples,
+        failures=failures_of(run.view),
+        config=_config(run),
+        given=run.settings_given,
+        command=run.command or f"python run_parallel.py experiment.name={run.name}",
+        environment=_environment(run),
+        versions=_versions(run),
+    )
+
+
+# -- at the top ------------------------------------------------------------------------------------------------
+
+
+def _facts(run: LoadedRun, results: Results) -> list[tuple[str, str]]:
+    view, jobs = run.view, run.view.counts()
+    facts = [*_best(results)]
+    if view.started is not None:
+        facts.append(("began", f"{datetime.fromtimestamp(view.started):%Y-%m-%d %H:%M}"))
+        facts.append(("took", duration(_seconds(run))))
+    here = f"{jobs.done:,} done" + (f", {jobs.stored:,} stored before" if jobs.stored else "")
+    facts.append(("jobs", here + (f", {jobs.given_up:,} not done" if jobs.given_up else "")))
+    devices = {worker.device or f"worker {worker.index}" for worker in view.workers.values()}
+    if devices:
+        facts.append(("devices", next(iter(devices)) if len(devices) == 1 else f"{len(devices)}"))
+    return facts
+
+
+def _best(results: Results) -> Iterator[tuple[str, str]]:
+    """Of every dataset and model the method with the highest number after its last round."""
+    metrics = shown_results.metrics_of(results)
+    series = [
+        one
+        for one in shown_results.series_of(results)
+        if not one.chain and metrics[:1] == [_named(one.metric, metrics)]
+    ]
+    for place in list(dict.fromkeys(one.place for one in series))[:_MOST_NAMED]:
+        last = {one.algo: one.values[-1] for one in series if one.place == place and one.values[-1] is not None}
+        methods = {algo: value for algo, value in last.items() if algo != REFERENCE and value is not None}
+        if methods:
+            algo, value = max(methods.items(), key=lambda item: item[1])
+            before = last.get(REFERENCE)
+            than = "" if before is None else f" (reference {decimal(before)})"
+            yield f"highest {metrics[0][1]}, {place}", f"{algo} {decimal(value)}{than}"
+
+
+def _named(metric: str, metrics: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    return next((one for one in metrics if one[0] == metric), (metric, metric))
+
+
+def _unfinished(run: LoadedRun) -> list[str]:
+    """What a reader of a run must know that is not over, or lacks something."""
+    state, view, jobs = run.state, run.view, run.view.counts()
+    if state == "done":
+        return []
+    lines = [f"{_STATES.get(state, f'This run is {state}')}: {jobs.there:,} of {count(jobs.total, 'job')} done."]
+    if view.halted:
+        lines.append(f"It was ended early: {view.halted}.")
+    missing: dict[str, list[int]] = {}
+    for (chain, number), cell in view.cells.items():
+        if cell.there < cell.total and chain:
+            missing.setdefault(chain, []).append(number)
+    named = [f"{chain} (round {', '.join(map(str, sorted(numbers)))})" for chain, numbers in missing.items()]
+    if named:
+        lines.append(
+            f"Not there, or not in full: {', '.join(first_few(named, 'chains'))}. What is shown is what is there."
+        )
+    return lines
+
+
+_STATES = {
+    "running": "The run was going on when this page was written",
+    "failed": "Some jobs of this run failed",
+    "interrupted": "This run was interrupted; the same command goes on from here",
+    "halted": "This run came to an early end; the same command goes on from here",
+    "killed": "This run was killed; the same command goes on from here",
+}
+
+
+def _seconds(run: LoadedRun) -> float:
+    return run.view.elapsed_s(time.time(), run.state == "running")
+
+
+# -- completions -----------------------------------------------------------------------------------------------
+
+
+def _completions(run: LoadedRun, there: float | None) -> tuple[Samples, Rewards]:
+    """The completions that are shown, and the rewards of all that are read, in one go; so many were evaluated."""
+    scores: dict[Group, list[float]] = {}
+    evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
+    evaluated = None if there is None else int(there)
+    most_each = max(FEWEST_READ, MOST_READ // max(1, len(evaluating)))
+
+    def taken(found: Iterable[tuple[Job, Sample]]) -> Iterator[Shown]:
+        for job, sample in found:
+            place = f"{job.dataset} · {job.model}"
+            if sample.reward is not None:
+                scores.setdefault((place, job.algo, job.round), []).append(sample.reward)
+            yield Shown(
+                place=place,
+                row=str(sample.row),
+                prompt=sample.prompt,
+                algo=job.algo,
+                chain=chain_of(job.reference, job.seed),
+                round=job.round,
+                text=sample.completion,
+                reward=sample.reward,
+                correct=sample.correct,
+            )
+
+    samples = samples_of(taken(run.samples(lambda job: job.stage == EVALUATE, most_each)), evaluated)
+    return samples, rewards_of(scores, evaluated)
+
+
+# -- trainings and devices -------------------------------------------------------------------------------------
+
+
+def _training(run: LoadedRun) -> tuple[list[TrainingCurve], str]:
+    found = [(job, name, own) for job, steps in run.curves() for name, own in by_training(steps).items()]
+    most = points_each(len(found))
+    curves = [_curve(job, name, own, most) for job, name, own in found]
+    shown, recorded = sum(len(one.steps) for one in curves), sum(one.recorded for one in curves)
+    about = f"{shown:,} of {recorded:,} steps that were recorded, evenly spread." if shown < recorded else ""
+    return curves, about
+
+
+def _curve(job: Job, training: str, steps: list[TrainingStep], most: int) -> TrainingCurve:
+    own = thinned(steps, most)
+    extra = dict.fromkeys(name for step in own for name in step.extra)
+    numbers = [name for name in FIELDS if name not in ("training", "step", "steps", "tokens")]
+    values = {name: [getattr(step, name) for step in own] for name in numbers}
+    return TrainingCurve(
+        job=job.id,
+        place=f"{job.dataset} · {job.model}",
+        algo=job.algo,
+        chain=chain_of(job.reference, job.seed),
+        round=job.round,
+        training=training,
+        steps=[step.step for step in own],
+        tokens=[step.tokens for step in own],
+        values={**values, **{name: [step.extra.get(name) for step in own] for name in extra}},
+        recorded=len(steps),
+    )
+
+
+def _timeline(run: LoadedRun) -> Timeline | None:
+    spans, began = run.timeline(), run.view.started
+    if not spans or began is None:
+        return None
+    workers = {worker.index: worker.device for worker in run.view.workers.values()}
+    sharing = Counter(workers.values())
+
+    def lane(worker: int, device: str) -> str:
+        return f"{device} · worker {worker}" if device and sharing[device] > 1 else device or f"worker {worker}"
+
+    lanes = {index: lane(index, device) for index, device in sorted(workers.items())}
+    seconds = _seconds(run)
+    stretches = [
+        _stretch(span, lanes.get(span.worker, lane(span.worker, span.device)), began, seconds) for span in spans
+    ]
+    return timeline_of(stretches, list(lanes.values()), seconds)
+
+
+def _stretch(span: Span, lane: str, began: float, seconds: float) -> Stretch:
+    start = max(0.0, span.start - began)
+    end = max(start, seconds if span.end is None else span.end - began)
+    return Stretch(lane=lane, start=start, end=end, stage=span.stage, outcome=span.outcome, first=span.job)
+
+
+# -- what it was made of ---------------------------------------------------------------------------------------
+
+
+def _config(run: LoadedRun) -> str:
+    try:
+        return read_plain(run.folder.config, follow=True).decode(errors="replace")
+    except (OSError, ForeignDataError):
+        return ""
+
+
+def _environment(run: LoadedRun) -> list[tuple[str, str]]:
+    origin = run.origin
+    found = [("folder", origin.folder), ("devices", ", ".join(origin.devices)), *origin.machine.items()]
+    return [(name, value) for name, value in found if value] + list(run.versions.items())
+
+
+def _versions(run: LoadedRun) -> PageTable | None:
+    makers = run.makers()
+    if not makers:
+        return None
+    return PageTable(
+        headings=["arithmetic", "pipeline", "torch", "transformers", "outputs"],
+        right=[False, False, False, False, True],
+        rows=[[one.arithmetic, one.pipeline, one.torch, one.transformers, f"{one.outputs:,}"] for one in makers],
+    )

@@ -1,0 +1,167 @@
+"""The report of a real run in a real browser: it works, asks nobody for anything, and runs nothing of others."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.runs.loaded import load
+from pipeline.runs.report.page.html import write_page
+from pipeline.runs.report.page.model import Failure, Failures, Page, RunPage
+from pipeline.runs.report.page.run import page_of
+from tests.doubles.browser import CHROMIUM, Tab, browser
+from tests.doubles.small_runs import calm_run
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+
+HOSTILE = (
+    "<script>alert(1)</script></script></td><img src=x onerror=alert(2)><b>b</b><a href='https://h'>a</a> "
+    "\x1b[2J\u2028 %{x} &lt;b&gt;"
+)
+SEEN = HOSTILE.replace("\x1b", "\\x1b").replace("\u2028", "\\u2028")
+WATCH = """
+    window.hooked = [];
+    window.alert = (text) => window.hooked.push(text);
+    document.addEventListener("securitypolicyviolation", (event) => window.hooked.push(event.violatedDirective));
+"""
+LOOK_AT_ALL = """(async () => {
+    for (const chart of document.querySelectorAll(".chart")) {
+        chart.scrollIntoView();
+        while (!chart.hidden && !chart.querySelector("svg")) await new Promise((done) => setTimeout(done, 20));
+    }
+    for (const box of document.querySelectorAll("details")) box.open = true;
+    await new Promise((done) => setTimeout(done, 100));
+    return document.querySelectorAll(".chart svg.main-svg").length;
+})()"""
+CHOOSE = """(select, value) => { select.value = value; select.dispatchEvent(new Event("change")); }"""
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        found.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
+        yield found
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return calm_run(tmp_path_factory) / "t" / "latest"
+
+
+def nothing_happened(tab: Tab, path: Path) -> None:
+    assert tab.complaints == []
+    assert tab.requests == [path.as_uri()]
+    assert tab.ask("window.hooked") == []
+
+
+def test_the_report_of_a_run_can_be_read_searched_and_switched(tab: Tab, run: Path) -> None:
+    path = run.resolve() / "report.html"
+    tab.open(path)
+    assert tab.ask(LOOK_AT_ALL) >= 5
+    table = tab.ask("[...document.querySelectorAll('.results tbody tr')].map((row) => row.innerText.split('\\t'))")
+    rows = page_of([load(run)]).runs[0].tables[0].rows
+    assert [[cell.rstrip(" ▲▼") for cell in row] for row in table] == rows
+    # a chart with another metric
+    axis = "document.querySelector('#curves .chart').layout.yaxis.title.text"
+    assert tab.ask(axis) == "pass@1"
+    tab.ask(f"({CHOOSE})(document.querySelector('#curves select'), 'kl_per_sequence')")
+    assert tab.ask(axis) == "KL/seq"
+    # completions that are searched, and filtered
+    status, prompts = "document.querySelector('#samples [role=status]').innerText", "#samples .asked"
+    everything = tab.ask(status)
+    sought = tab.ask(f"document.querySelector('{prompts}').innerText")
+    search = "document.querySelector('#samples input[type=search]')"
+    tab.ask(f"{search}.value = {sought!r}; {search}.dispatchEvent(new Event('input'))")
+    assert tab.ask(f"[...document.querySelectorAll('{prompts}')].map((one) => one.innerText)") == [sought]
+    assert everything.startswith("40 of 40 prompts")
+    assert tab.ask(status).startswith("1 of 40 prompts")
+    choose_wrong = f"({CHOOSE})([...document.querySelectorAll('#samples select')].at(-1), 'wrong')"
+    tab.ask(f"{search}.value = ''; {search}.dispatchEvent(new Event('input')); {choose_wrong}")
+    verdicts = tab.ask("[...document.querySelectorAll('#samples .answer')].map((one) => one.className)")
+    assert set(verdicts) == {"answer wrong"}
+    nothing_happened(tab, path)
+
+
+def hostile(page: Page) -> Page:
+    """The page with text of strangers wherever any can be."""
+    (run,) = page.runs
+    names = {one: HOSTILE for one in run.algos if one != "reference"}
+
+    def renamed(one: object) -> object:
+        algo = getattr(one, "algo", "")
+        return replace(one, algo=names.get(algo, algo), place=HOSTILE)  # type: ignore[type-var]
+
+    failure = Failure(
+        job=HOSTILE,
+        attempt=1,
+        device=HOSTILE,
+        kind=HOSTILE,
+        reason=HOSTILE,
+        outcome=HOSTILE,
+        traceback=HOSTILE,
+        log=HOSTILE,
+    )
+    tables = [
+        replace(one, title=HOSTILE, caption=HOSTILE, rows=[[HOSTILE] * len(row) for row in one.rows])
+        for one in run.tables
+    ]
+    samples = replace(
+        run.samples,
+        places=[HOSTILE],
+        algos=[HOSTILE, *run.samples.algos[1:]],
+        prompts=[HOSTILE] * len(run.samples.prompts),
+        text=[HOSTILE] * len(run.samples.text),
+    )
+    lists = {
+        name: [renamed(one) for one in getattr(run, name)] for name in ("series", "spent", "stages", "training")
+    }
+    told: RunPage = replace(
+        run,
+        name=HOSTILE,
+        stamp=HOSTILE,
+        unfinished=[HOSTILE],
+        facts=[(HOSTILE, HOSTILE)],
+        places=[HOSTILE],
+        algos=["reference", HOSTILE],
+        tables=tables,
+        samples=samples,
+        failures=Failures(rows=[failure], notes=[HOSTILE]),
+        config=HOSTILE,
+        given=[HOSTILE],
+        command=HOSTILE,
+        environment=[(HOSTILE, HOSTILE)],
+        **lists,  # type: ignore[arg-type]
+    )
+    assert told.timeline is not None
+    lanes = replace(told.timeline, lanes=[HOSTILE] * len(told.timeline.lanes))
+    bars = replace(lanes.bars, stage=[HOSTILE] * len(lanes.bars.stage), name=[HOSTILE] * len(lanes.bars.name))
+    return replace(page, title=HOSTILE, runs=[replace(told, timeline=replace(lanes, bars=bars))])
+
+
+def test_text_of_strangers_is_shown_and_never_obeyed(tab: Tab, run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_page(path, hostile(page_of([load(run)])))
+    tab.open(path)
+    assert tab.ask(LOOK_AT_ALL) >= 5
+    assert tab.ask("document.querySelectorAll('main img, main script, header script').length") == 0
+    assert tab.ask("document.title") == SEEN.replace("  ", " ")
+    for place in ("h1", "#results td", "#samples .asked", "#samples .answer .text", "#failures td", "#about pre"):
+        assert tab.ask(f"document.querySelector('{place}').textContent").rstrip(" ▲▼") == SEEN, place
+    # In a chart too, where plotly would take some of it for markup.
+    legend = tab.ask("document.querySelector('#timeline .legendtext').textContent")
+    assert legend == SEEN
+    nothing_happened(tab, path)
+
+
+def test_a_page_of_several_runs_has_all_of_them(tab: Tab, run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    page = page_of([load(run), load(run)])
+    first, second = page.runs
+    write_page(path, replace(page, runs=[first, replace(second, name="other")]))
+    tab.open(path)
+    assert tab.ask(LOOK_AT_ALL) >= 5
+    names = tab.ask("document.querySelector('#curves .chart').data.map((one) => one.name)")
+    assert {"t · PITA", "other · PITA", "t · QSharp", "other · QSharp"} <= set(names)
+    assert tab.ask("document.querySelectorAll('.results').length") == 2
+    nothing_happened(tab, path)
