@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _HEAD, _CONFIG = "value_head.json", "config.json"
 _T = TypeVar("_T")
+_Choice = TypeVar("_Choice", bound=Enum)
 
 
 def guided(
@@ -49,6 +51,7 @@ def guided(
     eta: float | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    attention: str | None = None,
     reference: str | Path | None = None,
     offset: Callable[[float], Offset] | None = None,
     trust_remote_code: bool = False,
@@ -71,6 +74,7 @@ def guided(
             was chosen by `evaluation.etas`, or else the method's own.
         device: ``cpu`` or ``cuda``; None takes a GPU where there is one.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None as in the run.
+        attention: ``sdpa``, ``eager`` or ``flash_attention_2``; None as in the run.
         reference: Folder or hub id of the reference; None takes the one that the value model was trained for.
         offset: From a strength to the offset of values, for a method with a rule of its own and without its run.
         trust_remote_code: Run Python code that comes with the model; of a run as it says itself.
@@ -86,7 +90,12 @@ def guided(
         found = replace(found, reference=lambda: _given_reference(str(reference)))
     if trust_remote_code:
         found = replace(found, trusts_code=True)
-    return _loaded(found, eta, device, dtype, offset)
+    drawing = found.usage.drawing
+    system = SystemConfig(
+        dtype=_chosen(DType, "dtype", dtype or drawing.dtype),
+        attn_impl=_chosen(Attention, "attention", attention or drawing.attention),
+    )
+    return _loaded(found, eta, device, system, offset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +242,7 @@ def _loaded(
     found: _Found,
     eta: float | None,
     device: str | None,
-    dtype: str | None,
+    system: SystemConfig,
     offset: Callable[[float], Offset] | None,
 ) -> Guided:
     import torch
@@ -244,8 +253,7 @@ def _loaded(
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen != "cpu" and not (chosen.partition(":")[0] == "cuda" and torch.cuda.is_available()):
         raise DeviceError(f"device={chosen!r}: must be cpu, or cuda where this process sees a GPU")
-    drawing = found.usage.drawing
-    system = SystemConfig(dtype=_dtype(dtype or drawing.dtype), attn_impl=_attention(drawing.attention, chosen))
+    system = replace(system, attn_impl=_at_hand(system.attn_impl, chosen))
     source = str(found.weights) if found.reference is None else found.reference()
     guide = None
     if found.guidance is not None:
@@ -259,7 +267,7 @@ def _loaded(
         policy,
         tokenizer,
         guide,
-        drawing=drawing,
+        drawing=found.usage.drawing,
         prompting=found.usage.prompting,
         eta=eta,
         device=chosen,
@@ -276,15 +284,13 @@ def _reading(folder: str | Path) -> Iterator[None]:
         raise ConfigError(f"{folder} cannot be loaded: {said}") from error
 
 
-def _attention(name: str, device: str) -> Attention:
-    """That of the run; where FlashAttention is not at hand, which computes the same, what is."""
-    chosen = Attention[name]
-    if chosen is Attention.flash_attention_2 and (device == "cpu" or find_spec("flash_attn") is None):
-        return Attention.sdpa
-    return chosen
+def _at_hand(attention: Attention, device: str) -> Attention:
+    """That of the run; where FlashAttention is not at hand, torch's own, which computes the same."""
+    lacking = device == "cpu" or find_spec("flash_attn") is None
+    return Attention.sdpa if attention is Attention.flash_attention_2 and lacking else attention
 
 
-def _dtype(name: str) -> DType:
-    if name not in DType.__members__:
-        raise ConfigError(f"dtype={name!r}: must be one of {', '.join(DType.__members__)}")
-    return DType[name]
+def _chosen(kind: type[_Choice], name: str, given: str) -> _Choice:
+    if given not in kind.__members__:
+        raise ConfigError(f"{name}={given!r}: must be one of {', '.join(kind.__members__)}")
+    return kind[given]

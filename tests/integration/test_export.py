@@ -339,8 +339,13 @@ def test_what_is_no_model_is_refused(outputs: Path, tmp_path: Path, given: str, 
         pipeline.guided(run_of(outputs), "QSharp", device="tpu")
     with pytest.raises(ConfigError, match="is the folder of one model"):
         pipeline.guided(training(outputs), "QSharp")
-    with pytest.raises(ConfigError, match="dtype='int8': must be one of"):
-        pipeline.guided("t", "PITA", dtype="int8", output_dir=outputs)
+    for wrong in ({"dtype": "int8"}, {"attention": "best"}):
+        with pytest.raises(ConfigError, match=r"'(int8|best)': must be one of"):
+            pipeline.guided("t", "PITA", output_dir=outputs, **wrong)
+    assert (
+        pipeline.guided("t", "PITA", attention="eager", output_dir=outputs).model.config._attn_implementation
+        == "eager"
+    )
 
 
 @pytest.fixture

@@ -71,11 +71,11 @@ def card_text(card: Card) -> str:
 
 def _front_matter(card: Card) -> str:
     """What the hub reads of a card."""
-    kind = "value-model" if card.usage.kind == "value" else "policy"
+    is_value = card.usage.kind == "value"
+    alone = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     data: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["posttrain-pipeline", kind, card.algo],
+        **({"library_name": "posttrain-pipeline"} if is_value else alone),
+        "tags": ["posttrain-pipeline", "value-model" if is_value else "policy", card.algo],
         "license": "other",
         "license_name": "see-below",
     }

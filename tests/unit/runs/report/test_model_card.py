@@ -45,6 +45,7 @@ def head(card: Card) -> dict[str, object]:
 def test_the_hub_is_told_what_it_is() -> None:
     found = head(POLICY)
     assert found["base_model"] == "some/model"
+    assert (found["library_name"], found["pipeline_tag"]) == ("transformers", "text-generation")
     assert found["tags"] == ["posttrain-pipeline", "policy", "DPO"]
     [index] = found["model-index"]  # type: ignore[misc]
     assert index["results"][0]["metrics"] == [{"type": "pass@1", "name": "pass@1", "value": 0.5}]
@@ -78,6 +79,7 @@ def test_a_value_model_tells_how_it_guides_and_what_is_missing() -> None:
     assert "eta none, it is the reference; candidates are the 3 likeliest" in text
     assert "offset=lambda eta" in text
     assert "lm_eval" not in text
+    assert "library_name: transformers" not in text
 
 
 def test_foreign_text_stays_in_its_block() -> None:
