@@ -21,6 +21,7 @@ from pipeline.commands.doctor.slurm import Starter
 from pipeline.commands.fetch import MODELS, report
 from pipeline.commands.launch import command as launch_command
 from pipeline.commands.typed import answering
+from pipeline.config.schema import Tracker
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError
 from pipeline.terminal.console import make_console, say
@@ -234,6 +235,29 @@ def write_report(
 
     with answering():
         reports.report(output_dir, names, run, out, make_console())
+
+
+@app.command(help="Tell trackers (tensorboard, trackio, wandb) what they lack of a run.")
+def track(
+    name: str,
+    report_to: Annotated[
+        list[Tracker] | None, typer.Option(help="Which tracker, once for each; those of the run if left out.")
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option(help="What they call the project; as the run if left out.")
+    ] = None,
+    online: Annotated[bool, typer.Option("--online", help="Let wandb send it at once.")] = False,
+    run: Run = None,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Bring trackers up to date from what the run left."""
+    from pipeline.commands import track as tracking
+
+    with answering():
+        chosen = [tracker.value for tracker in report_to or ()]
+        raise typer.Exit(
+            tracking.track(output_dir, name, run, make_console(), report_to=chosen, project=project, online=online)
+        )
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from pipeline.commands.run_messages import (
     tell_prepared,
 )
 from pipeline.commands.start import settle
+from pipeline.commands.track import tracked
 from pipeline.config.load import to_plain
 from pipeline.config.schema import StageChoice
 from pipeline.engine.journal import Journal
@@ -77,10 +78,11 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
-            outcome = _run_missing(request, stored.missing, verified, run, console, signals)
-            if outcome is not None:
-                _link_stored(request, run, _found_stored(stored.missing, outcome))
-            return _end(request, outcome, verified, run, console)
+            with tracked(run, config.tracking, console, signals) as hear:
+                outcome = _run_missing(request, stored.missing, verified, run, console, signals, hear)
+                if outcome is not None:
+                    _link_stored(request, run, _found_stored(stored.missing, outcome))
+                return _end(request, outcome, verified, run, console)
         except (WorkerError, StoreError) as error:
             complain(console, str(error))
         except OSError as error:
@@ -174,6 +176,7 @@ def _run_missing(
     run: RunFolder,
     console: Console,
     signals: StopSignals,
+    hear: Callable[[], None],
 ) -> Outcome | None:
     if not missing:
         _record_nothing_to_do(request, run)
@@ -185,6 +188,7 @@ def _run_missing(
         def show() -> None:
             live.tick(clock())
             redraw(live)
+            hear()
             gpus.update(live.view, live.view.elapsed_s(live.now))
             reports.update(live.view, live.view.elapsed_s(live.now))
 

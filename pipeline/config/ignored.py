@@ -15,7 +15,7 @@ from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fronts import point_of, settings_of
 from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import Backend, Config
+from pipeline.config.schema import Backend, Config, Tracker
 from pipeline.config.tables import TABLES
 from pipeline.config.user_code import ask
 from pipeline.config.values import brief
@@ -181,6 +181,15 @@ RULES = (
     Rule("distributed.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
     Rule("distributed.fsdp_*", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
     Rule("distributed.master_port", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
+    Rule(
+        "tracking.*",
+        lambda run: run.key[1] != "report_to" and not run.config.tracking.report_to,
+        "no tracker is asked for; tracking.report_to=[tensorboard] does",
+    ),
+    *(
+        Rule(f"tracking.{name}", lambda run: Tracker.wandb not in run.config.tracking.report_to, "it is for wandb")
+        for name in ("mode", "entity")
+    ),
     Rule("system.clear_cache_interval", lambda run: not run.gpu, _NO_GPU),
     Rule("execution.wait_for_devices", lambda run: not run.gpu, _NO_GPU),
     Rule(

@@ -17,7 +17,10 @@ GROUPS = {name: table.group for name, table in TABLES.items() if table.group != 
 """Tables of settings whose entries are chosen by a group of another name."""
 NAMED_GROUPS = tuple(table.group for table in TABLES.values())
 """Groups that take several choices at once."""
-COMMANDS = ("check", "fetch", "gpus", "launch", "logs", "run", "show", "status", "store", "why")
+COMMANDS = (
+    *("check", "compare", "export", "fetch", "figures", "gpus", "launch", "logs"),
+    *("report", "run", "show", "status", "store", "track", "why"),
+)
 """Those of ``python -m pipeline``."""
 _ALIASES = {"lr": "learning_rate"}
 """What other programs call a setting, where no resemblance leads to it."""

@@ -44,6 +44,8 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
         (["algos=[DPO]", "algos.DPO.pairs=existing", "algos.DPO.num_generations=8"], "come from the dataset"),
         (["algos=[BestOfN]", "algos.BestOfN.selection=majority", "algos.BestOfN.epochs=3"], "no reward model"),
         (["evaluation.matched_kl=[1]"], "it is for fronts, and this run has none"),
+        (["tracking.project=p"], "no tracker is asked for; tracking.report_to=[tensorboard] does"),
+        (["tracking.report_to=[trackio]", "tracking.mode=online"], "it is for wandb"),
         (["algos=[DPO]", "algos.DPO.front={beta: [1, 2]}", "algos.DPO.beta=3"], "a value of its own"),
         (
             ["algos=[BestOfN]", "algos.BestOfN.front={selection: [majority]}", "algos.BestOfN.epochs=3"],

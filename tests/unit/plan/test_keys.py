@@ -1,6 +1,9 @@
 """Keys change with what determines a result and with nothing else."""
 
+from dataclasses import fields
+
 from pipeline.config.load import load_config
+from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
 from pipeline.plan.keys import determining, result_key
 
 
@@ -20,6 +23,8 @@ def test_hints_are_left_out() -> None:
     config.algos["PITA"].num_workers = 7
     config.execution.workers = 5
     config.system.use_parallel_execution = False
+    config.tracking = TrackingConfig(report_to=[*Tracker], project="p", mode=TrackingMode.online, samples=1)
     assert determining(config) == before
+    assert not [field.name for field in fields(TrackingConfig) if field.metadata.get("affects_result", True)]
     config.algos["PITA"].batch_size += 1
     assert determining(config) != before
