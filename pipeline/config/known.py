@@ -17,7 +17,24 @@ GROUPS = {name: table.group for name, table in TABLES.items() if table.group != 
 """Tables of settings whose entries are chosen by a group of another name."""
 NAMED_GROUPS = tuple(table.group for table in TABLES.values())
 """Groups that take several choices at once."""
-COMMANDS = ("check", "fetch", "gpus", "launch", "logs", "run", "show", "status", "store", "why")
+COMMANDS = (
+    "check",
+    "compare",
+    "completion",
+    "export",
+    "fetch",
+    "figures",
+    "gpus",
+    "help",
+    "launch",
+    "logs",
+    "report",
+    "run",
+    "show",
+    "status",
+    "store",
+    "why",
+)
 """Those of ``python -m pipeline``."""
 _ALIASES = {"lr": "learning_rate"}
 """What other programs call a setting, where no resemblance leads to it."""
