@@ -17,19 +17,25 @@ from typing import Annotated
 import typer
 
 from pipeline.commands import gpus, store
+from pipeline.commands.completion_scripts import SCRIPTS, Shell
 from pipeline.commands.doctor.slurm import Starter
 from pipeline.commands.fetch import MODELS, report
 from pipeline.commands.launch import command as launch_command
-from pipeline.commands.typed import answering
+from pipeline.commands.typed import Every, Watch, answering, examples, refuse_both
 from pipeline.config.schema import Tracker
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError
 from pipeline.terminal.console import make_console, say
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.add_typer(store.app, name="store")
 app.add_typer(gpus.app, name="gpus")
-app.command("launch", context_settings=launch_command.SETTINGS, help=launch_command.HELP)(launch_command.launch)
+app.command(
+    "launch",
+    context_settings=launch_command.SETTINGS,
+    help=launch_command.HELP,
+    epilog=examples("pipeline launch --gpus 4,5 -- train.py", "pipeline launch --num-gpus 2 -- -m my_module"),
+)(launch_command.launch)
 
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
 
@@ -62,7 +68,13 @@ def run(context: typer.Context) -> None:
     raise typer.Exit(cli.main(context.args))
 
 
-@app.command(help="Check this machine and prove parallel generation on it.")
+@app.command(
+    help="Check this machine and prove parallel generation on it.",
+    epilog=examples(
+        "pipeline check",
+        "pipeline check --sbatch job.sh",
+    ),
+)
 def check(
     output_dir: OutputDir = Path("outputs"),
     sbatch: Annotated[Path | None, typer.Option(help="Check this batch script for Slurm instead.")] = None,
@@ -80,7 +92,13 @@ def check(
         raise typer.Exit(preflight.main(output_dir))
 
 
-@app.command(help="Print the table of an experiment's newest run again.")
+@app.command(
+    help="Print the table of an experiment's newest run again.",
+    epilog=examples(
+        "pipeline show first_run",
+        "pipeline show first_run --output-dir /data/outputs",
+    ),
+)
 def show(name: str, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
     from pipeline.commands.results import print_results
@@ -97,21 +115,41 @@ Run = Annotated[str | None, typer.Option(help="Timestamp of a run, or how it beg
 Job = Annotated[str, typer.Argument(help="Id of a job, a part of it that no other has, or a pattern with '*'.")]
 
 
-@app.command(help="Show where runs stand: the newest of every experiment, or one in detail.")
+@app.command(
+    help="Show where runs stand: the newest of every experiment, or one in detail.",
+    epilog=examples(
+        "pipeline status",
+        "pipeline status first_run --watch",
+        "pipeline status first_run --json",
+    ),
+)
 def status(
     name: Annotated[str | None, typer.Argument(help="The experiment; all if left out.")] = None,
     run: Run = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON, nothing cut off.")] = False,
+    watch: Watch = False,
+    every: Every = 2.0,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Show the state of runs."""
     from pipeline.commands import runs
 
     with answering():
-        runs.status(output_dir, name, run, make_console(), as_json=as_json)
+        if watch:
+            refuse_both(watch="--watch", json="--json" if as_json else "")
+            runs.watch_status(output_dir, name, run, make_console(), every)
+        else:
+            runs.status(output_dir, name, run, make_console(), as_json=as_json)
 
 
-@app.command(help="Print the log of a run, or of the last attempt at one of its jobs.")
+@app.command(
+    help="Print the log of a run, or of the last attempt at one of its jobs.",
+    epilog=examples(
+        "pipeline logs first_run -f",
+        "pipeline logs first_run PITA/r1/train",
+        "pipeline logs first_run 'PITA/r1/*/003' --attempt 1",
+    ),
+)
 def logs(
     name: str,
     job: Annotated[str | None, typer.Argument(help="A job, see `why`; the engine's own log if left out.")] = None,
@@ -131,7 +169,13 @@ def logs(
         runs.logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow, raw=raw)
 
 
-@app.command(help="Explain where a job stands, and why it ran again or would run with other settings.")
+@app.command(
+    help="Explain where a job stands, and why it ran again or would run with other settings.",
+    epilog=examples(
+        "pipeline why first_run PITA/r2/metrics",
+        "pipeline why first_run PITA/r2/metrics algos.PITA.eta=0.5",
+    ),
+)
 def why(
     name: str,
     job: Job,
@@ -150,7 +194,12 @@ def why(
             say(console, line)
 
 
-@app.command(help="Fetch a small language model that needs no hub.")
+@app.command(
+    help="Fetch a small language model that needs no hub.",
+    epilog=examples(
+        "pipeline fetch smollm2",
+    ),
+)
 def fetch(
     name: Annotated[str, typer.Argument(help=f"Which: {', '.join(MODELS)}.")],
     out: Annotated[
@@ -164,7 +213,11 @@ def fetch(
 
 
 @app.command(
-    help="Take a trained model away: a folder that works alone, with a model card; or push it to the hub."
+    help="Take a trained model away: a folder that works alone, with a model card; or push it to the hub.",
+    epilog=examples(
+        "pipeline export first_run PITA --to models/pita",
+        "pipeline export first_run s0/QSharp --round 1 --to models/qsharp --push ME/qsharp",
+    ),
 )
 def export(
     name: str,
@@ -190,7 +243,11 @@ def export(
             say(make_console(), f"pushed to {done.url}")
 
 
-@app.command("compare", help="Show runs side by side: settings that differ, and what each method has reached.")
+@app.command(
+    "compare",
+    help="Show runs side by side: settings that differ, and what each method has reached.",
+    epilog=examples("pipeline compare first_run second_run", "pipeline compare 'eta_*' --csv eta.csv"),
+)
 def compare_command(
     names: Annotated[
         list[str], typer.Argument(help="Experiments, patterns such as 'eta_*', or NAME/TIMESTAMP for one run.")
@@ -205,7 +262,13 @@ def compare_command(
         compare(output_dir, names, csv, make_console())
 
 
-@app.command("figures", help="Write the figures of a run for papers: PDF, SVG and PNG.")
+@app.command(
+    "figures",
+    help="Write the figures of a run for papers: PDF, SVG and PNG.",
+    epilog=examples(
+        "pipeline figures first_run --out figures", "pipeline figures first_run --out figures --format pdf"
+    ),
+)
 def figures_command(
     name: str,
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
@@ -223,7 +286,11 @@ def figures_command(
         figures(output_dir, name, run, out, formats or [], make_console())
 
 
-@app.command("report", help="Write the page of a run anew, or one page of several runs.")
+@app.command(
+    "report",
+    help="Write the page of a run anew, or one page of several runs.",
+    epilog=examples("pipeline report first_run", "pipeline report first_run second_run --out both.html"),
+)
 def write_report(
     names: Annotated[list[str], typer.Argument(help="Experiments; of each the newest run.", metavar="NAME...")],
     run: Run = None,
@@ -237,7 +304,10 @@ def write_report(
         reports.report(output_dir, names, run, out, make_console())
 
 
-@app.command(help="Tell trackers (tensorboard, trackio, wandb) what they lack of a run.")
+@app.command(
+    help="Tell trackers (tensorboard, trackio, wandb) what they lack of a run.",
+    epilog=examples("pipeline track NAME", "pipeline track NAME --report-to tensorboard"),
+)
 def track(
     name: str,
     report_to: Annotated[
@@ -258,6 +328,58 @@ def track(
         raise typer.Exit(
             tracking.track(output_dir, name, run, make_console(), report_to=chosen, project=project, online=online)
         )
+
+
+@app.command(
+    "help",
+    help="Say what a key means: its type, range, default, choices, and what it changes.",
+    epilog=examples(
+        "pipeline help",
+        "pipeline help training.grad_clip",
+        "pipeline help eta",
+        "pipeline help algos.PITA",
+        "pipeline help profile",
+    ),
+)
+def help_(
+    key: Annotated[
+        str, typer.Argument(help="A key, the end of one, a group of keys or of files; what there is if left out.")
+    ] = "",
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings that name code of your own: algos.NAME.class_path=...")
+    ] = None,
+) -> None:
+    """Explain a key."""
+    from pipeline.commands.help_keys import print_help
+
+    with answering():
+        print_help(make_console(), key, settings or [])
+
+
+@app.command(
+    help="Print what bash, zsh or fish needs to complete commands, keys and their values.",
+    epilog=examples(
+        'eval "$(pipeline completion bash)"  # in ~/.bashrc',
+        'eval "$(pipeline completion zsh)"   # in ~/.zshrc',
+        "pipeline completion fish | source   # in ~/.config/fish/config.fish",
+    ),
+)
+def completion(shell: Annotated[Shell, typer.Argument(help="Which.")]) -> None:
+    """Print a script."""
+    with answering():
+        sys.stdout.write(SCRIPTS[shell])
+
+
+@app.command(
+    hidden=True,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def complete(context: typer.Context) -> None:
+    """Answer the script of a shell: what the last word may become."""
+    from pipeline.commands.completion import candidates
+
+    for candidate in candidates(context.find_root().command, context.args):
+        typer.echo(candidate)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from pipeline.commands.dry_run import draw_plan
 from pipeline.commands.multirun import group_of_run
 from pipeline.commands.report import leave_report
 from pipeline.commands.request import Request, Stored
@@ -31,19 +32,21 @@ from pipeline.commands.track import tracked
 from pipeline.config.load import to_plain
 from pipeline.config.schema import StageChoice
 from pipeline.engine.journal import Journal
-from pipeline.engine.run_folder import RunFolder, create_run_folder
+from pipeline.engine.run_folder import PLAN_SVG, RunFolder, create_run_folder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.job_state import THERE, JobStatus
 from pipeline.engine.scheduler.loop import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store.measured import update_durations, update_peaks
+from pipeline.engine.store.measured import read_durations, update_durations, update_peaks
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.plan.build import duration_name
+from pipeline.plan.estimates import WORKER_LOAD_S
 from pipeline.plan.job import Job
 from pipeline.plan.recorded import plan_text
+from pipeline.plan.summary import WORKER_LOAD
 from pipeline.runs.index import runs_of
 from pipeline.runs.links import link_all, link_stored
 from pipeline.runs.live_run import LiveRun
@@ -100,6 +103,7 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     there = set(request.plan.jobs) - set(stored.missing)
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
     write_whole(run.plan, plan_text(request.plan, stored=there))
+    draw_plan(request, stored, run.path / PLAN_SVG)
     write_origin(run.path, _origin(request))
     for warning in request.warnings:
         log.warning("%s", warning)
@@ -182,7 +186,7 @@ def _run_missing(
         _record_nothing_to_do(request, run)
         return None
     clock = _steady_clock()
-    live, gpus = LiveRun(request.plan, set(request.plan.jobs) - set(missing), request.layout.slots), GpuLog()
+    live, gpus = _live_run(request, missing), GpuLog()
     with shown_on(console) as redraw, RoundReports(run) as reports:
 
         def show() -> None:
@@ -191,6 +195,12 @@ def _run_missing(
             hear()
             gpus.update(live.view, live.view.elapsed_s(live.now))
             reports.update(live.view, live.view.elapsed_s(live.now))
+
+        def stop(text: str) -> None:
+            live.stopping = text
+            if not console.is_interactive:
+                say(console, text, "yellow")
+            show()
 
         outcome = run_jobs(
             request.plan,
@@ -204,7 +214,7 @@ def _run_missing(
             verified=verified,
             on_event=lambda event: live.take({**event, "time": clock()}),
             on_tick=show,
-            on_stop=lambda text: say(console, text, "yellow"),
+            on_stop=stop,
             signals=signals,
         )
     gpus.conclude()
@@ -212,6 +222,18 @@ def _run_missing(
     update_durations(request.store.root, measured)
     update_peaks(request.store.root, outcome.peaks_mb)
     return outcome
+
+
+def _live_run(request: Request, missing: Sequence[str]) -> LiveRun:
+    layout, timed = request.layout, read_durations(request.store.root)
+    there = set(request.plan.jobs) - set(missing)
+    return LiveRun(
+        request.plan,
+        there,
+        slots=layout.slots,
+        workers=layout.workers,
+        load_s=timed.get(WORKER_LOAD, WORKER_LOAD_S),
+    )
 
 
 def _steady_clock() -> Callable[[], float]:

@@ -1,42 +1,66 @@
-"""What a dry run prints: the plan, what of it is stored, and what nobody can know before it runs."""
+"""What a dry run shows: the plan, what of it is stored, and what nobody can know before it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from rich.console import Console
 
 from pipeline.commands.request import Request, Stored
+from pipeline.engine.run_folder import PLAN_SVG
 from pipeline.engine.store.measured import read_durations
+from pipeline.files import write_whole
 from pipeline.learning.algos.prepare import PREPARE
 from pipeline.plan.build import duration_name
 from pipeline.plan.chains import PREPARATION, REFERENCE
 from pipeline.plan.models import is_local
 from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, summarize
-from pipeline.runs.report.format import duration, jobs
+from pipeline.runs.report.format import count, duration, jobs
 from pipeline.runs.report.plan import plan_table
+from pipeline.runs.report.plan_picture import plan_svg
 from pipeline.terminal.console import say
 
 
 def print_plan(request: Request, stored: Stored, console: Console) -> None:
-    """Print the plan per round, with what is stored and what the rest would take."""
-    plan, missing = request.plan, stored.missing
-    console.print(plan_table(summarize(plan, missing)))
-    workers = request.layout.workers
-    total = len(plan.jobs)
-    timed = read_durations(request.store.root)
-    estimate = duration(estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed))
-    if WORKER_LOAD not in timed or any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing):
-        estimate += " (a rough guess, until the first run)"
-    say(
-        console,
-        f"{jobs(total)}: {total - len(missing)} stored, {len(missing)} to run on "
-        f"{workers} {'worker' if workers == 1 else 'workers'}"
-        + (f", about {estimate}" if missing else "")
-        + ". Nothing was started.",
-    )
+    """Print the plan per round, with what is stored and what the rest would take; and draw it."""
+    console.print(plan_table(summarize(request.plan, stored.missing)))
+    say(console, f"{in_short(request, stored)}. Nothing was started.")
+    config = request.config
+    picture = Path(config.output_dir) / config.experiment.name / PLAN_SVG
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        draw_plan(request, stored, picture)
+        say(console, "The same as a picture:", copy=str(picture))
+    except OSError as error:
+        say(console, f"warning: {picture} could not be written: {error.strerror or error}", "bold")
+    missing = stored.missing
     if unseen := _not_looked_at(request, missing):
         say(console, f"Not looked at before the run: {', '.join(unseen)}.")
+
+
+def in_short(request: Request, stored: Stored) -> str:
+    """How many jobs there are, are stored, and are to run, and about how long that takes."""
+    plan, missing, workers = request.plan, stored.missing, request.layout.workers
+    text = f"{jobs(len(plan.jobs))}: {len(plan.jobs) - len(missing):,} stored, {len(missing):,} to run on "
+    text += count(workers, "worker")
+    if not missing:
+        return text
+    timed = read_durations(request.store.root)
+    seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed)
+    guessed = WORKER_LOAD not in timed or any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing)
+    return f"{text}, about {duration(seconds)}{' (a guess, until the first run)' if guessed else ''}"
+
+
+def draw_plan(request: Request, stored: Stored, path: Path) -> None:
+    """Write the picture of a plan.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    rows = summarize(request.plan, stored.missing)
+    title = f"{request.config.experiment.name}{f' {request.label}' if request.label else ''}"
+    write_whole(path, plan_svg(rows, f"Plan of {title}", in_short(request, stored)))
 
 
 def _not_looked_at(request: Request, missing: Collection[str]) -> list[str]:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from pipeline.commands.gpu_tables import fit_table, gpu_table
-from pipeline.commands.typed import answering
+from pipeline.commands.typed import Every, Watch, answering, examples, refuse_both
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.engine.devices.api import get_gpu_info
 from pipeline.engine.devices.inventory import Device, Usage, read_machine, visible_gpus
@@ -20,27 +21,59 @@ from pipeline.learning.memory import fit as fitting
 from pipeline.learning.memory.fit import Fit
 from pipeline.learning.memory.training import Optimizer, Precision, Workload
 from pipeline.machine.memory import memory_available_bytes
+from pipeline.terminal import watch as watching
 from pipeline.terminal.console import make_console, print_json, say
 
-app = typer.Typer(help="Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.")
+app = typer.Typer(
+    help="Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.",
+    epilog=examples("pipeline gpus", "pipeline gpus --watch", "pipeline gpus fit HuggingFaceTB/SmolLM2-135M"),
+)
 
 
 @app.callback(invoke_without_command=True)
 def gpus(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON; ids and memory in MB.")] = False,
+    watch: Watch = False,
+    every: Every = 2.0,
 ) -> None:
     """Show every GPU with its memory, its load, who holds it and what runs there."""
     if context.invoked_subcommand is not None:
         return
     with answering():
-        if as_json:
+        if watch:
+            refuse_both(watch="--watch", json="--json" if as_json else "")
+            watch_gpus(make_console(), every)
+        elif as_json:
             print_json(get_gpu_info())
         else:
             make_console().print(gpu_table())
 
 
-@app.command(help="Reckon which strategy trains MODEL on which GPUs, from its config.json alone.")
+def watch_gpus(console: Console, every_s: float) -> None:
+    """Show the GPUs until Ctrl-C.
+
+    Raises:
+        DeviceError: The driver does not work, or CUDA_VISIBLE_DEVICES names what does not exist.
+        KeyboardInterrupt: The user has seen enough.
+    """
+    table = gpu_table()
+
+    def look() -> bool:
+        nonlocal table
+        table = gpu_table()
+        return True
+
+    watching.watch(console, every_s, look, lambda _width, _height: [table], lambda: table.in_words())
+
+
+@app.command(
+    help="Reckon which strategy trains MODEL on which GPUs, from its config.json alone.",
+    epilog=examples(
+        "pipeline gpus fit ./models/SmolLM2-135M-Instruct",
+        "pipeline gpus fit Qwen/Qwen2.5-7B --gpus 8 --memory 80 --tokens 2048",
+    ),
+)
 def fit(
     model: Annotated[str, typer.Argument(help="A folder with a config.json, or the id of a model on the hub.")],
     strategy: Annotated[Strategy, typer.Option(help="Which to try; auto tries all, the simplest first.")] = (

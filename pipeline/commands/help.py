@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.config import schema
 from pipeline.config.install import conf_dir
 
 _TEXT = """\
@@ -42,10 +41,8 @@ Flags:
     --hydra-help             further flags, which are Hydra's
     --version, --help
 
-Every key with its meaning and unit:
-    {schema}
-    and, of algorithms, datasets and models, the modules that shipped.py beside
-    it names
+What a key means, its type, range, unit and default; also of a group of keys:
+    {other} help KEY
 Looking at runs, GPUs and the store:
     {other} --help
 """
@@ -58,7 +55,6 @@ def usage() -> str:
     return _TEXT.format(
         command=command,
         groups="\n".join(_group(folder) for folder in groups),
-        schema=Path(schema.__file__),
         other="pipeline" if command.startswith("pipeline") else "python -m pipeline",
     )
 

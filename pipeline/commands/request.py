@@ -109,7 +109,14 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name: count_weights(model) for name, model in config.models.items()}
-    plan = build_plan(config, read_durations(store.root), sources, models, weights=weights, gpu=gpu)
+    plan = build_plan(
+        config,
+        read_durations(store.root),
+        sources,
+        models,
+        weights=weights,
+        gpu=next((device.name for device in devices if device.kind == "cuda"), None),
+    )
     said = [one for one in (warning, slow_precision(config, gpu)) if one is not None]
     warnings = (*import_warnings(), *said, *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings, given=tuple(given))

@@ -59,7 +59,7 @@ def run_experiment(
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)
     if config.dry_run:
-        # A dry run only looks, and writes nothing.
+        # A dry run only looks; all that it writes is a picture.
         stored = look_up(request, lambda key: store.problem(key, checksums=False))
         _rewards_tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
@@ -18,12 +19,15 @@ from pipeline.plan.build import build_plan
 from pipeline.plan.models import check_models
 from pipeline.plan.size import check_size
 from pipeline.runs.index import RecordedRun, choose_run, experiments, find_job, logs_of, runs_of
+from pipeline.runs.report.live import PlainLines
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
 from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json
+from pipeline.runs.report.watched import News, watched_run
 from pipeline.runs.report.why import explain_job, explain_request
 from pipeline.runs.sources import read_models, read_sources
 from pipeline.terminal.console import make_console, print_json, say
 from pipeline.terminal.log import LogOutput, NobodyReads
+from pipeline.terminal.watch import watch
 
 
 def status(output_dir: Path, name: str | None, stamp: str | None, console: Console, *, as_json: bool) -> None:
@@ -32,10 +36,8 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
     Raises:
         PipelineError: There is no such run, or it cannot be read.
     """
-    if name is None and stamp is not None:
-        raise ConfigError(
-            f"--run {stamp} is a run of one experiment: say which, as in `status NAME --run {stamp}`"
-        )
+    if name is None:
+        _refuse_stamp(stamp)
     now = time.time()
     if name is not None:
         run = RecordedRun(choose_run(output_dir, name, stamp))
@@ -56,6 +58,61 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
                 )
     else:
         say(console, f"there are no runs in {output_dir}")
+
+
+def watch_status(output_dir: Path, name: str | None, stamp: str | None, console: Console, every_s: float) -> None:
+    """Show all experiments until Ctrl-C, or one run until it is over.
+
+    Raises:
+        PipelineError: There is no such run, or it cannot be read.
+        KeyboardInterrupt: The user has seen enough.
+    """
+    if name is None:
+        _watch_all(output_dir, stamp, console, every_s)
+    else:
+        _watch_run(RecordedRun(choose_run(output_dir, name, stamp)), console, every_s)
+
+
+def _watch_all(output_dir: Path, stamp: str | None, console: Console, every_s: float) -> None:
+    _refuse_stamp(stamp)
+    rows: list[Glance] = []
+    news = News()
+
+    def look() -> bool:
+        now = time.time()
+        rows[:] = [_glance(output_dir, known, now) for known in experiments(output_dir)]
+        return True
+
+    def page(_width: int, height: int) -> list[RenderableType]:
+        newest = sorted(rows, key=lambda row: (row.run, row.name), reverse=True)
+        room = height - 3
+        more = [Text(f"and {len(newest) - room} more")] if len(newest) > room else []
+        return [overview_table(newest[:room]), *more] if rows else [Text(f"there are no runs in {output_dir}")]
+
+    watch(console, every_s, look, page, lambda: news.of(rows))
+
+
+def _watch_run(run: RecordedRun, console: Console, every_s: float) -> None:
+    live, news = run.followed(), PlainLines(console, every_s=0.0)
+
+    def look() -> bool:
+        run.refresh()
+        live.tick(time.time() if run.engine_runs() else run.view.last)
+        return run.state() in ("running", "unknown")
+
+    def page(_width: int, height: int) -> list[RenderableType]:
+        return watched_run(run, live, time.time(), height)
+
+    watch(console, every_s, look, page, lambda: news.new(live))
+    if not console.is_interactive:
+        print_run(run, time.time(), console)
+
+
+def _refuse_stamp(stamp: str | None) -> None:
+    if stamp is not None:
+        raise ConfigError(
+            f"--run {stamp} is a run of one experiment: say which, as in `status NAME --run {stamp}`"
+        )
 
 
 def _glance(output_dir: Path, name: str, now: float) -> Glance:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import track
 
-from pipeline.commands.typed import answering
+from pipeline.commands.typed import answering, examples
 from pipeline.engine.store.gc import Garbage, active_run, find_garbage, remove
 from pipeline.engine.store.run_refs import RunReference, find_runs, newest_runs, runs_since
 from pipeline.engine.store.store import Store
@@ -33,7 +33,7 @@ StoreOption = Annotated[
 OutputDir = Annotated[Path | None, typer.Option(help="Folder of all runs; default outputs.")]
 
 
-@app.command()
+@app.command(epilog=examples("pipeline store verify", "pipeline store verify --repair"))
 def verify(
     keys: Annotated[
         list[str] | None, typer.Argument(help="Beginnings of keys; all outputs if none is given.")
@@ -50,7 +50,7 @@ def verify(
         raise typer.Exit(_verify(opened, choose_keys(opened, keys or []), repair, make_console()))
 
 
-@app.command()
+@app.command(epilog=examples("pipeline store du", "pipeline store du --output-dir /data/outputs"))
 def du(store: StoreOption = None, output_dir: OutputDir = None) -> None:
     """Show what takes the space of the store."""
     with answering():
@@ -60,7 +60,7 @@ def du(store: StoreOption = None, output_dir: OutputDir = None) -> None:
         )
 
 
-@app.command()
+@app.command(epilog=examples("pipeline store gc --dry-run", "pipeline store gc --keep-runs 2 --yes"))
 def gc(
     store: StoreOption = None,
     output_dir: OutputDir = None,

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 
 from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.commands.start import INTERRUPTED
-from pipeline.errors import PipelineError
+from pipeline.errors import ConfigError, PipelineError
+
+
+def examples(*commands: str) -> str:
+    """Commands that the help of one ends with, each on a line; ``#`` begins a remark."""
+    return "Examples:\n\n" + "\n\n".join(commands)
+
+
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again; Ctrl-C ends that.")]
+Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks, with --watch.")]
+
+
+def refuse_both(**options: str) -> None:
+    """Refuse options that go together with no other of them.
+
+    Raises:
+        ConfigError: Several are given.
+    """
+    given = [option for option in options.values() if option]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} do not go together; give one of them")
 
 
 @contextmanager

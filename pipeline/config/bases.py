@@ -84,6 +84,24 @@ class AlgoConfig(Settings):
         """Whether it trains anything."""
         return True
 
+    def drawn(self, samples: int) -> float:
+        """Completions that a round draws of a prompt; for estimates of time alone.
+
+        Args:
+            samples: As `data_collection.samples_per_example` says.
+        """
+        return samples
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - for subclasses
+        """Sequences that a stage trains on of a prompt, each pass counted; for estimates of time alone.
+
+        Args:
+            stage: Its name.
+            samples: As `data_collection.samples_per_example` says.
+            decided: Part of pairs of completions that tell which is better.
+        """
+        return self.epochs * samples
+
     def idle(self, setting: str) -> str:
         """As of all settings; also what is accepted for other programs' sake."""
         return "training data is in memory, and no processes load it" if setting == "num_workers" else ""
@@ -158,6 +176,16 @@ class ModelConfig(Settings):
     """For `hf`: folder, GGUF file or hub id. Results depend on the content (`plan.models`), not on where it is."""
     value_path: str | None = file_or_folder(None, affects_result=False)
     """Backbone of value models, likewise; null copies the reference's. Must share its tokenizer."""
+
+    @property
+    def weights(self) -> int:
+        """How many there are, roughly; 0 where files tell."""
+        return 0
+
+    @property
+    def demonstrations(self) -> int:
+        """Sequences that it is trained on in the run."""
+        return 0
 
     @property
     def trusts_code(self) -> bool:

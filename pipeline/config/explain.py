@@ -55,7 +55,7 @@ def _explanation(error: Exception) -> str:
         return f"{error.full_key} is missing: give it a value, for example {error.full_key}=first_run"
     if unknown := re.search(r"Could not override '([^']*)'", text):
         given = re.search(r"use \+[^\s=]+=(.*)", text)
-        return _unknown_key(key if key.startswith(f"{unknown[1]}.") else unknown[1], given[1] if given else "")
+        return unknown_key(key if key.startswith(f"{unknown[1]}.") else unknown[1], given[1] if given else "")
     if isinstance(error, MissingConfigException):
         return _missing_file(error)
     if isinstance(error, OverrideParseException):
@@ -67,7 +67,7 @@ def _explanation(error: Exception) -> str:
     if in_file := re.match(r"In '([^']*)': (\w+) raised while composing config:\s*(.*)", text, re.DOTALL):
         return _wrong_file(*in_file.groups())
     if key.partition(".")[0] not in {"", *_EXAMPLES} and isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
-        return _unknown_key(key)
+        return unknown_key(key)
     said = one_line(text if cause is error else ": ".join(filter(None, (text, str(cause)))))
     if not isinstance(error, COMPOSITION_ERRORS):
         said = f"this configuration cannot be composed ({type(error).__name__}: {said})"
@@ -87,7 +87,7 @@ def _wrong_file(file: str, kind: str, said: str) -> str:
     found = re.search(r"^\s*full_key: (\S+)", said, re.MULTILINE)
     key = found[1] if found else ""
     if key and kind in (ConfigKeyError.__name__, ConfigAttributeError.__name__):
-        return f"{file}.yaml: {_unknown_key(key)}"
+        return f"{file}.yaml: {unknown_key(key)}"
     return f"{file}.yaml: " + (f"{key}: " if key else "") + one_line(said)
 
 
@@ -120,7 +120,13 @@ def _several_values(key: str, given: str) -> str:
     )
 
 
-def _unknown_key(key: str, given: str = "") -> str:
+def unknown_key(key: str, given: str = "") -> str:
+    """What to say of a key that there is not: the one that was meant, and which there are.
+
+    Args:
+        key: What was typed.
+        given: The value that was given with it.
+    """
     known = list(dict.fromkeys([*known_keys(), *own_keys()]))
     table, name = (*key.split("."), "")[:2]
     if key in known and table in GROUPS:

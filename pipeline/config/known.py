@@ -18,7 +18,7 @@ GROUPS = {name: table.group for name, table in TABLES.items() if table.group != 
 NAMED_GROUPS = tuple(table.group for table in TABLES.values())
 """Groups that take several choices at once."""
 COMMANDS = (
-    *("check", "compare", "export", "fetch", "figures", "gpus", "launch", "logs"),
+    *("check", "compare", "completion", "export", "fetch", "figures", "gpus", "help", "launch", "logs"),
     *("report", "run", "show", "status", "store", "track", "why"),
 )
 """Those of ``python -m pipeline``."""

@@ -63,7 +63,7 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     store = ConfigStore.instance()
     # Hydra copies the store with all its schemas whenever it composes, only to read them.
     setattr(ConfigStore, "__deepcopy__", lambda store, _: store)  # noqa: B010
-    own = {table: dict(_class_paths(table, overrides)) for table in ("algos", "datasets")}
+    own = {table: dict(class_paths(table, overrides)) for table in ("algos", "datasets")}
     for table in ("datasets", "models"):
         _register_files(store, table, own.get(table, {}))
     algos = {
@@ -74,7 +74,7 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     datasets = {
         name: _with_open_tables(settings_class("datasets", name, {"class_path": path}), kind=name)
         for name, path in own["datasets"].items()
-        if name not in _kinds_of_files("dataset")
+        if name not in kinds_of_files("dataset")
     }
     shipped = tuple(all_shipped("algos").items())
     node = _schema_with(shipped, algos, datasets) if algos or datasets else _schema_of(shipped)
@@ -97,7 +97,7 @@ def _register_files(store: ConfigStore, table: str, class_paths: Mapping[str, st
     """The settings that a file of ``conf/`` begins with, under its name and ``_schema``."""
     group = TABLES[table].group
     known = store.repo.setdefault(group, {})
-    for name, kind in _kinds_of_files(group).items():
+    for name, kind in kinds_of_files(group).items():
         schema = settings_class(table, name, {"kind": kind, "class_path": class_paths.get(name)})
         there = known.get(f"{name}_schema.yaml")
         if there is None or OmegaConf.get_type(there.node) is not schema:
@@ -106,7 +106,7 @@ def _register_files(store: ConfigStore, table: str, class_paths: Mapping[str, st
 
 
 @cache
-def _kinds_of_files(group: str) -> dict[str, str]:
+def kinds_of_files(group: str) -> dict[str, str]:
     """The kind that each file of a group is of, by the file's name."""
     files = sorted((conf_dir() / group).glob("*.yaml"))
     found = {path.stem: re.search(r"^kind: (\w+)", path.read_text(), re.MULTILINE) for path in files}
@@ -245,7 +245,7 @@ def _check_choices(overrides: Sequence[str]) -> None:
             )
 
 
-def _class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+def class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Names and classes that a command line adds to a table."""
     for override in overrides:
         if match := re.fullmatch(rf"\+{{0,2}}{table}\.([\w-]+)\.class_path=(['\"]?)([^'\"]+)\2", override):

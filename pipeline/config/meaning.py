@@ -80,7 +80,7 @@ def shipped_sections() -> dict[str, str]:
     found = dict(sections(Config))
     for table in TABLES:
         for name, schema in all_shipped(table).items():
-            found[f"{table}.{name}"] = _about(schema)
+            found[f"{table}.{name}"] = about(schema)
             found |= sections(schema, f"{table}.{name}")
     return found
 
@@ -107,7 +107,7 @@ def sections(schema: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for item in fields(schema):
         if is_dataclass(inside := getattr(settings, item.name)):
             key = f"{prefix}.{item.name}" if prefix else item.name
-            yield key, _written(schema, item.name) or _about(type(inside))
+            yield key, _written(schema, item.name) or about(type(inside))
             yield from sections(type(inside), key)
 
 
@@ -122,7 +122,7 @@ def first_sentence(text: str) -> str:
 def typed(value: Any) -> str:
     """A value as one types it behind ``KEY=``."""
     if isinstance(value, Enum):
-        return value.name
+        return str(value.name)
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, float):
@@ -146,7 +146,7 @@ def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: 
         default=typed(default),
         allowed="" if allowed is None else str(allowed),
         choices={} if enum is None else {each.name: _written(enum, each.name) for each in enum},
-        text=_written(schema, item.name) or (_about(enum) if enum else ""),
+        text=_written(schema, item.name) or (about(enum) if enum else ""),
         affects_result=item.metadata.get("affects_result", True),
         declared=f"{owner.__module__}:{owner.__qualname__}",
     )
@@ -164,10 +164,11 @@ def _in_words(hint: Any, *, several: bool = False, words: Sequence[str] = (), pa
         return f"table of {_in_words(get_args(hint)[1], several=True)}"
     if inspect.isclass(hint) and issubclass(hint, Enum):
         return "choice"
-    return _WORDS.get(hint, (getattr(hint, "__name__", str(hint)),) * 2)[several]
+    other = str(getattr(hint, "__name__", hint))
+    return _WORDS.get(hint, (other, other))[several]
 
 
-def _about(kind: type[Any]) -> str:
+def about(kind: type[Any]) -> str:
     """The first paragraph of a class's own docstring."""
     return " ".join((vars(kind).get("__doc__") or "").partition("\n\n")[0].split())
 
@@ -214,14 +215,16 @@ def _class_nodes(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.C
 def _of_class(node: ast.ClassDef, remarks: Mapping[int, str]) -> dict[str, str]:
     texts = {}
     for one, after in zip(node.body, [*node.body[1:], None], strict=True):
-        target = one.target if isinstance(one, ast.AnnAssign) else one.targets[0] if _assigns(one) else None
+        target = (
+            one.target
+            if isinstance(one, ast.AnnAssign)
+            else one.targets[0]
+            if isinstance(one, ast.Assign)
+            else None
+        )
         if isinstance(target, ast.Name):
             texts[target.id] = _string(after) or remarks.get(one.end_lineno or 0, "")
     return texts
-
-
-def _assigns(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign)
 
 
 def _string(node: ast.stmt | None) -> str:

@@ -368,7 +368,7 @@ class Config:
     """Print the plan and what is already stored, draw it in plan.svg, and stop."""
     device: DeviceChoice = DeviceChoice.auto
     output_dir: str = file_or_folder("outputs", affects_result=False)
-    """Folder of all runs: each leaves its own in ``output_dir/NAME/``, and outputs are shared in ``.store``."""
+    """Folder of all runs: each leaves its own in `output_dir/NAME/`, and outputs are shared in `.store`."""
     system: SystemConfig = field(default_factory=SystemConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError
 
+PLAN_SVG = "plan.svg"
+"""The picture of a plan."""
 STAMP_FORMAT = "%Y-%m-%d_%H-%M-%S"
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 

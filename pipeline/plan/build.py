@@ -27,7 +27,7 @@ from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
-from pipeline.plan.estimates import Scale, guess_seconds
+from pipeline.plan.estimates import Scale, decided_pairs, guess_reference, guess_seconds, prompt_tokens
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job, place_name
 from pipeline.plan.keys import determining, result_key
@@ -45,7 +45,7 @@ def build_plan(
     models: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     weights: Mapping[str, int] | None = None,
-    gpu: bool = False,
+    gpu: str | None = None,
 ) -> Plan:
     """Plan a request.
 
@@ -56,7 +56,7 @@ def build_plan(
         sources: Dataset -> what its rows follow from besides its settings; see `runs.sources`.
         models: Model -> what identifies its content, by role; see `plan.models`.
         weights: Model -> how many weights it has, where that is known; for estimates only.
-        gpu: Whether it is to run on GPUs; for estimates only.
+        gpu: Name of the GPUs that it is to run on, None for CPU cores; for estimates only.
 
     Raises:
         ConfigError: An algorithm cannot be loaded.
@@ -99,7 +99,7 @@ class _Builder:
         models: Mapping[str, Mapping[str, Any]],
         weights: Mapping[str, int],
         *,
-        gpu: bool,
+        gpu: str | None,
     ) -> None:
         self.config = config
         self.seconds = seconds
@@ -108,7 +108,7 @@ class _Builder:
         datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
         self._prepared = {name: dataset.prepared for name, dataset in datasets.items()}
         self._scales = {
-            (name, model): self._scale(dataset, weights.get(model, 0), gpu=gpu)
+            (name, model): self._scale(name, dataset, weights.get(model, 0), gpu)
             for name, dataset in datasets.items()
             for model in config.models
         }
@@ -233,7 +233,7 @@ class _Builder:
             memory_mb=self._memory_mb(chain, stage),
         )
         kind = _memory_kind(job, self._digest(chain, stage, known, together))
-        self.jobs[job.id] = replace(self._timed(job, stage), memory_kind=kind)
+        self.jobs[job.id] = replace(self._timed(job, chain, stage), memory_kind=kind)
         self._by_key[key] = job.id
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
@@ -333,20 +333,31 @@ class _Builder:
         }
         return (rows[1] - rows[0]) * each[stage.shards] if stage.shards else 0
 
-    def _timed(self, job: Job, stage: Stage) -> Job:
+    def _timed(self, job: Job, chain: Chain, stage: Stage) -> Job:
         measured = self.seconds.get(duration_name(job))
-        if measured is not None:
-            estimate = measured * max(1, job.samples)
-        else:
-            estimate = guess_seconds(stage, job.samples, self._scales[job.dataset, job.model])
-        return replace(job, seconds=round(estimate, 6))
+        seconds = self._guess(job, chain, stage) if measured is None else measured * max(1, job.samples)
+        return replace(job, seconds=round(seconds, 6))
 
-    def _scale(self, dataset: Dataset, weights: int, *, gpu: bool) -> Scale:
+    def _guess(self, job: Job, chain: Chain, stage: Stage) -> float:
+        scale = self._scales[job.dataset, job.model]
+        if chain.algo == REFERENCE and stage.scales:
+            return guess_reference(stage, scale, self.config.models[chain.model], job.devices)
+        algo = None if chain.algo in (REFERENCE, PREPARATION) else chain.config
+        aggregated = getattr(chain.config, "aggregate", True) and any(
+            read.rounds == "so_far" for read in stage.reads
+        )
+        rounds = job.round - chain.rounds_from + 1 if aggregated else 1
+        return guess_seconds(stage, job.samples, scale, algo, rounds=rounds, devices=job.devices)
+
+    def _scale(self, name: str, dataset: Dataset, weights: int, gpu: str | None) -> Scale:
         longest = self.config.generation.max_new_tokens
         return Scale(
             weights=weights,
             tokens=min(longest, dataset.completion_length or longest),
+            prompt=prompt_tokens(dataset),
             prompts=self.config.data_collection.prompts_per_round,
+            samples=self.config.data_collection.samples_per_example,
+            decided=decided_pairs(self.config.datasets[name]),
             gpu=gpu,
         )
 

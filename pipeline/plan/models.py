@@ -20,6 +20,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted, parse_json, read_json
 from pipeline.learning.datasets.hub import is_hub_id
+from pipeline.plan.estimates import weights_in_name
 
 GGUF = ".gguf"
 MAGIC = b"GGUF"
@@ -78,10 +79,12 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def count_weights(model: ModelConfig) -> int:
-    """Weights of a reference policy, as the headers of its files tell; 0 where they do not, as for a hub id."""
-    path = Path(model.path) if model.path and not model.is_trained else None
-    if path is None or not path.exists():
-        return 0
+    """Weights of a reference policy, by its settings, the headers of its files or its name; 0 where none tells."""
+    if model.is_trained or not model.path:
+        return model.weights
+    path = Path(model.path)
+    if not path.exists():
+        return weights_in_name(model.path)
     if path.is_file():
         return path.stat().st_size  # quantized, about a byte each
     return sum(map(_in_header, path.glob("*.safetensors")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from pipeline.plan.estimates import WORKER_LOAD_S
 from pipeline.plan.graph import Plan, longest_paths
 from pipeline.plan.job import Job
 
@@ -72,13 +73,13 @@ def estimated_load(plan: Plan, missing: Collection[str], workers: int, seconds: 
         plan: The plan.
         missing: Ids of the jobs that must run.
         workers: How many there are.
-        seconds: Measured, by the names above; what was not measured counts nothing.
+        seconds: Measured, by the names above; a model of which nothing was measured counts nothing.
     """
     if not missing:
         return 0.0
     jobs = [plan.jobs[job_id] for job_id in missing]
     every_s = sum(seconds.get(load_name(job), 0.0) * job.devices for job in jobs)
-    return seconds.get(WORKER_LOAD, 0.0) + every_s / workers
+    return seconds.get(WORKER_LOAD, WORKER_LOAD_S) + every_s / workers
 
 
 def estimated_makespan(plan: Plan, missing: Collection[str], devices: int) -> float:

@@ -22,7 +22,9 @@ from pipeline.errors import ConfigError, PlanError, StoreError, unknown_name
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.locks import LocksUnsupportedError, lock
+from pipeline.plan.graph import Plan
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
+from pipeline.runs.live_run import LiveRun
 from pipeline.runs.run_view import RunView
 
 MAX_LISTED = 20
@@ -104,6 +106,7 @@ class RecordedRun:
         self.folder = folder
         self._journal = _JournalReader(folder.journal)
         self.view = RunView() if glance else RunView(self.plan.jobs.values(), self.plan.stored)
+        self._take = self.view.take
         ends = list(_ends(folder.journal)) if glance else []
         if ends and ends[-1].get("event") == "RunFinished":
             self.view.feed(ends)
@@ -160,7 +163,20 @@ class RecordedRun:
 
     def refresh(self) -> None:
         """Take what the journal has got since the last time."""
-        self.view.feed(self._journal.new_events())
+        for event in self._journal.new_events():
+            self._take(event)
+
+    def followed(self) -> LiveRun:
+        """How far it is and how long it will still take, which `refresh` keeps up to date from now on.
+
+        Raises:
+            PlanError: The plan cannot be read.
+            StoreError: The journal cannot be read.
+        """
+        live = LiveRun(Plan(self.plan.jobs.values(), self.plan.edges), self.plan.stored)
+        self.view, self._take, self._journal = live.view, live.take, _JournalReader(self.folder.journal)
+        self.refresh()
+        return live
 
     def engine_runs(self) -> bool | None:
         """Whether the process that carries it out lives; None where nobody can tell.

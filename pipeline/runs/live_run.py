@@ -1,15 +1,30 @@
-"""A run that is under way: its view, how fast it goes, and how long it will still take. Pure."""
+"""A run that is under way: its view, how fast it goes, how far it is, and how long it will still take. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection
 
 from pipeline.engine.events import Event
-from pipeline.plan.graph import Plan
+from pipeline.plan.build import duration_name
+from pipeline.plan.estimates import WORKER_LOAD_S
+from pipeline.plan.graph import Plan, longest_paths
+from pipeline.runs.job_view import AttemptView
+from pipeline.runs.pace import Pace
 from pipeline.runs.run_view import RunView
 
 RATE_WINDOW_S = 10.0
+_TELLING = 0.2
+"""Part of a job from which on its own progress alone tells how long it still takes."""
+_TELLING_S = 30.0
+"""Seconds after which it does so whatever its part."""
+_ENOUGH = 0.5
+"""Of such trust, for those that are like it to go by it."""
+_AT_LEAST = 0.1
+"""Part of a job that is still to come, as far as anyone knows, while it runs."""
+_JOBS_PER_S = 1000
+"""Of a plan whose paths are measured again: it is done so seldom that it takes no time to speak of."""
 
 
 class LiveRun:
@@ -20,55 +35,85 @@ class LiveRun:
         now: The moment that the rest is of, in wall-clock seconds.
         samples_per_s: Over the last seconds.
         tokens_per_s: Over the last seconds.
-        remaining_s: Estimate of the seconds left, or None while there is nothing to base it on.
+        part: Of the work that was to do, what is done, from 0 to 1.
+        remaining_s: Estimate of the seconds left.
+        stopping: What was said when the run was asked to stop, or "".
     """
 
-    def __init__(self, plan: Plan, stored: Collection[str] = (), slots: int = 1) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        stored: Collection[str] = (),
+        slots: int = 1,
+        workers: int = 1,
+        load_s: float = WORKER_LOAD_S,
+    ) -> None:
         """Begin before the first event.
 
         Args:
             plan: The plan.
             stored: Ids of the jobs that need not run.
             slots: Workers on each device.
+            workers: All workers, until they report.
+            load_s: Seconds that a worker takes to its first job.
         """
         self.view = RunView(plan.jobs.values(), stored)
-        self.now = self.samples_per_s = self.tokens_per_s = 0.0
-        self.remaining_s: float | None = None
-        self._plan, self._path_s = plan, plan.path_s
-        self._work_s = {
-            job.id: job.seconds * (job.devices * slots if job.devices > 1 else 1) for job in plan.jobs.values()
-        }
-        """Job -> estimated seconds, times the workers whose places it takes."""
-        self._work_left_s = sum(self._work_s[job.id] for job in self.view.jobs.values() if not job.settled)
-        by_path = sorted(self._path_s, key=self._path_s.__getitem__, reverse=True)
-        self._ranks = {job_id: rank for rank, job_id in enumerate(by_path)}
-        self._by_path, self._begun = by_path, 0
-        """Jobs from the longest path on, and how many of them at least are not pending."""
+        self.now = self.samples_per_s = self.tokens_per_s = self.part = self.remaining_s = 0.0
+        self.stopping = ""
+        self._plan, self._workers, self._load_s = plan, workers, load_s
+        self._kinds = {job.id: duration_name(job) for job in plan.jobs.values()}
+        self._places = {job.id: job.devices * slots if job.devices > 1 else 1 for job in plan.jobs.values()}
+        """Job -> workers whose places it takes."""
+        self._pace = Pace()
+        for job in self.view.jobs.values():
+            if not job.settled:
+                self._expect(job.id, 1)
+        self._warm: set[int] = set()
+        """Workers that have finished a job, and so have loaded what they need."""
+        self._spent_s = 0.0
+        """On jobs that are done, times their places."""
         self._samples = self._tokens = 0
         self._past: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
-        self._planned_s = self._measured_s = 0.0
+        self._path_s: dict[str, float] = {}
+        self._by_path: list[str] = []
+        self._ranks: dict[str, int] = {}
+        """Jobs from the longest path on, and the place of each among them."""
+        self._begun = 0
+        """How many of these at least are not pending."""
+        self._measured_paths, self._reopened = 0.0, False
+        self._measure_paths()
 
     def take(self, event: Event) -> None:
         """Change the state as one event says."""
         job = self.view.jobs.get(event.get("job", ""))
         was_settled = job is not None and job.settled
         self.view.take(event)
+        if event["event"] == "WorkerStarting":
+            self._warm.discard(int(event.get("worker", -1)))
         if job is None:
             return
-        self._work_left_s -= (job.settled - was_settled) * self._work_s[job.id]
+        self._expect(job.id, was_settled - job.settled)
         if job.status == "pending":
             self._begun = min(self._begun, self._ranks[job.id])
+            # What was done is to do again.
+            self.part, self._reopened = 0.0, self._reopened or was_settled
         if event["event"] == "JobFinished":
             self._samples += event["samples"]
             self._tokens += event["tokens"]
-            self._planned_s += self._plan.jobs[job.id].seconds
-            self._measured_s += job.attempts[-1].elapsed_s(self.view.last)
+            took_s = max(0.0, job.attempts[-1].elapsed_s(self.view.last) - event["load_s"])
+            self._warm.add(job.attempts[-1].worker)
+            self._spent_s += took_s * self._places[job.id]
+            self._pace.finished(self._kinds[job.id], self._plan.jobs[job.id].seconds, took_s)
 
     def tick(self, now: float) -> None:
         """It is later now."""
         self.now = now
         self._measure_rates(self.view.elapsed_s(now))
-        self.remaining_s = self._remaining()
+        self._estimate()
+
+    def _expect(self, job_id: str, times: int) -> None:
+        if times:
+            self._pace.expect(self._kinds[job_id], times * self._plan.jobs[job_id].seconds * self._places[job_id])
 
     def _measure_rates(self, elapsed_s: float) -> None:
         running = self.view.running()
@@ -83,18 +128,72 @@ class LiveRun:
         self.samples_per_s = max(0, samples - samples_then) / window_s
         self.tokens_per_s = max(0, tokens - tokens_then) / window_s
 
-    def _remaining(self) -> float | None:
+    # -- how far, and how long still -----------------------------------------------------------------------------
+
+    def _estimate(self) -> None:
         """The larger of the longest path and the work per worker, at the pace seen so far."""
-        if not self._planned_s:
-            return None
-        pace = self._measured_s / self._planned_s
-        path_s, work_s = self._longest_pending_s() * pace, self._work_left_s * pace
-        for job_id, attempt in self.view.running().items():
-            planned_s = self._plan.jobs[job_id].seconds * pace
-            part = min(1.0, attempt.elapsed_s(self.now) / planned_s) if planned_s else 1.0
-            path_s = max(path_s, self._path_s[job_id] * pace - part * planned_s)
-            work_s -= part * self._work_s[job_id] * pace
-        return max(0.0, path_s, work_s / len(self.view.workers))
+        running = self.view.running()
+        self._pace.seen = {}
+        for job_id, attempt in running.items():
+            self._look_at(job_id, attempt)
+        due = self.now >= self._measured_paths + len(self._plan.jobs) / _JOBS_PER_S
+        if self._reopened or (due and self._pace.changed()):
+            self._measure_paths()
+        path_s, work_s, spent_s = self._longest_pending_s(), self._pace.left_s(), self._spent_s
+        for job_id, attempt in running.items():
+            whole_s, left_s = self._whole_s(job_id), self._left_s(job_id, attempt)
+            path_s = max(path_s, self._path_s[job_id] - whole_s + left_s)
+            work_s -= (whole_s - left_s) * self._places[job_id]
+            spent_s += max(0.0, whole_s - left_s) * self._places[job_id]
+        places = [worker for worker in self.view.workers.values() if worker.status != "quarantined"]
+        cold_s = self._loading_s(running) if work_s > 0 else 0.0
+        self.remaining_s = max(0.0, path_s, work_s / max(1, len(places) or self._workers)) + cold_s
+        done = spent_s / (spent_s + work_s) if spent_s + work_s > 0 else 1.0
+        self.part = max(self.part, min(1.0, done))
+
+    def _look_at(self, job_id: str, attempt: AttemptView) -> None:
+        """Let the progress of a job tell how long those like it take, while none of them is done."""
+        part, worked_s = _part(attempt), self._worked_s(attempt)
+        planned_s = self._plan.jobs[job_id].seconds
+        if planned_s and _trust(part, worked_s) >= _ENOUGH:
+            self._pace.seen[self._kinds[job_id]] = worked_s / part / planned_s
+
+    def _whole_s(self, job_id: str) -> float:
+        return self._plan.jobs[job_id].seconds * self._pace.of(self._kinds[job_id])
+
+    def _left_s(self, job_id: str, attempt: AttemptView) -> float:
+        """Of a job that runs: by its estimate at first, then more and more by its own progress."""
+        whole_s, worked_s, part = self._whole_s(job_id), self._worked_s(attempt), _part(attempt)
+        by_time_s = max(whole_s - worked_s, _AT_LEAST * min(whole_s, worked_s))
+        if whole_s and not self._pace.knows(self._kinds[job_id]):
+            # A guess may be far too low: what is left grows less, and never ends.
+            by_time_s = whole_s * math.exp(-worked_s / whole_s)
+        if not part:
+            return by_time_s
+        by_progress_s = worked_s * (1 - part) / part
+        trust = _trust(part, worked_s)
+        return trust * by_progress_s + (1 - trust) * by_time_s
+
+    def _worked_s(self, attempt: AttemptView) -> float:
+        cold_s = 0.0 if attempt.worker in self._warm else self._load_s
+        return max(0.0, attempt.elapsed_s(self.now) - cold_s)
+
+    def _loading_s(self, running: dict[str, AttemptView]) -> float:
+        """Until every worker can work, where none has yet."""
+        if self._warm:
+            return 0.0
+        begun_s = max((attempt.elapsed_s(self.now) for attempt in running.values()), default=0.0)
+        return max(0.0, self._load_s - begun_s)
+
+    def _measure_paths(self) -> None:
+        """Lengths of the longest paths at the pace seen so far."""
+        self._measured_paths, self._reopened = self.now, False
+        self._pace.note()
+        left = {job.id: 0.0 if job.settled else self._whole_s(job.id) for job in self.view.jobs.values()}
+        self._path_s = longest_paths(self._plan.graph, left)
+        self._by_path = sorted(self._path_s, key=self._path_s.__getitem__, reverse=True)
+        self._ranks = {job_id: rank for rank, job_id in enumerate(self._by_path)}
+        self._begun = 0
 
     def _longest_pending_s(self) -> float:
         """Length of the longest path that begins with a job which is still to be begun."""
@@ -102,3 +201,12 @@ class LiveRun:
         while self._begun < len(by_path) and jobs[by_path[self._begun]].status != "pending":
             self._begun += 1
         return self._path_s[by_path[self._begun]] if self._begun < len(by_path) else 0.0
+
+
+def _trust(part: float, worked_s: float) -> float:
+    """How much the progress of a job tells, from 0 to 1: by its part, and of a long job by its time as well."""
+    return min(1.0, max(part / _TELLING, worked_s / _TELLING_S)) if part else 0.0
+
+
+def _part(attempt: AttemptView) -> float:
+    return min(1.0, attempt.done / attempt.total) if attempt.total else 0.0

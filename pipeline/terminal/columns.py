@@ -153,6 +153,13 @@ class FittedTable:
         if self.caption:
             yield Text(self.caption, style="italic")
 
+    def in_words(self) -> Iterator[str]:
+        """Each row in a line, for a reader who takes one after the other: ``id 0, used 1.2, busy 97%``."""
+        for cells, _ in self._rows:
+            named = zip(self.columns, map(_plain, cells), strict=True)
+            yield ", ".join(f"{column.heading} {cell}" for column, cell in named if cell)
+        yield from self.caption.splitlines()
+
     def fitted(self, width: int) -> Table:
         """The table for so many cells."""
         needs = self.needs()

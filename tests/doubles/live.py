@@ -16,7 +16,8 @@ def live_run(
     attempts: Iterable[AttemptView] = (),
     *,
     elapsed_s: float = 3.0,
-    remaining_s: float | None = None,
+    part: float = 0.0,
+    remaining_s: float = 0.0,
     samples_per_s: float = 0,
     tokens_per_s: float = 0,
 ) -> LiveRun:
@@ -27,12 +28,13 @@ def live_run(
         workers: Its workers.
         attempts: What those of them do that have a job, in their order.
         elapsed_s: Seconds since it began.
+        part: How far it is, from 0 to 1.
         remaining_s: Seconds that are left.
         samples_per_s: Its speed.
         tokens_per_s: The same in tokens.
     """
     run = LiveRun(Plan([], []))
-    run.now, run.remaining_s = START + elapsed_s, remaining_s
+    run.now, run.part, run.remaining_s = START + elapsed_s, part, remaining_s
     run.samples_per_s, run.tokens_per_s = samples_per_s, tokens_per_s
     view = run.view
     view.started, view.cells = START, dict(cells or {})

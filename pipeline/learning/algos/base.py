@@ -6,9 +6,9 @@ methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
@@ -68,8 +68,9 @@ class Stage:
             and what reads it has no such input. "" for a stage that is always there.
         scales: Whether it trains one model with `train`, so that `training.gpus_per_job` devices can share that.
         loads_models: False for work on files alone, which has no preference for a worker.
-        seconds: Rough time per job (per 1,000 samples where it is split) on one CPU core with the default
-            model. Orders jobs before any has been timed.
+        seconds: Rough time per job (per 1,000 samples where it is split; of a training, in the first round) on one
+            CPU core with the default model and settings. What a request has otherwise is reckoned from that
+            (`plan.estimates`), until such a job was timed.
     """
 
     name: str
@@ -251,9 +252,20 @@ METRICS = Stage(
     reads=(Read("evaluate"), Read("evaluate", "previous"), Read("evaluate", algo="reference")),
     config=("evaluation",),
     loads_models=False,
-    seconds=0.5,
+    seconds=0.1,
 )
 """The last stage of every chain: numbers with intervals, and differences to the reference and the last round."""
+
+
+def timed(stages: Iterable[Stage], **seconds: float) -> tuple[Stage, ...]:
+    """The same stages, some of which take another time.
+
+    Args:
+        stages: The stages.
+        **seconds: Name of a stage -> as `Stage.seconds`.
+    """
+    return tuple(replace(stage, seconds=seconds.get(stage.name, stage.seconds)) for stage in stages)
+
 
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 """What any stage that decodes text depends on."""

@@ -17,7 +17,16 @@ from pipeline.config.fields import LARGEST_RATE, number
 from pipeline.config.schema import Config
 from pipeline.errors import JobError
 from pipeline.files import json_text
-from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.learning.algos.base import (
+    METRICS,
+    REFERENCE_TRAIN,
+    TEXT,
+    Algorithm,
+    JobContext,
+    Read,
+    Stage,
+    timed,
+)
 from pipeline.learning.algos.post_training import EVALUATE, too_few
 from pipeline.learning.algos.reward_stage import RewardModelConfig
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
@@ -55,6 +64,14 @@ class BestOfNConfig(AlgoConfig):
         """A reward model, or nothing."""
         return self.selection is Selection.reward_model
 
+    def drawn(self, samples: int) -> float:  # noqa: ARG002 - of value-guided algorithms
+        """Whole groups."""
+        return self.num_generations
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+        """Both completions of each pair."""
+        return self.epochs * self.preferences.compared(self.num_generations, decided) * self.trains
+
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Too few samples to pick from, and batches that part pairs."""
         yield from too_few(key, self.num_generations)
@@ -86,15 +103,15 @@ class BestOfN(Algorithm):
             shards="train",
             reads=(REFERENCE_TRAIN,),
             config=(*TEXT, "data_collection", "algo"),
-            seconds=0.5,
+            seconds=0.35,
         ),
         Stage(
             "train",
             reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
             config=("system", "training", "algo", "model"),
-            seconds=10.0,
+            seconds=19.0,
         ),
-        EVALUATE,
+        *timed([EVALUATE], evaluate=0.6),
         METRICS,
     )
 

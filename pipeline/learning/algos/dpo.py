@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
-from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.post_training import Anchor, PolicyAlgoConfig, PostTrainingAlgorithms
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
@@ -64,6 +64,10 @@ class DPOConfig(PolicyAlgoConfig):
         """Not where the pairs are there."""
         return self.pairs is PairSource.sampled
 
+    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+        """Both completions of each pair."""
+        return self.epochs * (self.preferences.compared(self.num_generations, decided) if self.compares else 2)
+
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Also batches that part pairs, and smoothing that a loss does not take."""
         yield from super().problems(key, config)
@@ -88,6 +92,7 @@ class DPO(PostTrainingAlgorithms):
 
     name: ClassVar[str] = "DPO"
     config_class: ClassVar[type[AlgoConfig]] = DPOConfig
+    stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=22.0)
 
     def generate(self, ctx: JobContext) -> None:
         """Draw, score and pair; or take the pairs that the dataset has."""

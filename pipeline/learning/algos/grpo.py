@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
-from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.post_training import Anchor, PolicyAlgoConfig, PostTrainingAlgorithms
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 
@@ -57,6 +57,7 @@ class GRPO(PostTrainingAlgorithms):
 
     name: ClassVar[str] = "GRPO"
     config_class: ClassVar[type[AlgoConfig]] = GRPOConfig
+    stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, generate=0.75, train=16.0)
 
     def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """How much better each completion is than the others of its prompt.

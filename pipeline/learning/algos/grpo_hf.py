@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
-from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage, timed
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.algos.post_training import EVALUATE, GENERATE, TRAIN
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
@@ -37,6 +37,12 @@ class GRPOHFConfig(GRPOConfig):
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
 
+    def trained(self, stage: str, samples: int, decided: float) -> float:
+        """Of the reward model the pairs in groups."""
+        if stage == REWARD.name:
+            return self.reward_model.trained(self.preferences.compared(self.num_generations, decided))
+        return super().trained(stage, samples, decided)
+
 
 class GRPOHF(GRPO):
     """GRPO with one more stage, which scores whole groups by a learnt reward."""
@@ -45,8 +51,7 @@ class GRPOHF(GRPO):
     version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = GRPOHFConfig
     stages: ClassVar[tuple[Stage, ...]] = (
-        GENERATE,
-        REWARD,
+        *timed([GENERATE, REWARD], generate=0.75),
         Stage(
             "train",
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),

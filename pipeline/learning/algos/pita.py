@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import SMALLEST_DIVISOR, number
-from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule
 
@@ -39,12 +39,17 @@ class PITAConfig(PreferenceRule, ValueAlgoConfig):
     batch_size: int = number(64, at_least=1, at_most=1_000_000)
     pairing: Pairing = Pairing.greedy
 
+    def trained(self, stage: str, samples: int, decided: float) -> float:
+        """Both completions of each pair that is decided."""
+        return 2 * decided * super().trained(stage, samples, decided)
+
 
 class PITA(ValueGuidedAlgorithms):
     """PITA with both completions supervised; offset z / eta, never clamped."""
 
     name: ClassVar[str] = "PITA"
     config_class: ClassVar[type[AlgoConfig]] = PITAConfig
+    stages: ClassVar[tuple[Stage, ...]] = timed(ValueGuidedAlgorithms.stages, generate=0.5, train=4.5)
 
     def offset(self, algo: ValueAlgoConfig) -> Offset:
         """The log-odds of being preferred."""

@@ -86,6 +86,14 @@ class PolicyAlgoConfig(AlgoConfig):
         """Whether the completions of a prompt are compared with each other."""
         return True
 
+    def drawn(self, samples: int) -> float:  # noqa: ARG002 - of value-guided algorithms
+        """Whole groups."""
+        return self.num_generations
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - for subclasses
+        """Whole groups."""
+        return self.epochs * self.num_generations
+
     def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
         """Too few completions to compare."""
         if self.compares:
@@ -110,14 +118,14 @@ GENERATE = Stage(
     shards="train",
     reads=(REFERENCE_TRAIN, Read("train", "previous")),
     config=(*TEXT, "data_collection", "algo"),
-    seconds=0.5,
+    seconds=0.35,
 )
 EVALUATE = Stage(
     "evaluate",
     shards="eval",
     reads=(REFERENCE_TRAIN, Read("train")),
     config=(*TEXT, "evaluation", "algo"),
-    seconds=0.7,
+    seconds=0.35,
 )
 
 

@@ -14,14 +14,14 @@ from pipeline.learning.algos.base import REFERENCE_TRAIN, Algorithm, JobContext,
 log = logging.getLogger("pipeline")
 
 NAME = "dataset"
-PREPARE = Stage("prepare", config=("dataset",), seeded=False, loads_models=False, seconds=5.0)
+PREPARE = Stage("prepare", config=("dataset",), seeded=False, loads_models=False, seconds=2.0)
 TOKENIZE = Stage(
     "tokenize",
     reads=(Read("prepare"), REFERENCE_TRAIN),
     config=("dataset", "model"),
     seeded=False,
     loads_models=False,
-    seconds=10.0,
+    seconds=3.0,
 )
 
 

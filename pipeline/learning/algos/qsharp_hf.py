@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, number
 from pipeline.config.schema import Config
-from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage, timed
 from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
 from pipeline.learning.algos.value_guided import STRENGTH
@@ -46,6 +46,12 @@ class QSharpHFConfig(QSharpConfig):
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=lambda: RewardModelConfig(learning_rate=3.3e-4))
 
+    def trained(self, stage: str, samples: int, decided: float) -> float:
+        """Two roll-outs of each roll-in, which are a pair for the reward model."""
+        if stage == REWARD.name:
+            return self.reward_model.trained(samples * self.preferences.compared(2, decided))
+        return 2 * super().trained(stage, samples, decided)
+
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Also a single probability for a learnt reward."""
         yield from super().problems(key, config)
@@ -61,14 +67,13 @@ class QSharpHF(QSharp):
     name: ClassVar[str] = "QSharp-HF"
     config_class: ClassVar[type[AlgoConfig]] = QSharpHFConfig
     stages: ClassVar[tuple[Stage, ...]] = (
-        QSharp.stages[0],
-        REWARD,
+        *timed([QSharp.stages[0], REWARD], generate=0.5, reward=5.0),
         Stage(
             "train",
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
             config=QSharp.stages[1].config,
             scales=True,
-            seconds=15.0,
+            seconds=19.0,
         ),
         *QSharp.stages[2:],
     )

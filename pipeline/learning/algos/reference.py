@@ -25,10 +25,10 @@ class Reference(Algorithm):
             seeded=False,
             scales=True,
             loads_models=False,
-            seconds=30.0,
+            seconds=36.0,
         ),
-        Stage("evaluate", shards="eval", reads=(REFERENCE_TRAIN,), config=(*TEXT, "evaluation"), seconds=0.5),
-        Stage("metrics", reads=(Read("evaluate"),), config=("evaluation",), loads_models=False, seconds=0.3),
+        Stage("evaluate", shards="eval", reads=(REFERENCE_TRAIN,), config=(*TEXT, "evaluation"), seconds=0.4),
+        Stage("metrics", reads=(Read("evaluate"),), config=("evaluation",), loads_models=False, seconds=0.1),
     )
 
     def train(self, ctx: JobContext) -> None:

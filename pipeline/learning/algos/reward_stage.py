@@ -48,6 +48,10 @@ class RewardModelConfig(Settings):
     """Reward models, each fitted to the pairs of all folds of prompts but one, whose completions it scores. Costs
     folds - 1 passes over the pairs. 1 scores what it was fitted to, which flatters it."""
 
+    def trained(self, compared: float) -> float:
+        """Sequences that all of its passes take, where pairs have so many."""
+        return self.epochs * compared * max(1, self.folds - 1)
+
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Batches that part pairs."""
         yield from halved_pairs(key, self.batch_size, config)
@@ -58,7 +62,7 @@ REWARD = Stage(
     reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
     config=("system", "training", "algo", "model"),
     scales=True,
-    seconds=10.0,
+    seconds=40.0,
 )
 
 

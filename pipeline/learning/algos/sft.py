@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, number
-from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.post_training import PolicyAlgoConfig, PostTrainingAlgorithms
 
 if TYPE_CHECKING:
@@ -33,12 +33,17 @@ class SFTConfig(PolicyAlgoConfig):
         """The only completion of a prompt is its best."""
         return False
 
+    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+        """The best of each group."""
+        return self.epochs
+
 
 class SFT(PostTrainingAlgorithms):
     """Next-token prediction on the completion with the highest reward of each prompt."""
 
     name: ClassVar[str] = "SFT"
     config_class: ClassVar[type[AlgoConfig]] = SFTConfig
+    stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=4.5)
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
         """Write the best completion of each prompt, the first of equals."""

@@ -105,14 +105,14 @@ class ValueGuidedAlgorithms(Algorithm):
             shards="train",
             reads=(REFERENCE_TRAIN, Read("train", "previous")),
             config=(*TEXT, "data_collection", "algo"),
-            seconds=1.0,
+            seconds=0.35,
         ),
         Stage(
             "train",
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
             config=("system", "training", "algo", "model"),
             scales=True,
-            seconds=15.0,
+            seconds=9.5,
         ),
         Stage(
             "sweep",
@@ -120,14 +120,14 @@ class ValueGuidedAlgorithms(Algorithm):
             reads=(REFERENCE_TRAIN, Read("train")),
             config=(*TEXT, "evaluation", "algo"),
             only_with="evaluation.etas",
-            seconds=4.0,
+            seconds=1.5,
         ),
         Stage(
             "evaluate",
             shards="eval",
             reads=(REFERENCE_TRAIN, Read("train"), Read("sweep")),
             config=(*TEXT, "evaluation", "algo"),
-            seconds=1.0,
+            seconds=0.3,
         ),
         replace(METRICS, reads=(*METRICS.reads, Read("sweep"))),
     )

@@ -70,6 +70,16 @@ class TinyModelConfig(ModelConfig):
     """Steps over which the learning rate rises to its full value."""
 
     @property
+    def weights(self) -> int:
+        """Those of its layers and positions; a vocabulary of symbols adds few."""
+        return self.n_embd * (self.n_layer * (4 * self.n_embd + 2 * self.n_inner) + self.n_positions)
+
+    @property
+    def demonstrations(self) -> int:
+        """Of all steps."""
+        return self.steps * self.batch_size
+
+    @property
     def references(self) -> Sequence[int]:
         """Seeds of the references, in the order of their chains."""
         return [self.seed or 0] if self.seeds is None else self.seeds

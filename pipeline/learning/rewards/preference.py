@@ -75,6 +75,10 @@ class PreferenceConfig(PreferenceRule):
     widest_first: bool = False
     """Keep those with the largest differences of rewards instead of the first ones."""
 
+    def compared(self, group: int, decided: float) -> float:
+        """Completions in the pairs that a group leaves, roughly, where such a part of all pairs is decided."""
+        return 2 * min(self.pairs_per_prompt, decided * group * (group - 1) / 2)
+
 
 def halved_pairs(key: str, batch_size: int, config: Config) -> Iterator[str]:
     """Batches must be even where both completions of a pair count.

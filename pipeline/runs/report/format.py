@@ -22,6 +22,20 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def roughly(seconds: float) -> str:
+    """An estimate in no more digits than it deserves: ``35 s``, ``4 min 20 s``, ``34 min``, ``2 h 05 min``."""
+    step = 5 if seconds < 120 else 10 if seconds < 600 else 60
+    whole = max(step, step * round(seconds / step))
+    return (
+        f"{whole} s" if whole < 60 else duration(whole) if whole < 600 or whole >= 3600 else f"{whole // 60} min"
+    )
+
+
+def percent(part: float) -> str:
+    """How far something is, as ``37 %``; never 100 before it is done."""
+    return f"{int(100 * part)} %"
+
+
 def rate(per_second: float) -> str:
     """A rate with three digits: ``942``, ``18.5k``, ``1.2M``."""
     for limit, unit in ((1e6, "M"), (1e3, "k")):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
+from rich.console import Console
 
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.report.format import jobs
 from pipeline.runs.report.gpus import gpu_loads, memory
 from pipeline.runs.report.screen import headline, screen
+from pipeline.terminal.watch import in_place
 
 
 @contextmanager
@@ -25,13 +24,8 @@ def shown_on(console: Console) -> Iterator[Callable[[LiveRun], None]]:
     if not console.is_interactive:
         yield PlainLines(console).update
         return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-
-        def redraw(run: LiveRun) -> None:
-            # A terminal shows ^C where the cursor waits: at the end of a full line it would shift the view.
-            live.update(Group(screen(run, *console.size), Text("")), refresh=True)
-
-        yield redraw
+    with in_place(console) as draw:
+        yield lambda run: draw([screen(run, *console.size)])
 
 
 class PlainLines:
@@ -45,6 +39,12 @@ class PlainLines:
 
     def update(self, run: LiveRun) -> None:
         """Print what is new."""
+        elapsed_s = run.view.elapsed_s(run.now)
+        for line in self.new(run):
+            self._console.print(f"[{elapsed_s:7.1f} s] {line}", markup=False, highlight=False, soft_wrap=True)
+
+    def new(self, run: LiveRun) -> list[str]:
+        """What is new since the last time."""
         view, elapsed_s = run.view, run.view.elapsed_s(run.now)
         lines = []
         for (chain, number), cell in view.cells.items():
@@ -58,5 +58,4 @@ class PlainLines:
             lines.append(headline(run))
             if loads := gpu_loads(view):
                 lines.append("; ".join(map(memory, loads)))
-        for line in lines:
-            self._console.print(f"[{elapsed_s:7.1f} s] {line}", markup=False, highlight=False, soft_wrap=True)
+        return lines

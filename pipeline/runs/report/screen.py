@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pipeline.runs.job_view import AttemptView, WorkerView
 from pipeline.runs.live_run import LiveRun
-from pipeline.runs.report.format import duration, gibibytes, rate
+from pipeline.runs.report.format import duration, gibibytes, percent, rate, roughly
 from pipeline.runs.report.grid import Cells, chains_of, current_grid, progress
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 
@@ -36,12 +36,17 @@ def screen(run: LiveRun, width: int, height: int) -> RenderableType:
     """The live view for a terminal of so many columns and lines; it leaves the last line free."""
     view = run.view
     first, *rest = _headline(run)
-    top = in_lines([f"{duration(view.elapsed_s(run.now))}: {first}", *rest], width)[: max(1, height - 1)]
+    top = in_lines([f"{duration(view.elapsed_s(run.now))}: {first}", *rest], width)
+    said = in_lines(run.stopping.split(), width) if run.stopping else []
+    top, said = top[: max(1, height - 1 - len(said))], said[: max(0, height - 2)]
     parts: list[RenderableType] = [Text("\n".join(top), no_wrap=True, overflow="ellipsis")]
+    if said:
+        parts.append(Text("\n".join(said), style="bold yellow", no_wrap=True, overflow="ellipsis"))
+    top += said
     chains = chains_of(view.cells)
     for_chains, for_workers = share_lines(height - 1 - len(top), len(chains), len(view.workers))
     if for_chains:
-        parts += _chains(view.cells, chains, for_chains)
+        parts += chain_lines(view.cells, chains, for_chains)
     if for_workers:
         parts += _workers(run, for_workers, max(map(cell_len, chains), default=0) + _STAGE)
     return Group(*parts)
@@ -58,20 +63,25 @@ def share_lines(lines: int, chains: int, workers: int) -> tuple[int, int]:
 
 def _headline(run: LiveRun) -> list[str]:
     counts = run.view.counts()
-    parts = [progress(counts), f"{counts.running} running", f"{counts.left:,} left"]
+    parts = [percent(run.part)]
+    if counts.left or counts.running:
+        parts.append("stopping" if run.stopping else f"about {roughly(run.remaining_s)} left")
+    parts += [progress(counts), f"{counts.running} running", f"{counts.left:,} to come"]
     if counts.given_up:
         parts.append(f"{counts.failed} failed, {counts.blocked} blocked")
     parts.append(f"{rate(run.samples_per_s)} samples/s")
     parts.append(f"{rate(run.tokens_per_s)} tokens/s")
-    if run.remaining_s is not None:
-        parts.append(f"about {duration(run.remaining_s)} left")
     return [f"{part}," for part in parts[:-1]] + parts[-1:]
 
 
-def _chains(cells: Cells, chains: list[str], lines: int) -> Iterator[RenderableType]:
-    busy = {chain for (chain, _), cell in cells.items() if cell.running}
-    # Where there are more chains than lines, those that are at work come first.
-    shown, more = _first(chains, lines, lambda chain: chain in busy)
+def chain_lines(cells: Cells, chains: list[str], lines: int) -> Iterator[RenderableType]:
+    """Chains in so many lines; where these do not do for all, the last says how many more there are."""
+    # Where there are more chains than lines, those come first that are at work, that failed, that are still to do.
+    ranks: dict[str, int] = {}
+    for (chain, _), cell in cells.items():
+        rank = 0 if cell.running else 1 if cell.given_up else 2 if not cell.settled else 3
+        ranks[chain] = min(rank, ranks.get(chain, rank))
+    shown, more = first(chains, lines, ranks.__getitem__)
     yield current_grid(cells, shown)
     if more:
         yield Text(f"and {more} more chains", no_wrap=True, overflow="ellipsis")
@@ -79,7 +89,7 @@ def _chains(cells: Cells, chains: list[str], lines: int) -> Iterator[RenderableT
 
 def _workers(run: LiveRun, lines: int, job_width: int) -> Iterator[RenderableType]:
     workers, running = list(run.view.workers.values()), run.view.running()
-    shown, more = _first(workers, lines, lambda worker: worker.state == "running")
+    shown, more = first(workers, lines, lambda worker: worker.state != "running")
     gpus = any(worker.gpu for worker in workers)
     table = FittedTable(_columns(job_width, gpus=gpus), lines=False)
     for worker in shown:
@@ -116,11 +126,11 @@ def _columns(job_width: int, *, gpus: bool) -> Iterator[Column]:
         yield Column(heading="load", right=True, rank=6, width=len("100 %"))
 
 
-def _first(rows: Sequence[_Row], lines: int, at_work: Callable[[_Row], bool]) -> tuple[list[_Row], int]:
-    """The rows that have room, and how many more there are, which takes a line to say."""
+def first(rows: Sequence[_Row], lines: int, rank: Callable[[_Row], int]) -> tuple[list[_Row], int]:
+    """The rows that have room, of low rank first, and how many more there are, which takes a line to say."""
     if len(rows) <= lines:
         return list(rows), 0
-    shown = sorted(rows, key=lambda row: not at_work(row))[: lines - 1]
+    shown = sorted(rows, key=rank)[: lines - 1]
     return shown, len(rows) - len(shown)
 
 

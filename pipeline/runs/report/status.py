@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -129,19 +129,20 @@ def run_page(run: RecordedRun, now: float, width: int) -> list[RenderableType]:
         width: Columns of the terminal.
     """
     view, engine = run.view, run.engine_runs()
-    parts: list[RenderableType] = [_headline(run, now, engine)]
+    parts: list[RenderableType] = [run_headline(run, now, engine)]
     for grid in whole_grids(view.cells, width):
         parts += ["", grid]
     running = view.having("running")
     if running:
         stale = "" if engine else " (when the engine was last heard of)"
-        parts += ["", _running_table(running, now if engine else view.last, stale)]
+        parts += ["", running_table(running, now if engine else view.last, stale)]
     lines = [*_failed(run), *_blocked(view), *_waiting(view), *_quarantined(view), *_retries(view)]
     lines += list(_unreadable(run))
     return parts + [Text(printable(text), style=style) for text, style in lines]
 
 
-def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
+def run_headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
+    """What it is, how it stands, and what to do where that is not well."""
     view, counts = run.view, run.view.counts()
     state = view.state(engine)
     text = Text()
@@ -172,7 +173,8 @@ def _headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
     return text
 
 
-def _running_table(running: list[JobView], now: float, stale: str) -> FittedTable:
+def running_table(running: Sequence[JobView], now: float, stale: str = "") -> FittedTable:
+    """What runs, and where."""
     table = FittedTable(
         [
             Column(heading="job", least=_LEAST_JOB),

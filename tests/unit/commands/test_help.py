@@ -1,16 +1,20 @@
 """What the command says of itself: help of our own, the version, completion in the shell."""
 
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
+import click
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import pipeline
 from pipeline import cli
 from pipeline.__main__ import app
 from pipeline.commands.help import typed_command, usage
+from pipeline.commands.help_keys import help_on
 from pipeline.config.install import conf_dir
+from pipeline.errors import ConfigError
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -54,10 +58,60 @@ def test_help_of_run_is_that_of_the_main_command() -> None:
     assert "Further words" in CliRunner().invoke(app, ["run", "--help"]).output
 
 
-def test_the_shell_completes_commands() -> None:
-    asked = {"_PIPELINE_COMPLETE": "complete_bash", "COMP_WORDS": "pipeline st", "COMP_CWORD": "1"}
-    assert CliRunner().invoke(app, env=asked, prog_name="pipeline").output.split() == ["status", "store"]
+def leaves(command: click.Command, name: str) -> Iterator[str]:
+    inside = getattr(command, "commands", {})
+    for word, inner in inside.items():
+        yield from leaves(inner, f"{name} {word}".strip())
+    if not inside and not command.hidden and name != "run":  # whose help is that of the main command
+        yield name
 
 
-def test_the_schema_that_help_names_is_there() -> None:
-    assert Path(usage().partition("unit:\n")[2].split()[0]).is_file()
+COMMANDS = sorted(leaves(typer.main.get_command(app), ""))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_has_examples_that_it_understands(command: str) -> None:
+    said = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=200).output
+    assert f"pipeline {command}" in said.partition("Examples")[2]
+
+
+def told(word: str, *settings: str) -> str:
+    return "\n".join(text for text, _ in help_on(word, settings))
+
+
+def test_a_key_is_explained_by_what_is_written_where_it_is_declared() -> None:
+    said = told("training.grad_clip")
+    assert said.startswith("training.grad_clip=1\n    Largest norm of the gradient; 0 does not clip.")
+    assert "type       number" in said
+    assert "at least 0 and at most 1,000,000,000" in said
+    assert "results    depend on it" in said
+    assert told("training.grad_clip=3") == told("+training.grad_clip") == said
+    assert "do not depend on it" in told("execution.workers")
+    assert "choice     fsdp: weights, gradients" in told("training.strategy")
+    assert "profile=cpu: true" in told("system.portable")
+    assert "a value must be given" in told("experiment.name")
+
+
+def test_the_end_of_a_key_a_section_a_group_and_a_name_will_do() -> None:
+    assert told("eta").startswith("algos.CD.eta=0.1\nalgos.PITA.eta=1\n")
+    assert "training.schedule=cosine" in told("training")
+    assert "algos.PITA.pairing=greedy" in told("PITA") == told("algos.PITA")
+    assert "profile=h200" in told("profile")
+    assert "dataset=gsm8k" in told("dataset")
+    assert "datasets.movie_openings" in told("datasets")
+    assert "models.smollm2.path=null" in told("models.smollm2")
+    everything = told("")
+    assert all(section in everything for section in ("training", "rounds_of_training", "QSharp", "a100_80gb"))
+
+
+def test_keys_of_a_class_of_ones_own_are_explained() -> None:
+    own = "algos.Mine.class_path=tests.doubles.own_methods.Reinforce"
+    assert "algos.Mine.learning_rate" in told("algos.Mine.learning_rate", own)
+
+
+def test_who_asks_for_a_key_that_there_is_not_is_told_what_was_meant() -> None:
+    assert CliRunner().invoke(app, ["help", "training.gradclip"]).exit_code == 2
+    with pytest.raises(ConfigError, match=r"'training\.grad_clip'"):
+        told("training.gradclip")
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        told("eta", "PITA")

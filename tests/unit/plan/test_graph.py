@@ -3,6 +3,7 @@
 import pytest
 
 from pipeline.errors import CycleError, PlanError
+from pipeline.plan.estimates import WORKER_LOAD_S
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.pending import missing_jobs
@@ -76,5 +77,5 @@ def test_every_worker_loads_once_and_each_job_as_much_as_was_measured() -> None:
     ]
     plan, measured = Plan(jobs, []), {WORKER_LOAD: 10.0, load_name(jobs[0]): 0.5}
     assert estimated_load(plan, ["a", "b"], 3, measured) == 10.5
-    assert estimated_load(plan, ["a"], 1, {}) == 0
+    assert estimated_load(plan, ["a"], 1, {}) == WORKER_LOAD_S
     assert estimated_load(plan, [], 1, measured) == 0

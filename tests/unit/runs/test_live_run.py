@@ -12,12 +12,12 @@ from pipeline.runs.live_run import LiveRun
 class Told:
     """A run of four jobs of 2 s on two workers, the last of which reads the first; a test tells what happens."""
 
-    def __init__(self, *stored: str) -> None:
+    def __init__(self, *stored: str, load_s: float = 0.0) -> None:
         self.now = 0.0
         jobs = [
             Job(id=str(i), key=str(i), entry="m:f", payload={}, samples=10, seconds=2, algo="A") for i in range(4)
         ]
-        self.run = LiveRun(Plan(jobs, [("0", "3")]), stored)
+        self.run = LiveRun(Plan(jobs, [("0", "3")]), stored, workers=2, load_s=load_s)
         self.tell("RunStarted", jobs=4, unsettled=4 - len(stored), pid=1, host="here")
         for index in range(2):
             self.run.take({"event": "WorkerStarting", "worker": index})
@@ -65,7 +65,7 @@ def test_a_lost_attempt_is_no_negative_speed() -> None:
 
 def test_the_time_left_follows_the_pace_so_far() -> None:
     told = Told()
-    assert told.at(0.0).remaining_s is None
+    assert told.at(0.0).remaining_s == pytest.approx(4.0)
     told.begin("0")
     told.now = 4.0
     told.finish("0")
@@ -110,6 +110,57 @@ def test_jobs_that_are_given_up_take_no_time() -> None:
     told.tell("JobFailed", job="0", attempts=1, kind="bug", reason="x")
     told.tell("JobBlocked", job="3", root_cause="0")
     assert told.at(2.0).remaining_s == pytest.approx(2.0)
+
+
+def test_how_far_a_run_is_is_told_in_parts_of_its_work() -> None:
+    told = Told("1")
+    assert told.at(0.0).part == 0.0
+    told.begin("0")
+    assert 0.1 < told.at(1.0).part < 1 / 6  # of a job like which none was done it is not known how long it takes
+    told.now = 2.0
+    told.finish("0")
+    assert told.at(2.0).part == pytest.approx(1 / 3)
+    told.begin("2")
+    told.begin("3", worker=1)
+    told.now = 4.0
+    told.finish("2")
+    told.finish("3", worker=1)
+    run = told.at(4.0)
+    assert (run.part, run.remaining_s) == (1.0, 0.0)
+
+
+def test_a_new_worker_takes_a_while_to_begin() -> None:
+    told = Told(load_s=8.0)
+    assert told.at(0.0).remaining_s == pytest.approx(12.0)
+    told.begin("0")
+    run = told.at(6.0)
+    assert (run.remaining_s, run.part) == (pytest.approx(6.0), 0.0)
+    assert 0.05 < told.at(9.0).part < 1 / 8
+
+
+def test_the_progress_of_a_job_tells_more_than_its_estimate() -> None:
+    told = Told("1", "2", "3")
+    told.begin("0")
+    told.progress("0", 5)
+    # Half of it took five times as long as was planned for the whole.
+    assert told.at(10.0).remaining_s == pytest.approx(10.0)
+    assert told.at(10.0).part == pytest.approx(0.5)
+
+
+def test_one_wrong_estimate_is_not_taken_for_all() -> None:
+    jobs = [
+        Job(id=name, key=name, entry="m:f", payload={}, seconds=10, algo=name[0])
+        for name in ("a1", "a2", "b1", "b2", "b3", "b4", "b5", "b6")
+    ]
+    run = LiveRun(Plan(jobs, []), load_s=0.0)
+    run.take({"event": "RunStarted", "time": 0.0, "jobs": 8, "unsettled": 8, "pid": 1, "host": "here"})
+    run.take({"event": "WorkerStarted", "time": 0.0, "worker": 0, "pid": 7, "device": "cpu"})
+    run.take({"event": "JobStarted", "time": 0.0, "job": "a1", "attempt": 1, "worker": 0})
+    fields = {"attempt": 1, "worker": 0, "load_s": 0, "run_s": 100, "samples": 0, "tokens": 0}
+    run.take({"event": "JobFinished", "time": 100.0, "job": "a1", **fields})
+    run.tick(100.0)
+    # The other job of its kind will take as long; of the rest that is likely in part.
+    assert 100 + 60 < run.remaining_s < 100 + 60 * 5
 
 
 def test_workers_say_what_they_do() -> None:

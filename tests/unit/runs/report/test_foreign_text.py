@@ -131,7 +131,7 @@ def test_data_is_data_on_any_stream(text: str) -> None:
             assert harmless(shown())
 
 
-OURS = re.compile(r"\x1b\[(\?25[lh]|[0-9]*A|2K)|\r")
+OURS = re.compile(r"\x1b\[(\?25[lh]|[0-9]*A|2K|2J|H)|\r")
 """What the live view moves the cursor with."""
 
 

@@ -13,7 +13,7 @@ from pipeline.runs.cost import CostRow
 from pipeline.runs.job_view import AttemptView, JobCounts, WorkerView
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
-from pipeline.runs.report.format import decimal, duration, interval, rate, si
+from pipeline.runs.report.format import decimal, duration, interval, rate, roughly, si
 from pipeline.runs.report.live import PlainLines, shown_on
 from pipeline.runs.report.screen import headline, screen
 from pipeline.runs.report.tables import result_tables
@@ -303,7 +303,8 @@ def status(**cell: int) -> LiveRun:
         {("addition/tiny/s0/PITA", 1): JobCounts(**cell)},
         [worker],
         [AttemptView(number=1, started=START + 1, done=5, total=10)],
-        remaining_s=65.0,
+        part=0.379,
+        remaining_s=67.0,
         samples_per_s=1500,
         tokens_per_s=18_500,
     )
@@ -311,8 +312,43 @@ def status(**cell: int) -> LiveRun:
 
 def test_headline_has_counts_rates_and_time_left() -> None:
     text = headline(status(total=10, stored=2, done=3, running=1))
-    assert "5/10 jobs done, 1 running, 4 left" in text
-    assert "1.5k samples/s, 18.5k tokens/s, about 1 min 05 s left" in text
+    assert text == (
+        "37 %, about 1 min 05 s left, 5/10 jobs done, 1 running, 4 to come, 1.5k samples/s, 18.5k tokens/s"
+    )
+
+
+def test_where_chains_have_no_room_those_that_failed_are_shown() -> None:
+    cells = {(f"chain{index:02}", 1): JobCounts(total=1, done=index % 2) for index in range(50)}
+    cells["chain49", 1] = JobCounts(total=1, failed=1)
+    cells["chain48", 1] = JobCounts(total=2, running=1)
+    lines = text_of(screen(live_run(cells), 80, 12)).splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("chain") and "round" not in line]
+    assert names[:4] == ["chain48", "chain49", "chain00", "chain02"]
+
+
+def test_a_run_that_stops_says_what_it_waits_for_and_what_helps() -> None:
+    run = status(total=10, done=3, running=1)
+    run.stopping = "stopping on Ctrl-C: waiting up to 10 s for 1 job to finish or save; Ctrl-C again ends now"
+    for width, height in ((140, 40), (80, 24), (40, 12)):
+        text = " ".join(text_of(screen(run, width, height)).split())
+        assert run.stopping in text
+        assert "addition" in text
+    assert len(text_of(screen(run, 40, 3)).splitlines()) < 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.3, "5 s"),
+        (67, "1 min 05 s"),
+        (257, "4 min 20 s"),
+        (2040, "34 min"),
+        (3600, "1 h 00 min"),
+        (9033, "2 h 31 min"),
+    ],
+)
+def test_what_is_an_estimate_is_told_roughly(seconds: float, words: str) -> None:
+    assert roughly(seconds) == words
 
 
 def test_live_view_shows_chains_rounds_and_workers() -> None:

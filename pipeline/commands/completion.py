@@ -1,0 +1,127 @@
+"""What a word of a command line may become: commands, options, experiments and jobs, keys and their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.completion_scripts import Shell
+from pipeline.commands.device_flags import FLAGS
+from pipeline.config.install import conf_dir
+from pipeline.config.known import NAMED_GROUPS
+from pipeline.config.meaning import Meaning, shipped_meanings, shipped_sections
+from pipeline.errors import PipelineError
+from pipeline.runs.index import RecordedRun, choose_run, experiments
+
+_OF_HYDRA = ("--multirun", "--cfg", "--config-dir", "--hydra-help", "--help", "--version")
+_JOBS = ("logs", "why")
+"""Commands whose second word is a job; the first word of each that takes a NAME is an experiment."""
+_NAMES = {"name", "names", "experiment", "experiments"}
+
+
+def candidates(program: Any, words: Sequence[str]) -> list[str]:
+    """What may stand in the place of the last word, which has begun.
+
+    Args:
+        program: The commands, as click or typer have them.
+        words: Those of the command line, without the program.
+    """
+    *before, current = words or [""]
+    command, rest = program, list(before)
+    while inside := getattr(command, "commands", {}):
+        name = next((word for word in rest if not word.startswith("-")), None)
+        if name is None:
+            found: Iterable[str] = _options(command) if current[:1] == "-" else _shown(inside)
+            return _beginning(found, current)
+        if name not in inside:
+            return []
+        command, rest = inside[name], rest[rest.index(name) + 1 :]
+    if command.name == "run":
+        return settings(current)
+    if current[:1] == "-":
+        return _beginning(_options(command), current)
+    with suppress(PipelineError, OSError):
+        return _beginning(_words(command, rest), current)
+    return []
+
+
+def settings(current: str) -> list[str]:
+    """A setting that has begun: keys part by part, then values; flags of the main command."""
+    if current[:1] == "-":
+        return _beginning([*FLAGS, *_OF_HYDRA], current)
+    sign = current[: len(current) - len(current.lstrip("+~"))]
+    key, equals, value = current[len(sign) :].partition("=")
+    if not equals:
+        return [sign + each for each in _parts_of_keys(key)]
+    head = re.match(r"(.*[\[,])?", value)
+    done = (head[1] if head else None) or ""
+    chosen = set(re.findall(r"[\w-]+", done))
+    values = [each for each in _values(key) if each not in chosen]
+    return [f"{sign}{key}={done}{each}" for each in _beginning(values, value[len(done) :])]
+
+
+def _parts_of_keys(begun: str) -> list[str]:
+    """Keys up to the next dot after what there is, so that a list of them stays short."""
+    keys = [f"{key}=" for key in (*shipped_meanings(), *_groups())]
+    found = {key[: key.find(".", len(begun)) + 1] or key for key in keys if key.startswith(begun)}
+    # One whole level at once, where only one is possible.
+    return _parts_of_keys(only) if len(found) == 1 and (only := next(iter(found))).endswith(".") else sorted(found)
+
+
+def _values(key: str) -> list[str]:
+    if key in _groups():
+        return sorted(path.stem for path in (conf_dir() / key).glob("*.yaml"))
+    meaning: Meaning | None = shipped_meanings().get(key)
+    if meaning is None:
+        return []
+    return ["true", "false"] if meaning.type == "true or false" else list(meaning.choices)
+
+
+def _groups() -> list[str]:
+    others = (path.name for path in conf_dir().iterdir() if any(path.glob("*.yaml")))
+    return sorted({*NAMED_GROUPS, *others})
+
+
+def _words(command: Any, before: Sequence[str]) -> Iterator[str]:
+    """Of a command that is no group: experiments, jobs, keys."""
+    places = _places(command, before)
+    if command.name == "help":
+        yield from (*shipped_meanings(), *shipped_sections(), *_groups())
+    elif command.name == "completion":
+        yield from (shell.name for shell in Shell)
+    elif command.name in _JOBS and len(places) == 1:
+        yield from RecordedRun(choose_run(_output_dir(before), places[0]), glance=True).plan.jobs
+    elif any(param.name in _NAMES for param in command.params) and (not places or _takes_several(command)):
+        yield from experiments(_output_dir(before))
+
+
+def _places(command: Any, before: Sequence[str]) -> list[str]:
+    """The words that are neither options nor their values."""
+    valued = {option for param in command.params for option in param.opts if not getattr(param, "is_flag", True)}
+    after = [False, *(word in valued for word in before)]
+    return [word for word, value in zip(before, after, strict=False) if not value and not word.startswith("-")]
+
+
+def _takes_several(command: Any) -> bool:
+    return any(param.name in _NAMES and param.nargs == -1 for param in command.params)
+
+
+def _output_dir(before: Sequence[str]) -> Path:
+    words = list(before)
+    return Path(words[words.index("--output-dir") + 1] if "--output-dir" in words[:-1] else "outputs")
+
+
+def _shown(inside: dict[str, Any]) -> list[str]:
+    return [name for name, command in inside.items() if not command.hidden]
+
+
+def _options(command: Any) -> list[str]:
+    own = [option for param in command.params for option in param.opts if option.startswith("--")]
+    return [*own, "--help"]
+
+
+def _beginning(found: Iterable[str], current: str) -> list[str]:
+    return sorted({each for each in found if each.startswith(current)})

@@ -1,0 +1,209 @@
+"""``python -m pipeline help KEY``: what a key means, or which there are, from where each is declared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from pipeline.config.explain import unknown_key
+from pipeline.config.install import conf_dir
+from pipeline.config.known import GROUPS
+from pipeline.config.load import class_paths, kinds_of_files, register_schemas
+from pipeline.config.meaning import Meaning, about, meanings, sections, shipped_meanings, shipped_sections, typed
+from pipeline.config.tables import TABLES, settings_class
+from pipeline.errors import ConfigError
+from pipeline.terminal.console import say
+
+_PACKAGE = re.compile(r"^# @package (\S+)\s*\n")
+_COLUMN = 11
+Line = tuple[str, str]
+"""A text and its style."""
+
+
+def print_help(console: Console, word: str, settings: Sequence[str]) -> None:
+    """Print what there is to say of a word.
+
+    Args:
+        console: Where to.
+        word: A key or the end of one, a group of keys or of files, or one of their names; "" for what there is.
+        settings: As for a run; they make algorithms and datasets of one's own known.
+
+    Raises:
+        ConfigError: There is nothing of that name; says what was meant.
+    """
+    for text, style in help_on(word, settings):
+        inside = text.lstrip(" ")
+        if console.is_terminal and inside:
+            left = len(text) - len(inside)
+            console.print(Padding(Text(inside, style=style), (0, 0, 0, left)), highlight=False)
+        else:
+            say(console, text, style or None)
+
+
+def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
+    """What there is to say of a word, line by line, as `print_help` prints it."""
+    known, word = _Known(settings), word.lstrip("+~").partition("=")[0].strip(".")
+    if not word:
+        return _overview(known)
+    if word in known.keys:
+        return _key(known, [word])
+    if word in known.sections or word in TABLES:
+        return _section(known, word)
+    if (conf_dir() / word).is_dir():
+        return _group(word)
+    ends = [key for key in known.keys if key.endswith(f".{word}")]
+    named = [section for section in known.sections if section.rpartition(".")[2] == word]
+    if ends:
+        return _same_end(known, ends)
+    if len(named) == 1:
+        return _section(known, named[0])
+    raise ConfigError(f"{unknown_key(word)} `python -m pipeline help` lists what there is.")
+
+
+# -- what is known ---------------------------------------------------------------------------------------------
+
+
+class _Known:
+    """Keys and their groups: what ships, what files of ``conf/`` add, and what settings name."""
+
+    def __init__(self, settings: Sequence[str]) -> None:
+        wrong = [setting for setting in settings if "=" not in setting]
+        if wrong:
+            raise ConfigError(f"cannot read '{wrong[0]}'. After the key come settings as for a run: KEY=VALUE.")
+        if settings:
+            register_schemas(settings)
+        self.keys: dict[str, Meaning] = shipped_meanings()
+        self.sections: dict[str, str] = shipped_sections()
+        for table, group in (("datasets", "dataset"), ("models", "model")):
+            for name, kind in kinds_of_files(group).items():
+                self._add(table, name, {"kind": kind})
+        for table in ("algos", "datasets"):
+            for name, path in class_paths(table, settings):
+                self._add(table, name, {"class_path": path})
+
+    def _add(self, table: str, name: str, section: Mapping[str, Any]) -> None:
+        schema, prefix = settings_class(table, name, section), f"{table}.{name}"
+        self.keys |= {each.key: each for each in meanings(schema, prefix)}
+        self.sections |= {prefix: about(schema), **dict(sections(schema, prefix))}
+
+    @cached_property
+    def set_by(self) -> dict[str, list[tuple[str, str]]]:
+        """Key -> choices of groups that set it, and to what."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for file in sorted(conf_dir().rglob("*.yaml")):
+            group = file.parent.relative_to(conf_dir()).as_posix()
+            choice = file.name if group == "." else f"{group}={file.stem}"
+            for key, value in _values(file, "" if group == "." else group):
+                found.setdefault(key, []).append((choice, value))
+        return found
+
+
+def _values(file: Path, package: str) -> Iterator[tuple[str, str]]:
+    text = file.read_text(encoding="utf-8")
+    if named := _PACKAGE.match(text):
+        package = "" if named[1] == "_global_" else named[1]
+    data = yaml.safe_load(text) or {}
+    data.pop("defaults", None)
+    yield from _leaves(data, package)
+
+
+def _leaves(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, dict) and node:
+        for name, value in node.items():
+            yield from _leaves(value, f"{key}.{name}".strip("."))
+    else:
+        yield key, typed(node)
+
+
+# -- what is said ----------------------------------------------------------------------------------------------
+
+
+def _overview(known: _Known) -> Iterator[Line]:
+    yield "Groups of keys; `python -m pipeline help GROUP` lists them:", "bold"
+    for section, text in known.sections.items():
+        if "." not in section:
+            yield from _named(section, text)
+    yield "\nKeys of their own:", "bold"
+    for key, each in known.keys.items():
+        if "." not in key:
+            yield from _named(key, each.line)
+    yield "\nWith a section for each that a run uses, as algos.PITA or datasets.addition:", "bold"
+    for table in TABLES:
+        names = [section.split(".")[1] for section in known.sections if re.fullmatch(rf"{table}\.[^.]+", section)]
+        yield from _named(table, ", ".join(names))
+    yield "\nFiles to choose from, GROUP=CHOICE:", "bold"
+    for folder in sorted(path for path in conf_dir().iterdir() if any(path.glob("*.yaml"))):
+        yield from _named(folder.name, ", ".join(sorted(file.stem for file in folder.glob("*.yaml"))))
+
+
+def _section(known: _Known, section: str) -> Iterator[Line]:
+    yield section, "bold"
+    if text := known.sections.get(section):
+        yield f"    {text}", ""
+    inside = [each for key, each in known.keys.items() if key.startswith(f"{section}.")]
+    if section in TABLES:
+        for name in (name for name in known.sections if re.fullmatch(rf"{section}\.[^.]+", name)):
+            yield from _named(name, known.sections[name])
+        return
+    yield "", ""
+    for each in inside:
+        yield from _named(f"{each.key}={each.default}", each.line)
+
+
+def _group(group: str) -> Iterator[Line]:
+    yield f"{group}=CHOICE", "bold"
+    for file in sorted((conf_dir() / group).glob("*.yaml"), key=lambda path: path.stem.lower()):
+        remarks = [line[1:].strip() for line in file.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+        said = [line for line in remarks if not line.startswith("@package")]
+        yield from _named(f"{group}={file.stem}", said[0] if said else "")
+    table = next((table for table, each in GROUPS.items() if each == group), group)
+    if table in TABLES:
+        yield f"\nIts settings: python -m pipeline help {table}.NAME", ""
+
+
+def _same_end(known: _Known, keys: Sequence[str]) -> Iterator[Line]:
+    """Keys that end alike: those that mean the same are explained together."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for key in keys:
+        each = known.keys[key]
+        alike.setdefault((each.text, each.allowed), []).append(key)
+    for number, same in enumerate(alike.values()):
+        if number:
+            yield "", ""
+        yield from _key(known, same)
+
+
+def _key(known: _Known, keys: Sequence[str]) -> Iterator[Line]:
+    first = known.keys[keys[0]]
+    for key in keys:
+        yield f"{key}={known.keys[key].default or '...'}", "bold"
+    yield f"    {first.text or 'nothing is written below this field'}", ""
+    yield "", ""
+    rows = {"type": first.type, "must be": first.allowed, "choices": ""}
+    if not first.default:
+        rows["default"] = "none: a value must be given"
+    for name, text in rows.items():
+        if text:
+            yield f"    {name:<{_COLUMN}}{text}", ""
+    for choice, text in first.choices.items():
+        yield f"    {'choice':<{_COLUMN}}{choice}{f': {text}' if text else ''}", ""
+    for key in keys:
+        for choice, value in known.set_by.get(key, []):
+            yield f"    {'set by':<{_COLUMN}}{choice}: {value}{f' ({key})' if len(keys) > 1 else ''}", ""
+    effect = "depend on it" if first.affects_result else "do not depend on it: only how fast or where work is done"
+    yield f"    {'results':<{_COLUMN}}{effect}", ""
+    yield f"    {'declared':<{_COLUMN}}{first.declared}", ""
+
+
+def _named(name: str, text: str) -> Iterator[Line]:
+    yield f"    {name}", "bold"
+    if text:
+        yield f"        {text}", ""

@@ -1,0 +1,111 @@
+"""What completion offers for a word, and that real shells ask for it as they should."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from pipeline.__main__ import app
+from pipeline.commands.completion import candidates, settings
+from pipeline.commands.completion_scripts import SCRIPTS, Shell
+
+PROGRAM = typer.main.get_command(app)
+
+
+def offered(*words: str) -> list[str]:
+    return candidates(PROGRAM, words)
+
+
+def test_commands_and_options_are_offered() -> None:
+    assert offered("st") == ["status", "store"]
+    assert "complete" not in offered("")
+    assert offered("store", "") == ["du", "gc", "verify"]
+    assert offered("gpus", "--w") == ["--watch"]
+    assert offered("gpus", "fit", "--lora") == ["--lora-rank"]
+    assert offered("completion", "f") == ["fish"]
+    assert offered("nonsense", "x") == []
+
+
+def test_keys_are_offered_part_by_part_and_then_their_values() -> None:
+    assert {"algos=", "algos.", "training.", "profile=", "rounds_of_training="} < set(offered("run", ""))
+    assert settings("training.sch") == ["training.schedule="]
+    assert settings("algos.PITA.e") == ["algos.PITA.enabled=", "algos.PITA.epochs=", "algos.PITA.eta="]
+    assert settings("training.schedule=") == ["training.schedule=constant", "training.schedule=cosine"]
+    assert settings("+dry_run=t") == ["+dry_run=true"]
+    assert settings("profile=a100") == ["profile=a100_40gb", "profile=a100_80gb"]
+    assert settings("--num") == ["--num-gpus"]
+    assert settings("training.grad_clip=") == settings("nonsense.key=") == settings("zz") == []
+
+
+def test_of_a_list_the_choices_are_offered_that_it_has_not() -> None:
+    assert settings("algos=[PI") == ["algos=[PITA"]
+    assert settings("algos=[PITA,QSharp-HF,Q") == ["algos=[PITA,QSharp-HF,QSharp"]
+
+
+def test_keys_are_offered_to_who_asks_what_they_mean() -> None:
+    assert offered("help", "training.grad") == ["training.grad_clip", "training.gradient_checkpointing"]
+
+
+def test_experiments_are_offered(tmp_path: Path) -> None:
+    (tmp_path / "first_run/latest").mkdir(parents=True)
+    for command in ("status", "show", "logs", "why"):
+        assert offered(command, "--output-dir", str(tmp_path), "fi") == ["first_run"]
+    assert offered("status", "--output-dir", str(tmp_path), "first_run", "") == []
+    assert (
+        offered("logs", "--output-dir", str(tmp_path), "first_run", "") == []
+    )  # a run without a plan has no jobs
+    assert offered("status", "--output-dir", str(tmp_path / "none"), "fi") == []
+
+
+BASH = """\
+{script}
+COMP_LINE={line!r} COMP_POINT=${{#COMP_LINE}}
+COMP_POINT=${{#COMP_LINE}}
+_pipeline "${{COMP_LINE%% *}}"
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+FISH = "{script}\ncomplete -C {line!r}\n"
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PATH on which `pipeline` and `python` answer as this process does, without its imports."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in ("pipeline", "python"):
+        script = folder / name
+        script.write_text(
+            f"#!{sys.executable}\nimport sys\nprint('\\n'.join(['asked=' + '|'.join(sys.argv[1:])]))\n"
+        )
+        script.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ("pipeline st", "complete|--|st"),
+        ("pipeline run training.gr", "complete|--|run|training.gr"),
+        ("pipeline ", "complete|--|"),
+        ("python -m pipeline gpus fi", "-m|pipeline|complete|--|gpus|fi"),
+        ("python run_parallel.py a=1 b", "-m|pipeline|complete|--|run|a=1|b"),
+    ],
+)
+@pytest.mark.parametrize("shell", [Shell.bash, Shell.fish], ids=lambda shell: shell.name)
+def test_shells_ask_with_the_words_before_the_cursor(shell: Shell, line: str, asked: str, programs: str) -> None:
+    if shutil.which(shell.name) is None:
+        pytest.skip(f"{shell.name} is not installed")
+    text = {Shell.bash: BASH, Shell.fish: FISH}[shell].format(script=SCRIPTS[shell], line=line)
+    environment = {**os.environ, "PATH": programs}
+    done = subprocess.run([shell.name, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
+    assert f"asked={asked}" in done.stdout.splitlines(), done
+
+
+def test_zsh_takes_its_script() -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    done = subprocess.run(["zsh", "-n", "-c", SCRIPTS[Shell.zsh]], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

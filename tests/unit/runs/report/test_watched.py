@@ -1,0 +1,99 @@
+"""`status --watch` and `gpus --watch`: what they show, on what there is room for, and how they end."""
+
+import fcntl
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console, Group
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from pipeline.commands.runs import watch_status
+from pipeline.runs.index import RecordedRun
+from pipeline.runs.report.status import Glance
+from pipeline.runs.report.watched import News, watched_run
+from pipeline.terminal import watch as watching
+from pipeline.terminal.console import Terminal
+from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
+
+SIZES = [(80, 24), (160, 50), (40, 10), (20, 4)]
+
+
+def shown(run: WrittenRun, width: int, height: int) -> str:
+    out = io.StringIO()
+    with run.folder.journal.open("ab") as engine:
+        fcntl.flock(engine, fcntl.LOCK_EX)  # as an engine does that lives
+        recorded = RecordedRun(run.folder)
+        live = recorded.followed()
+        live.tick(START + 60)
+        console = Console(file=out, width=width, height=height, color_system=None)
+        console.print(Group(*watched_run(recorded, live, START + 60, height)), highlight=False)
+    return out.getvalue()
+
+
+def test_a_run_says_how_far_it_is_and_what_runs(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(2))
+    run.worker(0, "cpu slot 0")
+    run.begin(f"{CHAIN}/r1/generate/000")
+    text = shown(run, 80, 24)
+    assert re.search(r"\d+ %, about .* left", text)
+    assert f"{CHAIN}/r1/generate/000" in text
+    assert "0/6 jobs done" in text
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_it_fits_any_terminal(tmp_path: Path, width: int, height: int) -> None:
+    run = WrittenRun(tmp_path, chain_plan(40))
+    for index in range(30):
+        run.worker(index, f"gpu {index}: a device with quite a long name")
+        run.begin(f"{CHAIN}/r{index + 1}/train", worker=index)
+    for number in range(31, 41):
+        run.write("JobFailed", job=f"{CHAIN}/r{number}/train", attempts=1, kind="bug", reason="x\x1b[2J" * 30)
+    lines = shown(run, width, height).splitlines()
+    assert len(lines) < height or height < 8  # so low a terminal shows the headline, and the rest is cut off
+    assert max(map(len, lines)) <= width
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WrittenRun(tmp_path, chain_plan(1))
+    run.worker(0, "cpu slot 0")
+    out = io.StringIO()
+
+    def go_on(_seconds: float) -> None:
+        if not run.folder.journal.read_text().endswith("}\n") or "RunFinished" in run.folder.journal.read_text():
+            return
+        run.write("RunFinished", interrupted=None, halted=None, done=0, failed=0, blocked=0, stored=0)
+
+    monkeypatch.setattr(RecordedRun, "engine_runs", lambda self: self.view.finished is None)
+    monkeypatch.setattr(watching.time, "sleep", go_on)
+    monkeypatch.setattr("pipeline.commands.runs.watch", lambda *args: watching.watch(*args, go_on))
+    watch_status(tmp_path, "x", None, Terminal(file=out, width=120), 0.1)
+    assert "0 %, about" in out.getvalue()
+    assert "done" in out.getvalue()
+
+
+def test_of_all_experiments_those_are_told_that_have_changed() -> None:
+    news = News()
+    rows = [Glance(name="a", run="1", state="running", jobs=5), Glance(name="b", problem="unreadable")]
+    assert list(news.of(rows)) == ["a 1: running, 0/5 jobs done", "b : unreadable"]
+    assert list(news.of(rows)) == []
+    rows[0] = Glance(name="a", run="1", state="failed", jobs=5, done=3, failed=2)
+    assert list(news.of(rows)) == ["a 1: failed, 3/5 jobs done, 2 failed"]
+
+
+@pytest.mark.parametrize("words", [["status"], ["gpus"]], ids=" ".join)
+def test_ctrl_c_ends_a_look_quietly(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "_again", interrupt)
+    where = ["--output-dir", str(tmp_path)] if words == ["status"] else []
+    done = CliRunner().invoke(app, [*words, "--watch", *where])
+    assert (done.exit_code, done.output) == (130, "")
+    both = CliRunner().invoke(app, [*words, "--watch", "--json", *where])
+    assert both.exit_code == 2

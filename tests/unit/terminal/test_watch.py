@@ -1,0 +1,85 @@
+"""Looking again and again: in place on a terminal, elsewhere what is new, until there is no more to see."""
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from pipeline.terminal import watch as watching
+from pipeline.terminal.console import Terminal
+from pipeline.terminal.watch import watch
+
+
+class Looks:
+    """A thing that changes three times."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.slept: list[float] = []
+
+    def look(self) -> bool:
+        self.times += 1
+        return self.times < 3
+
+    def lines(self) -> list[str]:
+        return [f"look {self.times}"]
+
+    def page(self, width: int, height: int) -> list[Text]:
+        return [Text(f"look {self.times} {line} of {width}", no_wrap=True) for line in range(40)]
+
+
+def test_elsewhere_than_on_a_terminal_what_is_new_is_printed() -> None:
+    out, looks = io.StringIO(), Looks()
+    watch(Terminal(file=out, width=80), 2.5, looks.look, looks.page, looks.lines, looks.slept.append)
+    assert out.getvalue() == "look 1\nlook 2\nlook 3\n"
+    assert looks.slept == [2.5, 2.5]
+
+
+def test_on_a_terminal_a_page_is_redrawn_in_place_and_fits() -> None:
+    out, looks = io.StringIO(), Looks()
+    console = Console(
+        file=out, width=60, height=12, force_terminal=True, force_interactive=True, legacy_windows=False
+    )
+    watch(console, 1.0, looks.look, looks.page, looks.lines, looks.slept.append)
+    drawn = out.getvalue()
+    assert "look 3 0 of 60" in drawn
+    assert "look 2 12 of" not in drawn  # what has no room would scroll away what is above it
+    assert "\x1b[1A" in drawn  # it goes up to where it began
+    assert drawn.endswith("\x1b[?25h")  # and leaves a cursor that can be seen
+
+
+def test_after_a_change_of_its_size_the_terminal_is_drawn_anew() -> None:
+    out, looks = io.StringIO(), Looks()
+    console = Console(file=out, width=60, height=12, force_terminal=True, force_interactive=True)
+
+    def shrink(_seconds: float) -> None:
+        console.size = (30, 12)  # type: ignore[assignment]
+
+    watch(console, 1.0, looks.look, looks.page, looks.lines, shrink)
+    before, cleared, after = out.getvalue().partition("\x1b[2J\x1b[H")
+    assert "of 60" in before
+    assert cleared
+    assert "of 30" in after
+    assert "of 60" not in after
+
+
+def test_it_ends_when_nobody_reads_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks()
+    monkeypatch.setattr(watching, "is_gone", lambda stream: stream is sys.stdout)
+    watch(Terminal(file=io.StringIO(), width=80), 1.0, looks.look, looks.page, looks.lines, looks.slept.append)
+    assert looks.times == 1
+
+
+def test_the_cursor_is_there_again_after_ctrl_c() -> None:
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    out, looks = io.StringIO(), Looks()
+    console = Console(
+        file=out, width=60, height=12, force_terminal=True, force_interactive=True, legacy_windows=False
+    )
+    with pytest.raises(KeyboardInterrupt):
+        watch(console, 1.0, looks.look, looks.page, looks.lines, interrupt)
+    assert out.getvalue().endswith("\x1b[?25h")
