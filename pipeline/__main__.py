@@ -253,13 +253,14 @@ def compare_command(
         list[str], typer.Argument(help="Experiments, patterns such as 'eta_*', or NAME/TIMESTAMP for one run.")
     ],
     csv: Annotated[Path | None, typer.Option(help="Write a table for other programs instead.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with their reports instead.")] = None,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Compare runs."""
     from pipeline.commands.compare import compare
 
     with answering():
-        compare(output_dir, names, csv, make_console())
+        compare(output_dir, names, csv, html, make_console())
 
 
 @app.command(

@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rich.console import Console
 
+from pipeline.commands.report import write_report
 from pipeline.errors import ConfigError
 from pipeline.files import write_whole
-from pipeline.runs.comparison.runs import RunComparison, compare_runs, compared, same_settings
+from pipeline.runs.comparison.runs import compare_runs, compared, same_settings
 from pipeline.runs.index import choose_run, experiments, runs_of
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.runs import comparison_csv, comparison_tables
 from pipeline.terminal.console import say
 
 
-def compare(output_dir: Path, names: Sequence[str], csv: Path | None, console: Console) -> None:
-    """Print runs side by side, and write them as CSV where that is asked for.
+def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path | None, console: Console) -> None:
+    """Print runs side by side, or write them as CSV or as the page of a report where that is asked for.
 
     Raises:
         PipelineError: There is no such run, its results cannot be read, or the file cannot be written.
     """
-    comparison = comparison_of(output_dir, names)
+    runs = runs_named(output_dir, names)
+    if html is not None:
+        _written(html, lambda: write_report(html, [run.folder for run in runs]), console)
+    comparison = compare_runs([compared(run) for run in runs])
     if csv is not None:
-        _write(csv, comparison_csv(comparison))
-        say(console, "written:", copy=str(csv))
+        _written(csv, lambda: write_whole(csv, comparison_csv(comparison)), console)
+    if csv is not None or html is not None:
         return
     for table in comparison_tables(comparison):
         console.print()
         console.print(table)
     if not comparison.rows:
         say(console, f"no results yet: {', '.join(comparison.labels)}")
-
-
-def comparison_of(output_dir: Path, names: Sequence[str]) -> RunComparison:
-    """Compare the runs that these names mean, see `runs_named`.
-
-    Raises:
-        PipelineError: As `compare`.
-    """
-    return compare_runs([compared(run) for run in runs_named(output_dir, names)])
 
 
 def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:
@@ -91,8 +86,9 @@ def _newest_by_settings(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
     return list(newest.values())
 
 
-def _write(path: Path, text: str) -> None:
+def _written(path: Path, write: Callable[[], None], console: Console) -> None:
     try:
-        write_whole(path, text)
+        write()
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    say(console, "written:", copy=str(path))

@@ -32,6 +32,7 @@ from pipeline.outputs.guidance import (
 from pipeline.runs.index import choose_run
 from pipeline.runs.links import OUTPUT
 from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.notebook import Run
 from pipeline.runs.trained import Trained, find_trained
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _Choice = TypeVar("_Choice", bound=Enum)
 
 
 def guided(
-    model: str | Path | LoadedRun,
+    model: str | Path | Run | LoadedRun,
     chain: str | None = None,
     *,
     round: int | None = None,  # noqa: A002 - it is what a run calls it
@@ -64,7 +65,8 @@ def guided(
     the same way, and has no `eta`.
 
     Args:
-        model: Name of an experiment, whose newest run is taken; or a loaded run; or a folder: of a run, of the
+        model: Name of an experiment, whose newest run is taken; or a run, as `pipeline.run` and
+            `pipeline.load_run` give one; or a folder: of a run, of the
             output of a training, or of an exported model; or the id of an exported model on the hub, as
             ``owner/name``. Where a folder is called like an experiment, ``./name`` is the folder.
         chain: Which chain of a run, as ``addition/tiny/s0/PITA``; its end (``PITA``), a part of it, or a pattern
@@ -85,7 +87,7 @@ def guided(
         DeviceError: There is no such device.
         StoreError: The model is not trained yet.
     """
-    found = _found(model, chain, round, Path(output_dir))
+    found = _found(model.loaded if isinstance(model, Run) else model, chain, round, Path(output_dir))
     if reference is not None:
         found = replace(found, reference=lambda: _given_reference(str(reference)))
     if trust_remote_code:

@@ -44,18 +44,23 @@ def report(output_dir: Path, names: Sequence[str], stamp: str | None, out: Path 
 
 
 def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
-    """Write a page of runs.
+    """Write a page of runs; several stand side by side at its top.
 
     Raises:
         PipelineError: What one left cannot be read.
         OSError: The page cannot be written.
     """
     # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
+    from pipeline.runs.comparison.runs import compare_runs, compared
     from pipeline.runs.loaded import load
     from pipeline.runs.report.page.html import write_page
+    from pipeline.runs.report.page.results import page_table
     from pipeline.runs.report.page.run import page_of
+    from pipeline.runs.report.runs import comparison_tables
 
-    write_page(path, page_of([load(folder) for folder in folders]))
+    runs = [load(folder) for folder in folders]
+    tables = comparison_tables(compare_runs(list(map(compared, runs)))) if len(runs) > 1 else []
+    write_page(path, page_of(runs, [page_table(table) for table in tables]))
 
 
 def leave_report(run: RunFolder, console: Console) -> None:

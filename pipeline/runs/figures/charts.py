@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.figures.data import OPTIMUM, Bar, Panel, Point, Series
-from pipeline.runs.figures.style import COLUMN_IN, PAGE_IN, Look, fills, looks
+from pipeline.runs.figures.style import COLUMN_IN, PAGE_IN, Look, fills, in_order, looks, some_of
 from pipeline.runs.report.format import si
 from pipeline.terminal.text import printable
 
@@ -85,18 +85,20 @@ def flops(series: Sequence[Series], metric: str) -> Figure:
 
 def training(panels: Sequence[Panel]) -> Figure:
     """Losses over steps, a panel for each kind of training and a line for each chain."""
+    panels = sorted(panels, key=lambda panel: min(panel.curves))  # the reference first
     across = min(_PANELS, len(panels))
     down = math.ceil(len(panels) / across)
     figure, grid = _figure(PAGE_IN * across / _PANELS, 0.4 + 1.6 * down, down, across)
-    numbers = sorted({number for panel in panels for number in panel.curves})
-    colours = fills(map(str, numbers))
+    colours = in_order(sorted({number for panel in panels for number in panel.curves}))
+    named = some_of(list(colours))
     flat = list(grid.flat) if len(panels) > 1 else [grid]
     for axes, panel in zip(flat, panels, strict=False):
         for number, curves in sorted(panel.curves.items()):
             for at, (steps, losses) in enumerate(curves):
-                label = f"round {number}" if at == 0 else "_"
-                axes.plot(steps, losses, color=colours[str(number)][0], linewidth=0.8, alpha=0.8, label=label)
+                label = f"round {number}" if at == 0 and number in named else "_"
+                axes.plot(steps, losses, color=colours[number], linewidth=0.8, alpha=0.8, label=label)
         axes.set_title(_label(panel.title))
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("step")
     for axes in flat[::across]:
         axes.set_ylabel("loss")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +78,23 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
         for at, name in enumerate(methods)
     }
     return {**found, REFERENCE: Look("#777777", "o", "--"), OPTIMUM: Look("#000000", "*")}
+
+
+def in_order(numbers: Sequence[int]) -> dict[int, Any]:
+    """A colour for each of some numbers; where there are many, from dark to light by their order."""
+    if len(numbers) <= len(_COLOURS):
+        return dict(zip(numbers, _COLOURS, strict=False))
+    from matplotlib import colormaps
+
+    return {number: colormaps["viridis"](0.9 * at / (len(numbers) - 1)) for at, number in enumerate(numbers)}
+
+
+def some_of(numbers: Sequence[int]) -> set[int]:
+    """Those that a legend has room for: all, or as many as there are colours, the first and last among them."""
+    if len(numbers) <= len(_COLOURS):
+        return set(numbers)
+    most = len(_COLOURS) - 1
+    return {numbers[round(at * (len(numbers) - 1) / most)] for at in range(most + 1)}
 
 
 def fills(names: Iterable[str]) -> dict[str, tuple[str, str]]:

@@ -31,7 +31,8 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
         shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
         told = len({(row.algo, *row.settings.items()) for row in rows}) == len(rows)
         table = FittedTable(
-            _columns(comparison, shown, rows[0].result.metric, needs_run=not told), title=title(*place)
+            _columns(comparison, shown, rows[0].result.metric, needs_run=not told),
+            title=title(*place, "runs side by side"),
         )
         for _, own in groupby(rows, key=lambda row: row.algo):
             for row in own:

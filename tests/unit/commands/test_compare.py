@@ -12,6 +12,7 @@ from pipeline.runs.origin import Origin, write_origin
 from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import WrittenRun, chain_plan
+from tests.unit.commands.test_report import data_of
 
 
 def run(output_dir: Path, name: str, second: int, eta: float, group: str = "") -> WrittenRun:
@@ -56,6 +57,19 @@ def test_a_name_of_no_run_is_refused(outputs: Path) -> None:
         runs_named(outputs, ["x*"])
     with pytest.raises(ConfigError, match="Did you mean 'tried'"):
         runs_named(outputs, ["trid"])
+
+
+def test_the_page_has_the_runs_side_by_side_above_their_reports(outputs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "runs.html"
+    done = CliRunner().invoke(app, ["compare", "sweep", "--html", str(page), "--output-dir", str(outputs)])
+    assert done.exit_code == 0, done.output
+    (table,) = data_of(page)["comparison"]
+    assert table["headings"][:3] == ["algorithm", "eta", "run"]
+    assert [row[:3] for row in table["rows"]] == [
+        ["PITA", "1", "2026-01-02_10-00-03"],
+        ["PITA", "2", "2026-01-02_10-00-04"],
+    ]
+    assert [run["stamp"][-1] for run in data_of(page)["runs"]] == ["3", "4"]
 
 
 def test_the_command_prints_a_table_or_writes_a_csv(outputs: Path, tmp_path: Path) -> None:
