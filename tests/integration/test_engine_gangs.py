@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -31,10 +32,14 @@ def lives(pid: int) -> bool:
 
 
 def test_every_rank_runs_the_job_and_the_first_one_writes(engine: Engine, tmp_path: Path) -> None:
-    payload = {"meeting": folder(tmp_path)}
+    payload, seen = {"meeting": folder(tmp_path)}, list[Mapping[str, float | None]]()
+
+    def watch(view: RunView) -> None:
+        seen.extend(attempt.numbers for attempt in view.jobs["gang"].attempts)
+
     outcome = engine.run(
         job("before", "remember"), job("gang", "rank_facts", ["before"], devices=3, payload=payload),
-        job("after", "remember", ["gang"]), workers=3,
+        job("after", "remember", ["gang"]), workers=3, watcher=watch,
     )  # fmt: skip
     assert set(outcome.jobs.values()) == {JobStatus.done}
     ranks = [json.loads((tmp_path / "flags" / str(rank)).read_text()) for rank in range(3)]
@@ -53,6 +58,7 @@ def test_every_rank_runs_the_job_and_the_first_one_writes(engine: Engine, tmp_pa
     assert sorted([started["worker"], *started["members"]]) == [0, 1, 2]
     (finished,) = engine.events("JobFinished", "gang")
     assert finished["tokens"] == 10  # as rank 0 counted
+    assert seen[-1] == {"loss": 0.5, "kl": None}  # likewise, while it ran
     # The worker that ran a job before was replaced, so that nothing of it was left on its device.
     pid, last = (
         engine.store.path(key(name)).joinpath("count.txt").read_text().split() for name in ("before", "after")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from pipeline.errors import JobError
-from pipeline.foreign import ForeignDataError
+from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.training.distributed import Ranks
 from pipeline.outputs.curves import FIELDS, TrainingStep, is_kept, kept_number, read_curve, write_curve
 
@@ -196,24 +196,32 @@ class Drawing:
             loss: Of its batch.
             norm: Of its gradient before it was clipped; None where the step has no row.
             rate: Its learning rate.
+
+        Raises:
+            JobError: What was added to it is more than a curve has, or has no name that can be printed.
         """
         if self._curve is None:
             return
         self._curve.show({"loss": loss})
         if not self.keeps(step) or norm is None:
             return
-        row = TrainingStep(
-            training=self._training,
-            step=step,
-            steps=self._steps,
-            tokens=self._tokens_after(step),
-            loss=kept_number(loss),
-            grad_norm=kept_number(float(norm.full_tensor() if isinstance(norm, DTensor) else norm)),
-            learning_rate=kept_number(rate) or 0.0,
-            extra=self._sums.means(self._ranks),
-        )
-        self.rows.append(row)
-        self._say(row)
+        row = {
+            "training": self._training,
+            "step": step,
+            "steps": self._steps,
+            "tokens": self._tokens_after(step),
+            "loss": kept_number(loss),
+            "grad_norm": kept_number(float(norm.full_tensor() if isinstance(norm, DTensor) else norm)),
+            "learning_rate": kept_number(rate) or 0.0,
+            "extra": self._sums.means(self._ranks),
+        }
+        try:
+            self.rows.append(converted(row, TrainingStep))
+        except (
+            ForeignDataError
+        ) as error:  # told with the first step, and not when the output is held to its format
+            raise JobError(f"the curve of {self._training!r} cannot have what is added to it: {error}") from error
+        self._say(self.rows[-1])
 
     def save(self) -> None:
         """Write all rows to the job's output, beside those of trainings before."""

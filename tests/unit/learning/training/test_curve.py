@@ -210,6 +210,25 @@ def test_a_number_that_every_step_has_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(["a\nb"], "expected a name that can be printed"), ([f"x{at}" for at in range(51)], "of length <= 50")],
+    ids=["no name", "too many"],
+)
+def test_what_no_curve_may_have_is_told_at_the_first_step(tmp_path: Path, names: list[str], said: str) -> None:
+    model, steps = nn.Linear(1, 1), []
+
+    def losses_of(step: int) -> Iterator[Tensor]:
+        steps.append(step)
+        add_to_curve(**dict.fromkeys(names, 1.0))
+        yield model(torch.ones(1)).sum()
+
+    settings, curve = TrainSettings(steps=9, learning_rate=0.1), Curve(training="mine", folder=tmp_path)
+    with pytest.raises(JobError, match=f"the curve of 'mine' cannot have what is added to it: .*{said}"):
+        train(model, settings, losses_of, curve=curve)
+    assert steps == [0]
+
+
 def test_dpo_tells_what_trl_tells(tmp_path: Path) -> None:
     from pipeline.learning.choices import DPOLoss
     from pipeline.learning.training.dpo import DPOObjective, fit_dpo
