@@ -67,7 +67,7 @@ function drawTimeline(found) {
       type: "bar", orientation: "h", name: label(running ? `${name}, running` : name), width: bad ? 0.45 : 0.8,
       y: own.map((at) => bars.lane[at]), base: own.map((at) => bars.start[at] / unit[0]), x: own.map((at) => Math.max(bars.end[at] - bars.start[at], seconds / 4000) / unit[0]),
       text: own.map((at) => words(bars, at)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
-      marker: { color: bad ? (theme.dark ? "#ff9a66" : "#000000") : stageColour(name), opacity: running ? 0.55 : 1, line: { width: 0 }, pattern: { shape: bad ? "x" : stagePattern(name), fgopacity: 0.5 } },
+      marker: { color: bad ? (theme.dark ? "#ff9a66" : "#000000") : stageColour(name), opacity: running ? 0.55 : 1, line: { width: 0 }, pattern: { shape: bad ? "x" : stagePattern(name), fillmode: "overlay", fgopacity: 0.6 } },
     };
   });
   const tall = Math.max(10, Math.min(34, 560 / lanes.length));
@@ -113,7 +113,7 @@ function drawCost(all, { kind, place }) {
   const traces = byStage.map(([stage, some]) => ({
     type: "bar", orientation: "h", name: label(stage), y: some.map((one) => label(brief(nameIn(one.run, one.algo), 28))), x: some.map((one) => one[kind]),
     text: some.map((one) => label(`${nameIn(one.run, one.algo)}, ${stage}: ${kind === "device_s" ? duration(one[kind]) : withPrefix(one[kind])}`)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
-    marker: { color: stageColour(stage), pattern: { shape: stagePattern(stage), fgopacity: 0.5 } },
+    marker: { color: stageColour(stage), pattern: { shape: stagePattern(stage), fillmode: "overlay", fgopacity: 0.6 } },
   }));
   const unknown = own.filter((one) => one[kind] === null).length;
   return {
