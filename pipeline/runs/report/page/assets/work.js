@@ -46,7 +46,7 @@ const ORDER = ["prepare", "tokenize", "generate", "score", "reward", "train", "s
 const order = (stage) => ORDER.includes(stage) ? ORDER.indexOf(stage) : ORDER.length;
 const stages = unique(runs.flatMap((run) => [...run.stages.map((one) => one.stage), ...(run.timeline?.bars.stage ?? [])])).filter((one) => one && one !== "several").sort((one, other) => order(one) - order(other));
 const stageColour = (stage) => stage === "several" ? (theme.dark ? "#7b8490" : "#9aa3ae") : palette()[stages.indexOf(stage) % palette().length];
-const stagePattern = (stage) => stage === "several" ? "" : ["", "/", "x", "."][Math.floor(stages.indexOf(stage) / palette().length) % 4];
+const stagePattern = (stage) => look(Math.max(0, stages.indexOf(stage))).pattern;
 
 const choiceOfRun = (own) => ({ name: "run", label: "Run", options: own.map((run) => [String(runs.indexOf(run)), `${run.name} (${run.stamp})`]) });
 
@@ -67,7 +67,7 @@ function drawTimeline(found) {
       type: "bar", orientation: "h", name: label(running ? `${name}, running` : name), width: bad ? 0.45 : 0.8,
       y: own.map((at) => bars.lane[at]), base: own.map((at) => bars.start[at] / unit[0]), x: own.map((at) => Math.max(bars.end[at] - bars.start[at], seconds / 4000) / unit[0]),
       text: own.map((at) => words(bars, at)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
-      marker: { color: bad ? (theme.dark ? "#ff9a66" : "#000000") : stageColour(name), opacity: running ? 0.55 : 1, line: { width: 0 }, pattern: { shape: bad ? "x" : stagePattern(name), fillmode: "overlay", fgopacity: 0.6 } },
+      marker: { color: bad ? (theme.dark ? "#ff9a66" : "#000000") : stageColour(name), opacity: running ? 0.55 : 1, line: { width: 0 }, pattern: bad ? { shape: "x", fillmode: "overlay", fgopacity: 0.6 } : stagePattern(name) },
     };
   });
   const tall = Math.max(10, Math.min(34, 560 / lanes.length));
@@ -113,7 +113,7 @@ function drawCost(all, { kind, place }) {
   const traces = byStage.map(([stage, some]) => ({
     type: "bar", orientation: "h", name: label(stage), y: some.map((one) => label(brief(nameIn(one.run, one.algo), 28))), x: some.map((one) => one[kind]),
     text: some.map((one) => label(`${nameIn(one.run, one.algo)}, ${stage}: ${kind === "device_s" ? duration(one[kind]) : withPrefix(one[kind])}`)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
-    marker: { color: stageColour(stage), pattern: { shape: stagePattern(stage), fillmode: "overlay", fgopacity: 0.6 } },
+    marker: { color: stageColour(stage), pattern: stagePattern(stage) },
   }));
   const unknown = own.filter((one) => one[kind] === null).length;
   return {
@@ -130,7 +130,7 @@ function failures() {
   for (const run of runs) {
     const { rows, left_out: more, notes } = run.failures;
     if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
-    if (!rows.length && !notes.length) section.append(make("p", { class: "said" }, "Every attempt at every job ended well."));
+    if (!rows.length && !notes.length) section.append(make("p", { class: "said" }, "No attempt at any job failed."));
     for (const note of notes) section.append(make("p", {}, note));
     if (!rows.length) continue;
     const head = ["job", "attempt", "device", "kind", "what went wrong", "then"];
