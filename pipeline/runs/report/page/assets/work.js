@@ -4,19 +4,24 @@
 
 const QUANTITIES = { loss: "loss", grad_norm: "gradient norm", learning_rate: "learning rate", kl: "KL", clip_share: "share of clipped tokens" };
 
-/** Of so many lines at once something can be seen. */
-const MOST_LINES = 60;
+/** One of several values, or all of them; where there is but one there is nothing to choose. */
+const orAll = (values) => [["", "all"], ...(unique(values).length > 1 ? unique(values).map((one) => [String(one), String(one)]) : [])];
+
+/** Of so many lines at once something can be seen; of so few points each. */
+const MOST_LINES = 60, FEW_POINTS = 30;
 
 function trainings() {
   const all = runs.flatMap((run) => run.training.map((one) => ({ ...one, run })));
   if (!all.length) return;
+  const points = ([, some]) => sum(some.map((one) => one.steps.length));
+  const byPoints = [...grouped(all, (one) => one.training)].sort((one, other) => points(other) - points(one));
   const section = part("training", "Trainings", "Trainings", unique(runs.map((run) => run.training_about)).join(" "));
   new Chart(section, "What trainings measured step by step", [
-    { name: "training", label: "Training of", options: unique(all.map((one) => one.training)).map((one) => [one, one]) },
+    { name: "training", label: "Training of", options: byPoints.map(([one]) => [one, one]) },
     { name: "quantity", label: "Quantity", options: (state) => unique(all.filter((one) => one.training === state.training).flatMap((one) => Object.keys(one.values))).map((one) => [one, QUANTITIES[one] ?? one]), value: "loss" },
     { name: "place", label: "Dataset and model", options: (state) => placesOf(all.filter((one) => one.training === state.training)) },
-    { name: "algo", label: "Algorithm", options: (state) => [["", "all"], ...unique(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => nameIn(one.run, one.algo))).map((one) => [one, one])], value: "" },
-    { name: "round", label: "Round", options: (state) => [["", "all"], ...unique(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => one.round)).sort((a, b) => a - b).map((one) => [String(one), String(one)])], value: all.length > MOST_LINES ? String(Math.max(...all.map((one) => one.round))) : "" },
+    { name: "algo", label: "Algorithm", options: (state) => orAll(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => nameIn(one.run, one.algo))), value: "" },
+    { name: "round", label: "Round", options: (state) => orAll(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => one.round).sort((a, b) => a - b)), value: all.length > MOST_LINES ? String(Math.max(...all.map((one) => one.round))) : "" },
     { name: "over", label: "Over", options: [["steps", "steps"], ["tokens", "tokens"]], value: "steps" },
   ], (state) => drawTrainings(all, state));
 }
@@ -30,7 +35,7 @@ function drawTrainings(all, { training, quantity, place, algo, round, over }) {
     const name = byRound ? `round ${one.round}` : nameIn(one.run, one.algo), values = one.values[quantity];
     const said = `${several ? `${one.run.name}, ` : ""}${one.algo}, ${one.chain}, round ${one.round}`;
     traces.push({
-      type: "scatter", mode: one.steps.length > 1 ? "lines" : "markers", name: label(brief(name)), legendgroup: name, showlegend: !named.has(name), x: one[over], y: values,
+      type: "scatter", mode: one.steps.length > FEW_POINTS ? "lines" : "lines+markers", name: label(brief(name)), legendgroup: name, showlegend: !named.has(name), x: one[over], y: values,
       line: { color: colour, dash, width: own.length > 12 ? 1.1 : 1.7 }, marker: { color: colour }, opacity: own.length > 12 ? 0.65 : 1,
       hovertemplate: `${label(said)}<br>${over} %{x}: %{y:.4g}<extra></extra>`,
     });
