@@ -315,7 +315,7 @@ class RunPage:
         failures: What went wrong.
         config: The configuration as YAML.
         given: Settings that were given.
-        command: Repeats the run.
+        command: Repeats the run; "" where it was not recorded.
         environment: Label and value.
         versions: What outputs were made with.
     """

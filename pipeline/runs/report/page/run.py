@@ -89,7 +89,7 @@ def run_page(run: LoadedRun) -> RunPage:
         failures=failures_of(run.view),
         config=_config(run),
         given=run.settings_given,
-        command=run.command or f"python run_parallel.py experiment.name={run.name}",
+        command=run.command,
         environment=_environment(run),
         versions=_versions(run),
     )

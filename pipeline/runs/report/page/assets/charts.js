@@ -6,6 +6,7 @@ const PALETTES = {
   dark: ["#4ba6e0", "#f0803c", "#2fc496", "#e39cc4", "#e6b93c", "#9bd4f5"],
 };
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+const PATTERNS = ["", "/", "x", "."];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x"];
 const NARROW = 620;
 
@@ -28,13 +29,14 @@ function faint(colour, part) {
   return `rgba(${at(1)},${at(3)},${at(5)},${part})`;
 }
 
-/** How line number so and so looks: colours first, then dashes and symbols. */
+/** How line or bar number so and so looks: colours first, then dashes and symbols, or patterns. */
 function look(number) {
-  const colours = palette();
+  const colours = palette(), turn = Math.floor(number / colours.length);
   return {
     colour: colours[number % colours.length],
-    dash: DASHES[Math.floor(number / colours.length) % DASHES.length],
-    symbol: SYMBOLS[(number + Math.floor(number / colours.length)) % SYMBOLS.length],
+    dash: DASHES[turn % DASHES.length],
+    symbol: SYMBOLS[(number + turn) % SYMBOLS.length],
+    pattern: { shape: PATTERNS[turn % PATTERNS.length], fillmode: "overlay", fgopacity: 0.6, size: 6 },
   };
 }
 
@@ -52,7 +54,7 @@ function layoutOf(box, own, traces) {
     margin: { l: 10, r: 12, t: 14, b: 10 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: variable("--dim"), activecolor: variable("--accent"), orientation: "v" },
     legend: above
-      ? { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", tracegroupgap: 0, maxheight: 0.5, font: { size: narrow ? 10.5 : 12 } }
+      ? { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", tracegroupgap: 0, traceorder: "normal", maxheight: 0.5, font: { size: narrow ? 10.5 : 12 } }
       : { orientation: "v", x: 1.01, y: 1, tracegroupgap: 0, font: { size: 11.5 } },
     ...own,
     showlegend: own.showlegend ?? entries > 1,

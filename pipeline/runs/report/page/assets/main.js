@@ -17,7 +17,7 @@ function about() {
   const section = part("about", "Settings", "How to repeat it");
   for (const run of runs) {
     if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
-    section.append(copied(run.command));
+    section.append(run.command ? copied(run.command) : make("p", { class: "said" }, "How this run was started was not recorded; its configuration is below."));
     if (run.given.length) section.append(make("p", { class: "dim small" }, "Given on the command line:"), make("pre", { class: "wrap" }, run.given.join("\n")));
     const settings = folded("The whole configuration", () => make("pre", {}, run.config));
     const environment = folded("Environment", () => simpleTable(["what", "is"], run.environment));

@@ -250,14 +250,14 @@ function drawRewards(all, { place, which }) {
   const traces = [], rows = [], bars = own.every((one) => one.run.rewards.exact.includes(place));
   own.forEach((one, number) => {
     const { exact, edges: found } = one.run.rewards, edges = found[place], of = sum(one.counts), shares = one.counts.map((count) => count / of);
-    const { colour, dash } = byRound ? look(number) : lookOf(one.run, one.algo), isExact = exact.includes(place);
+    const { colour, dash, pattern } = byRound ? look(number) : lookOf(one.run, one.algo), isExact = exact.includes(place);
     const name = byRound ? `round ${one.round}` : nameIn(one.run, one.algo) + (one.algo === REFERENCE ? "" : several ? `, round ${one.round}` : "");
     const bin = (at) => isExact ? shown(edges[at]) : `${shown(edges[at])} to ${shown(edges[at + 1])}`;
     const text = shares.map((share, at) => label(`${name}: ${(100 * share).toFixed(1)} % of ${of.toLocaleString("en")} have ${bin(at)}`));
     one.counts.forEach((count, at) => rows.push([name, bin(at), count, shares[at]]));
     const common = { name: label(`${brief(name)} (mean ${shown(one.mean)})`), text, hovertemplate: "%{text}<extra></extra>" };
     traces.push(bars
-      ? { ...common, type: "bar", x: edges.map(shown), y: shares, textposition: "none", marker: { color: colour, line: { color: variable("--card"), width: 0.5 } } }
+      ? { ...common, type: "bar", x: edges.map(shown), y: shares, textposition: "none", marker: { color: colour, pattern, line: { color: variable("--card"), width: 0.5 } } }
       : { ...common, type: "scatter", mode: "lines", x: isExact ? edges : edges.slice(0, -1).map((edge, at) => (edge + edges[at + 1]) / 2), y: shares, line: { color: colour, dash, width: 1.8, shape: isExact ? "linear" : "hvh" } });
   });
   return { traces, rows, headings: [byRound ? "after" : "algorithm", "reward", "completions", "share"], layout: { barmode: "group", bargap: 0.25, xaxis: { title: "reward", type: bars ? "category" : "linear" }, yaxis: { title: "share of completions", tickformat: ".0%", rangemode: "tozero" } } };

@@ -68,9 +68,14 @@ function showPrompts(prompts, asked, { count, list, more }) {
   more.hidden = found.length <= asked.shown;
 }
 
+/** Whether it is of a chain, or of work that this chain shares with those of other seeds. */
+function isOf(one, chain) {
+  const shared = "all seeds";
+  return one.chain === chain || (one.chain.endsWith(shared) && chain.startsWith(one.chain.slice(0, -shared.length)));
+}
+
 function fits(one, { chain, round, verdict, least, hidden }) {
-  // The reference is shared: of what has no seed of its own every chain sees the same.
-  return !hidden.has(one.policy) && (!chain || one.chain === chain || one.chain === "all seeds") && (!round || String(one.round) === round || one.round === 0)
+  return !hidden.has(one.policy) && (!chain || isOf(one, chain)) && (!round || String(one.round) === round || one.round === 0)
     && (least === null || (one.reward !== null && one.reward >= least))
     && (verdict === "right" ? one.correct === true : verdict === "wrong" ? one.correct === false : true);
 }

@@ -4,19 +4,24 @@
 
 const QUANTITIES = { loss: "loss", grad_norm: "gradient norm", learning_rate: "learning rate", kl: "KL", clip_share: "share of clipped tokens" };
 
-/** Of so many lines at once something can be seen. */
-const MOST_LINES = 60;
+/** One of several values, or all of them; where there is but one there is nothing to choose. */
+const orAll = (values) => [["", "all"], ...(unique(values).length > 1 ? unique(values).map((one) => [String(one), String(one)]) : [])];
+
+/** Of so many lines at once something can be seen; of so few points each. */
+const MOST_LINES = 60, FEW_POINTS = 30;
 
 function trainings() {
   const all = runs.flatMap((run) => run.training.map((one) => ({ ...one, run })));
   if (!all.length) return;
+  const points = ([, some]) => sum(some.map((one) => one.steps.length));
+  const byPoints = [...grouped(all, (one) => one.training)].sort((one, other) => points(other) - points(one));
   const section = part("training", "Trainings", "Trainings", unique(runs.map((run) => run.training_about)).join(" "));
   new Chart(section, "What trainings measured step by step", [
-    { name: "training", label: "Training of", options: unique(all.map((one) => one.training)).map((one) => [one, one]) },
+    { name: "training", label: "Training of", options: byPoints.map(([one]) => [one, one]) },
     { name: "quantity", label: "Quantity", options: (state) => unique(all.filter((one) => one.training === state.training).flatMap((one) => Object.keys(one.values))).map((one) => [one, QUANTITIES[one] ?? one]), value: "loss" },
     { name: "place", label: "Dataset and model", options: (state) => placesOf(all.filter((one) => one.training === state.training)) },
-    { name: "algo", label: "Algorithm", options: (state) => [["", "all"], ...unique(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => nameIn(one.run, one.algo))).map((one) => [one, one])], value: "" },
-    { name: "round", label: "Round", options: (state) => [["", "all"], ...unique(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => one.round)).sort((a, b) => a - b).map((one) => [String(one), String(one)])], value: all.length > MOST_LINES ? String(Math.max(...all.map((one) => one.round))) : "" },
+    { name: "algo", label: "Algorithm", options: (state) => orAll(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => nameIn(one.run, one.algo))), value: "" },
+    { name: "round", label: "Round", options: (state) => orAll(all.filter((one) => one.training === state.training && one.place === state.place).map((one) => one.round).sort((a, b) => a - b)), value: all.length > MOST_LINES ? String(Math.max(...all.map((one) => one.round))) : "" },
     { name: "over", label: "Over", options: [["steps", "steps"], ["tokens", "tokens"]], value: "steps" },
   ], (state) => drawTrainings(all, state));
 }
@@ -30,7 +35,7 @@ function drawTrainings(all, { training, quantity, place, algo, round, over }) {
     const name = byRound ? `round ${one.round}` : nameIn(one.run, one.algo), values = one.values[quantity];
     const said = `${several ? `${one.run.name}, ` : ""}${one.algo}, ${one.chain}, round ${one.round}`;
     traces.push({
-      type: "scatter", mode: one.steps.length > 1 ? "lines" : "markers", name: label(brief(name)), legendgroup: name, showlegend: !named.has(name), x: one[over], y: values,
+      type: "scatter", mode: one.steps.length > FEW_POINTS ? "lines" : "lines+markers", name: label(brief(name)), legendgroup: name, showlegend: !named.has(name), x: one[over], y: values,
       line: { color: colour, dash, width: own.length > 12 ? 1.1 : 1.7 }, marker: { color: colour }, opacity: own.length > 12 ? 0.65 : 1,
       hovertemplate: `${label(said)}<br>${over} %{x}: %{y:.4g}<extra></extra>`,
     });
@@ -46,7 +51,7 @@ const ORDER = ["prepare", "tokenize", "generate", "score", "reward", "train", "s
 const order = (stage) => ORDER.includes(stage) ? ORDER.indexOf(stage) : ORDER.length;
 const stages = unique(runs.flatMap((run) => [...run.stages.map((one) => one.stage), ...(run.timeline?.bars.stage ?? [])])).filter((one) => one && one !== "several").sort((one, other) => order(one) - order(other));
 const stageColour = (stage) => stage === "several" ? (theme.dark ? "#7b8490" : "#9aa3ae") : palette()[stages.indexOf(stage) % palette().length];
-const stagePattern = (stage) => stage === "several" ? "" : ["", "/", "x", "."][Math.floor(stages.indexOf(stage) / palette().length) % 4];
+const stagePattern = (stage) => look(Math.max(0, stages.indexOf(stage))).pattern;
 
 const choiceOfRun = (own) => ({ name: "run", label: "Run", options: own.map((run) => [String(runs.indexOf(run)), `${run.name} (${run.stamp})`]) });
 
@@ -67,7 +72,7 @@ function drawTimeline(found) {
       type: "bar", orientation: "h", name: label(running ? `${name}, running` : name), width: bad ? 0.45 : 0.8,
       y: own.map((at) => bars.lane[at]), base: own.map((at) => bars.start[at] / unit[0]), x: own.map((at) => Math.max(bars.end[at] - bars.start[at], seconds / 4000) / unit[0]),
       text: own.map((at) => words(bars, at)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
-      marker: { color: bad ? (theme.dark ? "#ff9a66" : "#000000") : stageColour(name), opacity: running ? 0.55 : 1, line: { width: 0 }, pattern: { shape: bad ? "x" : stagePattern(name), fgopacity: 0.5 } },
+      marker: { color: bad ? (theme.dark ? "#ff9a66" : "#000000") : stageColour(name), opacity: running ? 0.55 : 1, line: { width: 0 }, pattern: bad ? { shape: "x", fillmode: "overlay", fgopacity: 0.6 } : stagePattern(name) },
     };
   });
   const tall = Math.max(10, Math.min(34, 560 / lanes.length));
@@ -113,7 +118,7 @@ function drawCost(all, { kind, place }) {
   const traces = byStage.map(([stage, some]) => ({
     type: "bar", orientation: "h", name: label(stage), y: some.map((one) => label(brief(nameIn(one.run, one.algo), 28))), x: some.map((one) => one[kind]),
     text: some.map((one) => label(`${nameIn(one.run, one.algo)}, ${stage}: ${kind === "device_s" ? duration(one[kind]) : withPrefix(one[kind])}`)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
-    marker: { color: stageColour(stage), pattern: { shape: stagePattern(stage), fgopacity: 0.5 } },
+    marker: { color: stageColour(stage), pattern: stagePattern(stage) },
   }));
   const unknown = own.filter((one) => one[kind] === null).length;
   return {
@@ -130,7 +135,7 @@ function failures() {
   for (const run of runs) {
     const { rows, left_out: more, notes } = run.failures;
     if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
-    if (!rows.length && !notes.length) section.append(make("p", { class: "said" }, "Every attempt at every job ended well."));
+    if (!rows.length && !notes.length) section.append(make("p", { class: "said" }, "No attempt at any job failed."));
     for (const note of notes) section.append(make("p", {}, note));
     if (!rows.length) continue;
     const head = ["job", "attempt", "device", "kind", "what went wrong", "then"];
