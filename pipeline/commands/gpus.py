@@ -57,14 +57,19 @@ def watch_gpus(console: Console, every_s: float) -> None:
         DeviceError: The driver does not work, or CUDA_VISIBLE_DEVICES names what does not exist.
         KeyboardInterrupt: The user has seen enough.
     """
-    table = gpu_table()
+    table, told = gpu_table(), ""
 
     def look() -> bool:
         nonlocal table
         table = gpu_table()
         return True
 
-    watching.watch(console, every_s, look, lambda _width, _height: [table], lambda: table.in_words())
+    def lines() -> list[str]:
+        nonlocal told
+        before, told = told, "\n".join(table.in_words())
+        return [] if told == before else [told]
+
+    watching.watch(console, every_s, look, lambda _width, _height: [table], lines)
 
 
 @app.command(

@@ -24,10 +24,9 @@ from pipeline.errors import PlanError
 from pipeline.learning.algos.base import DATASET, PROMPTS, Read, Stage
 from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
-from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
-from pipeline.plan.estimates import Scale, decided_pairs, guess_reference, guess_seconds, prompt_tokens
+from pipeline.plan.estimates import guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job, place_name
 from pipeline.plan.keys import determining, result_key
@@ -108,7 +107,7 @@ class _Builder:
         datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
         self._prepared = {name: dataset.prepared for name, dataset in datasets.items()}
         self._scales = {
-            (name, model): self._scale(name, dataset, weights.get(model, 0), gpu)
+            (name, model): scale_of(config, dataset, weights.get(model, 0), gpu)
             for name, dataset in datasets.items()
             for model in config.models
         }
@@ -348,18 +347,6 @@ class _Builder:
         )
         rounds = job.round - chain.rounds_from + 1 if aggregated else 1
         return guess_seconds(stage, job.samples, scale, algo, rounds=rounds, devices=job.devices)
-
-    def _scale(self, name: str, dataset: Dataset, weights: int, gpu: str | None) -> Scale:
-        longest = self.config.generation.max_new_tokens
-        return Scale(
-            weights=weights,
-            tokens=min(longest, dataset.completion_length or longest),
-            prompt=prompt_tokens(dataset),
-            prompts=self.config.data_collection.prompts_per_round,
-            samples=self.config.data_collection.samples_per_example,
-            decided=decided_pairs(self.config.datasets[name]),
-            gpu=gpu,
-        )
 
 
 def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from pipeline.config.bases import AlgoConfig, DatasetConfig, ModelConfig
+from pipeline.config.schema import Config
 from pipeline.config.shipped import REWARDS
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.datasets.base import Dataset, plain_text
@@ -91,6 +92,27 @@ class Scale:
 
 
 _DEFAULT = Scale()
+
+
+def scale_of(config: Config, dataset: Dataset, weights: int, gpu: str | None) -> Scale:
+    """The scale of a request's jobs on one dataset and model.
+
+    Args:
+        config: The request.
+        dataset: The dataset.
+        weights: Of the model; 0 where that is not known.
+        gpu: Name of the GPU that jobs run on; None for a CPU core.
+    """
+    longest = config.generation.max_new_tokens
+    return Scale(
+        weights=weights,
+        tokens=min(longest, dataset.completion_length or longest),
+        prompt=prompt_tokens(dataset),
+        prompts=config.data_collection.prompts_per_round,
+        samples=config.data_collection.samples_per_example,
+        decided=decided_pairs(dataset.config),
+        gpu=gpu,
+    )
 
 
 def guess_seconds(

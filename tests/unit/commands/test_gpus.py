@@ -12,6 +12,7 @@ from pipeline.engine.devices.inventory import find_gpus, read_machine
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.memory.fit import fit
 from pipeline.learning.memory.training import GB, ModelShape, Workload
+from pipeline.terminal import watch as watching
 from tests.doubles import fake_nvml
 from tests.unit.engine.devices.conftest import UseMachine
 
@@ -133,3 +134,23 @@ def test_gpus_may_be_imagined() -> None:
     assert (available, free_bytes(2)) == (2, 80 * 2**30)
     with pytest.raises(DeviceError, match="give their number and their memory"):
         gpus_to_fit(2, None)
+
+
+def test_in_a_pipe_gpus_are_told_again_only_when_they_have_changed(
+    machine: UseMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, states = watching.watch, iter(["busy", "busy", "mixed"])
+    machine("busy")
+
+    def change(_seconds: float) -> None:
+        if (state := next(states, None)) is None:
+            raise KeyboardInterrupt
+        machine(state)
+
+    monkeypatch.setattr(watching, "watch", lambda *how: watch(*how, change))
+    done = CliRunner().invoke(app, ["gpus", "--watch"])
+    assert done.exit_code == 130
+    first = done.output.splitlines()[0]
+    assert first.startswith("id 0, ")
+    assert done.output.count(first) == 1
+    assert len(done.output.splitlines()) == len(set(done.output.splitlines()))
