@@ -105,8 +105,7 @@ def fit(
         raise ValueError(f"batches of {fitting.batch_size} and {len(data)} sequences in groups of {group}")
     if len(data) == 0:
         return []
-    order = grouped_order(len(data), group, fitting.epochs, fitting.seed)
-    ranks = fitting.ranks
+    order, ranks = grouped_order(len(data), group, fitting.epochs, fitting.seed), fitting.ranks
     micro_batch = _micro_batch(model, data, fitting, group, _REMEDY if backbone else _REMEDY_OF_POLICIES)
     counts = _Counts(fitting.batch_size, data.lengths[order])
 
@@ -120,13 +119,12 @@ def fit(
         if fitting.on_step is not None:
             fitting.on_step(counts.sequences(step + 1), len(order), counts.tokens(step + 1))
 
-    settings = _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
     spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
     _checkpoint(model if backbone is None else backbone, fitting)
     return train(
         model,
-        settings,
+        _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size)),
         losses_of,
         checkpoint=fitting.checkpoint,
         micro_batch=micro_batch,
