@@ -130,11 +130,6 @@ class FittedTable:
         self._ends.add(len(self._rows) - 1)
 
     @property
-    def rows(self) -> list[tuple[Cell, ...]]:
-        """Cells of each row, as many as there are columns."""
-        return [cells for cells, _ in self._rows]
-
-    @property
     def texts(self) -> list[list[str]]:
         """What its rows say, in all columns and with nothing cut off."""
         return [[_plain(cell) for cell in cells] for cells, _ in self._rows]
@@ -190,7 +185,7 @@ class FittedTable:
         ]
 
     def _cells(self, at: int) -> list[Cell]:
-        return [cells[at] for cells in self.rows]
+        return [cells[at] for cells, _ in self._rows]
 
     def _need(self, at: int) -> Need:
         column, cells = self.columns[at], self._cells(at)

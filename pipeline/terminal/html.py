@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from rich.text import Text
-
-from pipeline.terminal.columns import Cell, FittedTable
+from pipeline.terminal.columns import FittedTable
 from pipeline.terminal.text import printable
 
 
 def html_table(table: FittedTable) -> str:
     """The table with its title and caption; nothing in it refers to anything outside."""
     parts = [f"<p><b>{html_text(table.title)}</b></p>" if table.title else ""]
-    if table.rows:
+    if table.texts:
         head = "".join(f"<th{_side(column.right)}>{html_text(column.heading)}</th>" for column in table.columns)
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(_rows(table))}</tbody></table>")
     if table.caption:
@@ -28,9 +26,9 @@ def html_text(text: str) -> str:
 
 
 def _rows(table: FittedTable) -> Iterator[str]:
-    for cells in table.rows:
+    for cells in table.texts:
         shown = [
-            f"<td{_side(column.right)}>{html_text(_plain(cell))}</td>"
+            f"<td{_side(column.right)}>{html_text(cell)}</td>"
             for column, cell in zip(table.columns, cells, strict=True)
         ]
         yield f"<tr>{''.join(shown)}</tr>"
@@ -38,9 +36,3 @@ def _rows(table: FittedTable) -> Iterator[str]:
 
 def _side(right: bool) -> str:
     return ' style="text-align:right"' if right else ' style="text-align:left"'
-
-
-def _plain(cell: Cell) -> str:
-    if isinstance(cell, tuple):
-        return " ".join(cell)
-    return cell.plain if isinstance(cell, Text) else cell
