@@ -64,7 +64,7 @@ def make_console(*, stderr: bool = False) -> Terminal:
         width=None if stream is not None and stream.isatty() else _width_of(stream),
         force_jupyter=False,  # what rich shows in a notebook by itself does not go through here
         force_interactive=real,
-        color_system="auto" if real or "FORCE_COLOR" in os.environ else None,
+        color_system="auto" if real or _wants_colours(stream) else None,
         markup=False,
         emoji=False,
     )
@@ -72,7 +72,16 @@ def make_console(*, stderr: bool = False) -> Terminal:
 
 def _width_of(stream: object) -> int:
     """Columns of what is no terminal: a notebook breaks lines that are wider than its cell."""
-    return NOTEBOOK_WIDTH if type(stream).__module__.startswith("ipykernel.") else NO_TERMINAL_WIDTH
+    return NOTEBOOK_WIDTH if _is_notebook(stream) else NO_TERMINAL_WIDTH
+
+
+def _wants_colours(stream: object) -> bool:
+    """Whether somebody has asked for them: a notebook's kernel sets the variable for programs that it starts."""
+    return "FORCE_COLOR" in os.environ and not _is_notebook(stream)
+
+
+def _is_notebook(stream: object) -> bool:
+    return type(stream).__module__.startswith("ipykernel.")
 
 
 def _can_be_styled() -> bool:

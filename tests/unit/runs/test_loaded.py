@@ -1,11 +1,15 @@
 """A run loaded from its folder: whole, going on, killed, damaged."""
 
 import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError, PlanError, StoreError
+from pipeline.errors import ConfigError, PipelineError, PlanError, StoreError
 from pipeline.files import json_text
 from pipeline.outputs.curves import TrainingStep, write_curve
 from pipeline.plan.graph import Plan
@@ -132,3 +136,28 @@ def test_a_run_is_found_by_its_own_folder_and_by_its_experiment(tmp_path: Path) 
     shutil.rmtree(run.folder.path)
     with pytest.raises(ConfigError, match="is no folder of a run"):
         load(run.folder)
+
+
+FILES = ("config.yaml", "plan.json", "journal.jsonl", "origin.json", "compute.json", "results.json")
+STORED = ("metrics_json", "samples_jsonl", "metrics_jsonl")
+PARTS = ("config", "origin", "jobs", "state", "failures", "failed_attempts", "results", "compute", "command")
+
+
+@pytest.mark.properties
+@given(
+    st.dictionaries(st.sampled_from(FILES), st.binary(max_size=60) | st.just(b'{"rows": [{}]}')),
+    st.dictionaries(st.sampled_from(STORED), st.text(max_size=60) | st.just('{"rows": 3}')),
+)
+def test_whatever_the_files_hold_it_is_read_or_told(files: dict[str, bytes], stored: dict[str, str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = WrittenRun(Path(folder), evaluated())
+        for key in ("a", "c"):
+            run.store(key * 40, **{name: text.replace("\r", "") for name, text in stored.items()})
+        for name, data in files.items():
+            (run.folder.path / name).write_bytes(data)
+        loaded = load(run.folder)
+        for part in PARTS:
+            with suppress(PipelineError):
+                getattr(loaded, part)
+        for read in (loaded.timeline, loaded.curves, loaded.samples, loaded.makers):
+            list(read())

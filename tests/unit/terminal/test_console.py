@@ -131,3 +131,17 @@ def test_any_text_anywhere_is_printed_without_a_command(cells: list[str], encodi
     out.seek(0)
     text = out.read()
     assert all(char in "\n\t" or ord(char) > 0x9F or 0x20 <= ord(char) < 0x7F for char in text)
+
+
+def test_a_notebook_gets_plain_lines_that_fit_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel asks the programs that it starts for colours, and is no terminal."""
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = make_console()
+    say(console, "a word " * 30, "bold red")
+    console.print(Text("styled", style="green"))
+    assert "\x1b" not in stream.getvalue()
+    assert max(map(len, stream.getvalue().splitlines())) <= console.width == 100
+    assert not console.is_interactive
+    assert not console.is_jupyter
