@@ -45,7 +45,7 @@ class KnownOffset:
 
 
 def bernoulli_offset(eta: float, low: float = 0.0, high: float = 1.0) -> KnownOffset:
-    """Q# for two rewards: ``log(1 - p + p * exp(1/eta))``, ``p = sigmoid(z)`` (arXiv 2502.20548, section 3).
+    """Q# for two rewards: ``log(1 - p + p * exp(1/eta))``, ``p = sigmoid(z)`` (arXiv 2502.20548, section 2).
 
     It is log E[exp(R/eta)] for a reward R that is 1 with probability p, else 0. Written with softplus, it is exact
     for any z and eta. Of rewards `low` and `high` it is how far the offset lies above that of the lowest.
@@ -54,7 +54,7 @@ def bernoulli_offset(eta: float, low: float = 0.0, high: float = 1.0) -> KnownOf
 
 
 def atoms_offset(atoms: Sequence[float], eta: float) -> KnownOffset:
-    """Q# for rewards with a distribution: ``log E[exp(R/eta)]``, R one of n atoms (arXiv 2502.20548, section 3).
+    """Q# for rewards with a distribution: ``log E[exp(R/eta)]``, R one of n atoms (arXiv 2502.20548, section 2).
 
     Values have n logits each, in their last dimension. With the atoms 0 and 1 it is `bernoulli_offset` of the
     difference of the two logits.
@@ -73,7 +73,7 @@ def expected_atoms_offset(atoms: Sequence[float], eta: float) -> KnownOffset:
 
 
 def preference_offset(eta: float) -> KnownOffset:
-    """PITA: ``Psi(sigmoid(z)) / eta = z / eta``, the log-odds of being preferred (arXiv 2507.20067, section 3)."""
+    """PITA: ``Psi(sigmoid(z)) / eta = z / eta``, the log-odds of being preferred (arXiv 2507.20067)."""
     return KnownOffset(OffsetRule(rule="preference"), eta)
 
 

@@ -15,7 +15,7 @@ def token_bce(values: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     """Binary cross-entropy of every supervised token with its sequence's label, summed over tokens.
 
     The minimiser is the conditional mean of the label given the prefix and the token: the Bernoulli case of Q#
-    (arXiv 2502.20548, section 3) and the preference probability of PITA (arXiv 2507.20067, section 3).
+    (arXiv 2502.20548, section 2) and the preference probability of PITA (arXiv 2507.20067).
 
     Args:
         values: Logits z, shape [B, T], float32.
