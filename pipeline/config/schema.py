@@ -95,7 +95,7 @@ class LongPrompts(Enum):
 
 
 class Warmup(Enum):
-    """Learning-rate schedule after the warm-up."""
+    """What the learning rate follows over all steps; in the first of them the warm-up multiplies it."""
 
     constant = "constant"  # stays
     cosine = "cosine"  # falls to zero along a cosine
@@ -140,7 +140,7 @@ class TrainingConfig:
     grad_clip: float = number(1.0, at_least=0, at_most=1e9)
     """Largest norm of the gradient; 0 does not clip."""
     warmup_steps: int = number(20, at_least=0, at_most=1_000_000_000)
-    """Optimizer steps over which the learning rate rises to its full value."""
+    """Optimizer steps over which a factor of the rate rises to 1; `schedule` runs from the first step on."""
     schedule: Warmup = Warmup.cosine
     gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False)
     """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.

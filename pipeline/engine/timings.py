@@ -37,8 +37,8 @@ class Timing:
         attempt: From 1.
         worker: Index of the worker.
         device: Of the worker, in words.
-        started: When its code began, in seconds since 1970.
-        seconds: From then to the commit of its output.
+        started: When its worker began with it, in seconds since 1970: so long before it was known to be done.
+        seconds: From then to the commit of its output, by the worker's clock.
         load_s: Of these, those that went into importing libraries and loading models.
         samples: Of the job, as it counts them.
         tokens: Generated or trained on.
@@ -75,7 +75,6 @@ class Timings:
         self._path = path
         self._plan = plan
         self._devices: dict[int, str] = {}
-        self._started: dict[str, float] = {}
         self._broken = False
 
     def take(self, event: Event) -> None:
@@ -83,8 +82,6 @@ class Timings:
         match event.get("event"):
             case "WorkerStarted":
                 self._devices[event["worker"]] = event["device"]
-            case "JobStarted":
-                self._started[event["job"]] = event["time"]
             case "JobFinished":
                 self._write(self._timing(event))
 
@@ -99,7 +96,7 @@ class Timings:
             attempt=event["attempt"],
             worker=event["worker"],
             device=self._devices.get(event["worker"], ""),
-            started=self._started.pop(job.id, event["time"]),
+            started=max(0.0, round(event["time"] - run_s, 3)),
             seconds=round(run_s, 3),
             load_s=round(load_s, 3),
             samples=event["samples"],

@@ -39,8 +39,8 @@ class TrainSettings:
         weight_decay: Of AdamW, on every parameter.
         betas: Of AdamW.
         grad_clip: Largest norm of the gradient; 0 does not clip.
-        warmup_steps: Steps over which the rate rises from 0.
-        schedule: What follows the warm-up.
+        warmup_steps: Steps over which a factor of the rate rises from 0 to 1.
+        schedule: What the rate follows from the first step on, times that factor.
         clear_cache_interval: Steps between calls of `torch.cuda.empty_cache`; 0 never.
     """
 
@@ -103,7 +103,7 @@ class TrainState:
 
 
 def rate_at(step: int, settings: TrainSettings) -> float:
-    """Learning rate of a step, counted from 0: linear warm-up, then constant or a cosine to 0."""
+    """Learning rate of a step, counted from 0: constant or a cosine to 0, times a warm-up."""
     warmup = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     if settings.schedule is Warmup.constant:
         return settings.learning_rate * warmup
