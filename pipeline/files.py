@@ -109,6 +109,18 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         raise
 
 
+def plain_target(path: Path) -> Path:
+    """Where to write a file that a user has named: what a link leads to.
+
+    Raises:
+        OSError: There is something that is no plain file, as a device or a pipe, which a new file would replace.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "there is something that is no plain file", str(path))
+    return target
+
+
 def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
     """Write a text file, see `replacing`."""
     with replacing(path, durable=durable) as temporary:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipeline.commands.report import write_report
 from pipeline.errors import ConfigError
-from pipeline.files import write_whole
+from pipeline.files import plain_target, write_whole
 from pipeline.runs.comparison.runs import compare_runs, compared, same_settings
 from pipeline.runs.index import choose_run, experiments, runs_of
 from pipeline.runs.loaded import LoadedRun, load
@@ -26,10 +26,10 @@ def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path
     """
     runs = runs_named(output_dir, names)
     if html is not None:
-        _written(html, lambda: write_report(html, [run.folder for run in runs]), console)
+        _written(html, lambda: write_report(plain_target(html), [run.folder for run in runs]), console)
     comparison = compare_runs([compared(run) for run in runs])
     if csv is not None:
-        _written(csv, lambda: write_whole(csv, comparison_csv(comparison)), console)
+        _written(csv, lambda: write_whole(plain_target(csv), comparison_csv(comparison)), console)
     if csv is not None or html is not None:
         return
     for table in comparison_tables(comparison):

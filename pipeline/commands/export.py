@@ -30,7 +30,7 @@ from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage
 from pipeline.plan.models import is_local, model_files
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load
-from pipeline.runs.record import ResultRow
+from pipeline.runs.record import ResultRow, place_of
 from pipeline.runs.report.model_card import Card, card_text
 from pipeline.runs.rows import METRICS_STAGE
 from pipeline.runs.trained import Trained, find_trained
@@ -138,7 +138,10 @@ def _fill(found: Trained, folder: Path, place: str) -> None:
         guidance = None
         _copy(found.weights, folder)
     (folder / USAGE).write_text(json_text(_known(asdict(usage)), indent=1) + "\n")
-    (folder / README).write_text(card_text(_card(found, usage, guidance, place)), encoding="utf-8")
+    # Names and settings may hold halves of characters, which no file has.
+    (folder / README).write_bytes(
+        card_text(_card(found, usage, guidance, place)).encode(errors="backslashreplace")
+    )
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -185,8 +188,8 @@ def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place
         base=_base(found),
         origin=_origin(found),
         settings=_settings(found),
-        rows=[row for row in run.results.rows if _is_of(found, row)],
-        reference=[row for row in run.results.rows if _is_of(found, row, REFERENCE)],
+        rows=_rows_of(found, job.algo, job.round),
+        reference=[] if job.algo == REFERENCE else _rows_of(found, REFERENCE, 0),
         confidence=run.results.confidence,
         command=run.command,
         versions=run.versions,
@@ -195,11 +198,20 @@ def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place
     )
 
 
-def _is_of(found: Trained, row: ResultRow, algo: str = "") -> bool:
-    """Whether a row is of the model, or of what shares everything with it but the method."""
+def _rows_of(found: Trained, algo: str, number: int) -> list[ResultRow]:
+    """Results of a method after a round, where all else is as for the model.
+
+    The training of a reference has no seed of the experiment, but each evaluates it: the first one counts.
+    """
     job = found.job
-    same = (row.dataset, row.model, row.reference, row.seed) == (job.dataset, job.model, job.reference, job.seed)
-    return same and (row.algo == algo if algo else (row.algo, row.round) == (job.algo, job.round))
+    place = (job.dataset, job.model, job.reference, algo, number)
+    rows = [
+        row
+        for row in found.run.results.rows
+        if (row.dataset, row.model, row.reference, row.algo, row.round) == place
+    ]
+    seed = min((row.seed for row in rows), default=0) if job.algo == REFERENCE else job.seed
+    return [row for row in rows if row.seed == seed]
 
 
 def _base(found: Trained) -> str | None:
@@ -247,8 +259,10 @@ def _example(found: Trained, usage: Usage) -> dict[str, Any]:
 
 
 def _prompts(run: LoadedRun, found: Trained) -> Iterator[str]:
+    own = found.job
     for job in run.plan.jobs.values():
-        if job.stage == METRICS_STAGE and (job.chain, job.round) == (found.job.chain, found.job.round):
+        same = place_of(replace(job, seed=own.seed)) == place_of(own)
+        if job.stage == METRICS_STAGE and same and (own.algo == REFERENCE or job.seed == own.seed):
             try:
                 samples = read_shown_samples(run.store.path(job.key))
             except (OSError, ForeignDataError):

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 from pipeline import arithmetic
 from pipeline.commands.device_flags import FLAGS, as_overrides
@@ -23,6 +24,7 @@ from pipeline.runs.notebook import Run
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console
 
+_UNDER_WAY = Lock()
 _OTHERS = (signal.SIGTERM, signal.SIGUSR2)
 
 
@@ -45,7 +47,7 @@ def run(settings: Sequence[str]) -> Run:
     """
     given = _settings(settings)
     folders: list[Path] = []
-    with streams.installed(), _own_environment():
+    with _alone(), streams.installed(), _own_environment():
         arithmetic.pin("numpy")  # where it is not imported yet, as every command does
         config = load_config(given)
         if config.dry_run:
@@ -89,6 +91,24 @@ def _settings(settings: Sequence[str]) -> list[str]:
             "several runs call it in a loop"
         )
     return given
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Streams, signals and Hydra's state belong to the whole process, so it has one run at a time.
+
+    Raises:
+        ConfigError: Another thread has a run under way.
+    """
+    if not _UNDER_WAY.acquire(blocking=False):
+        raise ConfigError(
+            "another pipeline.run is under way in this process: wait for it, or start another process. One "
+            "request may have several algorithms, datasets, models and seeds, which run at the same time"
+        )
+    try:
+        yield
+    finally:
+        _UNDER_WAY.release()
 
 
 @contextmanager

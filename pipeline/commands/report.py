@@ -11,6 +11,7 @@ from rich.console import Console
 from pipeline.commands.results import short
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, StoreError
+from pipeline.files import plain_target
 from pipeline.runs.index import choose_run
 from pipeline.terminal.console import say
 
@@ -37,7 +38,7 @@ def report(output_dir: Path, names: Sequence[str], stamp: str | None, out: Path 
     folders = [choose_run(output_dir, name, stamp) for name in dict.fromkeys(names)]
     path = out or (folders[0].report if len(folders) == 1 else output_dir / FILE)
     try:
-        write_report(path, folders)
+        write_report(path if out is None else plain_target(out), folders)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}. Give another file as --out.") from error
     say(console, "report:", copy=short(path.absolute()))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import StoreError
 from pipeline.outputs.curves import FIELDS, TrainingStep
 from pipeline.outputs.formats import Sample
 from pipeline.plan.job import Job
@@ -71,10 +72,15 @@ def curves_frame(curves: Iterable[tuple[Job, Sequence[TrainingStep]]]) -> pd.Dat
     """Steps of trainings; what only some methods tell is missing elsewhere."""
     every = [(job, step) for job, steps in curves for step in steps]
     own = [*PLACE, "stage", "job", *FIELDS]
-    extra = sorted({name for _, step in every for name in step.extra}.difference(own))
+    extra = sorted({name for _, step in every for name in step.extra})
+    named = {name: f"extra/{name}" if name in own else name for name in extra}
     return _frame(
-        [*own, *extra],
-        ({**step.extra, **_place(job), "stage": job.stage, "job": job.id, **_own(step)} for job, step in every),
+        [*own, *named.values()],
+        (
+            {**_place(job), "stage": job.stage, "job": job.id, **_own(step)}
+            | {named[name]: value for name, value in step.extra.items()}
+            for job, step in every
+        ),
     )
 
 
@@ -94,7 +100,12 @@ def _frame(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> pd.DataFr
 
     every = list(rows)
     columns = {name: [row.get(name) for row in every] for name in names}
-    return pd.DataFrame({name: _typed(name, cells) for name, cells in columns.items()}, columns=list(names))
+    try:
+        return pd.DataFrame({name: _typed(name, cells) for name, cells in columns.items()}, columns=list(names))
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise StoreError(
+            f"what the run left holds what no table can: {error}. It was altered or damaged."
+        ) from error
 
 
 def _typed(name: str, cells: list[Any]) -> Any:

@@ -162,6 +162,15 @@ def test_a_card_tells_what_was_measured_and_how_to_repeat_it(outputs: Path, expo
     assert "lm_eval run" in (exported / "policy" / "README.md").read_text()
 
 
+def test_the_card_of_a_reference_tells_what_was_measured_of_it(outputs: Path, exported: Path) -> None:
+    card = (exported / "policy" / "README.md").read_text()
+    run = run_of(outputs)
+    (row,) = [row for row in run.results.rows if (row.algo, row.metric) == ("reference", "pass@1")]
+    assert f"| pass@1 | {row.value:.4g} |" in card
+    prompts = {sample.prompt for _, sample in run.samples(lambda job: job.algo == "reference")}
+    assert any(repr(prompt) in card for prompt in prompts)
+
+
 def test_what_is_exported_is_a_copy_and_leaves_the_store_as_it_was(outputs: Path, exported: Path) -> None:
     files = [path for path in exported.rglob("*") if path.is_file()]
     assert files

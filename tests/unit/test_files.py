@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.store.scratch import Scratch, sweep
-from pipeline.files import remove_tree
+from pipeline.files import plain_target, remove_tree
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +79,13 @@ def test_what_a_run_that_is_gone_left_is_swept_however_deep(tmp_path: Path) -> N
     nest(mine.path / "output", 10)
     mine.close()
     assert not list((tmp_path / ".tmp").iterdir())
+
+
+def test_a_file_that_a_user_names_replaces_nothing_but_a_plain_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(OSError, match="there is something that is no plain file"):
+            plain_target(tmp_path / name)
+    (tmp_path / "link").symlink_to("real")
+    assert plain_target(tmp_path / "link") == tmp_path.resolve() / "real"
+    assert plain_target(tmp_path / "new") == tmp_path.resolve() / "new"

@@ -9,15 +9,16 @@ from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward,
 
 
 def _right(columns: Mapping[str, Any]) -> Sequence[str]:
-    return [] if columns["solution"] is None else [columns["solution"]]
+    return [] if columns["solution"] is None else [str(columns["solution"])]
 
 
 @reward(RewardTraits(verifies=True, judges="correctness", isolated=False, answer=stripped, right=_right))
-def exact_match(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
+def exact_match(completions: Sequence[Text], solution: Sequence[object], **_: Any) -> list[float | None]:
     """Compare each completion with its solution, both without surrounding white space.
 
     Args:
         completions: Texts or conversations.
-        solution: The dataset's column of that name; a row without one gets None.
+        solution: The dataset's column of that name, a number as it is written; a row without one gets None.
     """
-    return judged(completions, solution, lambda given, wanted: float(text_of(given).strip() == wanted.strip()))
+    wanted = [None if each is None else str(each) for each in solution]
+    return judged(completions, wanted, lambda given, right: float(text_of(given).strip() == right.strip()))

@@ -169,6 +169,10 @@ def test_exact_match_of_a_conversation() -> None:
     assert exact_match(completions=[conversation(" 7 "), conversation("8")], solution=["7", "7"]) == [1, 0]
 
 
+def test_exact_match_takes_a_number_as_it_is_written() -> None:
+    assert exact_match(completions=["7", "7.0", "8"], solution=[7, 7, 7]) == [1, 0, 0]
+
+
 @pytest.mark.parametrize("verifier", [exact_match, gsm8k, boxed, math_verify], ids=lambda one: one.__name__)
 def test_a_row_without_a_solution_is_not_judged(verifier: Any) -> None:
     for given in (r"\boxed{7}", "None", conversation("7")):
