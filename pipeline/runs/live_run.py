@@ -19,8 +19,8 @@ _TELLING = 0.2
 """Part of a job from which on its own progress alone tells how long it still takes."""
 _TELLING_S = 30.0
 """Seconds after which it does so whatever its part."""
-_ENOUGH = 0.5
-"""Of such trust, for those that are like it to go by it."""
+_UNSEEN = 0.5
+"""Part of a job that is still to come, at least, while it has told no progress: it may well be loading yet."""
 _AT_LEAST = 0.1
 """Part of a job that is still to come, as far as anyone knows, while it runs."""
 _JOBS_PER_S = 1000
@@ -70,6 +70,8 @@ class LiveRun:
                 self._expect(job.id, 1)
         self._warm: set[int] = set()
         """Workers that have finished a job, and so have loaded what they need."""
+        self._first: dict[tuple[str, int], tuple[float, float]] = {}
+        """Job, attempt -> when it first told of progress, by when it had loaded; and how far it was then."""
         self._spent_s = 0.0
         """On jobs that are done, times their places."""
         self._samples = self._tokens = 0
@@ -97,6 +99,8 @@ class LiveRun:
             self._begun = min(self._begun, self._ranks[job.id])
             # What was done is to do again.
             self.part, self._reopened = 0.0, self._reopened or was_settled
+        if event["event"] == "JobProgress" and (part := _part(job.attempts[-1])):
+            self._first.setdefault((job.id, job.attempts[-1].number), (self.view.last, part))
         if event["event"] == "JobFinished":
             self._samples += event["samples"]
             self._tokens += event["tokens"]
@@ -153,30 +157,67 @@ class LiveRun:
 
     def _look_at(self, job_id: str, attempt: AttemptView) -> None:
         """Let the progress of a job tell how long those like it take, while none of them is done."""
-        part, worked_s = _part(attempt), self._worked_s(attempt)
-        planned_s = self._plan.jobs[job_id].seconds
-        if planned_s and _trust(part, worked_s) >= _ENOUGH:
-            self._pace.seen[self._kinds[job_id]] = worked_s / part / planned_s
+        part, took_s = self._advance(job_id, attempt)
+        planned_s, kind = self._plan.jobs[job_id].seconds, self._kinds[job_id]
+        if planned_s and (trust := _trust(part, took_s)):
+            self._pace.seen[kind] = trust * took_s / part / planned_s + (1 - trust) * self._pace.of(kind)
 
     def _whole_s(self, job_id: str) -> float:
         return self._plan.jobs[job_id].seconds * self._pace.of(self._kinds[job_id])
 
     def _left_s(self, job_id: str, attempt: AttemptView) -> float:
         """Of a job that runs: by its estimate at first, then more and more by its own progress."""
-        whole_s, worked_s, part = self._whole_s(job_id), self._worked_s(attempt), _part(attempt)
+        whole_s, worked_s = self._whole_s(job_id), self._worked_s(job_id, attempt)
+        known = self._pace.knows(self._kinds[job_id])
         by_time_s = max(whole_s - worked_s, _AT_LEAST * min(whole_s, worked_s))
-        if whole_s and not self._pace.knows(self._kinds[job_id]):
+        if whole_s and not known:
             # A guess may be far too low: what is left grows less, and never ends.
             by_time_s = whole_s * math.exp(-worked_s / whole_s)
-        if not part:
-            return by_time_s
-        by_progress_s = worked_s * (1 - part) / part
-        trust = _trust(part, worked_s)
-        return trust * by_progress_s + (1 - trust) * by_time_s
+        first = self._first.get((job_id, attempt.number))
+        if first is None:
+            loads = not known or attempt.worker not in self._warm
+            return max(by_time_s, _UNSEEN * whole_s) if loads else by_time_s
+        part, took_s = self._advance(job_id, attempt)
+        if part:
+            trust = _trust(part, took_s)
+            return trust * took_s * (1 - _part(attempt)) / part + (1 - trust) * by_time_s
+        # The step after the first takes so long already; most take as many of them as the first was.
+        since_s, told = max(0.0, self.now - first[0]), first[1]
+        trust = min(1.0, since_s / _TELLING_S)
+        return max(by_time_s, trust * since_s * (1 - told) / told + (1 - trust) * by_time_s)
 
-    def _worked_s(self, attempt: AttemptView) -> float:
-        cold_s = 0.0 if attempt.worker in self._warm else self._load_s
-        return max(0.0, attempt.elapsed_s(self.now) - cold_s)
+    def _advance(self, job_id: str, attempt: AttemptView) -> tuple[float, float]:
+        """Part of a job that was done in so many seconds, from its first progress on: loading came before.
+
+        Of a job that has told but once, and of much, the time until then tells enough, unless its worker had to
+        load first; of little it tells nothing.
+        """
+        first = self._first.get((job_id, attempt.number))
+        if first is None:
+            return 0.0, 0.0
+        at, told = first
+        part = _part(attempt)
+        if part > told:
+            return part - told, max(0.0, self.now - at)
+        if told < _TELLING or self._cold_s(attempt):
+            return 0.0, 0.0
+        return part, self._since_load_s(attempt)
+
+    def _worked_s(self, job_id: str, attempt: AttemptView) -> float:
+        """Seconds of work on a job; what came before its first progress is at most what was planned for that."""
+        since_s = self._since_load_s(attempt)
+        if (first := self._first.get((job_id, attempt.number))) is None:
+            return since_s
+        after_s = max(0.0, self.now - first[0])
+        return min(since_s, first[1] * self._whole_s(job_id) + after_s)
+
+    def _since_load_s(self, attempt: AttemptView) -> float:
+        """Seconds since the job began, less what its worker is planned to load."""
+        return max(0.0, attempt.elapsed_s(self.now) - self._cold_s(attempt))
+
+    def _cold_s(self, attempt: AttemptView) -> float:
+        """Seconds that a worker is planned to load in its first job."""
+        return 0.0 if attempt.worker in self._warm else self._load_s
 
     def _loading_s(self, running: dict[str, AttemptView]) -> float:
         """Until every worker can work, where none has yet."""

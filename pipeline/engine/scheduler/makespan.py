@@ -1,10 +1,11 @@
 """Where the device time of a run went, against the least that any schedule could have taken. Pure.
 
-    devices x makespan = work + load + dependency + retry + tail
+    devices x makespan = work + load + dependency + retry + restart + tail
 
-Work is what successful attempts took without loading. A device that is neither working, loading nor wasting
-time on an attempt that gives nothing is idle: for want of a ready job (dependency) or, once the last job has been
-started, of any job at all (tail).
+Work is what successful attempts took without loading. Restart is what processes took to start in places that had
+one before, whether that was lost or was replaced for the memory that it held. A device that is neither working,
+loading, restarting nor wasting time on an attempt that gives nothing is idle: for want of a ready job (dependency)
+or, once the last job has been started, of any job at all (tail).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class WorkerSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Makespan:
-    """The account of a run; all in seconds, the last four in device-seconds.
+    """The account of a run; all in seconds; from `load_s` on, but for `slots`, in device-seconds.
 
     Attributes:
         actual_s: From the start of the run to the end of the last job.
@@ -86,8 +87,9 @@ class Makespan:
         slots: Places on each device.
         load_s: Starting workers and loading models.
         dependency_s: Idle while other jobs were still to come.
-        retry_s: Attempts that gave nothing, and starting workers anew.
+        retry_s: Attempts that gave nothing.
         tail_s: Idle after the last job was started.
+        restart_s: Starting workers anew, after a loss or on purpose.
     """
 
     actual_s: float
@@ -99,6 +101,7 @@ class Makespan:
     dependency_s: float
     retry_s: float
     tail_s: float
+    restart_s: float = 0.0
     slots: int = 1
 
     @property
@@ -112,19 +115,21 @@ class Makespan:
             f"at best it could have taken {self.lower_bound_s:.1f} s (longest chain of jobs "
             f"{self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self._devices()})"
         )
+        restarts = f"restarting workers {self.restart_s:.1f} s, " if self.restart_s else ""
         lost = (
             f"loading {self.load_s:.1f} s, waiting for inputs {self.dependency_s:.1f} s, "
-            f"failed or stopped attempts {self.retry_s:.1f} s, idle at the end {self.tail_s:.1f} s"
+            f"failed or stopped attempts {self.retry_s:.1f} s, {restarts}idle at the end {self.tail_s:.1f} s"
         )
         place = "Device" if self.slots == 1 else "Place"
         return f"took {self.actual_s:.1f} s; {best}. {place} time not used for work: {lost}"
 
     def __str__(self) -> str:
+        restarts = f"restart {self.restart_s:.1f}, " if self.restart_s else ""
         return (
             f"makespan {self.actual_s:.1f} s = {self.ratio:.2f} x the lower bound {self.lower_bound_s:.1f} s "
             f"(critical path {self.critical_path_s:.1f} s, work {self.work_s:.1f} s on {self._devices()}); "
             f"lost {'device' if self.slots == 1 else 'place'}-seconds: load {self.load_s:.1f}, "
-            f"dependency {self.dependency_s:.1f}, retry {self.retry_s:.1f}, tail {self.tail_s:.1f}"
+            f"dependency {self.dependency_s:.1f}, retry {self.retry_s:.1f}, {restarts}tail {self.tail_s:.1f}"
         )
 
     def _devices(self) -> str:
@@ -165,13 +170,12 @@ def account(
     critical_path_s = max(longest_paths(plan.graph, durations).values())
     work_s = sum(attempt.work_s * attempt.devices for attempt in succeeded)
     alone_s = sum(attempt.work_s for attempt in succeeded if 2 * attempt.devices > devices)
-    wasted_s = sum(attempt.total_s * attempt.devices for attempt in attempts if not attempt.succeeded)
+    retry_s = sum(attempt.total_s * attempt.devices for attempt in attempts if not attempt.succeeded)
     starts = _starts(spans, end_s)
     first_starts_s = sum(until - since for since, until, first in starts if first)
-    restarts_s = sum(until - since for since, until, first in starts if not first)
+    restart_s = sum(until - since for since, until, first in starts if not first)
     load_s = sum((attempt.total_s - attempt.work_s) * attempt.devices for attempt in succeeded) + first_starts_s
-    retry_s = wasted_s + restarts_s
-    idle_s = devices * (end_s - start_s) - work_s - load_s - retry_s
+    idle_s = devices * (end_s - start_s) - work_s - load_s - retry_s - restart_s
     last_start_s = max(attempt.sent_s for attempt in attempts)
     taken = [(attempt.sent_s, attempt.ended_s, attempt.devices) for attempt in attempts]
     taken += [(since, until, 1) for since, until, _ in starts]
@@ -187,6 +191,7 @@ def account(
         dependency_s=max(0.0, idle_s - tail_s),
         retry_s=retry_s,
         tail_s=tail_s,
+        restart_s=restart_s,
         slots=slots,
     )
 

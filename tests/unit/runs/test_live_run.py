@@ -12,13 +12,15 @@ from pipeline.runs.live_run import LiveRun
 class Told:
     """A run of four jobs of 2 s on two workers, the last of which reads the first; a test tells what happens."""
 
-    def __init__(self, *stored: str, load_s: float = 0.0) -> None:
+    def __init__(self, *stored: str, load_s: float = 0.0, plan: Plan | None = None) -> None:
         self.now = 0.0
         jobs = [
             Job(id=str(i), key=str(i), entry="m:f", payload={}, samples=10, seconds=2, algo="A") for i in range(4)
         ]
-        self.run = LiveRun(Plan(jobs, [("0", "3")]), stored, workers=2, load_s=load_s)
-        self.tell("RunStarted", jobs=4, unsettled=4 - len(stored), pid=1, host="here")
+        plan = plan or Plan(jobs, [("0", "3")])
+        jobs_left = len(plan.jobs) - len(stored)
+        self.run = LiveRun(plan, stored, workers=2, load_s=load_s)
+        self.tell("RunStarted", jobs=len(plan.jobs), unsettled=jobs_left, pid=1, host="here")
         for index in range(2):
             self.run.take({"event": "WorkerStarting", "worker": index})
             self.tell("WorkerStarted", worker=index, pid=7, device=f"cpu slot {index}")
@@ -29,9 +31,9 @@ class Told:
     def begin(self, job: str, worker: int = 0, attempt: int = 1, members: tuple[int, ...] = ()) -> None:
         self.tell("JobStarted", job=job, attempt=attempt, worker=worker, members=members)
 
-    def progress(self, job: str, done: int, tokens: int = 0, worker: int = 0) -> None:
-        fields = {"attempt": 1, "worker": worker, "done": done, "total": 10, "tokens": tokens}
-        self.run.take({"event": "JobProgress", "job": job, **fields})
+    def progress(self, job: str, done: int, tokens: int = 0, worker: int = 0, total: int = 10) -> None:
+        fields = {"attempt": 1, "worker": worker, "done": done, "total": total, "tokens": tokens}
+        self.tell("JobProgress", job=job, **fields)
 
     def finish(self, job: str, worker: int = 0) -> None:
         self.tell("JobFinished", job=job, attempt=1, worker=worker, load_s=0, run_s=1, samples=10, tokens=100)
@@ -141,10 +143,58 @@ def test_a_new_worker_takes_a_while_to_begin() -> None:
 def test_the_progress_of_a_job_tells_more_than_its_estimate() -> None:
     told = Told("1", "2", "3")
     told.begin("0")
+    told.now = 10.0
     told.progress("0", 5)
     # Half of it took five times as long as was planned for the whole.
     assert told.at(10.0).remaining_s == pytest.approx(10.0)
     assert told.at(10.0).part == pytest.approx(0.5)
+
+
+def test_loading_that_takes_longer_than_planned_is_no_work() -> None:
+    """A job planned for 20 s loads for 60 s instead of 5, then does each of its 60 steps in half a second."""
+    jobs = [Job(id="0", key="0", entry="m:f", payload={}, samples=60, seconds=20, algo="A")]
+    told = Told(load_s=5.0, plan=Plan(jobs, []))
+    told.begin("0")
+    for second in range(1, 60):
+        run = told.at(float(second))
+        assert run.remaining_s >= 10, second
+        assert run.part <= 0.5, second
+    before_s = run.remaining_s
+    for step in range(1, 61):
+        told.now = 60.0 + step / 2
+        told.progress("0", step, total=60)
+        run = told.at(told.now)
+        assert run.remaining_s <= max(2 * before_s, 2 * (60 - step) / 2), step
+        if step < 60:
+            assert run.remaining_s >= (60 - step) / 4, step
+    assert (run.part, run.remaining_s) == (pytest.approx(1.0, abs=0.05), pytest.approx(0.0, abs=0.5))
+
+
+def test_progress_before_the_planned_end_of_loading_is_no_proof_of_speed() -> None:
+    jobs = [Job(id="0", key="0", entry="m:f", payload={}, samples=10, seconds=20, algo="A")]
+    told = Told(load_s=8.0, plan=Plan(jobs, []))
+    told.begin("0")
+    told.now = 7.0
+    told.progress("0", 3)
+    assert told.at(7.0).remaining_s > 10
+
+
+def test_a_second_step_that_is_slow_to_come_makes_the_time_left_grow_bit_by_bit() -> None:
+    jobs = [Job(id="0", key="0", entry="m:f", payload={}, samples=60, seconds=20, algo="A")]
+    told = Told(load_s=5.0, plan=Plan(jobs, []))
+    told.begin("0")
+    told.now = 60.0
+    told.progress("0", 1, total=60)
+    before_s = told.at(60.0).remaining_s
+    assert 15 < before_s < 21
+    for half in range(1, 60):
+        if half % 20 == 0:
+            told.now = 60.0 + half / 2
+            told.progress("0", 1 + half // 20, total=60)
+        left_s = told.at(60.0 + half / 2).remaining_s
+        assert 0.5 * before_s < left_s < 2 * before_s, half
+        before_s = left_s
+    assert 300 < before_s < 900  # 57 steps of 10 s
 
 
 def test_one_wrong_estimate_is_not_taken_for_all() -> None:

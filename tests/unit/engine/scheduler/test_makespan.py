@@ -20,7 +20,7 @@ def attempt(
 
 def parts(made: Makespan | None) -> tuple[float, ...]:
     assert made is not None
-    total = made.work_s + made.load_s + made.dependency_s + made.retry_s + made.tail_s
+    total = made.work_s + made.load_s + made.dependency_s + made.retry_s + made.restart_s + made.tail_s
     assert total == pytest.approx(made.devices * made.actual_s)
     return tuple(round(value, 6) for value in (made.load_s, made.dependency_s, made.retry_s, made.tail_s))
 
@@ -46,9 +46,10 @@ def test_every_lost_second_has_a_cause() -> None:
     workers = [*spans(1.0, 2.0), WorkerSpan(worker=1, started_s=6.0, ready_s=7.0)]
     workers[1] = WorkerSpan(worker=1, started_s=0.0, ready_s=2.0, ended_s=6.0)
     made = account(PLAN, attempts, workers, 2, 0.0)
-    # load: starts 1 + 2, loading 1; dependency: worker 1 from 2 to 5; retry: lost 1, restart 1; tail: worker 0.
-    assert parts(made) == (4, 3, 2, 2)
+    # load: starts 1 + 2, loading 1; dependency: worker 1 from 2 to 5; retry: lost 1; restart 1; tail: worker 0.
+    assert parts(made) == (4, 3, 1, 2)
     assert made is not None
+    assert made.restart_s == 1
     assert (made.work_s, made.critical_path_s, made.lower_bound_s, made.actual_s) == (9, 6, 6, 10)
 
 
@@ -65,6 +66,18 @@ def test_what_came_after_the_last_job_does_not_count() -> None:
 def test_there_is_no_account_where_nothing_was_finished() -> None:
     assert account(PLAN, [], spans(0.0), 1, 0.0) is None
     assert account(PLAN, [attempt("a", 0, 0, 1, outcome="lost")], spans(0.0), 1, 0.0) is None
+
+
+def test_a_worker_that_is_replaced_on_purpose_is_no_failed_attempt() -> None:
+    workers = [
+        WorkerSpan(worker=0, started_s=0.0, ready_s=0.0, ended_s=4.0),
+        WorkerSpan(worker=0, started_s=4.0, ready_s=4.5),
+    ]
+    made = account(PLAN, [attempt("a", 0, 0, 4), attempt("b", 0, 4.5, 6)], workers, 1, 0.0)
+    assert parts(made) == (0, 0, 0, 0)
+    assert made is not None
+    assert "failed or stopped attempts 0.0 s, restarting workers 0.5 s, idle at the end" in made.in_words()
+    assert "retry 0.0, restart 0.5, tail" in str(made)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
