@@ -150,7 +150,7 @@ def timeline(found: Sequence[Bar], devices: Mapping[int, str], stages: Sequence[
     axes.set_yticks(range(len(lanes)), [_label(devices.get(lane) or f"worker {lane}") for lane in lanes])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("seconds from the begin")
+    axes.set_xlabel("seconds from the beginning")
     axes.set_xlim(left=0)
     return _with_legend(figure, axes)
 

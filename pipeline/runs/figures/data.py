@@ -2,7 +2,7 @@
 
     results, compute, curves, timeline  ->  series  ->  charts
 
-A method that ran at several values of its settings has a front, and stands in no other figure.
+A method that ran at several values of its settings has a front; elsewhere each of its points stands for itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Series:
     """Points of one method, by x where they are joined.
 
     Attributes:
-        name: The method, ``reference`` or ``optimum``.
+        name: The method or a point of its front, ``reference`` or ``optimum``.
         points: Its points.
         is_front: Whether they are settings of the method rather than its rounds.
     """
@@ -76,7 +76,7 @@ class Bar:
         stage: What it did.
         start: Seconds from the begin of the run.
         end: Likewise.
-        failed: Whether the attempt failed.
+        failed: Whether the attempt failed, or was lost with its run.
         jobs: How many jobs are folded into it.
     """
 
@@ -179,7 +179,9 @@ def bars(spans: Sequence[Span], until: float | None = None) -> list[Bar]:
     found: list[Bar] = []
     for span in sorted(spans, key=lambda span: (span.worker, span.start)):
         start, end = span.start - begin, (last if span.end is None else span.end) - begin
-        bar = Bar(lane=span.worker, stage=span.stage, start=start, end=end, failed=span.outcome == "failed")
+        bar = Bar(
+            lane=span.worker, stage=span.stage, start=start, end=end, failed=span.outcome in ("failed", "lost")
+        )
         before = open_bars.get(span.worker)
         if before and (before.stage, before.failed) == (bar.stage, bar.failed) and start - before.end <= gap:
             bar = Bar(
@@ -205,11 +207,8 @@ def _cells(results: Results, place: Place) -> dict[tuple[str, int], dict[str, Po
 
 
 def _methods(cells: Cells) -> dict[str, dict[int, Mapping[str, PooledRow]]]:
-    """Method -> round -> its numbers; points of fronts only where there is nothing else."""
+    """Method, or point of a front -> round -> its numbers."""
     names = sorted({name for name, _ in cells}, key=lambda name: (name != REFERENCE, name))
-    plain = [name for name in names if not point_of(name)[1]]
-    if plain != [REFERENCE]:
-        names = plain
     return {name: {number: row for (algo, number), row in sorted(cells.items()) if algo == name} for name in names}
 
 

@@ -71,8 +71,8 @@ def styled() -> Iterator[None]:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each method; points of a front have that of their method."""
-    methods = sorted({point_of(name)[0] for name in names} - {REFERENCE, OPTIMUM})
+    """A look for each method, and for each point of a front; methods come first, so that points change none."""
+    methods = sorted(set(names) - {REFERENCE, OPTIMUM}, key=lambda name: (point_of(name)[1] != "", name))
     found = {
         name: Look(_COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)], _LINES[at // len(_COLOURS) % 3])
         for at, name in enumerate(methods)

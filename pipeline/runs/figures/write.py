@@ -16,6 +16,7 @@ from pipeline.runs.figures import charts, data
 from pipeline.runs.figures.style import styled
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.tables import HEADINGS
+from pipeline.runs.stages import in_order_of_work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Pat
 
 def _figures(run: LoadedRun) -> _Named:
     results, compute, curves = run.results, run.compute, run.curves()
-    stages = list(dict.fromkeys(job.stage for job in run.jobs.values()))
+    stages = in_order_of_work(job.stage for job in run.jobs.values())
     for place in data.places(results):
         metric = data.metric_of(results, place) or ""
         heading, where = HEADINGS.get(metric, metric), "_".join(place)

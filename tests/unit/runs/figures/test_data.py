@@ -35,9 +35,9 @@ def test_reward_against_divergence_is_of_the_last_round_with_the_optimum() -> No
     assert (found["PITA"][0].x_low, found["PITA"][0].y_high) == (1.48, 0.77)
 
 
-def test_rounds_are_joined_and_points_of_fronts_left_out() -> None:
+def test_rounds_are_joined_and_each_point_of_a_front_stands_beside_the_methods() -> None:
     found = [(one.name, [point.x for point in one.points]) for one in data.over_rounds(results(), PLACE)]
-    assert found == [("reference", [0]), ("PITA", [1, 2])]
+    assert found == [("reference", [0]), ("DPO@beta=1", [2]), ("PITA", [1, 2])]
 
 
 def test_only_rounds_whose_cost_is_known_stand_against_it() -> None:

@@ -5,10 +5,12 @@ from pipeline.runs.figures.data import OPTIMUM
 from pipeline.runs.figures.style import fills, in_order, looks, some_of
 
 
-def test_no_two_methods_look_the_same_and_a_point_of_a_front_looks_as_its_method() -> None:
+def test_no_two_methods_or_points_of_a_front_look_the_same_and_points_change_no_method() -> None:
     names = [f"Method{number:02d}" for number in range(20)]
-    found = looks([*names, REFERENCE, OPTIMUM, "Method03@beta=1"])
-    assert len({(look.colour, look.marker, look.line) for look in found.values()}) == len(found) == 22
+    points = ["Method03@beta=0.1", "Method03@beta=1"]
+    found = looks([*names, REFERENCE, OPTIMUM, *points])
+    assert len({(look.colour, look.marker, look.line) for look in found.values()}) == len(found) == 24
+    assert looks(names).items() <= found.items()
 
 
 def test_each_stage_has_a_fill_of_its_own() -> None:

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.outputs.curves import TrainingStep, write_curve
+from pipeline.runs.cost import Compute, CostRow, write_compute
 from pipeline.runs.figures import write
 from pipeline.runs.loaded import load
 from pipeline.runs.record import Results, write_results
@@ -59,6 +60,24 @@ def test_equal_runs_have_equal_figures_whose_text_is_text(run: WrittenRun, tmp_p
     pdf = first["rounds_d_m.pdf"]
     assert b"/FontFile2" in pdf
     assert b"CreationDate" not in pdf
+
+
+@pytest.mark.parametrize("beside", [(), ("DPO",)], ids=["fronts alone", "beside a method"])
+def test_every_point_of_a_front_is_drawn_by_round_and_against_compute(
+    tmp_path: Path, beside: tuple[str, ...]
+) -> None:
+    run = WrittenRun(tmp_path, chain_plan(rounds=2))
+    place = {"dataset": "d", "model": "m"}
+    points = ["PITA@eta=0.3", "PITA@eta=1"]
+    rows = [pooled_row(name, number, 0.5, **place) for name in (*points, *beside) for number in (1, 2)]
+    write_results(run.folder, Results(rows=[], pooled=[pooled_row("reference", 0, 0.25, **place), *rows]))
+    cost = {"answer": None, "device_s": None, **place}
+    costs = [CostRow(algo=row.algo, round=row.round, flops=1e9, **cost) for row in rows]
+    write_compute(run.folder.path, Compute(costs=costs))
+    write.write_figures(load(run.folder), tmp_path / "out", ["svg"])
+    for kind in ("rounds", "flops"):
+        svg = (tmp_path / "out" / f"{kind}_d_m.svg").read_text()
+        assert all(f">{name}<" in svg for name in (*points, *beside)), kind
 
 
 def test_the_command_says_what_it_wrote_and_what_it_cannot_write(run: WrittenRun, tmp_path: Path) -> None:
