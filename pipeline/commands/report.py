@@ -52,6 +52,7 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
         OSError: The page cannot be written.
     """
     # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
+    from pipeline.runs.comparison.names import run_names
     from pipeline.runs.comparison.runs import compare_runs, compared
     from pipeline.runs.loaded import load
     from pipeline.runs.report.page.html import write_page
@@ -60,8 +61,9 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
     from pipeline.runs.report.runs import comparison_tables
 
     runs = [load(folder) for folder in folders]
-    tables = comparison_tables(compare_runs(list(map(compared, runs)))) if len(runs) > 1 else []
-    write_page(path, page_of(runs, [page_table(table) for table in tables]))
+    names = run_names(runs)
+    tables = comparison_tables(compare_runs(list(map(compared, runs)), names)) if len(runs) > 1 else []
+    write_page(path, page_of(runs, names, [page_table(table) for table in tables]))
 
 
 def leave_report(run: RunFolder, console: Console) -> None:

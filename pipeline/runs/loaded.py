@@ -8,11 +8,10 @@ raises a `PipelineError` that says so, or costs its own part where many files ma
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PlanError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
-from pipeline.outputs.formats import METRICS, SAMPLES, Sample, problem_in_words, read_lines
+from pipeline.outputs.formats import METRICS, SAMPLES, Sample, count_lines, problem_in_words, read_lines
 from pipeline.plan.job import Job
 from pipeline.plan.recorded import RecordedPlan
 from pipeline.runs.cost import FILE as COMPUTE
@@ -55,7 +54,7 @@ class Span:
         device: In words.
         start: Seconds since 1970.
         end: Likewise; None while it goes on.
-        outcome: ``done``, ``failed``, ``stopped`` or ``running``.
+        outcome: ``done``, ``failed``, ``stopped``, ``running``, or ``lost`` with a run that was killed.
         is_member: Whether the worker lends its device to a job on several, which another worker leads.
     """
 
@@ -181,22 +180,24 @@ class LoadedRun:
     @property
     def failed_attempts(self) -> list[tuple[JobView, AttemptView]]:
         """All attempts that failed, also those after which the job was tried again; in the order of jobs."""
-        return [
-            (job, attempt)
-            for job in self.view.jobs.values()
-            for attempt in job.attempts
-            if attempt.outcome == "failed"
-        ]
+        return [(job, attempt) for job, attempt in self._attempts() if attempt.outcome == "failed"]
+
+    @property
+    def lost_attempts(self) -> list[tuple[JobView, AttemptView]]:
+        """Attempts that were under way when the run was killed; they end with its last event."""
+        return [(job, attempt) for job, attempt in self._attempts() if attempt.outcome == "lost"]
 
     def timeline(self) -> list[Span]:
         """Who used which device when, by begin; a job on several devices has a span for each."""
-        found = [
-            span
-            for job in self.view.jobs.values()
-            for attempt in job.attempts
-            for span in self._spans(job, attempt)
-        ]
+        found = [span for job, attempt in self._attempts() for span in self._spans(job, attempt)]
         return sorted(found, key=lambda span: (span.start, span.worker))
+
+    def _attempts(self) -> Iterator[tuple[JobView, AttemptView]]:
+        """All attempts; of a run whose engine is gone without a word none goes on."""
+        last = self.view.last if self.state == "killed" else None
+        for job in self.view.jobs.values():
+            for attempt in job.attempts:
+                yield job, attempt if last is None or attempt.outcome != "running" else _lost(attempt, last)
 
     def _spans(self, job: JobView, attempt: AttemptView) -> Iterator[Span]:
         if attempt.started is None:
@@ -257,7 +258,7 @@ class LoadedRun:
 
         Args:
             wanted: Says of a job that evaluates whether its completions are; all if left out.
-            most_each: Completions of each job, the first ones, which are to its first prompts; all if left out.
+            most_each: Completions of each job after which no further prompt is begun; all if left out.
         """
         for job in self._in_order():
             if wanted is not None and not wanted(job):
@@ -266,8 +267,16 @@ class LoadedRun:
             if (output / METRICS).exists():
                 continue  # what it has are those picked for people, of the same completions
             with _passing_over(job, SAMPLES):
-                for sample in islice(read_lines(output / SAMPLES, Sample), most_each):
+                for sample in _first_prompts(read_lines(output / SAMPLES, Sample), most_each):
                     yield job, sample
+
+    def count_samples(self, jobs: Iterable[Job]) -> int:
+        """How many completions of some jobs are stored."""
+        found = 0
+        for job in jobs:
+            with _passing_over(job, SAMPLES):
+                found += count_lines(self.store.path(job.key) / SAMPLES)
+        return found
 
     def curves(self) -> list[tuple[Job, list[TrainingStep]]]:
         """The steps of every training that is stored, by job in the order of `samples`."""
@@ -311,6 +320,21 @@ def load(folder: RunFolder | Path) -> LoadedRun:
 def _last_round(config: Mapping[str, Any]) -> int:
     number = config.get("rounds_of_training")
     return number if isinstance(number, int) and not isinstance(number, bool) else 0
+
+
+def _lost(attempt: AttemptView, end: float) -> AttemptView:
+    reason = "it was under way when the run was killed"
+    return replace(attempt, outcome="lost", kind="lost", reason=reason, ended=end)
+
+
+def _first_prompts(found: Iterable[Sample], most: int | None) -> Iterator[Sample]:
+    """Those to the first prompts, to each of them all: at least so many where there are."""
+    row = None
+    for number, sample in enumerate(found):
+        if most is not None and number >= most and sample.row != row:
+            return
+        row = sample.row
+        yield sample
 
 
 def _told(job: Job, said: str) -> None:

@@ -60,7 +60,7 @@ def test_the_report_of_a_run_can_be_read_searched_and_switched(tab: Tab, run: Pa
     tab.open(path)
     assert tab.ask(LOOK_AT_ALL) >= 5
     table = tab.ask("[...document.querySelectorAll('.results tbody tr')].map((row) => row.innerText.split('\\t'))")
-    rows = page_of([load(run)]).runs[0].tables[0].rows
+    rows = page_of([load(run)], ["t"]).runs[0].tables[0].rows
     assert [[cell.rstrip(" ▲▼") for cell in row] for row in table] == rows
     # a chart with another metric
     axis = "document.querySelector('#curves .chart').layout.yaxis.title.text"
@@ -141,7 +141,7 @@ def hostile(page: Page) -> Page:
 
 def test_text_of_strangers_is_shown_and_never_obeyed(tab: Tab, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_page(path, hostile(page_of([load(run)])))
+    write_page(path, hostile(page_of([load(run)], ["t"])))
     tab.open(path)
     assert tab.ask(LOOK_AT_ALL) >= 5
     assert tab.ask("document.querySelectorAll('main img, main script, header script').length") == 0
@@ -156,9 +156,8 @@ def test_text_of_strangers_is_shown_and_never_obeyed(tab: Tab, run: Path, tmp_pa
 
 def test_a_page_of_several_runs_has_all_of_them(tab: Tab, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    page = page_of([load(run), load(run)])
-    first, second = page.runs
-    write_page(path, replace(page, runs=[first, replace(second, name="other")]))
+    page = page_of([load(run), load(run)], ["t", "other"])
+    write_page(path, page)
     tab.open(path)
     assert tab.ask(LOOK_AT_ALL) >= 5
     names = tab.ask("document.querySelector('#curves .chart').data.map((one) => one.name)")

@@ -91,7 +91,7 @@ class RunComparison:
     """Runs side by side.
 
     Attributes:
-        labels: Of the runs, in order: the name of the experiment, its timestamp, or both.
+        labels: What the runs are called, in order.
         states: Of the runs, in one word.
         settings: Those that differ, in the order of the configuration: ``training.schedule``, ``algos.*.eta``.
         headings: Each of these as short as it can be without being another one.
@@ -125,9 +125,14 @@ def compared(run: LoadedRun) -> ComparedRun:
     )
 
 
-def compare_runs(runs: Sequence[ComparedRun]) -> RunComparison:
-    """Put runs side by side, in the order in which they are given."""
-    labels, settings = _labels(runs), [dict(_settings(run.config)) for run in runs]
+def compare_runs(runs: Sequence[ComparedRun], labels: Sequence[str] = ()) -> RunComparison:
+    """Put runs side by side, in the order in which they are given.
+
+    Args:
+        runs: The runs.
+        labels: What each is called; names of experiments and timestamps if left out.
+    """
+    labels, settings = list(labels) or _labels(runs), [dict(settings_of(run.config)) for run in runs]
     columns, primary = _differing(settings), _primary(runs)
     rows = [
         row
@@ -140,7 +145,7 @@ def compare_runs(runs: Sequence[ComparedRun]) -> RunComparison:
         labels=labels,
         states=[run.state for run in runs],
         settings=columns,
-        headings=_headings(columns),
+        headings=headings_of(columns),
         rows=sorted(_merged(rows), key=lambda row: _order(row, columns)),
         bounded=sorted({name for run in runs for name in run.results.bounded}),
     )
@@ -148,13 +153,13 @@ def compare_runs(runs: Sequence[ComparedRun]) -> RunComparison:
 
 def same_settings(config: Mapping[str, Any]) -> str:
     """What two runs have in common whose settings lead to the same results."""
-    return repr(sorted(_settings(config)))
+    return repr(sorted(settings_of(config)))
 
 
 # -- settings --------------------------------------------------------------------------------------------------
 
 
-def _settings(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
+def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
     """Settings that may change a result, with their values as they are typed; of algorithms, those that run."""
     algos = config.get("algos")
     if isinstance(algos, Mapping):
@@ -199,7 +204,7 @@ def _is_of_one(key: Key) -> bool:
     return key[0] in _TABLES and len(key) > 2
 
 
-def _headings(columns: Sequence[str]) -> dict[str, str]:
+def headings_of(columns: Sequence[str]) -> dict[str, str]:
     """The ends of columns that no other one has."""
     return {
         name: next(end for end in _ends(name) if sum(f".{other}".endswith(f".{end}") for other in columns) == 1)

@@ -19,6 +19,7 @@ _NOTE = (
     "one run, as points of a front (docs/evaluation.md)."
 )
 
+_SEEDS = "seeds"
 _MANY = 3
 """Settings that may have no room side by side."""
 
@@ -48,7 +49,10 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
 def _columns(comparison: RunComparison, shown: Sequence[str], metric: str, *, needs_run: bool) -> Iterator[Column]:
     yield Column(heading="algorithm", least=LEAST_NAME)
     for key in shown:
-        yield Column(heading=comparison.headings[key], right=True, rank=3, least=LEAST_NAME)
+        heading = comparison.headings[key]
+        # A column of results is called as one setting is.
+        heading = f"{heading} (setting)" if heading == _SEEDS else heading
+        yield Column(heading=heading, right=True, rank=3, least=LEAST_NAME)
     yield Column(heading="run", rank=2 if needs_run else EXTRA + 4, least=LEAST_NAME)
     yield number_column("round", 6)
     yield number_column(HEADINGS.get(metric, metric), 1)
@@ -59,7 +63,7 @@ def _columns(comparison: RunComparison, shown: Sequence[str], metric: str, *, ne
     yield number_column("FLOPs", EXTRA)
     yield number_column("per answer", EXTRA + 1)
     yield number_column("device s", EXTRA + 2)
-    yield number_column("seeds", EXTRA + 3)
+    yield number_column(_SEEDS, EXTRA + 3)
 
 
 def _cells(row: RunRow, shown: Sequence[str]) -> list[str]:

@@ -66,9 +66,11 @@ def test_the_page_has_the_runs_side_by_side_above_their_reports(outputs: Path, t
     (table,) = data_of(page)["comparison"]
     assert table["headings"][:3] == ["algorithm", "eta", "run"]
     assert [row[:3] for row in table["rows"]] == [
-        ["PITA", "1", "2026-01-02_10-00-03"],
-        ["PITA", "2", "2026-01-02_10-00-04"],
+        ["PITA", "1", "eta=1"],
+        ["PITA", "2", "eta=2"],
     ]
+    assert data_of(page)["title"] == "sweep: eta=1, eta=2"
+    assert [run["name"] for run in data_of(page)["runs"]] == ["eta=1", "eta=2"]
     assert [run["stamp"][-1] for run in data_of(page)["runs"]] == ["3", "4"]
 
 

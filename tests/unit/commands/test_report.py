@@ -44,6 +44,26 @@ def test_a_page_of_a_run_is_written_into_its_folder(tmp_path: Path) -> None:
     assert page["timeline"]["bars"]["name"] == [f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"]
 
 
+def test_a_page_of_a_killed_run_tells_what_later_runs_made_and_what_was_lost(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    run.worker(0, "gpu 0")
+    first, second = (f"{CHAIN}/r1/generate/{shard:03d}" for shard in range(2))
+    run.begin(first)
+    run.finish(first)
+    run.begin(second)
+    for job in list(run.plan.jobs.values())[1:]:
+        run.store(job.key)
+    asked("x", output_dir=tmp_path)
+    (page,) = data_of(run.folder.report)["runs"]
+    assert page["unfinished"] == [
+        "This run was killed; the same command goes on from here: 1 of 6 jobs done.",
+        "5 more jobs done since, in later runs. What is shown includes what those made.",
+    ]
+    (lost,) = page["failures"]["rows"]
+    assert (lost["job"], lost["kind"], lost["outcome"]) == (second, "lost", "lost with the run")
+    assert page["timeline"]["bars"]["outcome"] == ["done", "lost"]
+
+
 def test_one_page_has_several_runs(tmp_path: Path) -> None:
     for name in ("one", "two"):
         WrittenRun(tmp_path, chain_plan(), name=name)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, PipelineError, PlanError, StoreError
 from pipeline.files import json_text
+from pipeline.locks import lock
 from pipeline.outputs.curves import TrainingStep, write_curve
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
@@ -59,6 +60,36 @@ def test_a_run_that_goes_on_has_the_results_of_what_is_stored_so_far(tmp_path: P
     assert found == [(None, "000", 1, "first"), (None, "001", 7, "yes"), (None, "001", 8, "no")]
 
 
+def test_a_part_of_the_samples_has_all_of_those_to_each_prompt(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, evaluated())
+    run.store("a" * 40, samples_jsonl="".join(sample(row, "x") for row in (1, 1, 2, 2, 2, 3)))
+    run.store("b" * 40, samples_jsonl=sample(4, "x"))
+    loaded = load(run.folder)
+    assert [one.row for _, one in loaded.samples(most_each=3)] == [1, 1, 2, 2, 2, 4]
+    assert [one.row for _, one in loaded.samples(most_each=2)] == [1, 1, 4]
+    assert loaded.count_samples(loaded.jobs.values()) == 7
+
+
+def test_an_attempt_ends_with_the_run_that_was_killed_under_it(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(rounds=1))
+    run.worker(0, "GPU 0")
+    shards = [f"{CHAIN}/r1/generate/{shard:03d}" for shard in range(2)]
+    run.begin(shards[0])
+    run.worker(1, "GPU 1")
+    run.begin(shards[1], worker=1)
+    run.write("JobProgress", job=shards[0], attempt=1, worker=0, done=1, total=3)
+    loaded = load(run.folder)
+    assert loaded.state == "killed"
+    spans = [(span.start - START, (span.end or 0) - START, span.outcome) for span in loaded.timeline()]
+    assert spans == [(2, 5, "lost"), (4, 5, "lost")]
+    assert [(job.id, attempt.kind) for job, attempt in loaded.lost_attempts] == [(one, "lost") for one in shards]
+    assert not loaded.failed_attempts
+    run.end(interrupted="SIGTERM")
+    loaded.refresh()
+    assert [span.outcome for span in loaded.timeline()] == ["stopped", "stopped"]
+    assert not loaded.lost_attempts
+
+
 def test_the_timeline_has_a_span_for_every_device_that_a_job_takes(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan(rounds=1))
     run.worker(0, "GPU 0")
@@ -68,7 +99,10 @@ def test_the_timeline_has_a_span_for_every_device_that_a_job_takes(tmp_path: Pat
     run.fail_attempt(shard, "lost", "gone", retry=True, worker=1)
     run.begin(shard, attempt=2)
     loaded = load(run.folder)
-    spans = [(span.worker, span.device, span.outcome, span.start - START, span.end) for span in loaded.timeline()]
+    with run.folder.journal.open() as engine:  # which lives as long as it holds its journal
+        lock(engine.fileno(), shared=False, wait=False)
+        found = loaded.timeline()
+    spans = [(span.worker, span.device, span.outcome, span.start - START, span.end) for span in found]
     assert spans == [
         (0, "GPU 0", "failed", 3, START + 4),
         (1, "gpu 7", "failed", 3, START + 4),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.report.captions import first_few
@@ -15,9 +15,17 @@ LONGEST = 20_000
 """Characters of a reason or a traceback."""
 
 
-def failures_of(view: RunView) -> Failures:
-    """What went wrong, so far as the journal tells."""
-    failed = sorted(_failed(view), key=lambda pair: pair[1].ended or 0.0)
+Attempts = Iterable[tuple[JobView, AttemptView]]
+
+
+def failures_of(view: RunView, lost: Attempts = ()) -> Failures:
+    """What went wrong, so far as the journal tells.
+
+    Args:
+        view: The run.
+        lost: Attempts that were under way when it was killed.
+    """
+    failed = sorted([*_failed(view), *lost], key=lambda pair: pair[1].ended or 0.0)
     return Failures(
         rows=[_failure(job, attempt) for job, attempt in failed[:MOST]],
         left_out=max(0, len(failed) - MOST),
@@ -48,6 +56,8 @@ def _failure(job: JobView, attempt: AttemptView) -> Failure:
 
 
 def _outcome(job: JobView, attempt: AttemptView) -> str:
+    if attempt.outcome == "lost":
+        return "lost with the run"
     if not attempt.retry:
         return "given up"
     done = job.status == "done" and job.attempts[-1] is not attempt

@@ -138,7 +138,7 @@ class Bars:
         start: Begin.
         end: End.
         stage: What ran; ``several`` where that differs.
-        outcome: ``done``, ``failed``, ``stopped`` or ``running``.
+        outcome: ``done``, ``failed``, ``stopped``, ``running`` or ``lost``.
         jobs: How many attempts are folded into it.
         busy: Seconds between begin and end in which one ran.
         name: The job's id, or of several the first and the last.
@@ -250,7 +250,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An attempt that failed.
+    """An attempt that failed, or was lost with its run.
 
     Attributes:
         job: Id.
@@ -293,7 +293,7 @@ class RunPage:
     """One run.
 
     Attributes:
-        name: Of the experiment, with the timestamp where another run of it is on the page.
+        name: What it is called: its experiment, and where others of it are on the page what tells them apart.
         stamp: Timestamp.
         state: In one word, see `RunView.state`.
         unfinished: What is missing of it, a line each; nothing of a finished run.
@@ -357,6 +357,7 @@ class Page:
         version: Of this package.
         runs: The runs.
         comparison: Tables that set runs side by side.
+        stages: Of all jobs, in the order in which they have their colours.
     """
 
     title: str
@@ -364,3 +365,4 @@ class Page:
     version: str
     runs: list[RunPage]
     comparison: list[PageTable] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)

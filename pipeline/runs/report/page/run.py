@@ -13,7 +13,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.curves import FIELDS, TrainingStep, by_training
 from pipeline.outputs.formats import Sample
 from pipeline.plan.job import Job
-from pipeline.runs.cost import total
+from pipeline.runs.cost import Compute, total
 from pipeline.runs.loaded import LoadedRun, Span
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
@@ -26,6 +26,7 @@ from pipeline.runs.report.page.rewards import Group, rewards_of
 from pipeline.runs.report.page.samples import Shown, samples_of
 from pipeline.runs.report.page.timeline import Stretch, timeline_of
 from pipeline.runs.report.page.training import points_each, thinned
+from pipeline.runs.stages import in_order_of_work
 
 MOST_READ = 20_000
 """Completions that are read, which takes half a second."""
@@ -35,39 +36,50 @@ EVALUATE = "evaluate"
 _MOST_NAMED = 6
 
 
-def page_of(runs: Sequence[LoadedRun], comparison: Sequence[PageTable] = ()) -> Page:
+def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequence[PageTable] = ()) -> Page:
     """A page of one run or several.
 
     Args:
         runs: In the order in which they are shown.
+        names: What each is called, see `run_names`.
         comparison: Tables that set them side by side, for the top of the page.
 
     Raises:
         PipelineError: Something that a run left cannot be read.
     """
-    title = ", ".join(first_few([run.name for run in runs], "runs"))
-    if len(runs) == 1:
-        title = f"{title} ({runs[0].stamp})"
     return Page(
-        title=title,
+        title=_title(runs, names),
         made=f"{datetime.now():%Y-%m-%d %H:%M}",
         version=__version__,
-        runs=[run_page(run) for run in runs],
+        runs=[run_page(run, name) for run, name in zip(runs, names, strict=True)],
         comparison=list(comparison),
+        stages=in_order_of_work(job.stage for run in runs for job in run.jobs.values()),
     )
 
 
-def run_page(run: LoadedRun) -> RunPage:
+def _title(runs: Sequence[LoadedRun], names: Sequence[str]) -> str:
+    shown = ", ".join(first_few(list(names), "runs"))
+    if len(runs) == 1:
+        return f"{shown} ({runs[0].stamp})"
+    experiments = {run.name for run in runs}
+    return f"{experiments.pop()}: {shown}" if len(experiments) == 1 else shown
+
+
+def run_page(run: LoadedRun, name: str) -> RunPage:
     """What a page shows of a run.
+
+    Args:
+        run: The run.
+        name: What it is called.
 
     Raises:
         PipelineError: Something that it left cannot be read.
     """
     results, compute = run.results, run.compute
-    samples, rewards = _completions(run, total(row.answers for row in compute.rows if row.stage == EVALUATE))
+    samples, rewards = _completions(run, compute)
     training, about_training = _training(run)
     return RunPage(
-        name=run.name,
+        name=name,
         stamp=run.stamp,
         state=run.state,
         unfinished=_unfinished(run),
@@ -86,7 +98,7 @@ def run_page(run: LoadedRun) -> RunPage:
         timeline=_timeline(run),
         rewards=rewards,
         samples=samples,
-        failures=failures_of(run.view),
+        failures=failures_of(run.view, run.lost_attempts),
         config=_config(run),
         given=run.settings_given,
         command=run.command,
@@ -142,9 +154,13 @@ def _unfinished(run: LoadedRun) -> list[str]:
     lines = [f"{_STATES.get(state, f'This run is {state}')}: {jobs.there:,} of {count(jobs.total, 'job')} done."]
     if view.halted:
         lines.append(f"It was ended early: {view.halted}.")
+    later = _made_later(run)
+    if later:
+        lines.append(f"{count(later.total(), 'more job')} done since, in later runs. {_LATER[_is_written(run)]}")
     missing: dict[str, list[int]] = {}
     for (chain, number), cell in view.cells.items():
-        if cell.there < cell.total and chain:
+        there = cell.there + (0 if _is_written(run) else later[chain, number])
+        if there < cell.total and chain:
             missing.setdefault(chain, []).append(number)
     named = [f"{chain} (round {', '.join(map(str, sorted(numbers)))})" for chain, numbers in missing.items()]
     if named:
@@ -154,6 +170,24 @@ def _unfinished(run: LoadedRun) -> list[str]:
     return lines
 
 
+def _made_later(run: LoadedRun) -> Counter[tuple[str, int]]:
+    """Chain and round -> jobs that a run which is over has not done, and of which there is an output by now."""
+    if run.state == "running":
+        return Counter()
+    views = run.view.jobs
+    left = [job for job in run.jobs.values() if job.id in views and views[job.id].status not in ("done", "stored")]
+    return Counter((job.chain, job.round) for job in left if run.store.is_committed(job.key))
+
+
+def _is_written(run: LoadedRun) -> bool:
+    """Whether its results are those that it wrote itself, rather than those of what is stored."""
+    return run.folder.results_json.exists()
+
+
+_LATER = {
+    False: "What is shown includes what those made.",
+    True: "The tables are of this run alone; curves and samples include what later runs made.",
+}
 _STATES = {
     "running": "The run was going on when this page was written",
     "failed": "Some jobs of this run failed",
@@ -170,11 +204,13 @@ def _seconds(run: LoadedRun) -> float:
 # -- completions -----------------------------------------------------------------------------------------------
 
 
-def _completions(run: LoadedRun, there: float | None) -> tuple[Samples, Rewards]:
-    """The completions that are shown, and the rewards of all that are read, in one go; so many were evaluated."""
+def _completions(run: LoadedRun, compute: Compute) -> tuple[Samples, Rewards]:
+    """The completions that are shown, and the rewards of all that are read, in one go."""
     scores: dict[Group, list[float]] = {}
     evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
-    evaluated = None if there is None else int(there)
+    answers = total(row.answers for row in compute.rows if row.stage == EVALUATE)
+    # Outputs of earlier versions did not count them.
+    evaluated = run.count_samples(evaluating) if answers is None else int(answers)
     most_each = max(FEWEST_READ, MOST_READ // max(1, len(evaluating)))
 
     def taken(found: Iterable[tuple[Job, Sample]]) -> Iterator[Shown]:

@@ -27,7 +27,7 @@ class Stretch:
         start: Begin.
         end: End.
         stage: What ran.
-        outcome: ``done``, ``failed``, ``stopped`` or ``running``.
+        outcome: ``done``, ``failed``, ``stopped``, ``running`` or ``lost``.
         first: Id of the job, or of the first.
         last: Of the last.
         jobs: How many.

@@ -61,6 +61,14 @@ def test_a_run_without_results_is_named() -> None:
     assert compare_runs([empty]).rows == []
 
 
+def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own() -> None:
+    runs = [run("a", 1, pooled_row("PITA", 2, 0.5), seeds=[0]), run("b", 1, pooled_row("PITA", 2, 0.6), seeds=[1])]
+    (table,) = comparison_tables(compare_runs(runs))
+    headings = [column.heading for column in table.columns]
+    assert {"seeds (setting)", "seeds"} <= set(headings)
+    assert len(set(headings)) == len(headings)
+
+
 @pytest.mark.parametrize("width", [80, 1000])
 def test_tables_show_settings_and_results_at_every_width(width: int) -> None:
     found = compare_runs([run("a", 2, pooled_row("PITA", 2, 0.5)), run("b", 10, pooled_row("PITA", 2, 0.75))])

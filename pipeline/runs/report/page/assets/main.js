@@ -7,7 +7,7 @@ function head() {
   const state = several ? [] : [make("span", { class: `state ${runs[0].state}` }, runs[0].state)];
   top.append(make("div", { class: "head" }, make("h1", {}, data.title), ...state, button));
   for (const run of runs) {
-    if (several) top.append(make("h3", {}, `${run.name} (${run.stamp}): ${run.state}`));
+    if (several) top.append(make("h3", {}, `${titleOf(run)}: ${run.state}`));
     if (run.unfinished.length) top.append(make("div", { class: "warning", role: "status" }, run.unfinished.map((line) => make("p", {}, line))));
     top.append(make("dl", { class: "facts" }, run.facts.map(([name, value]) => make("div", value.length > 22 ? { class: "wide" } : {}, make("dt", {}, name), make("dd", {}, value)))));
   }
@@ -16,7 +16,7 @@ function head() {
 function about() {
   const section = part("about", "Settings", "How to repeat it");
   for (const run of runs) {
-    if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
+    if (several) section.append(make("h3", {}, titleOf(run)));
     section.append(run.command ? copied(run.command) : make("p", { class: "said" }, "How this run was started was not recorded; its configuration is below."));
     if (run.given.length) section.append(make("p", { class: "dim small" }, "Given on the command line:"), make("pre", { class: "wrap" }, run.given.join("\n")));
     const settings = folded("The whole configuration", () => make("pre", {}, run.config));

@@ -17,6 +17,17 @@ function lookOf(run, algo) {
 }
 
 const nameIn = (run, algo) => several ? `${run.name} · ${algo}` : algo;
+const titleOf = (run) => run.name.includes(run.stamp) ? run.name : `${run.name} (${run.stamp})`;
+const everyName = unique(runs.flatMap((run) => [...run.algos, ...run.fronts.map((one) => one.front)].map((algo) => nameIn(run, algo))));
+
+/** The name of a method for a legend or an axis: brief, unless another one would then look the same. */
+function shortName(name, most) {
+  const short = brief(name, most);
+  return everyName.some((one) => one !== name && brief(one, most) === short) ? name : short;
+}
+
+/** What is to be said of a part of every run; of several, of which. */
+const saidOfRuns = (said) => runs.filter(said).map((run) => several ? `${run.name}: ${said(run)}` : said(run)).join(" ");
 const placesOf = (rows) => unique(rows.map((row) => row.place)).map((one) => [one, one]);
 
 /** Bars of errors; none where an interval has no end. */
@@ -49,7 +60,7 @@ function resultTables() {
   const section = part("results", "Results", "Results");
   for (const table of data.comparison) section.append(...fullTable(table).filter(Boolean));
   for (const run of runs) {
-    if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
+    if (several) section.append(make("h3", {}, titleOf(run)));
     if (!run.tables.length) section.append(make("p", { class: "said" }, "No evaluation was finished yet."));
     for (const table of run.tables) section.append(...fullTable(table, "results").filter(Boolean));
   }
@@ -105,7 +116,7 @@ function lines(one, start, named) {
   named.add(group);
   const text = rounds.map((round, at) => label(`${name}${thin ? `, ${one.chain}` : ""}, round ${round}: ${shown(values[at])} ${interval(lows[at], highs[at])}`));
   const line = {
-    type: "scatter", mode: thin ? "lines" : "lines+markers", name: label(brief(name)), legendgroup: group, showlegend: first, x: rounds, y: values, text,
+    type: "scatter", mode: thin ? "lines" : "lines+markers", name: label(shortName(name)), legendgroup: group, showlegend: first, x: rounds, y: values, text,
     hovertemplate: "%{text}<extra></extra>", opacity: thin ? 0.65 : 1, line: { color: colour, dash, width: thin ? 1.2 : 2.2 }, marker: { symbol, size: 8, color: colour },
     error_y: thin ? undefined : errors(values, lows, highs, colour),
   };
@@ -173,7 +184,7 @@ const numbersOf = (name, points) => points.x.map((x, at) => [name, points.words[
 function cloud(run, name, { colour, dash, symbol }, points, mode) {
   const text = points.x.map((x, at) => label(`${name}, ${points.words[at]}: ${shown(points.y[at])} ${interval(points.yLow[at], points.yHigh[at])} at KL ${shown(x)} ${interval(points.xLow[at], points.xHigh[at])}`));
   return {
-    type: "scatter", mode, cliponaxis: false, name: label(brief(name)), x: points.x, y: points.y, text, hovertemplate: "%{text}<extra></extra>",
+    type: "scatter", mode, cliponaxis: false, name: label(shortName(name)), x: points.x, y: points.y, text, hovertemplate: "%{text}<extra></extra>",
     line: { color: colour, dash, width: 1.4 }, marker: { color: colour, symbol, size: 9 },
     error_x: errors(points.x, points.xLow, points.xHigh, colour), error_y: errors(points.y, points.yLow, points.yHigh, colour),
   };
@@ -222,8 +233,19 @@ function drawSpent(all, { kind, metric, place }) {
     traces.push({ ...trace, text });
     points.x.forEach((x, row) => rows.push([nameIn(run, algo), points.words[row], withPrefix(x), points.y[row], points.yLow[row], points.yHigh[row]]));
   }
-  const bounds = rows.length ? { type: "log", exponentformat: "SI" } : {};
+  const bounds = axisOf(traces.flatMap((one) => one.x));
   return { traces, rows, headings: ["algorithm", "after", SPENT[kind], heading(metric), "from", "to"], layout: { xaxis: { ...bounds, title: SPENT[kind] }, yaxis: { title: heading(metric) } } };
+}
+
+/** A logarithmic axis with ticks at 1, 2 and 5 times powers of ten, or at these powers alone; a narrow one is linear. */
+function axisOf(values) {
+  const low = Math.min(...values), high = Math.max(...values);
+  if (!values.length || high / low < 4) return { exponentformat: "SI" };
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
+    for (const digit of high / low < 1000 ? [1, 2, 5] : [1]) ticks.push(digit * 10 ** power);
+  }
+  return { type: "log", tickvals: ticks, ticktext: ticks.map(withPrefix) };
 }
 
 // -- rewards --------------------------------------------------------------------------------------------------
@@ -231,7 +253,7 @@ function drawSpent(all, { kind, metric, place }) {
 function rewards() {
   const all = runs.flatMap((run) => run.rewards.histograms.map((one) => ({ ...one, run })));
   if (!all.length) return;
-  const section = part("rewards", "Rewards", "Rewards of completions", unique(runs.map((run) => run.rewards.about)).join(" "));
+  const section = part("rewards", "Rewards", "Rewards of completions", saidOfRuns((run) => run.rewards.about));
   const last = Math.max(...all.map((one) => one.round));
   new Chart(section, "How many completions have which reward", [
     { name: "place", label: "Dataset and model", options: placesOf(all) },
@@ -251,11 +273,12 @@ function drawRewards(all, { place, which }) {
   own.forEach((one, number) => {
     const { exact, edges: found } = one.run.rewards, edges = found[place], of = sum(one.counts), shares = one.counts.map((count) => count / of);
     const { colour, dash, pattern } = byRound ? look(number) : lookOf(one.run, one.algo), isExact = exact.includes(place);
-    const name = byRound ? `round ${one.round}` : nameIn(one.run, one.algo) + (one.algo === REFERENCE ? "" : several ? `, round ${one.round}` : "");
+    const after = one.algo === REFERENCE || !several ? "" : `, round ${one.round}`, method = nameIn(one.run, one.algo);
+    const name = byRound ? `round ${one.round}` : method + after, short = byRound ? name : shortName(method) + after;
     const bin = (at) => isExact ? shown(edges[at]) : `${shown(edges[at])} to ${shown(edges[at + 1])}`;
     const text = shares.map((share, at) => label(`${name}: ${(100 * share).toFixed(1)} % of ${of.toLocaleString("en")} have ${bin(at)}`));
     one.counts.forEach((count, at) => rows.push([name, bin(at), count, shares[at]]));
-    const common = { name: label(`${brief(name)} (mean ${shown(one.mean)})`), text, hovertemplate: "%{text}<extra></extra>" };
+    const common = { name: label(`${short} (mean ${shown(one.mean)})`), text, hovertemplate: "%{text}<extra></extra>" };
     traces.push(bars
       ? { ...common, type: "bar", x: edges.map(shown), y: shares, textposition: "none", marker: { color: colour, pattern, line: { color: variable("--card"), width: 0.5 } } }
       : { ...common, type: "scatter", mode: "lines", x: isExact ? edges : edges.slice(0, -1).map((edge, at) => (edge + edges[at + 1]) / 2), y: shares, line: { color: colour, dash, width: 1.8, shape: isExact ? "linear" : "hvh" } });

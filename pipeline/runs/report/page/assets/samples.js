@@ -24,7 +24,7 @@ const inOrder = (names) => names.sort((one, other) => other.endsWith(REFERENCE) 
 
 function samples() {
   if (!runs.some((run) => run.samples.prompt.length)) return;
-  const section = part("samples", "Samples", "Samples", unique(runs.map((run) => run.samples.about)).join(" "));
+  const section = part("samples", "Samples", "Samples", saidOfRuns((run) => run.samples.about));
   const prompts = promptsOf(), answers = prompts.flatMap((prompt) => prompt.answers);
   const names = inOrder(unique(answers.map((one) => one.policy))), chains = unique(answers.map((one) => one.chain)), rounds = unique(answers.map((one) => one.round)).sort((a, b) => a - b);
   const asked = { text: "", place: "", chain: "", round: "", verdict: "", least: null, hidden: new Set(names.slice(12)), shown: PROMPTS_AT_ONCE };

@@ -15,7 +15,7 @@ function trainings() {
   if (!all.length) return;
   const points = ([, some]) => sum(some.map((one) => one.steps.length));
   const byPoints = [...grouped(all, (one) => one.training)].sort((one, other) => points(other) - points(one));
-  const section = part("training", "Trainings", "Trainings", unique(runs.map((run) => run.training_about)).join(" "));
+  const section = part("training", "Trainings", "Trainings", saidOfRuns((run) => run.training_about));
   new Chart(section, "What trainings measured step by step", [
     { name: "training", label: "Training of", options: byPoints.map(([one]) => [one, one]) },
     { name: "quantity", label: "Quantity", options: (state) => unique(all.filter((one) => one.training === state.training).flatMap((one) => Object.keys(one.values))).map((one) => [one, QUANTITIES[one] ?? one]), value: "loss" },
@@ -35,7 +35,7 @@ function drawTrainings(all, { training, quantity, place, algo, round, over }) {
     const name = byRound ? `round ${one.round}` : nameIn(one.run, one.algo), values = one.values[quantity];
     const said = `${several ? `${one.run.name}, ` : ""}${one.algo}, ${one.chain}, round ${one.round}`;
     traces.push({
-      type: "scatter", mode: one.steps.length > FEW_POINTS ? "lines" : "lines+markers", name: label(brief(name)), legendgroup: name, showlegend: !named.has(name), x: one[over], y: values,
+      type: "scatter", mode: one.steps.length > FEW_POINTS ? "lines" : "lines+markers", name: label(byRound ? name : shortName(name)), legendgroup: name, showlegend: !named.has(name), x: one[over], y: values,
       line: { color: colour, dash, width: own.length > 12 ? 1.1 : 1.7 }, marker: { color: colour }, opacity: own.length > 12 ? 0.65 : 1,
       hovertemplate: `${label(said)}<br>${over} %{x}: %{y:.4g}<extra></extra>`,
     });
@@ -47,13 +47,12 @@ function drawTrainings(all, { training, quantity, place, algo, round, over }) {
 
 // -- devices --------------------------------------------------------------------------------------------------
 
-const ORDER = ["prepare", "tokenize", "generate", "score", "reward", "train", "sweep", "evaluate", "metrics"];
-const order = (stage) => ORDER.includes(stage) ? ORDER.indexOf(stage) : ORDER.length;
-const stages = unique(runs.flatMap((run) => [...run.stages.map((one) => one.stage), ...(run.timeline?.bars.stage ?? [])])).filter((one) => one && one !== "several").sort((one, other) => order(one) - order(other));
+const drawnStages = runs.flatMap((run) => [...run.stages.map((one) => one.stage), ...(run.timeline?.bars.stage ?? [])]);
+const stages = unique([...data.stages, ...drawnStages]).filter((one) => one && one !== "several");
 const stageColour = (stage) => stage === "several" ? (theme.dark ? "#7b8490" : "#9aa3ae") : palette()[stages.indexOf(stage) % palette().length];
 const stagePattern = (stage) => look(Math.max(0, stages.indexOf(stage))).pattern;
 
-const choiceOfRun = (own) => ({ name: "run", label: "Run", options: own.map((run) => [String(runs.indexOf(run)), `${run.name} (${run.stamp})`]) });
+const choiceOfRun = (own) => ({ name: "run", label: "Run", options: own.map((run) => [String(runs.indexOf(run)), titleOf(run)]) });
 
 function timeline() {
   const own = runs.filter((run) => run.timeline);
@@ -67,7 +66,7 @@ function drawTimeline(found) {
   const names = lanes.map((lane) => label(brief(lane, 28))), every = bars.start.map((_, at) => at);
   const kinds = grouped(every, (at) => JSON.stringify(bars.outcome[at] === "done" || bars.outcome[at] === "running" ? [bars.stage[at], bars.outcome[at] === "running"] : [bars.outcome[at], false]));
   const traces = [...kinds].sort(([one], [other]) => rank(one) - rank(other)).map(([kind, own]) => {
-    const [name, running] = JSON.parse(kind), bad = ["failed", "stopped"].includes(name) && !stages.includes(name);
+    const [name, running] = JSON.parse(kind), bad = ["failed", "stopped", "lost"].includes(name) && !stages.includes(name);
     return {
       type: "bar", orientation: "h", name: label(running ? `${name}, running` : name), width: bad ? 0.45 : 0.8,
       y: own.map((at) => bars.lane[at]), base: own.map((at) => bars.start[at] / unit[0]), x: own.map((at) => Math.max(bars.end[at] - bars.start[at], seconds / 4000) / unit[0]),
@@ -105,7 +104,7 @@ function cost() {
   const all = runs.flatMap((run) => run.stages.map((one) => ({ ...one, run })));
   const kinds = Object.entries(AMOUNTS).filter(([name]) => all.some((one) => one[name]));
   if (!kinds.length) return;
-  const section = part("cost", "Cost", "Cost by stage", "All rounds, references and seeds together, as far as they were carried out, by this run or one before it.");
+  const section = part("cost", "Cost", "Cost by stage", `All rounds, references and seeds together, as far as they were carried out, by this run or one before it.${several ? " What several runs share is counted in each of them." : ""}`);
   new Chart(section, "What each stage of each method took", [
     { name: "kind", label: "Amount", options: kinds },
     { name: "place", label: "Dataset and model", options: placesOf(all) },
@@ -116,7 +115,7 @@ function drawCost(all, { kind, place }) {
   const own = all.filter((one) => one.place === place), names = unique(own.map((one) => nameIn(one.run, one.algo)));
   const byStage = [...grouped(own.filter((one) => one[kind]), (one) => one.stage)].sort(([one], [other]) => stages.indexOf(one) - stages.indexOf(other));
   const traces = byStage.map(([stage, some]) => ({
-    type: "bar", orientation: "h", name: label(stage), y: some.map((one) => label(brief(nameIn(one.run, one.algo), 28))), x: some.map((one) => one[kind]),
+    type: "bar", orientation: "h", name: label(stage), y: some.map((one) => label(shortName(nameIn(one.run, one.algo), 28))), x: some.map((one) => one[kind]),
     text: some.map((one) => label(`${nameIn(one.run, one.algo)}, ${stage}: ${kind === "device_s" ? duration(one[kind]) : withPrefix(one[kind])}`)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
     marker: { color: stageColour(stage), pattern: stagePattern(stage) },
   }));
@@ -124,7 +123,7 @@ function drawCost(all, { kind, place }) {
   return {
     traces, note: unknown ? `Of ${unknown} stage${unknown === 1 ? "" : "s"} the amount is not known.` : "",
     rows: own.map((one) => [nameIn(one.run, one.algo), one.stage, one.device_s, withPrefix(one.flops), withPrefix(one.tokens)]), headings: ["algorithm", "stage", "device seconds", "FLOPs", "tokens"],
-    layout: { barmode: "stack", bargap: 0.25, height: Math.round(120 + Math.max(16, Math.min(34, 800 / names.length)) * names.length), showlegend: true, xaxis: { title: AMOUNTS[kind], exponentformat: "SI" }, yaxis: { type: "category", categoryorder: "array", categoryarray: names.toReversed().map((one) => label(brief(one, 28))), fixedrange: true, showgrid: false, dtick: 1 } },
+    layout: { barmode: "stack", bargap: 0.25, height: Math.round(120 + Math.max(16, Math.min(34, 800 / names.length)) * names.length), showlegend: true, xaxis: { title: AMOUNTS[kind], exponentformat: "SI" }, yaxis: { type: "category", categoryorder: "array", categoryarray: names.toReversed().map((one) => label(shortName(one, 28))), fixedrange: true, showgrid: false, dtick: 1 } },
   };
 }
 
@@ -134,7 +133,7 @@ function failures() {
   const section = part("failures", "Failures", "Failures and retries");
   for (const run of runs) {
     const { rows, left_out: more, notes } = run.failures;
-    if (several) section.append(make("h3", {}, `${run.name} (${run.stamp})`));
+    if (several) section.append(make("h3", {}, titleOf(run)));
     if (!rows.length && !notes.length) section.append(make("p", { class: "said" }, "No attempt at any job failed."));
     for (const note of notes) section.append(make("p", {}, note));
     if (!rows.length) continue;
