@@ -163,4 +163,7 @@ def test_a_page_of_several_runs_has_all_of_them(tab: Tab, run: Path, tmp_path: P
     names = tab.ask("document.querySelector('#curves .chart').data.map((one) => one.name)")
     assert {"t · PITA", "other · PITA", "t · QSharp", "other · QSharp"} <= set(names)
     assert tab.ask("document.querySelectorAll('.results').length") == 2
+    bars = tab.ask("document.querySelector('#cost .chart').data.map((one) => one.y)")
+    assert all(len(set(names)) == len(names) for names in bars)  # the work of two runs is never one bar
+    assert {"t · PITA", "other · PITA"} <= {name for names in bars for name in names}
     nothing_happened(tab, path)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _BAND = 0.18
 _LEGEND_COLUMNS = 4
+_LEGEND_LINES, _LEGEND_IN = 2, 0.14
+"""Lines of a legend that a figure has room for, and the inches of each further one."""
 _PANELS = 3
 """Side by side."""
 _BAR_IN = 0.24
@@ -171,14 +173,15 @@ def _with_looks(series: Sequence[Series]) -> list[tuple[Series, Look]]:
 
 
 def _with_legend(figure: Figure, *axes: Axes) -> Figure:
-    """One legend below all axes, a line for each label."""
+    """One legend below all axes; for one of many lines the figure grows, so that the axes do not shrink."""
     shown: dict[str, Any] = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
             shown.setdefault(label, handle)
-    width = figure.get_size_inches()[0]
+    width, height = figure.get_size_inches()
     longest = max(map(len, shown), default=1)
     columns = max(1, min(_LEGEND_COLUMNS * 2, int(width * 13 / (longest + 5)), len(shown)))
+    figure.set_size_inches(width, height + _LEGEND_IN * max(0, math.ceil(len(shown) / columns) - _LEGEND_LINES))
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, handlelength=2)
     return figure
 

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.outputs.curves import TrainingStep, write_curve
 from pipeline.runs.cost import Compute, CostRow, write_compute
-from pipeline.runs.figures import write
+from pipeline.runs.figures import charts, data, write
+from pipeline.runs.figures.style import styled
 from pipeline.runs.loaded import load
 from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
@@ -78,6 +79,17 @@ def test_every_point_of_a_front_is_drawn_by_round_and_against_compute(
     for kind in ("rounds", "flops"):
         svg = (tmp_path / "out" / f"{kind}_d_m.svg").read_text()
         assert all(f">{name}<" in svg for name in (*points, *beside)), kind
+
+
+def test_a_long_legend_takes_no_room_from_the_axes() -> None:
+    series = [data.Series(name=f"PITA@eta={at}", points=[data.Point(x=1, y=at)]) for at in range(20)]
+    with styled():
+        heights = []
+        for some in (series[:4], series):
+            figure = charts.rounds(some, "pass@1")
+            figure.draw_without_rendering()
+            heights.append(figure.axes[0].get_window_extent().height)
+    assert heights[1] >= 0.9 * heights[0]
 
 
 def test_the_command_says_what_it_wrote_and_what_it_cannot_write(run: WrittenRun, tmp_path: Path) -> None:
