@@ -7,6 +7,7 @@ import pytest
 
 import pipeline
 from pipeline.errors import StoreError
+from pipeline.locks import lock
 from pipeline.outputs.curves import TrainingStep, write_curve
 from pipeline.runs.loaded import load
 from pipeline.runs.notebook import Run
@@ -61,9 +62,12 @@ def test_frames_keep_their_types_where_something_is_missing(run: WrittenRun) -> 
         "int64",
     ]
     assert found.comparisons.p.to_list() == [0.04]
-    (span,) = found.timeline.itertuples()
+    with run.folder.journal.open() as engine:  # which lives as long as it holds its journal
+        lock(engine.fileno(), shared=False, wait=False)
+        timeline = found.timeline
+    (span,) = timeline.itertuples()
     assert (span.outcome, str(span.start.tz)) == ("running", "UTC")
-    assert found.timeline[["end", "seconds"]].isna().all(axis=None)
+    assert timeline[["end", "seconds"]].isna().all(axis=None)
     run.finish(train.id)
     assert found.refresh().timeline.seconds.to_list() == [1.0]
 
