@@ -77,15 +77,15 @@ def test_tables_show_settings_and_results_at_every_width(width: int) -> None:
 def test_settings_that_tell_rows_apart_stay_while_there_is_room_for_any() -> None:
     small = {"data_collection": {"prompts_per_round": 200}, "rounds_of_training": 2}
     usual = {"data_collection": {"prompts_per_round": 10000}, "rounds_of_training": 3}
-    runs = [run(f"{number}", eta, pooled_row("PITA", 2, eta / 9), **small) for number, eta in enumerate((3, 5, 7))]
-    found = compare_runs([*runs, run("base", 1, pooled_row("PITA", 2, 0.5), **usual)])
+    runs = [run(f"{n}", 1, pooled_row("PITA", 2, n / 9), **small, training={"warmup": n}) for n in (3, 5, 7)]
+    found = compare_runs([*runs, run("base", 1, pooled_row("PITA", 2, 0.5), **usual, training={"warmup": 1})])
     (table,) = comparison_tables(found)
     console = Terminal(width=46, record=True, markup=False, file=io.StringIO())
     console.print(table.fitted(46))
     shown = [line.split() for line in console.export_text().splitlines()]
-    assert [words[1] for words in shown if words[:1] == ["PITA"]] == ["1", "3", "5", "7"]
+    assert [words[1] for words in shown if words[:1] == ["PITA"]] == ["3", "5", "7", "1"]
     assert "rounds_of_training" not in shown[1]
-    assert telling_apart(found.rows, found.settings) == ["algos.*.eta", "data_collection.prompts_per_round"]
+    assert telling_apart(found.rows, found.settings) == ["training.warmup"]
 
 
 def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
