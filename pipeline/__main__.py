@@ -21,10 +21,11 @@ from pipeline.commands.completion_scripts import SCRIPTS, Shell
 from pipeline.commands.doctor.slurm import Starter
 from pipeline.commands.fetch import MODELS, report
 from pipeline.commands.launch import command as launch_command
-from pipeline.commands.typed import Every, Watch, answering, examples, refuse_both
+from pipeline.commands.typed import Every, answering, examples, refuse_both
 from pipeline.config.schema import Tracker
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError
+from pipeline.runs.figures.formats import Format
 from pipeline.terminal.console import make_console, say
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -127,7 +128,12 @@ def status(
     name: Annotated[str | None, typer.Argument(help="The experiment; all if left out.")] = None,
     run: Run = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON, nothing cut off.")] = False,
-    watch: Watch = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", "-w", help="Show it again and again: one run until it is over, without NAME until Ctrl-C."
+        ),
+    ] = False,
     every: Every = 2.0,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
@@ -274,8 +280,8 @@ def figures_command(
     name: str,
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
     formats: Annotated[
-        list[str] | None,
-        typer.Option("--format", help="pdf, svg or png; several times for several, all if left out."),
+        list[Format] | None,
+        typer.Option("--format", help="Which, once for each; all if left out."),
     ] = None,
     run: Run = None,
     output_dir: OutputDir = Path("outputs"),
@@ -284,7 +290,7 @@ def figures_command(
     from pipeline.commands.figures import figures
 
     with answering():
-        figures(output_dir, name, run, out, formats or [], make_console())
+        figures(output_dir, name, run, out, [each.value for each in formats or ()], make_console())
 
 
 @app.command(

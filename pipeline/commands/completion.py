@@ -5,20 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pipeline.commands.completion_scripts import Shell
 from pipeline.commands.device_flags import FLAGS
 from pipeline.config.install import conf_dir
 from pipeline.config.known import NAMED_GROUPS
 from pipeline.config.meaning import Meaning, shipped_meanings, shipped_sections
+from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import PipelineError
-from pipeline.runs.index import RecordedRun, choose_run, experiments
+from pipeline.runs.index import RecordedRun, choose_run, experiments, runs_of
 
 _OF_HYDRA = ("--multirun", "--cfg", "--config-dir", "--hydra-help", "--help", "--version")
 _JOBS = ("logs", "why")
 """Commands whose second word is a job; the first word of each that takes a NAME is an experiment."""
+_CHAIN = "chain"
+_RUNS = {"run", "against"}
+"""Options whose value is the timestamp of a run."""
 _NAMES = {"name", "names", "experiment", "experiments"}
 
 
@@ -44,6 +49,8 @@ def candidates(program: Any, words: Sequence[str]) -> list[str]:
     if current[:1] == "-":
         return _beginning(_options(command), current)
     with suppress(PipelineError, OSError):
+        if rest and (option := _valued(command).get(rest[-1])) is not None:
+            return _beginning(_of_option(option, command, rest), current)
         return _beginning(_words(command, rest), current)
     return []
 
@@ -92,26 +99,63 @@ def _words(command: Any, before: Sequence[str]) -> Iterator[str]:
         yield from (*shipped_meanings(), *shipped_sections(), *_groups())
     elif command.name == "completion":
         yield from (shell.name for shell in Shell)
+    elif len(places) == 1 and any(param.name == _CHAIN for param in command.params):
+        yield from _chains(_run(before, places[0]))
     elif command.name in _JOBS and len(places) == 1:
-        yield from RecordedRun(choose_run(_output_dir(before), places[0]), glance=True).plan.jobs
+        yield from RecordedRun(_run(before, places[0]), glance=True).plan.jobs
     elif any(param.name in _NAMES for param in command.params) and (not places or _takes_several(command)):
         yield from experiments(_output_dir(before))
 
 
+def _chains(folder: RunFolder) -> Iterable[str]:
+    # Not with the other imports: what reads configurations takes long to load, and no other word needs it.
+    from pipeline.runs.loaded import load
+    from pipeline.runs.trained import config_of, trained_chains
+
+    run = load(folder)
+    return trained_chains(run, config_of(run))
+
+
 def _places(command: Any, before: Sequence[str]) -> list[str]:
     """The words that are neither options nor their values."""
-    valued = {option for param in command.params for option in param.opts if not getattr(param, "is_flag", True)}
+    valued = _valued(command)
     after = [False, *(word in valued for word in before)]
     return [word for word, value in zip(before, after, strict=False) if not value and not word.startswith("-")]
+
+
+def _valued(command: Any) -> dict[str, Any]:
+    """Options that have a value behind them, by what is typed."""
+    return {
+        option: param for param in command.params if not getattr(param, "is_flag", True) for option in param.opts
+    }
+
+
+def _of_option(option: Any, command: Any, before: Sequence[str]) -> Iterator[str]:
+    """Values of an option: its choices, or the runs of the experiment; none of a path or number."""
+    hint = get_type_hints(command.callback).get(option.name)
+    for kind in (hint, *get_args(hint), *(inner for each in get_args(hint) for inner in get_args(each))):
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            yield from (str(each.value) for each in kind)
+    if option.name in _RUNS and (places := _places(command, before)):
+        yield from (run.stamp for run in runs_of(_output_dir(before), places[0]))
 
 
 def _takes_several(command: Any) -> bool:
     return any(param.name in _NAMES and param.nargs == -1 for param in command.params)
 
 
+def _run(before: Sequence[str], name: str) -> RunFolder:
+    return choose_run(_output_dir(before), name, _given(before, "--run"))
+
+
 def _output_dir(before: Sequence[str]) -> Path:
+    return Path(_given(before, "--output-dir") or "outputs")
+
+
+def _given(before: Sequence[str], option: str) -> str | None:
+    """The value of an option that was typed."""
     words = list(before)
-    return Path(words[words.index("--output-dir") + 1] if "--output-dir" in words[:-1] else "outputs")
+    return words[words.index(option) + 1] if option in words[:-1] else None
 
 
 def _shown(inside: dict[str, Any]) -> list[str]:

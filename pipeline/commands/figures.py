@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipeline.errors import ConfigError
 from pipeline.runs.figures.write import FORMATS, write_figures
-from pipeline.runs.index import choose_run
+from pipeline.runs.index import choose_run, newest_of_several
 from pipeline.runs.loaded import load
 from pipeline.runs.report.format import count
 from pipeline.terminal.console import say
@@ -21,11 +21,12 @@ def figures(
     """Write the figures of a run.
 
     Raises:
-        PipelineError: There is no such run or format, it has nothing to show yet, or nothing can be drawn.
+        PipelineError: There is no such run, it has nothing to show yet, or nothing can be drawn.
     """
-    if wrong := [one for one in formats if one not in FORMATS]:
-        raise ConfigError(f"--format {wrong[0]}: one of {', '.join(FORMATS)}; give it several times for several")
-    run = load(choose_run(output_dir, name, stamp))
+    folder = choose_run(output_dir, name, stamp)
+    if stamp is None and (note := newest_of_several(folder)):
+        say(console, note)
+    run = load(folder)
     written = write_figures(run, out, formats or FORMATS)
     if not written:
         raise ConfigError(f"{run.folder.path} has nothing to show in a figure yet: no job of it is done.")

@@ -250,7 +250,7 @@ def _loaded(
     import torch
 
     from pipeline.learning.generation.guided import Guide, Guided
-    from pipeline.learning.models.load import load_policy, load_tokenizer, load_value
+    from pipeline.learning.models.load import load_policy, load_tokenizer, load_value, without_progress_bars
 
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen != "cpu" and not (chosen.partition(":")[0] == "cuda" and torch.cuda.is_available()):
@@ -259,10 +259,10 @@ def _loaded(
     source = str(found.weights) if found.reference is None else found.reference()
     guide = None
     if found.guidance is not None:
-        with _reading(found.weights):
+        with _reading(found.weights), without_progress_bars():
             value = load_value(found.weights, system, chosen)
         guide = Guide(model=value, settings=found.guidance, offset=offset or found.offset)
-    with _reading(source):
+    with _reading(source), without_progress_bars():
         policy = load_policy(source, system, chosen, trust_remote_code=found.trusts_code)
         tokenizer = load_tokenizer(source, trust_remote_code=found.trusts_code)
     return Guided(

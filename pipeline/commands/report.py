@@ -12,7 +12,7 @@ from pipeline.commands.results import short
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import plain_target
-from pipeline.runs.index import choose_run
+from pipeline.runs.index import choose_run, newest_of_several
 from pipeline.terminal.console import say
 
 FILE = "report.html"
@@ -36,6 +36,8 @@ def report(output_dir: Path, names: Sequence[str], stamp: str | None, out: Path 
     if stamp is not None and len(names) > 1:
         raise ConfigError("--run chooses a run of one experiment: give one NAME with it.")
     folders = [choose_run(output_dir, name, stamp) for name in dict.fromkeys(names)]
+    for note in filter(None, map(newest_of_several, folders if stamp is None else ())):
+        say(console, note)
     path = out or (folders[0].report if len(folders) == 1 else output_dir / FILE)
     try:
         write_report(path if out is None else plain_target(out), folders)

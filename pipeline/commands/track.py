@@ -111,6 +111,7 @@ def _asked(run: RecordedRun, report_to: Sequence[str]) -> TrackingConfig:
     if not tracking.report_to:
         known = ", ".join(tracker.value for tracker in Tracker)
         raise ConfigError(
-            f"run {run.stamp} of {run.name} asked for no tracker. Say which by --report-to, each by one: {known}."
+            f"run {run.stamp} of {run.name} asked for no tracker. Say which by --report-to, each by one: {known}; "
+            "or name a run that asked for one by --run."
         )
     return tracking

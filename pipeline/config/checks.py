@@ -118,8 +118,6 @@ def _repeats(config: Config) -> Iterator[str]:
             f"algos.{over}.front and evaluation.etas: both set the strength of guidance, and what is tested would "
             "not be what a point of the front is called; leave one of them out"
         )
-    if config.evaluation.split not in ("test", "validation"):
-        yield f"evaluation.split={brief(config.evaluation.split)}: must be 'test' or 'validation'"
 
 
 def _ranks(config: Config) -> Iterator[str]:

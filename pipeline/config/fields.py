@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ OTHERWISE_MEASURED = ", or null to go by what is measured"
 
 RANGE = "range"
 PATH = "path"
+CHOICES = "choices"
 _GROUPED_FROM = 10_000
 _EXACT_BELOW = 2**53
 
@@ -118,6 +119,16 @@ def file_or_folder(default: str | None, *, affects_result: bool = True) -> Any:
         affects_result: As for `number`.
     """
     return _field(default, affects_result, {PATH: True})
+
+
+def one_of(default: str, choices: Mapping[str, str]) -> Any:
+    """A field of text that takes one of a few; any other is refused before anything starts.
+
+    Args:
+        default: Its default.
+        choices: What may be chosen -> what that means, or "".
+    """
+    return _field(default, True, {CHOICES: choices})
 
 
 def hint(default: Any) -> Any:

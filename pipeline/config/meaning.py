@@ -21,7 +21,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING
 
-from pipeline.config.fields import PATH, RANGE
+from pipeline.config.fields import CHOICES, PATH, RANGE
 from pipeline.config.schema import Config
 from pipeline.config.tables import TABLES, all_shipped
 from pipeline.config.values import short
@@ -139,13 +139,15 @@ def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: 
     enum = next(
         (kind for kind in (hint, *get_args(hint)) if inspect.isclass(kind) and issubclass(kind, Enum)), None
     )
-    allowed = item.metadata.get(RANGE)
+    allowed, choices = item.metadata.get(RANGE), item.metadata.get(CHOICES)
     return Meaning(
         key=key,
-        type=_in_words(hint, words=() if allowed is None else allowed.words, path=PATH in item.metadata),
+        type="choice"
+        if choices
+        else _in_words(hint, words=() if allowed is None else allowed.words, path=PATH in item.metadata),
         default=typed(default),
         allowed="" if allowed is None else str(allowed),
-        choices={} if enum is None else {each.name: _written(enum, each.name) for each in enum},
+        choices=choices or ({} if enum is None else {each.name: _written(enum, each.name) for each in enum}),
         text=_written(schema, item.name) or (about(enum) if enum else ""),
         affects_result=item.metadata.get("affects_result", True),
         declared=f"{owner.__module__}:{owner.__qualname__}",

@@ -24,6 +24,7 @@ from pipeline.config.fields import (
     file_or_folder,
     hint,
     number,
+    one_of,
 )
 
 AUTO = "auto"
@@ -194,8 +195,8 @@ class DataCollectionConfig:
 class EvaluationConfig:
     """Held-out evaluation, the same for every algorithm."""
 
-    split: str = "test"
-    """`test`, or `validation` while settings are being chosen."""
+    split: str = one_of("test", {"test": "for what is reported", "validation": "while settings are being chosen"})
+    """Which held-out prompts every policy is evaluated on."""
     num_prompts: int = number(500, at_least=1, at_most=1_000_000_000)
     """Held-out prompts that every policy is evaluated on."""
     num_samples: int = number(2, at_least=1, at_most=100_000)

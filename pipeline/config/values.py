@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pipeline.config.fields import PATH, RANGE, Range
+from pipeline.config.fields import CHOICES, PATH, RANGE, Range
 
 _LONGEST_TEXT = 100_000
 _LONGEST_NAME = 255
@@ -63,11 +63,14 @@ def short(value: float) -> str:
 
 def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
     allowed: Range | None = declared.get(RANGE)
+    choices: Mapping[str, str] | None = declared.get(CHOICES)
     if isinstance(value, (list, dict)):
         return f"must be a single value{'' if allowed is None else f', {allowed}'}"
     if isinstance(value, str):
         if allowed is not None and value not in allowed.words:
             return f"must be {allowed}"
+        if choices is not None and value not in choices:
+            return f"must be {' or '.join(map(repr, choices))}"
         return _text_problem(value) or (_path_problem(value) if declared.get(PATH) else None)
     if allowed is not None and isinstance(value, (int, float)) and not allowed.holds(value):
         return f"must be {allowed}"

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+ANY = "any"
+"""Stands in names of chains for the seed of work that has none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -79,4 +82,4 @@ def chain_name(dataset: str, model: str, reference: int | None, seed: int | None
         seed: Seed of the chain, or None.
         algo: Algorithm.
     """
-    return f"{place_name(dataset, model, reference)}/{'any' if seed is None else f's{seed}'}/{algo}"
+    return f"{place_name(dataset, model, reference)}/{ANY if seed is None else f's{seed}'}/{algo}"

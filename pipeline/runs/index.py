@@ -23,8 +23,10 @@ from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.plan.graph import Plan
+from pipeline.plan.job import ANY
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
 from pipeline.runs.live_run import LiveRun
+from pipeline.runs.origin import read_origin
 from pipeline.runs.run_view import RunView
 
 MAX_LISTED = 20
@@ -79,6 +81,21 @@ def choose_run(output_dir: Path, name: str, stamp: str | None = None) -> RunFold
     if fitting:
         raise ConfigError(f"'{stamp}' fits several runs of {name}: {listed}. Give more of it.")
     raise ConfigError(f"{name} has no run '{stamp}'. There are: {listed}.")
+
+
+def newest_of_several(folder: RunFolder) -> str | None:
+    """What to say where a run was taken because it is the newest, and is one of a multirun; None of others."""
+    group = read_origin(folder.path).group
+    if not group:
+        return None
+    runs = runs_of(folder.path.parent.parent, folder.experiment)
+    several = sum(read_origin(run.path).group == group for run in runs)
+    if several < 2:
+        return None
+    return (
+        f"run {folder.stamp}, the newest of {several} runs of this multirun; `python -m pipeline compare "
+        f"{folder.experiment}` shows all, --run another"
+    )
 
 
 # -- what one recorded -----------------------------------------------------------------------------------------
@@ -287,7 +304,7 @@ def _ends(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def find_job(job_ids: Iterable[str], given: str) -> str:
-    """The job that a user means: by its id, a part of it, or a pattern with ``*``.
+    """The job that a user means: by its id, a part of it, or a pattern with ``*``; also by its chain.
 
     Args:
         job_ids: Ids of all jobs.
@@ -296,7 +313,11 @@ def find_job(job_ids: Iterable[str], given: str) -> str:
     Raises:
         ConfigError: No job fits, or several do; says which are near or which they are.
     """
-    return find_named(job_ids, given, "job")
+    known = list(job_ids)
+    # Ids of jobs that depend on no seed have no part for it; names of their chains do.
+    without = "/".join(part for part in given.strip("/").split("/") if part != ANY)
+    of_chain = without and not _fitting(known, given.strip("/")) and _fitting(known, without)
+    return find_named(known, without if of_chain else given, "job")
 
 
 def find_named(names: Iterable[str], given: str, what: str) -> str:
@@ -314,17 +335,20 @@ def find_named(names: Iterable[str], given: str, what: str) -> str:
     wanted = given.strip("/")
     if wanted in known:
         return wanted
-    if any(sign in wanted for sign in "*?["):
-        fitting = [job_id for job_id in known if fnmatchcase(job_id, wanted) or fnmatchcase(job_id, f"*{wanted}")]
-    else:
-        fitting = [job_id for job_id in known if f"/{job_id}".endswith(f"/{wanted}")]
-        fitting = fitting or [job_id for job_id in known if wanted in job_id]
+    fitting = _fitting(known, wanted)
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         raise ConfigError(f"'{given}' fits {len(fitting)} {what}s; give more of it:\n" + listed(fitting))
     near = _near(known, wanted)
     raise ConfigError(f"no {what} fits '{given}'." + (" Nearest:\n" + listed(near) if near else ""))
+
+
+def _fitting(known: list[str], wanted: str) -> list[str]:
+    if any(sign in wanted for sign in "*?["):
+        return [job_id for job_id in known if fnmatchcase(job_id, wanted) or fnmatchcase(job_id, f"*{wanted}")]
+    ending = [job_id for job_id in known if f"/{job_id}".endswith(f"/{wanted}")]
+    return ending or [job_id for job_id in known if wanted in job_id]
 
 
 def _near(known: list[str], wanted: str) -> list[str]:

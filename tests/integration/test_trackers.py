@@ -159,6 +159,7 @@ def test_a_tracker_that_hangs_is_left_behind(fake: Fake, tmp_path: Path, code: s
     feeders.finish(0.05)
     [text] = warned
     assert "takes longer than tracking.finish_timeout_s=0.05" in text
+    assert "loads the tracker" in log.read_text(errors="replace"), "the log says what it was doing"
     assert log.stat().st_size < 2 << 20
     assert below_this() == before
 

@@ -33,7 +33,7 @@ class Pairing(Enum):
 
 @dataclass(kw_only=True)
 class PITAConfig(PreferenceRule, ValueAlgoConfig):
-    """PITA (arXiv 2507.20067)."""
+    """Guidance by a value learnt from preferences, without a reward model (arXiv 2507.20067)."""
 
     eta: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
     batch_size: int = number(64, at_least=1, at_most=1_000_000)

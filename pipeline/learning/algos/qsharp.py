@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class QSharpConfig(ValueAlgoConfig):
-    """Q# (arXiv 2502.20548)."""
+    """Guidance by a learnt value of the reward that the reference still gets (arXiv 2502.20548)."""
 
     atoms: int = number(1, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     """Values at which the head has a probability each, evenly spaced over the range; 1 is the Bernoulli head, a

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -13,6 +16,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from pipeline.config.schema import SystemConfig
 from pipeline.learning.models.value import ValueModel
@@ -49,6 +53,20 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> Pr
         str(folder), trust_remote_code=trust_remote_code
     )
     return tokenizer
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Have transformers draw none meanwhile, in a program that is not ours: its settings stay as they are."""
+    shown, of_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # which switches on those of the hub as well
+        if shown and not of_hub:
+            disable_progress_bars()
 
 
 def frozen(model: Model, device: str) -> Model:

@@ -13,6 +13,7 @@ from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
 from pipeline.files import replacing
 from pipeline.runs.figures import charts, data
+from pipeline.runs.figures.formats import Format
 from pipeline.runs.figures.style import styled
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.tables import HEADINGS
@@ -21,7 +22,7 @@ from pipeline.runs.stages import in_order_of_work
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("pdf", "svg", "png")
+FORMATS = tuple(each.value for each in Format)
 _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
     "svg": {"Date": None, "Creator": None},

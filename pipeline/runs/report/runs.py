@@ -30,9 +30,10 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
     for place, found in groupby(comparison.rows, key=lambda row: (row.dataset, row.model)):
         rows = list(found)
         shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
-        told = len({(row.algo, *row.settings.items()) for row in rows}) == len(rows)
+        telling = telling_apart(rows, shown)
+        shown = [*telling, *(key for key in shown if key not in telling)]
         table = FittedTable(
-            _columns(comparison, shown, rows[0].result.metric, needs_run=not told),
+            _columns(comparison, shown, telling, rows),
             title=title(*place, "runs side by side"),
         )
         for _, own in groupby(rows, key=lambda row: row.algo):
@@ -46,13 +47,33 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
     return tables
 
 
-def _columns(comparison: RunComparison, shown: Sequence[str], metric: str, *, needs_run: bool) -> Iterator[Column]:
+def telling_apart(rows: Sequence[RunRow], settings: Sequence[str]) -> list[str]:
+    """Settings that tell the rows of each method apart, as few as will do: those that tell most apart go first."""
+    found: list[str] = []
+
+    def kinds(keys: Sequence[str]) -> int:
+        return len({(row.algo, *(row.settings.get(key) for key in keys)) for row in rows})
+
+    while left := [key for key in settings if key not in found]:
+        best = max(left, key=lambda key: kinds([*found, key]))
+        if kinds([*found, best]) == kinds(found):
+            break
+        found.append(best)
+    return found
+
+
+def _columns(
+    comparison: RunComparison, shown: Sequence[str], telling: Sequence[str], rows: Sequence[RunRow]
+) -> Iterator[Column]:
+    needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
+    metric = rows[0].result.metric
     yield Column(heading="algorithm", least=LEAST_NAME)
     for key in shown:
         heading = comparison.headings[key]
         # A column of results is called as one setting is.
         heading = f"{heading} (setting)" if heading == _SEEDS else heading
-        yield Column(heading=heading, right=True, rank=3, least=LEAST_NAME)
+        rank = 2 if key in telling else 9
+        yield Column(heading=heading, right=True, rank=rank, least=LEAST_NAME)
     yield Column(heading="run", rank=2 if needs_run else EXTRA + 4, least=LEAST_NAME)
     yield number_column("round", 6)
     yield number_column(HEADINGS.get(metric, metric), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from pipeline.plan.job import Job
@@ -13,6 +14,8 @@ from pipeline.runs.tracking.told import Told, ToldFiles
 from pipeline.runs.tracking.trackers import Tracker, TrackerRun
 
 _THERE = ("done", "stored")
+
+log = logging.getLogger("pipeline")
 
 
 class Feed:
@@ -69,7 +72,10 @@ class Feed:
             telling_of.close()
 
     def _begin(self, chain: TrackedChain, name: str) -> TrackerRun:
-        self._tracker = self._tracker or self._make()
+        if self._tracker is None:
+            log.info("loads the tracker")
+            self._tracker = self._make()
+        log.info("%s: begins it", name)
         return self._tracker.begin(chain, name)
 
     def _is_there(self, job: Job) -> bool:
@@ -98,6 +104,7 @@ class _Telling:
         """Send batches, in the order in which they were sent the first time."""
         if not new:
             return
+        log.info("%s: tells what %d jobs left", self._told.name, len(new))
         self._note(self._told.extended(new))
         order = {name: place for place, (name, _) in enumerate(self._told.batches)}
         for batch in sorted(new, key=lambda batch: order[batch.id]):
@@ -110,6 +117,7 @@ class _Telling:
     def close(self) -> None:
         """Nothing more follows."""
         if self._run is not None:
+            log.info("%s: closes it", self._told.name)
             self._run.close()
             self._note(self._told.all_kept())
 

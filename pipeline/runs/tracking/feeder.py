@@ -51,12 +51,14 @@ def main() -> None:
 
 
 def _follow(channel: Channel, run: str, tracker: str, place: Mapping[str, Any], samples: int) -> None:
+    log.info("tells %s of run %s", tracker, run)
     recorded = RecordedRun(RunFolder(Path(run)))
     there = Place(**{**place, "folder": Path(place["folder"])})
     feed = Feed(recorded, lambda: make_tracker(tracker, there), ToldFiles(there.told), samples)
     # Two processes that told the same chains would tell them twice.
     lock = there.told / f".{recorded.name}.lock"
     while (held := claim(tracker, lock)) is None:
+        log.info("waits: another run of the experiment tells it right now")
         if _is_over(channel):
             raise PipelineError("another run of the experiment tells it right now")
         _wait(channel)
@@ -64,6 +66,8 @@ def _follow(channel: Channel, run: str, tracker: str, place: Mapping[str, Any], 
         is_over = False
         while not is_over:
             is_over = _is_over(channel)  # asked first, so that nothing is missed that was written before
+            if is_over:
+                log.info("the run has ended: tells what is left")
             feed.look()
             if not is_over:
                 _wait(channel)

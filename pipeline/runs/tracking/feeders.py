@@ -113,7 +113,8 @@ class Feeders:
         place = self._places[name] = _place(name, self._run, tracking)
         logs = self._run.path / "tracking"
         logs.mkdir(exist_ok=True)
-        with (logs / f"{name}.log").open("wb") as output:
+        with (logs / f"{name}.log").open("wb", buffering=0) as output:
+            output.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} the process of {name} is started\n".encode())
             self._live[name] = Child(
                 _MODULE,
                 _environment(name, place),
@@ -150,9 +151,18 @@ class Feeders:
         log = self._run.path / "tracking" / f"{name}.log"
         more = f" Its log: {log}." if log.exists() else ""
         self._warn(
-            f"tracking: {name}: {problem}. The run does not need it; `python -m pipeline track "
-            f"{self._run.experiment}` tells it what is missing.{more}"
+            f"tracking: {name}: {problem}. The run does not need it; `{self._command(name)}` tells it what is "
+            f"missing.{more}"
         )
+
+    def _command(self, name: str) -> str:
+        """What tells a tracker of this run, whichever runs of the experiment there are by then."""
+        output_dir = self._run.path.parent.parent
+        words = ["python", "-m", "pipeline", "track", self._run.experiment, "--run", self._run.stamp]
+        words += ["--report-to", name]
+        if output_dir.absolute() != Path("outputs").absolute():
+            words += ["--output-dir", str(output_dir)]
+        return shlex.join(words)
 
 
 def _place(name: str, run: RunFolder, tracking: TrackingConfig) -> Place:

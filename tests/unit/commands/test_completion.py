@@ -12,6 +12,7 @@ import typer
 from pipeline.__main__ import app
 from pipeline.commands.completion import candidates, settings
 from pipeline.commands.completion_scripts import SCRIPTS, Shell
+from tests.doubles.runs import WrittenRun, chain_plan
 
 PROGRAM = typer.main.get_command(app)
 
@@ -59,6 +60,26 @@ def test_experiments_are_offered(tmp_path: Path) -> None:
         offered("logs", "--output-dir", str(tmp_path), "first_run", "") == []
     )  # a run without a plan has no jobs
     assert offered("status", "--output-dir", str(tmp_path / "none"), "fi") == []
+
+
+def test_of_options_the_values_are_offered(tmp_path: Path) -> None:
+    place = ("--output-dir", str(tmp_path))
+    for second in (1, 2):
+        WrittenRun(tmp_path, chain_plan(rounds=1), f"2026-01-02_10-00-0{second}", "first_run")
+    assert offered("figures", "first_run", "--format", "") == ["pdf", "png", "svg"]
+    assert offered("track", *place, "first_run", "--report-to", "t") == ["tensorboard", "trackio"]
+    assert offered("figures", *place, "first_run", "--run", "") == ["2026-01-02_10-00-01", "2026-01-02_10-00-02"]
+    assert offered("logs", *place, "--lines", "") == []
+    assert settings("evaluation.split=") == ["evaluation.split=test", "evaluation.split=validation"]
+
+
+def test_of_an_export_the_chains_that_train_are_offered(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(rounds=2), name="first_run")
+    run.folder.config.write_text(
+        "experiment: {name: x}\nalgos: {X: {class_path: tests.doubles.own_methods.Reinforce}}\n"
+    )
+    assert offered("export", "--output-dir", str(tmp_path), "first_run", "d/") == ["d/m/s0/X"]
+    assert offered("export", "--output-dir", str(tmp_path), "first_run", "d/m/s0/X", "") == []
 
 
 BASH = """\

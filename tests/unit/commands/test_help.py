@@ -90,6 +90,10 @@ def test_a_key_is_explained_by_what_is_written_where_it_is_declared() -> None:
     assert "choice     fsdp: weights, gradients" in told("training.strategy")
     assert "profile=cpu: true" in told("system.portable")
     assert "a value must be given" in told("experiment.name")
+    split = told("evaluation.split").splitlines()
+    assert split[0] == "evaluation.split=test"
+    assert "    type       choice" in split
+    assert [line.split()[1] for line in split if line.startswith("    choice")] == ["test:", "validation:"]
 
 
 def test_the_end_of_a_key_a_section_a_group_and_a_name_will_do() -> None:
@@ -102,6 +106,20 @@ def test_the_end_of_a_key_a_section_a_group_and_a_name_will_do() -> None:
     assert "models.smollm2.path=null" in told("models.smollm2")
     everything = told("")
     assert all(section in everything for section in ("training", "rounds_of_training", "QSharp", "a100_80gb"))
+
+
+def test_a_file_and_an_algorithm_say_what_they_are_in_whole_sentences() -> None:
+    for file in conf_dir().glob("*/*.yaml"):
+        said = [line[2:] for line in file.read_text().splitlines() if line[:2] == "# " and "@package" not in line]
+        assert len(said) < 2 or said[0].endswith(".") or not said[1][0].islower(), f"{file}: {said[0]} is cut"
+    assert "learnt from preferences" in told("algos.PITA")
+    assert "learnt value" in told("algos.QSharp")
+
+
+def test_who_watches_is_told_what_ends_it() -> None:
+    status = typer.main.get_command(app).commands["status"]  # type: ignore[attr-defined]
+    (watch,) = [each for each in status.params if each.name == "watch"]
+    assert "one run until it is over, without NAME until Ctrl-C" in watch.help
 
 
 def test_keys_of_a_class_of_ones_own_are_explained() -> None:

@@ -89,6 +89,6 @@ def test_signals_that_have_ended_a_run_do_then_what_they_do_in_the_program() -> 
 
 def test_a_process_has_one_run_at_a_time(request_: list[str]) -> None:
     """Streams and signals belong to all of its threads."""
-    with python._alone(), pytest.raises(ConfigError, match="another pipeline.run is under way in this process"):
+    with python._alone(), pytest.raises(ConfigError, match="is under way in this process"):
         pipeline.run(request_)
     assert pipeline.run(request_).state == "done"

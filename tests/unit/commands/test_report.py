@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.commands.report import leave_report
+from pipeline.runs.origin import Origin, write_origin
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
 
@@ -71,6 +72,17 @@ def test_one_page_has_several_runs(tmp_path: Path) -> None:
     assert [run["name"] for run in data_of(tmp_path / "report.html")["runs"]] == ["one", "two"]
     asked("two", "one", "--out", str(tmp_path / "other.html"), output_dir=tmp_path)
     assert [run["name"] for run in data_of(tmp_path / "other.html")["runs"]] == ["two", "one"]
+
+
+def test_of_a_multirun_it_is_said_that_others_are_left_out(tmp_path: Path) -> None:
+    for second, group in ((1, "before"), (2, "sweep"), (3, "sweep")):
+        run = WrittenRun(tmp_path, chain_plan(), f"2026-01-02_10-00-0{second}")
+        write_origin(run.folder.path, Origin(group=group))
+    said = asked("x", output_dir=tmp_path)
+    assert "run 2026-01-02_10-00-03, the newest of 2 runs of this multirun; `python -m pipeline compare x`" in said
+    assert "of this multirun" not in asked("x", "--run", "2026-01-02_10-00-02", output_dir=tmp_path)
+    figures = CliRunner().invoke(app, ["figures", "x", "--out", str(tmp_path), "--output-dir", str(tmp_path)])
+    assert "the newest of 2 runs" in " ".join(figures.output.split())
 
 
 def test_what_cannot_be_written_is_one_message(tmp_path: Path) -> None:

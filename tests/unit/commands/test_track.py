@@ -14,6 +14,7 @@ from pipeline.commands import track
 from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.runs.tracking.trackers import TRACKERS
+from tests.doubles.runs import WrittenRun, chain_plan
 from tests.doubles.tracked import TrackedRun
 
 ASKED = TrackingConfig(report_to=[Tracker.wandb], finish_timeout_s=7.0)
@@ -86,6 +87,10 @@ def test_a_tracker_that_is_not_installed_costs_a_warning_that_says_how(
     [line] = out.getvalue().splitlines()
     assert line.startswith("warning: tracking: wandb: it is not installed: pip install ")
     assert "[wandb]" in line
+    command = line.partition("`python -m pipeline ")[2].partition("`")[0]
+    WrittenRun(run.folder.path.parents[1], chain_plan(rounds=1), "2026-12-31_10-00-00", "x")  # asks for no tracker
+    outcome = CliRunner().invoke(app, command.split())
+    assert (outcome.exit_code, "it is not installed" in outcome.output) == (1, True)
 
 
 def tracking(run: TrackedRun, *words: str) -> tuple[int, str]:

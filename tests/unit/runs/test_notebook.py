@@ -95,9 +95,5 @@ def test_what_no_table_can_hold_is_told(run: WrittenRun) -> None:
     row = ResultRow("X\ud800", "d", "m", 0, 1, "pass@1", None, None, None, 0)
     found = Run(load(run.folder))
     found.loaded.__dict__["results"] = Results(rows=[row])
-    try:
-        frame = found.results
-    except StoreError as error:
-        assert "what the run left holds what no table can" in str(error)
-    else:
-        assert frame.algo.to_list() == ["X\ud800"]
+    with pytest.raises(StoreError, match="what the run left holds what no table can"):
+        found.results  # noqa: B018

@@ -254,8 +254,9 @@ def test_a_run_is_chosen_by_the_begin_of_its_timestamp(tmp_path: Path) -> None:
         ("r1/tr", TRAIN),
         ("*1/*/001", SHARDS[1]),
         ("r1/generate/001/", SHARDS[1]),
+        ("d/m/any/s0/X/r1/generate/001", SHARDS[1]),
     ],
-    ids=["id", "end", "part", "pattern", "slash"],
+    ids=["id", "end", "part", "pattern", "slash", "chain"],
 )
 def test_a_job_is_found_by(given: str, found: str) -> None:
     assert find_job(chain_plan().jobs, given) == found
@@ -266,6 +267,8 @@ def test_a_job_that_is_none_or_many_is_refused() -> None:
         find_job(chain_plan().jobs, "train")
     with pytest.raises(ConfigError, match=r"no job fits 'r1/trian'. Nearest:\n  d/m/s0/X/r1/train"):
         find_job(chain_plan().jobs, "r1/trian")
+    with pytest.raises(ConfigError, match="no job fits 'd/m/any/none'"):
+        find_job(chain_plan().jobs, "d/m/any/none")
 
 
 def test_a_recorded_plan_reads_back_and_says_what_keys_are_made_of() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging
 
 from pipeline.config import schema
 from pipeline.config.load import load_config
@@ -20,7 +22,13 @@ from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.gguf import convert
 from pipeline.learning.models.kinds import HFModelConfig
-from pipeline.learning.models.load import context_length, end_ids, load_policy, load_tokenizer
+from pipeline.learning.models.load import (
+    context_length,
+    end_ids,
+    load_policy,
+    load_tokenizer,
+    without_progress_bars,
+)
 from pipeline.learning.models.source import (
     POINTER,
     reference_folder,
@@ -33,6 +41,23 @@ from pipeline.plan.tokenizers import check_tokenizers, has_chat_template, read_v
 from tests.doubles.gguf import TOKENS, write_gguf
 
 SYSTEM = SystemConfig()
+
+
+def test_progress_bars_are_hidden_meanwhile_and_as_they_were_afterwards() -> None:
+    before = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    try:
+        for of_transformers, of_hub in ((True, True), (True, False), (False, False)):
+            (logging.enable_progress_bar if of_transformers else logging.disable_progress_bar)()
+            (enable_progress_bars if of_hub else disable_progress_bars)()
+            with without_progress_bars():
+                assert not logging.is_progress_bar_enabled()
+            assert (logging.is_progress_bar_enabled(), are_progress_bars_disabled()) == (
+                of_transformers,
+                not of_hub,
+            )
+    finally:
+        (logging.enable_progress_bar if before[0] else logging.disable_progress_bar)()
+        (disable_progress_bars if before[1] else enable_progress_bars)()
 
 
 @pytest.fixture(scope="module")

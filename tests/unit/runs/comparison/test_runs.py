@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.runs.comparison.runs import ComparedRun, RunComparison, compare_runs, same_settings
 from pipeline.runs.record import PooledRow, Results
-from pipeline.runs.report.runs import comparison_csv, comparison_tables
+from pipeline.runs.report.runs import comparison_csv, comparison_tables, telling_apart
 from pipeline.terminal.console import Terminal
 from tests.doubles.pooled import pooled_row
 
@@ -80,6 +80,20 @@ def test_tables_show_settings_and_results_at_every_width(width: int) -> None:
     assert "0.750" in line
     assert "[0.730, 0.770]" in line
     assert max(map(len, shown.splitlines())) <= width
+
+
+def test_settings_that_tell_rows_apart_stay_while_there_is_room_for_any() -> None:
+    small = {"data_collection": {"prompts_per_round": 200}, "rounds_of_training": 2}
+    usual = {"data_collection": {"prompts_per_round": 10000}, "rounds_of_training": 3}
+    runs = [run(f"{n}", 1, pooled_row("PITA", 2, n / 9), **small, training={"warmup": n}) for n in (3, 5, 7)]
+    found = compare_runs([*runs, run("base", 1, pooled_row("PITA", 2, 0.5), **usual, training={"warmup": 1})])
+    (table,) = comparison_tables(found)
+    console = Terminal(width=46, record=True, markup=False, file=io.StringIO())
+    console.print(table.fitted(46))
+    shown = [line.split() for line in console.export_text().splitlines()]
+    assert [words[1] for words in shown if words[:1] == ["PITA"]] == ["3", "5", "7", "1"]
+    assert "rounds_of_training" not in shown[1]
+    assert telling_apart(found.rows, found.settings) == ["training.warmup"]
 
 
 def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:

@@ -1,5 +1,6 @@
 """A tracker is told what it lacks, always in the same order, and is begun only if there is something to tell."""
 
+import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,20 @@ class Remembering:
 
     def close(self) -> None:
         self.did.append("close")
+
+
+def test_it_is_logged_before_it_is_done_so_that_a_log_says_what_takes_long(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = TrackedRun(tmp_path)
+    run.make_round(1)
+    with caplog.at_level(logging.INFO, "pipeline"), pytest.raises(RuntimeError):
+        feed(run, Remembering(run, fails_after=0), tmp_path / "told").look()
+    assert [record.message for record in caplog.records] == [
+        "X/d/m/s0: tells what 2 jobs left",
+        "loads the tracker",
+        "X/d/m/s0: begins it",
+    ]
 
 
 def feed(run: TrackedRun, tracker: Remembering, told: Path) -> Feed:
