@@ -1,7 +1,6 @@
 """The typed schema of what a run has but once: every key, its meaning, unit and default.
 
-What all algorithms, datasets and models have is in `pipeline.config.bases`, and the settings of each stand beside
-what they set (`pipeline.config.shipped` says where).
+What all algorithms, datasets and models have is in `pipeline.config.bases`; the settings of each stand with them.
 
 Dataclasses are keyword-only and mutable while OmegaConf merges into them. Every number has a range, declared with
 its field (`pipeline.config.fields`). Fields marked `hint` or `affects_result=False` change how fast or where work
