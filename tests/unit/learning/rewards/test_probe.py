@@ -124,9 +124,13 @@ def test_a_column_that_some_rows_lack_is_there(tmp_path: Path) -> None:
     prepared(tmp_path, jsonl(tmp_path, reward=f"{own_rewards.__name__}.right"), *rows)
 
 
+def test_a_solution_that_is_a_number_will_do_where_texts_are_compared_as_they_are(tmp_path: Path) -> None:
+    prepared(tmp_path, jsonl(tmp_path), *({"prompt": f"{n}", "solution": n} for n in range(9)))
+
+
 def test_a_solution_that_is_no_text_is_told_where_rewards_that_ship_need_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reward 'exact_match' fails: AttributeError: 'int' object has no"):
-        prepared(tmp_path, jsonl(tmp_path), *({"prompt": f"{n}", "solution": n} for n in range(9)))
+    with pytest.raises(ConfigError, match=r"reward 'exact_match' fails: AttributeError: 'list' object has no"):
+        prepared(tmp_path, jsonl(tmp_path), *({"prompt": f"{n}", "solution": [f"{n}"]} for n in range(9)))
 
 
 def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
