@@ -118,9 +118,9 @@ def _columns(job_width: int, *, gpus: bool) -> Iterator[Column]:
     yield Column(heading="job", rank=1, least=_LEAST_JOB, width=job_width)
     yield Column(heading="done", right=True, rank=4)
     yield Column(heading="", rank=EXTRA + 1, width=_BAR)
-    yield Column(heading="loss", right=True, rank=EXTRA + 2, width=len("-1.23e-05"))
+    yield Column(heading="loss", right=True, rank=5, width=len("-1.23e-05"))
     yield Column(heading="time", right=True, rank=2, width=len("59 min 59 s"))
-    yield Column(heading="memory", right=True, rank=5, width=len("999.9 GiB"))
+    yield Column(heading="memory", right=True, rank=EXTRA, width=len("999.9 GiB"))
     if gpus:
         yield Column(heading="GPU memory", right=True, rank=3, width=len("140.0/140.0 GiB"))
         yield Column(heading="load", right=True, rank=6, width=len("100 %"))
