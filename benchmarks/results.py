@@ -37,7 +37,7 @@ from pipeline.errors import PipelineError, StoreError
 from pipeline.plan.attention import usable_attention
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import PooledRow, ResultRow, Results, read_results
 from pipeline.runs.report.format import decimal
@@ -298,7 +298,7 @@ def block(part: Part, out: Path) -> str:
     """
     try:
         folder = find_run(out, part.name)
-        _check_run(part, out, RecordedRun(folder, glance=True))
+        _check_run(part, out, LoadedRun(folder, glance=True))
         results, compute = read_results(folder.results_json), read_compute(folder.path)
         if part.with_costs and not compute.costs:
             raise StoreError(f"{folder.path / COMPUTE} has no costs. The command of the run writes it again.")
@@ -308,9 +308,9 @@ def block(part: Part, out: Path) -> str:
     return tables if part.page == README else f"    {shlex.join(['python', *part.words])}\n\n{tables}"
 
 
-def _check_run(part: Part, out: Path, run: RecordedRun) -> None:
+def _check_run(part: Part, out: Path, run: LoadedRun) -> None:
     """Refuse a run that is not one of the part's own command, or did not end well."""
-    if (state := run.state()) != "done":
+    if (state := run.state) != "done":
         raise StoreError(f"the run in {run.folder.path} is not done but {state}.")
     config, _ = usable_attention(load_config(overrides_of(part, out)), gpu=False)
     asked = yaml.safe_load(yaml.safe_dump(to_plain(config)))

@@ -138,14 +138,14 @@ def status(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Show the state of runs."""
-    from pipeline.commands import runs
+    from pipeline.commands import status as looking
 
     with answering():
         if watch:
             refuse_both(watch="--watch", json="--json" if as_json else "")
-            runs.watch_status(output_dir, name, run, make_console(), every)
+            looking.watch_status(output_dir, name, run, make_console(), every)
         else:
-            runs.status(output_dir, name, run, make_console(), as_json=as_json)
+            looking.status(output_dir, name, run, make_console(), as_json=as_json)
 
 
 @app.command(
@@ -169,10 +169,10 @@ def logs(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Print logs."""
-    from pipeline.commands import runs
+    from pipeline.commands.logs import logs as print_logs
 
     with answering():
-        runs.logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow, raw=raw)
+        print_logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow, raw=raw)
 
 
 @app.command(
@@ -192,11 +192,11 @@ def why(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Explain one job."""
-    from pipeline.commands import runs
+    from pipeline.commands.why import why as explained
 
     with answering():
         console = make_console()
-        for line in runs.why(output_dir, name, job, against, overrides or []):
+        for line in explained(output_dir, name, job, against, overrides or []):
             say(console, line)
 
 

@@ -16,7 +16,8 @@ from pipeline.config.known import NAMED_GROUPS
 from pipeline.config.meaning import Meaning, shipped_meanings, shipped_sections
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import PipelineError
-from pipeline.runs.index import RecordedRun, choose_run, experiments, runs_of
+from pipeline.runs.index import choose_run, experiments, runs_of
+from pipeline.runs.loaded import LoadedRun
 
 _OF_HYDRA = ("--multirun", "--cfg", "--config-dir", "--hydra-help", "--help", "--version")
 _JOBS = ("logs", "why")
@@ -102,17 +103,16 @@ def _words(command: Any, before: Sequence[str]) -> Iterator[str]:
     elif len(places) == 1 and any(param.name == _CHAIN for param in command.params):
         yield from _chains(_run(before, places[0]))
     elif command.name in _JOBS and len(places) == 1:
-        yield from RecordedRun(_run(before, places[0]), glance=True).plan.jobs
+        yield from LoadedRun(_run(before, places[0])).plan.jobs
     elif any(param.name in _NAMES for param in command.params) and (not places or _takes_several(command)):
         yield from experiments(_output_dir(before))
 
 
 def _chains(folder: RunFolder) -> Iterable[str]:
     # Not with the other imports: what reads configurations takes long to load, and no other word needs it.
-    from pipeline.runs.loaded import load
     from pipeline.runs.trained import config_of, trained_chains
 
-    run = load(folder)
+    run = LoadedRun(folder)
     return trained_chains(run, config_of(run))
 
 

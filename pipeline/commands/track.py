@@ -16,7 +16,8 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.foreign import ForeignDataError, converted
-from pipeline.runs.index import RecordedRun, choose_run
+from pipeline.runs.index import choose_run
+from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.tracking.feeders import Feeders
 from pipeline.terminal.console import say
 
@@ -82,7 +83,7 @@ def track(
     Raises:
         PipelineError: There is no such run, it cannot be read, or it asked for no tracker.
     """
-    run = RecordedRun(choose_run(output_dir.absolute(), name, stamp))
+    run = load_planned(choose_run(output_dir.absolute(), name, stamp))
     tracking = _asked(run, report_to)
     if project is not None:
         tracking = replace(tracking, project=project)
@@ -101,7 +102,7 @@ def track(
     return 1 if warned else 0
 
 
-def _asked(run: RecordedRun, report_to: Sequence[str]) -> TrackingConfig:
+def _asked(run: LoadedRun, report_to: Sequence[str]) -> TrackingConfig:
     try:
         tracking = converted(run.config.get("tracking") or {}, TrackingConfig)
     except ForeignDataError as error:

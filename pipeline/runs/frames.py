@@ -14,8 +14,8 @@ from pipeline.outputs.curves import FIELDS, TrainingStep
 from pipeline.outputs.formats import Sample
 from pipeline.plan.job import Job
 from pipeline.runs.cost import ComputeRow
-from pipeline.runs.loaded import Span
 from pipeline.runs.record import Comparison, PooledRow, ResultRow
+from pipeline.runs.timeline import Span
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,4 +1,4 @@
-"""Everything that a run left, read from its folder when it is asked for: what reports and notebooks rest on.
+"""A run on disk, for whoever looks at one: all that it left, read from its folder when it is asked for.
 
 The run may be over, still going on, or killed in the middle: then its results are those of what is stored so far.
 Nothing here writes, imports torch, or trusts a file. What is missing is empty; what is there and cannot be read
@@ -9,66 +9,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PlanError
-from pipeline.foreign import ForeignDataError, converted
-from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
-from pipeline.outputs.formats import METRICS, SAMPLES, Sample, count_lines, problem_in_words, read_lines
+from pipeline.foreign import ForeignDataError, converted, read_plain
 from pipeline.plan.job import Job
-from pipeline.plan.recorded import RecordedPlan
-from pipeline.runs.cost import FILE as COMPUTE
-from pipeline.runs.cost import Compute, read_compute
-from pipeline.runs.index import RecordedRun
+from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
+from pipeline.runs.engine_lives import engine_runs
+from pipeline.runs.followed_journal import FollowedJournal
 from pipeline.runs.job_view import AttemptView, JobView
-from pipeline.runs.makers import Maker, collect_makers
+from pipeline.runs.live_run import LiveRun
 from pipeline.runs.origin import Origin, read_origin
-from pipeline.runs.record import Results, place_of, read_results
 from pipeline.runs.run_view import RunView, failures
-from pipeline.runs.summary import compute_of, results_of
+from pipeline.runs.timeline import Span, attempts_of, timeline
+
+if TYPE_CHECKING:
+    # What reads results takes time to load, which those who ask where a run stands need not wait for.
+    from pipeline.outputs.curves import TrainingStep
+    from pipeline.outputs.formats import Sample
+    from pipeline.runs.cost import Compute
+    from pipeline.runs.makers import Maker
+    from pipeline.runs.record import Results
 
 log = logging.getLogger("pipeline")
 
 _BOUNDED = ("BestOfN",)
 """Of runs of earlier versions, which did not write down whose divergence is an upper bound."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A time during which a worker, and so its device, was taken by an attempt at a job.
-
-    Attributes:
-        job: Its id.
-        chain: Its chain.
-        round: Of the chain.
-        stage: Of the round.
-        attempt: From 1.
-        worker: Index.
-        device: In words.
-        start: Seconds since 1970.
-        end: Likewise; None while it goes on.
-        outcome: ``done``, ``failed``, ``stopped``, ``running``, or ``lost`` with a run that was killed.
-        is_member: Whether the worker lends its device to a job on several, which another worker leads.
-    """
-
-    job: str
-    chain: str
-    round: int
-    stage: str
-    attempt: int
-    worker: int
-    device: str
-    start: float
-    end: float | None
-    outcome: str
-    is_member: bool = False
 
 
 class LoadedRun:
@@ -78,8 +51,16 @@ class LoadedRun:
         folder: Where it is.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, *, glance: bool = False) -> None:
+        """Read nothing yet.
+
+        Args:
+            folder: Where it is.
+            glance: Have `view` leave out the plan, and of a finished run all but the ends of its journal. It is
+                there at once then, and has counts only.
+        """
         self.folder = folder
+        self._glance = glance
 
     def __repr__(self) -> str:
         return f"LoadedRun({self.folder.path})"
@@ -96,26 +77,21 @@ class LoadedRun:
 
     def refresh(self) -> None:
         """Look again at a run that goes on: its journal from where it was read to, and results anew."""
-        if "recorded" in self.__dict__:
-            self.recorded.refresh()
+        if "_journal" in self.__dict__:
+            self._journal.refresh()
         for name in ("results", "compute"):
             self.__dict__.pop(name, None)
 
     # -- what was asked for ------------------------------------------------------------------------------------
 
     @cached_property
-    def recorded(self) -> RecordedRun:
-        """Its plan and journal, which also say whether its engine lives; without a plan that can be read the rest.
-
-        Raises:
-            StoreError: The journal cannot be read.
-        """
-        return RecordedRun(self.folder, glance=not self.jobs)
-
-    @property
     def config(self) -> dict[str, Any]:
         """The resolved configuration as plain data; empty where it cannot be read."""
-        return dict(self.recorded.config)
+        try:
+            loaded = yaml.safe_load(read_plain(self.folder.config, follow=True))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
 
     @cached_property
     def origin(self) -> Origin:
@@ -144,7 +120,14 @@ class LoadedRun:
         Raises:
             PlanError: There is no plan, or it cannot be read.
         """
-        return RecordedRun(self.folder, glance=True).plan
+        try:
+            return parse_plan(read_plain(self.folder.plan, LIMIT, follow=True))
+        except FileNotFoundError:
+            raise PlanError(
+                f"{self.folder.path} has no plan.json: its run ended, or is still, before anything was started"
+            ) from None
+        except (OSError, ForeignDataError, PlanError) as error:
+            raise PlanError(f"cannot read {self.folder.plan}: {error}") from error
 
     @cached_property
     def jobs(self) -> Mapping[str, Job]:
@@ -155,22 +138,51 @@ class LoadedRun:
             log.info("%s", error)
             return {}
 
-    @property
+    @cached_property
     def store(self) -> Store:
         """Where its outputs are."""
-        return self.recorded.store
+        execution = self.config.get("execution")
+        chosen = execution.get("store") if isinstance(execution, dict) else None
+        default = self.folder.path.parent.parent / ".store"
+        return Store((Path(chosen) if isinstance(chosen, str) and chosen else default).absolute())
 
     # -- what happened -----------------------------------------------------------------------------------------
 
+    @cached_property
+    def _journal(self) -> FollowedJournal:
+        return FollowedJournal(self.folder.journal, None if self._glance or not self.jobs else self.plan)
+
     @property
     def view(self) -> RunView:
-        """Jobs, attempts and workers as the journal tells of them, up to the last `refresh`."""
-        return self.recorded.view
+        """Jobs, attempts and workers as the journal tells of them, up to the last `refresh`.
+
+        Raises:
+            StoreError: The journal cannot be read.
+        """
+        return self._journal.view
+
+    @property
+    def unreadable(self) -> int:
+        """How many lines of the journal are no events, as far as it was read."""
+        return self._journal.unreadable
+
+    def followed(self) -> LiveRun:
+        """How far it is and how long it will still take, which `refresh` keeps up to date from now on.
+
+        Raises:
+            PlanError: The plan cannot be read.
+            StoreError: The journal cannot be read.
+        """
+        return self._journal.followed(self.plan)
+
+    def engine_runs(self) -> bool | None:
+        """Whether the process that carries it out lives; None where nobody can tell."""
+        return engine_runs(self.folder, self.view)
 
     @property
     def state(self) -> str:
         """The run in one word, see `RunView.state`."""
-        return self.recorded.state()
+        return self.view.state(self.engine_runs())
 
     @property
     def failures(self) -> list[tuple[JobView, AttemptView | None]]:
@@ -180,44 +192,20 @@ class LoadedRun:
     @property
     def failed_attempts(self) -> list[tuple[JobView, AttemptView]]:
         """All attempts that failed, also those after which the job was tried again; in the order of jobs."""
-        return [(job, attempt) for job, attempt in self._attempts() if attempt.outcome == "failed"]
+        return self._attempts("failed")
 
     @property
     def lost_attempts(self) -> list[tuple[JobView, AttemptView]]:
         """Attempts that were under way when the run was killed; they end with its last event."""
-        return [(job, attempt) for job, attempt in self._attempts() if attempt.outcome == "lost"]
+        return self._attempts("lost")
+
+    def _attempts(self, outcome: str) -> list[tuple[JobView, AttemptView]]:
+        found = attempts_of(self.view, killed=self.state == "killed")
+        return [(job, attempt) for job, attempt in found if attempt.outcome == outcome]
 
     def timeline(self) -> list[Span]:
         """Who used which device when, by begin; a job on several devices has a span for each."""
-        found = [span for job, attempt in self._attempts() for span in self._spans(job, attempt)]
-        return sorted(found, key=lambda span: (span.start, span.worker))
-
-    def _attempts(self) -> Iterator[tuple[JobView, AttemptView]]:
-        """All attempts; of a run whose engine is gone without a word none goes on."""
-        last = self.view.last if self.state == "killed" else None
-        for job in self.view.jobs.values():
-            for attempt in job.attempts:
-                yield job, attempt if last is None or attempt.outcome != "running" else _lost(attempt, last)
-
-    def _spans(self, job: JobView, attempt: AttemptView) -> Iterator[Span]:
-        if attempt.started is None:
-            return
-        planned = self.jobs.get(job.id)
-        for worker in (attempt.worker, *attempt.members):
-            is_member, known = worker != attempt.worker, self.view.workers.get(worker)
-            yield Span(
-                job=job.id,
-                chain=job.chain,
-                round=job.round,
-                stage=planned.stage if planned else "",
-                attempt=attempt.number,
-                worker=worker,
-                device=(known.device if known else "") if is_member else attempt.device,
-                start=attempt.started,
-                end=attempt.ended,
-                outcome=attempt.outcome,
-                is_member=is_member,
-            )
+        return timeline(self.view, self.jobs, killed=self.state == "killed")
 
     # -- what came out -----------------------------------------------------------------------------------------
 
@@ -228,6 +216,10 @@ class LoadedRun:
         Raises:
             StoreError: There is a ``results.json`` that holds something else.
         """
+        from pipeline.runs.record import read_results
+        from pipeline.runs.stored_lines import told
+        from pipeline.runs.summary import results_of
+
         if self.folder.results_json.exists():
             return read_results(self.folder.results_json)
         bounded = self.origin.bounded
@@ -237,18 +229,23 @@ class LoadedRun:
             _last_round(self.config),
             self._judging,
             bounded=_BOUNDED if bounded is None else bounded,
-            tell=_told,
+            tell=told,
         )
 
     @cached_property
     def compute(self) -> Compute:
         """What ``compute.json`` says, or what is stored so far."""
-        if (self.folder.path / COMPUTE).exists():
+        from pipeline.runs.cost import FILE, read_compute
+        from pipeline.runs.summary import compute_of
+
+        if (self.folder.path / FILE).exists():
             return read_compute(self.folder.path)
         return compute_of(self.store, list(self.jobs.values()), self.results, self._judging.budgets)
 
     def makers(self) -> list[Maker]:
         """Versions and arithmetic that its outputs were made with, whichever run made them."""
+        from pipeline.runs.makers import collect_makers
+
         return collect_makers(self.store, self.jobs.values())
 
     def samples(
@@ -260,34 +257,25 @@ class LoadedRun:
             wanted: Says of a job that evaluates whether its completions are; all if left out.
             most_each: Completions of each job after which no further prompt is begun; all if left out.
         """
-        for job in self._in_order():
-            if wanted is not None and not wanted(job):
-                continue
-            output = self.store.path(job.key)
-            if (output / METRICS).exists():
-                continue  # what it has are those picked for people, of the same completions
-            with _passing_over(job, SAMPLES):
-                for sample in _first_prompts(read_lines(output / SAMPLES, Sample), most_each):
-                    yield job, sample
+        from pipeline.runs.stored_lines import stored_samples
+
+        return stored_samples(self.store, filter(wanted or (lambda _: True), self._in_order()), most_each)
 
     def count_samples(self, jobs: Iterable[Job]) -> int:
         """How many completions of some jobs are stored."""
-        found = 0
-        for job in jobs:
-            with _passing_over(job, SAMPLES):
-                found += count_lines(self.store.path(job.key) / SAMPLES)
-        return found
+        from pipeline.runs.stored_lines import count_samples
+
+        return count_samples(self.store, jobs)
 
     def curves(self) -> list[tuple[Job, list[TrainingStep]]]:
         """The steps of every training that is stored, by job in the order of `samples`."""
-        found: list[tuple[Job, list[TrainingStep]]] = []
-        for job in self._in_order():
-            with _passing_over(job, CURVES):
-                if steps := read_curve(self.store.path(job.key)):
-                    found.append((job, steps))
-        return found
+        from pipeline.runs.stored_lines import stored_curves
+
+        return stored_curves(self.store, self._in_order())
 
     def _in_order(self) -> list[Job]:
+        from pipeline.runs.record import place_of
+
         return sorted(self.jobs.values(), key=lambda job: (place_of(job), job.id))
 
     @cached_property
@@ -317,36 +305,17 @@ def load(folder: RunFolder | Path) -> LoadedRun:
     return LoadedRun(found)
 
 
+def load_planned(folder: RunFolder) -> LoadedRun:
+    """Load a run for those who ask about its jobs.
+
+    Raises:
+        PlanError: It has no plan that can be read.
+    """
+    run = LoadedRun(folder)
+    _ = run.plan
+    return run
+
+
 def _last_round(config: Mapping[str, Any]) -> int:
     number = config.get("rounds_of_training")
     return number if isinstance(number, int) and not isinstance(number, bool) else 0
-
-
-def _lost(attempt: AttemptView, end: float) -> AttemptView:
-    reason = "it was under way when the run was killed"
-    return replace(attempt, outcome="lost", kind="lost", reason=reason, ended=end)
-
-
-def _first_prompts(found: Iterable[Sample], most: int | None) -> Iterator[Sample]:
-    """Those to the first prompts, to each of them all: at least so many where there are."""
-    row = None
-    for number, sample in enumerate(found):
-        if most is not None and number >= most and sample.row != row:
-            return
-        row = sample.row
-        yield sample
-
-
-def _told(job: Job, said: str) -> None:
-    log.warning("%s: %s", job.id, said)
-
-
-@contextmanager
-def _passing_over(job: Job, name: str) -> Iterator[None]:
-    """Let a file of one output that cannot be read cost that file alone; most jobs have none of its name."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except (ForeignDataError, OSError) as error:
-        _told(job, f"its stored {name} cannot be read: {problem_in_words(error)}")

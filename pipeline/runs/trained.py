@@ -28,7 +28,7 @@ from pipeline.learning.models.source import reference_folder
 from pipeline.outputs.formats import ETA, problem_in_words, read_metrics
 from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance
 from pipeline.plan.job import Job
-from pipeline.runs.index import find_named, listed
+from pipeline.runs.by_name import find_named, listed
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.rows import METRICS_STAGE
 

@@ -279,6 +279,11 @@ class Store:
         except OSError as error:
             raise explained(f"could not set {self.path(key)} aside", error) from error
 
+    def last_set_aside(self, key: str) -> Path | None:
+        """Where the last output of a key is kept that was found damaged; None where none was."""
+        found = [path for path in (self.root / ".aside").glob(f"{key}.*") if path.suffix[1:].isdigit()]
+        return max(found, key=lambda path: int(path.suffix[1:]), default=None)
+
     # -- sharing with other runs -------------------------------------------------------------------------------
 
     @contextmanager

@@ -15,9 +15,9 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.curves import TrainingStep, by_training
 from pipeline.plan.job import Job
 from pipeline.runs.cost import ComputeRow, CostRow
-from pipeline.runs.loaded import Span
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import PooledRow, Results
+from pipeline.runs.timeline import Span
 
 Place = tuple[str, str]
 """Dataset and model."""

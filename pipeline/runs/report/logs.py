@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.job_logs import logs_of
+from pipeline.runs.loaded import LoadedRun
 from pipeline.terminal.log import Out
 
 POLL_S = 0.25
@@ -100,7 +101,7 @@ def print_log(path: Path, out: Out, lines: int | None = None) -> None:
 
 
 def follow_run(
-    run: RecordedRun,
+    run: LoadedRun,
     out: Out,
     note: Note,
     lines: int | None = None,
@@ -116,11 +117,11 @@ def follow_run(
         grew = tail.print_new(out)
         quiet_s = quiet_s + POLL_S if over and not grew else 0.0
         sleep(POLL_S)
-    note(f"the run is over: {run.state()}")
+    note(f"the run is over: {run.state}")
 
 
 def follow_job(
-    run: RecordedRun,
+    run: LoadedRun,
     job_id: str,
     out: Out,
     note: Note,
@@ -146,7 +147,7 @@ def follow_job(
     while True:
         run.refresh()
         over = _over(run, job_id, attempt)  # before reading, so that what came last is still read
-        logs = run.logs(job_id)
+        logs = logs_of(run.folder, job_id)
         for number in _to_show(logs, attempt, shown):
             if tail is not None:
                 tail.print_new(out)
@@ -173,7 +174,7 @@ def _to_show(logs: Mapping[int, Path], attempt: int | None, shown: int) -> list[
     return [number for number in logs if number > shown] if shown else list(logs)[-1:]
 
 
-def _over(run: RecordedRun, job_id: str, attempt: int | None) -> str:
+def _over(run: LoadedRun, job_id: str, attempt: int | None) -> str:
     """Why there is nothing more to come, or ""."""
     job = run.view.jobs.get(job_id)
     if job is not None and job.settled:
@@ -185,5 +186,5 @@ def _over(run: RecordedRun, job_id: str, attempt: int | None) -> str:
         if ended:
             return f"attempt {attempt} of {job_id}: {ended[0].outcome} {ended[0].reason}".rstrip()
     if run.engine_runs() is False:
-        return f"the run is over: {run.state()}"
+        return f"the run is over: {run.state}"
     return ""

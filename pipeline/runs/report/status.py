@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.job_logs import log_path
 from pipeline.runs.job_view import AttemptView, JobView
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
 from pipeline.runs.report.grid import progress, whole_grids
 from pipeline.runs.run_view import RunView, failures
@@ -63,7 +63,7 @@ class Glance:
     problem: str = ""
 
 
-def glance_at(run: RecordedRun, now: float) -> Glance:
+def glance_at(run: LoadedRun, now: float) -> Glance:
     """One row of the overview."""
     counts, runs = run.view.counts(), run.engine_runs()
     return Glance(
@@ -114,13 +114,13 @@ def _time(row: Glance) -> str:
 # -- one run ---------------------------------------------------------------------------------------------------
 
 
-def print_run(run: RecordedRun, now: float, console: Console) -> None:
+def print_run(run: LoadedRun, now: float, console: Console) -> None:
     """Print one run. Only tables are fitted to the terminal: ids and paths below them stay whole, to be copied."""
     for part in run_page(run, now, console.width):
         console.print(part, highlight=False, soft_wrap=isinstance(part, Text))
 
 
-def run_page(run: RecordedRun, now: float, width: int) -> list[RenderableType]:
+def run_page(run: LoadedRun, now: float, width: int) -> list[RenderableType]:
     """One run: a headline, chains x rounds, what runs, and what went wrong.
 
     Args:
@@ -141,7 +141,7 @@ def run_page(run: RecordedRun, now: float, width: int) -> list[RenderableType]:
     return parts + [Text(printable(text), style=style) for text, style in lines]
 
 
-def run_headline(run: RecordedRun, now: float, engine: bool | None) -> Text:
+def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
     """What it is, how it stands, and what to do where that is not well."""
     view, counts = run.view, run.view.counts()
     state = view.state(engine)
@@ -198,7 +198,7 @@ Lines = Iterator[tuple[str, str]]
 """Text and its style."""
 
 
-def _failed(run: RecordedRun) -> Lines:
+def _failed(run: LoadedRun) -> Lines:
     found = list(failures(run.view))
     if found:
         yield f"\nfailed: {jobs(len(found))}", "bold red"
@@ -206,7 +206,7 @@ def _failed(run: RecordedRun) -> Lines:
         kind = f" ({job.kind}, {count(len(job.attempts), 'attempt')})" if job.kind else ""
         yield f"  {job.id}{kind}", ""
         yield f"    {job.reason}", "red"
-        log = log_path(run, job.id, attempt)
+        log = log_path(run.folder, job.id, attempt)
         if log is not None:
             yield f"    log: {shown_path(log)}", ""
             yield f"    read it: {logs_command(run.folder.path.parent.parent, run.name, job.id)}", ""
@@ -258,7 +258,7 @@ def _retries(view: RunView) -> Lines:
         yield f"\nretries so far: {view.retries.total()} ({kinds})", ""
 
 
-def _unreadable(run: RecordedRun) -> Lines:
+def _unreadable(run: LoadedRun) -> Lines:
     if run.unreadable:
         yield (
             f"\n{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here",
@@ -271,21 +271,10 @@ def _more(found: int, indent: str) -> Lines:
         yield f"{indent}and {found - MAX_LISTED} more; --json lists all", ""
 
 
-def log_path(run: RecordedRun, job_id: str, attempt: AttemptView | None) -> Path | None:
-    """The log of an attempt, where there is one: in the run's folder, which may have been moved since."""
-    logs = run.logs(job_id)
-    if attempt is None:
-        return None
-    if attempt.number in logs:
-        return logs[attempt.number]
-    recorded = run.folder.path / attempt.log
-    return recorded if attempt.log and recorded.is_file() else None
-
-
 # -- as data ---------------------------------------------------------------------------------------------------
 
 
-def run_json(run: RecordedRun, now: float) -> dict[str, Any]:
+def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
     """One run as plain data, nothing cut off."""
     view, engine = run.view, run.engine_runs()
     counts = view.counts()
@@ -312,7 +301,7 @@ def run_json(run: RecordedRun, now: float) -> dict[str, Any]:
                 "kind": job.kind,
                 "reason": job.reason,
                 "attempts": len(job.attempts),
-                "log": str(log) if (log := log_path(run, job.id, attempt)) else None,
+                "log": str(log) if (log := log_path(run.folder, job.id, attempt)) else None,
             }
             for job, attempt in failures(view)
         ],

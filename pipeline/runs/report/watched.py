@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from pipeline.runs.index import RecordedRun
 from pipeline.runs.live_run import LiveRun
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import jobs, percent, roughly
 from pipeline.runs.report.grid import chains_of
 from pipeline.runs.report.screen import chain_lines, first, share_lines
@@ -19,7 +19,7 @@ from pipeline.terminal.text import printable
 _MOST_FAILURES = 3
 
 
-def watched_run(run: RecordedRun, live: LiveRun, now: float, height: int) -> list[RenderableType]:
+def watched_run(run: LoadedRun, live: LiveRun, now: float, height: int) -> list[RenderableType]:
     """One run for a terminal of so many lines: how far it is, chains, what runs, what failed last."""
     engine = run.engine_runs()
     top = run_headline(run, now, engine)

@@ -11,10 +11,10 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.key_diff import Cause, causes
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import RecordedPlan, recorded
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.job_logs import log_path
 from pipeline.runs.job_view import AttemptView, JobView
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import count, duration, jobs, shown_path
-from pipeline.runs.report.status import log_path
 
 MAX_LISTED = 8
 
@@ -25,7 +25,7 @@ Lines = Iterator[str]
 class _Asked:
     """A job of a run at one moment."""
 
-    run: RecordedRun
+    run: LoadedRun
     job: JobView
     engine: bool | None
     now: float
@@ -35,7 +35,7 @@ class _Asked:
         return self.run.plan.jobs[self.job.id].key
 
 
-def explain_job(run: RecordedRun, job_id: str, earlier: RecordedRun | None, now: float) -> list[str]:
+def explain_job(run: LoadedRun, job_id: str, earlier: LoadedRun | None, now: float) -> list[str]:
     """Where a job of a run stands, what became of its attempts, and why it had to run.
 
     Args:
@@ -52,7 +52,7 @@ def explain_job(run: RecordedRun, job_id: str, earlier: RecordedRun | None, now:
     return lines
 
 
-def explain_request(run: RecordedRun, plan: Plan, job_id: str, store: Store) -> list[str]:
+def explain_request(run: LoadedRun, plan: Plan, job_id: str, store: Store) -> list[str]:
     """Whether a request that was not started would run a job, and why.
 
     Args:
@@ -120,7 +120,7 @@ def _blocked(asked: _Asked) -> Lines:
     yield f"It is blocked by {cause.id}, which failed: {cause.reason}"
     if between:
         yield f"  which comes here through {' -> '.join(between)}"
-    log = log_path(run, cause.id, cause.attempts[-1] if cause.attempts else None)
+    log = log_path(run.folder, cause.id, cause.attempts[-1] if cause.attempts else None)
     if log is not None:
         yield f"  log: {shown_path(log)}"
 
@@ -194,7 +194,7 @@ def _attempts(asked: _Asked) -> Lines:
             took = " when the engine was killed"
         reason = f": {attempt.reason}" if attempt.reason else ""
         yield f"  {attempt.number} on worker {attempt.worker}{_on(attempt)}: {attempt.outcome}{kind}{took}{reason}"
-        log = log_path(asked.run, asked.job.id, attempt)
+        log = log_path(asked.run.folder, asked.job.id, attempt)
         if log is not None:
             yield f"    log: {shown_path(log)}"
 
@@ -209,9 +209,9 @@ def _quarantined(asked: _Asked) -> Lines:
 # -- why it ran ------------------------------------------------------------------------------------------------
 
 
-def _history(asked: _Asked, earlier: RecordedRun | None) -> Lines:
+def _history(asked: _Asked, earlier: LoadedRun | None) -> Lines:
     ran = asked.job.status != "stored"
-    aside = asked.run.set_aside(asked.job.id)
+    aside = asked.run.store.last_set_aside(asked.key)
     if earlier is None:
         yield f"There is no earlier run of {asked.run.name} with this job to compare with."
         if aside is not None:
@@ -226,7 +226,7 @@ def _history(asked: _Asked, earlier: RecordedRun | None) -> Lines:
     yield from _next_time(asked)
 
 
-def _same_key(asked: _Asked, earlier: RecordedRun, aside: Path | None) -> Lines:
+def _same_key(asked: _Asked, earlier: LoadedRun, aside: Path | None) -> Lines:
     before = earlier.view.jobs[asked.job.id]
     yield f"Nothing that determines it changed since run {earlier.stamp}: it has the same key {asked.key[:12]}."
     if aside is not None:
@@ -234,7 +234,7 @@ def _same_key(asked: _Asked, earlier: RecordedRun, aside: Path | None) -> Lines:
     elif before.status in ("done", "stored"):
         yield "It had to run again because its output was not in the store any more."
     else:
-        how = _ended(earlier.state())
+        how = _ended(earlier.state)
         yield f"It had to run because that run did not finish it: it was {before.status}, and the run {how}."
 
 
@@ -277,7 +277,7 @@ def _would_run(store: Store, plan: Plan, job_id: str) -> Lines:
         yield f"{job_id} would run: what is stored under its key {job.key[:12]} cannot be used ({problem})."
 
 
-def _because(old: RecordedRun, new: RecordedPlan, job_id: str) -> Lines:
+def _because(old: LoadedRun, new: RecordedPlan, job_id: str) -> Lines:
     found = causes(old.plan, new, job_id)
     if not found:
         if all(plan.jobs[job_id].determined_by for plan in (old.plan, new)):

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pipeline.plan.job import Job
-from pipeline.runs.index import RecordedRun
 from pipeline.runs.job_view import JobView
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.tracking.batches import Batch, BatchReader, telling
 from pipeline.runs.tracking.chains import TrackedChain, tracked_chains
 from pipeline.runs.tracking.told import Told, ToldFiles
@@ -21,7 +21,7 @@ log = logging.getLogger("pipeline")
 class Feed:
     """Tells a tracker what is new in a run, each time that it is asked to look."""
 
-    def __init__(self, run: RecordedRun, make: Callable[[], Tracker], told: ToldFiles, samples: int) -> None:
+    def __init__(self, run: LoadedRun, make: Callable[[], Tracker], told: ToldFiles, samples: int) -> None:
         """Prepare.
 
         Args:

@@ -18,7 +18,7 @@ from pipeline.files import json_text
 from pipeline.locks import claim
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.tracking.feed import Feed
 from pipeline.runs.tracking.told import ToldFiles
 from pipeline.runs.tracking.trackers import Place, make_tracker
@@ -52,7 +52,7 @@ def main() -> None:
 
 def _follow(channel: Channel, run: str, tracker: str, place: Mapping[str, Any], samples: int) -> None:
     log.info("tells %s of run %s", tracker, run)
-    recorded = RecordedRun(RunFolder(Path(run)))
+    recorded = LoadedRun(RunFolder(Path(run)))
     there = Place(**{**place, "folder": Path(place["folder"])})
     feed = Feed(recorded, lambda: make_tracker(tracker, there), ToldFiles(there.told), samples)
     # Two processes that told the same chains would tell them twice.

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.engine import events
 from pipeline.engine.journal import read_journal
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json
 from pipeline.runs.report.why import explain_job
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
@@ -80,13 +80,13 @@ ODD: list[Any] = [
 ]
 
 
-def shown(run: WrittenRun) -> RecordedRun:
+def shown(run: WrittenRun) -> LoadedRun:
     """Everything that looks at a run, without a traceback."""
     console = Console(file=None, quiet=True, width=100)
-    recorded = RecordedRun(run.folder)
+    recorded = LoadedRun(run.folder)
     print_run(recorded, START + 60, console)
     json.dumps(run_json(recorded, START + 60))
-    console.print(overview_table([glance_at(RecordedRun(run.folder, glance=True), START + 60)]))
+    console.print(overview_table([glance_at(LoadedRun(run.folder, glance=True), START + 60)]))
     explain_job(recorded, SHARD, None, START + 60)
     list(read_journal(run.folder.journal))
     return recorded
@@ -188,7 +188,7 @@ def test_an_overlong_line_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run = WrittenRun(tmp_path, chain_plan())
     run.write("JobWaits", job=SHARD, reason="x" * 1000)
     run.write("JobFoundStored", job=SHARD)
-    recorded = RecordedRun(run.folder)
+    recorded = LoadedRun(run.folder)
     assert recorded.unreadable == 1
     assert recorded.view.jobs[SHARD].status == "stored"
 

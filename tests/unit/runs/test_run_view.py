@@ -1,17 +1,14 @@
 """From a journal to the state of its run, and from a folder to a run."""
 
-import fcntl
 import json
-import os
-import socket
 from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError, PlanError
+from pipeline.errors import PlanError
 from pipeline.plan.recorded import parse_plan, recorded
-from pipeline.runs.index import RecordedRun, choose_run, find_job
 from pipeline.runs.job_view import JobCounts
+from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.run_view import RunView
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 
@@ -29,7 +26,7 @@ def written(tmp_path: Path, **kind: object) -> WrittenRun:
 def test_a_run_in_progress(tmp_path: Path) -> None:
     run = written(tmp_path, stored=[SHARDS[0]])
     run.begin(SHARDS[1], worker=1)
-    view = RecordedRun(run.folder).view
+    view = LoadedRun(run.folder).view
     assert [job.status for job in view.jobs.values()] == ["stored", "running", *["pending"] * 4]
     (attempt,) = view.jobs[SHARDS[1]].attempts
     assert (attempt.worker, attempt.device, attempt.started, attempt.elapsed_s(START + 10)) == (
@@ -50,7 +47,7 @@ def test_attempts_of_a_job_that_fails_in_the_end_and_what_it_blocks(tmp_path: Pa
     run.begin(SHARDS[0])
     run.write("WorkerExited", worker=0, exit_code=-9)
     run.fail_attempt(SHARDS[0], "lost", "worker 0 was lost", retry=True)
-    between = RecordedRun(run.folder).view
+    between = LoadedRun(run.folder).view
     assert between.jobs[SHARDS[0]].status == "pending"
     assert between.workers[0].status == "gone"
     assert between.retries == {"lost": 1}
@@ -59,7 +56,7 @@ def test_attempts_of_a_job_that_fails_in_the_end_and_what_it_blocks(tmp_path: Pa
     run.fail_attempt(SHARDS[0], "bug", "ValueError: x", retry=False, attempt=2)
     run.write("JobFailed", job=SHARDS[0], attempts=2, kind="bug", reason="ValueError: x")
     run.write("JobBlocked", job=TRAIN, root_cause=SHARDS[0])
-    view = RecordedRun(run.folder).view
+    view = LoadedRun(run.folder).view
     job = view.jobs[SHARDS[0]]
     assert (job.status, job.reason, job.kind) == ("failed", "ValueError: x", "bug")
     assert [(a.number, a.outcome, a.kind, a.retry) for a in job.attempts] == [
@@ -75,7 +72,7 @@ def test_attempts_of_a_job_that_fails_in_the_end_and_what_it_blocks(tmp_path: Pa
 def test_an_attempt_that_never_began_is_told_by_its_failure_alone(tmp_path: Path) -> None:
     run = written(tmp_path)
     run.fail_attempt(TRAIN, "start", "the worker could not start", retry=True)
-    (attempt,) = RecordedRun(run.folder).view.jobs[TRAIN].attempts
+    (attempt,) = LoadedRun(run.folder).view.jobs[TRAIN].attempts
     assert (attempt.outcome, attempt.started, attempt.elapsed_s(START + 9)) == ("failed", None, 0.0)
 
 
@@ -91,10 +88,10 @@ def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
     run.write("JobWaits", job=f"{CHAIN}/r2/train", reason="another run computes it")
     run.write("DeviceQuarantined", worker=1, device="gpu 8", reason="lost thrice", jobs=[TRAIN])
     run.write("WorkerExited", worker=1, exit_code=0)
-    view = RecordedRun(run.folder).view
+    view = LoadedRun(run.folder).view
     assert view.workers[1].status == "quarantined"
     run.write("DeviceReleased", worker=1)
-    assert RecordedRun(run.folder).view.quarantined == []
+    assert LoadedRun(run.folder).view.quarantined == []
     reopened, train = view.jobs[SHARDS[0]], view.jobs[TRAIN]
     assert (reopened.status, reopened.found_stored, reopened.reopened) == ("stored", True, ["bytes differ"])
     assert (train.status, train.stopped, train.attempts[0].outcome) == ("pending", True, "stopped")
@@ -112,7 +109,7 @@ def test_cells_count_every_job_once_wherever_it_goes(tmp_path: Path) -> None:
     run.begin(SHARDS[1], attempt=2)
     run.write("JobFailed", job=TRAIN, attempts=1, kind="bug", reason="x")
     run.write("JobBlocked", job=f"{CHAIN}/r2/train", root_cause=TRAIN)
-    view = RecordedRun(run.folder).view
+    view = LoadedRun(run.folder).view
     assert view.cells == {
         (CHAIN, 1): JobCounts(total=3, done=1, running=1, failed=1),
         (CHAIN, 2): JobCounts(total=3, blocked=1),
@@ -126,7 +123,7 @@ def test_unknown_events_fields_and_a_torn_line_are_passed_over(tmp_path: Path) -
     run.write("JobStarted", job=TRAIN, attempt=1, worker=0, mood="good")
     with run.folder.journal.open("a") as file:
         file.write('not json\n[1]\n{"event":"JobFinished","job":"' + TRAIN)
-    loaded = RecordedRun(run.folder)
+    loaded = LoadedRun(run.folder)
     assert loaded.view.jobs[TRAIN].status == "running"
     with run.folder.journal.open("a") as file:
         file.write('","time":1767300009,"attempt":1,"worker":0}\n')
@@ -138,8 +135,8 @@ def test_an_end_while_jobs_run_leaves_them_for_the_next_run(tmp_path: Path) -> N
     run = written(tmp_path)
     run.begin(TRAIN)
     run.end("SIGINT", done=0, pending=6)
-    loaded = RecordedRun(run.folder)
-    assert loaded.state() == "interrupted"
+    loaded = LoadedRun(run.folder)
+    assert loaded.state == "interrupted"
     assert loaded.view.jobs[TRAIN].status == "pending"
     assert loaded.view.jobs[TRAIN].attempts[0].outcome == "stopped"
 
@@ -155,9 +152,9 @@ def test_a_glance_reads_the_ends_of_a_finished_journal(
     run = written(tmp_path)
     run.end(**counts)
     monkeypatch.setattr(RunView, "_job_event", None)
-    loaded = RecordedRun(run.folder, glance=True)
+    loaded = LoadedRun(run.folder, glance=True)
     found = loaded.view.counts()
-    assert loaded.state() == state
+    assert loaded.state == state
     assert (found.total, found.done, found.stored, found.failed) == (
         6,
         counts.get("done", 0),
@@ -173,102 +170,8 @@ def test_a_glance_at_a_run_in_progress_counts_without_the_plan(tmp_path: Path) -
     run.finish(SHARDS[0])
     run.begin(TRAIN)
     run.folder.plan.unlink()
-    found = RecordedRun(run.folder, glance=True).view.counts()
+    found = LoadedRun(run.folder, glance=True).view.counts()
     assert (found.total, found.stored, found.done, found.running) == (6, 1, 1, 1)
-
-
-def test_the_lock_on_the_journal_tells_whether_the_engine_lives(tmp_path: Path) -> None:
-    run = written(tmp_path)
-    with run.folder.journal.open("ab") as engine:
-        fcntl.flock(engine, fcntl.LOCK_EX)
-        assert RecordedRun(run.folder).state() == "running"
-    assert RecordedRun(run.folder).state() == "killed"
-
-
-def test_without_a_journal_a_run_is_about_to_start_or_never_did(tmp_path: Path) -> None:
-    run = written(tmp_path)
-    run.folder.journal.unlink()
-    assert RecordedRun(run.folder).state() == "running"
-    os.utime(run.folder.path, (START, START))
-    assert RecordedRun(run.folder).state() == "not started"
-    run.folder.journal.touch()
-    os.utime(run.folder.path, (START, START))
-    assert RecordedRun(run.folder).state() == "not started"
-
-
-def test_looking_at_a_run_does_not_keep_its_engine_from_starting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = written(tmp_path)
-    run.folder.journal.write_text("")
-    monkeypatch.setattr(fcntl, "flock", None)
-    assert RecordedRun(run.folder).state() == "running"
-
-
-@pytest.mark.parametrize(
-    ("host", "pid", "at", "state"),
-    [
-        ("here", "me", 4_000_000_000.0, "running"),
-        ("here", "me", 1.0, "killed"),
-        ("here", "nobody", 4_000_000_000.0, "killed"),
-        ("elsewhere", "me", 4_000_000_000.0, "unknown"),
-    ],
-    ids=["lives", "its number was given again", "gone", "other machine"],
-)
-def test_where_files_have_no_locks_the_process_is_looked_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, pid: str, at: float, state: str
-) -> None:
-    run = written(tmp_path)
-    run.now = at
-    known = {"here": socket.gethostname(), "elsewhere": "elsewhere"}[host]
-    run.write("RunStarted", jobs=6, unsettled=6, pid=os.getpid() if pid == "me" else 2**22 + 1, host=known)
-
-    def no_locks(*_: object) -> None:
-        raise OSError(95, "not supported")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    assert RecordedRun(run.folder).state() == state
-
-
-def test_a_run_is_chosen_by_the_begin_of_its_timestamp(tmp_path: Path) -> None:
-    for stamp in ("2026-01-02_10-00-00", "2026-01-02_10-00-00_2", "2026-01-03_09-00-00"):
-        WrittenRun(tmp_path, chain_plan(), stamp)
-    assert choose_run(tmp_path, "x").path.name == "2026-01-03_09-00-00"
-    assert choose_run(tmp_path, "x", "2026-01-03").path.name == "2026-01-03_09-00-00"
-    assert choose_run(tmp_path, "x", "2026-01-02_10-00-00").path.name == "2026-01-02_10-00-00"
-    with pytest.raises(ConfigError, match="fits several runs"):
-        choose_run(tmp_path, "x", "2026-01-02")
-    with pytest.raises(ConfigError, match="has no run '2025'"):
-        choose_run(tmp_path, "x", "2025")
-    with pytest.raises(ConfigError, match="Known: x"):
-        choose_run(tmp_path, "y")
-    with pytest.raises(ConfigError, match="no folder"):
-        choose_run(tmp_path / "nothing", "x")
-
-
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        (TRAIN, TRAIN),
-        ("r1/train", TRAIN),
-        ("r1/tr", TRAIN),
-        ("*1/*/001", SHARDS[1]),
-        ("r1/generate/001/", SHARDS[1]),
-        ("d/m/any/s0/X/r1/generate/001", SHARDS[1]),
-    ],
-    ids=["id", "end", "part", "pattern", "slash", "chain"],
-)
-def test_a_job_is_found_by(given: str, found: str) -> None:
-    assert find_job(chain_plan().jobs, given) == found
-
-
-def test_a_job_that_is_none_or_many_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"fits 2 jobs.*\n.*r1/train\n.*r2/train"):
-        find_job(chain_plan().jobs, "train")
-    with pytest.raises(ConfigError, match=r"no job fits 'r1/trian'. Nearest:\n  d/m/s0/X/r1/train"):
-        find_job(chain_plan().jobs, "r1/trian")
-    with pytest.raises(ConfigError, match="no job fits 'd/m/any/none'"):
-        find_job(chain_plan().jobs, "d/m/any/none")
 
 
 def test_a_recorded_plan_reads_back_and_says_what_keys_are_made_of() -> None:
@@ -290,8 +193,8 @@ def test_a_recorded_plan_reads_back_and_says_what_keys_are_made_of() -> None:
 def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
     run = written(tmp_path)
     run.write("RunFinished", interrupted=None, halted="no space left", done=1, pending=5)
-    loaded = RecordedRun(run.folder)
-    assert (loaded.state(), loaded.view.halted) == ("halted", "no space left")
+    loaded = LoadedRun(run.folder)
+    assert (loaded.state, loaded.view.halted) == ("halted", "no space left")
 
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
@@ -301,7 +204,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     run = written(tmp_path)
     run.folder.plan.unlink()
     with pytest.raises(PlanError, match=r"has no plan\.json"):
-        RecordedRun(run.folder)
+        load_planned(run.folder)
 
 
 def test_a_plan_of_before_reads_without_what_it_lacks() -> None:

@@ -14,7 +14,7 @@ from pipeline.outputs.curves import FIELDS, TrainingStep, by_training
 from pipeline.outputs.formats import Sample
 from pipeline.plan.job import Job
 from pipeline.runs.cost import Compute, total
-from pipeline.runs.loaded import LoadedRun, Span
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import count, decimal, duration
@@ -27,6 +27,7 @@ from pipeline.runs.report.page.samples import Shown, samples_of
 from pipeline.runs.report.page.timeline import Stretch, timeline_of
 from pipeline.runs.report.page.training import points_each, thinned
 from pipeline.runs.stages import in_order_of_work
+from pipeline.runs.timeline import Span
 
 MOST_READ = 20_000
 """Completions that are read, which takes half a second."""

@@ -33,7 +33,7 @@ from pipeline.learning.rewards.grading import Graded
 from pipeline.outputs.manifest import MANIFEST
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.record import read_results
 from pipeline.runs.sources import _Hashes
 
@@ -141,7 +141,7 @@ def test_a_plan_that_cannot_be_read_is_one_message(tmp_path: Path, odd: str) -> 
     run.path.mkdir(parents=True)
     ODD[odd](run.plan)
     with pytest.raises(PlanError, match=r"cannot read .*plan\.json|has no plan\.json"):
-        RecordedRun(run)
+        load_planned(run)
     ODD[odd](run.results_json)
     with pytest.raises(StoreError, match=r"cannot read .*results\.json"):
         read_results(run.results_json)
@@ -164,7 +164,7 @@ def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path: Path, odd: str) -
     run = RunFolder(tmp_path)
     run.plan.write_text('{"jobs": [], "edges": []}')
     with pytest.raises(StoreError, match=r"cannot read .*journal\.jsonl"):
-        RecordedRun(run)
+        _ = LoadedRun(run).view
 
 
 def test_what_is_passed_over_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,8 +4,8 @@ from pipeline.outputs.curves import TrainingStep
 from pipeline.plan.job import Job
 from pipeline.runs.cost import CostRow
 from pipeline.runs.figures import data
-from pipeline.runs.loaded import Span
 from pipeline.runs.record import Results
+from pipeline.runs.timeline import Span
 from tests.doubles.pooled import pooled_row
 
 PLACE = ("addition", "tiny")

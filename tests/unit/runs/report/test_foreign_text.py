@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipeline.commands import check, exits, runs
+from pipeline.commands import check, exits, status, why
 from pipeline.commands.doctor.check import failed, passed
 from pipeline.engine.store.gc import Garbage, GarbageKind
 from pipeline.engine.store.usage import OutputKind, Space, Usage
@@ -73,10 +73,10 @@ def print_everything(text: str, folder: Path) -> None:
     run.write("JobWaits", job=f"{CHAIN}/r1/generate/001", reason=text)
     run.write("DeviceQuarantined", worker=0, device=text, reason=text, jobs=[text])
     console = make_console()
-    runs.status(folder, None, None, console, as_json=False)
-    runs.status(folder, "x", None, console, as_json=False)
-    runs.status(folder, "x", None, console, as_json=True)
-    for line in runs.why(folder, "x", JOB, None, []):
+    status.status(folder, None, None, console, as_json=False)
+    status.status(folder, "x", None, console, as_json=False)
+    status.status(folder, "x", None, console, as_json=True)
+    for line in why.why(folder, "x", JOB, None, []):
         say(console, line)
     assert exits.refuse(ConfigError(text)) == 2
     assert check.print_checks([passed(text, text), failed(text, text, text)], text) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.logs import Tail, follow_job, follow_run, print_log
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
@@ -93,7 +93,7 @@ class Following:
         with self.run.folder.journal.open("ab") as engine:
             fcntl.flock(engine, fcntl.LOCK_EX)
             self.engine = engine
-            run = RecordedRun(self.run.folder)
+            run = LoadedRun(self.run.folder)
             follow_job(run, JOB, self.out, self.notes.append, attempt=attempt, lines=self.lines, sleep=self.pause)
         return self.out.getvalue(), self.notes
 
@@ -163,6 +163,6 @@ def test_the_engines_log_is_followed_to_its_last_words(tmp_path: Path) -> None:
             file.write("makespan\n")
 
     following = Following(run, lambda: run.end(done=6), more)
-    follow_run(RecordedRun(run.folder), following.out, following.notes.append, 1, following.pause)
+    follow_run(LoadedRun(run.folder), following.out, following.notes.append, 1, following.pause)
     assert following.out.getvalue() == "engine's last line\nmakespan\n"
     assert following.notes == ["the run is over: done"]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.runs.index import RecordedRun, choose_run, experiments
+from pipeline.runs.index import choose_run, experiments
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 
@@ -35,7 +36,7 @@ def troubled(tmp_path: Path, rounds: int = 2) -> WrittenRun:
 
 def printed(run: WrittenRun, width: int, now: float = START + 90) -> str:
     out = io.StringIO()
-    print_run(RecordedRun(run.folder), now, Console(file=out, width=width, color_system=None))
+    print_run(LoadedRun(run.folder), now, Console(file=out, width=width, color_system=None))
     return out.getvalue()
 
 
@@ -87,12 +88,12 @@ def test_long_lists_are_cut_off_for_people_but_not_in_data(tmp_path: Path) -> No
     for job in run.plan.jobs:
         run.write("JobFailed", job=job, attempts=1, kind="bug", reason="no")
     assert "and 14 more; --json lists all" in printed(run, 80)
-    assert len(run_json(RecordedRun(run.folder), START)["failed_jobs"]) == 24
+    assert len(run_json(LoadedRun(run.folder), START)["failed_jobs"]) == 24
 
 
 def test_the_same_as_data(tmp_path: Path) -> None:
     run = troubled(tmp_path)
-    data = json.loads(json.dumps(run_json(RecordedRun(run.folder), START + 90)))
+    data = json.loads(json.dumps(run_json(LoadedRun(run.folder), START + 90)))
     assert (data["name"], data["run"], data["state"]) == ("x", "2026-01-02_10-00-00", "killed")
     assert data["counts"]["pending"] == 0
     assert [job["job"] for job in data["running_jobs"]] == [SECOND]
@@ -118,7 +119,7 @@ def test_the_overview_has_the_newest_run_on_top(tmp_path: Path) -> None:
     old.end(done=5, failed=1)
     WrittenRun(tmp_path, chain_plan(), "2026-01-02_08-00-00", name="new")
     rows = [
-        glance_at(RecordedRun(run, glance=True), START)
+        glance_at(LoadedRun(run, glance=True), START)
         for run in (choose_run(tmp_path, name) for name in experiments(tmp_path))
     ]
     out = io.StringIO()

@@ -10,8 +10,8 @@ from rich.console import Console, Group
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.commands.runs import watch_status
-from pipeline.runs.index import RecordedRun
+from pipeline.commands.status import watch_status
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.status import Glance
 from pipeline.runs.report.watched import News, watched_run
 from pipeline.terminal import watch as watching
@@ -25,7 +25,7 @@ def shown(run: WrittenRun, width: int, height: int) -> str:
     out = io.StringIO()
     with run.folder.journal.open("ab") as engine:
         fcntl.flock(engine, fcntl.LOCK_EX)  # as an engine does that lives
-        recorded = RecordedRun(run.folder)
+        recorded = LoadedRun(run.folder)
         live = recorded.followed()
         live.tick(START + 60)
         console = Console(file=out, width=width, height=height, color_system=None)
@@ -69,9 +69,9 @@ def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
             return
         run.write("RunFinished", interrupted=None, halted=None, done=0, failed=0, blocked=0, stored=0)
 
-    monkeypatch.setattr(RecordedRun, "engine_runs", lambda self: self.view.finished is None)
+    monkeypatch.setattr(LoadedRun, "engine_runs", lambda self: self.view.finished is None)
     monkeypatch.setattr(watching.time, "sleep", go_on)
-    monkeypatch.setattr("pipeline.commands.runs.watch", lambda *args: watching.watch(*args, go_on))
+    monkeypatch.setattr("pipeline.commands.status.watch", lambda *args: watching.watch(*args, go_on))
     watch_status(tmp_path, "x", None, Terminal(file=out, width=120), 0.1)
     assert "0 %, about" in out.getvalue()
     assert "done" in out.getvalue()

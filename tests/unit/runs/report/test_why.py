@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.why import explain_job, explain_request
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
@@ -18,12 +18,12 @@ def explained(run: WrittenRun, job: str, earlier: WrittenRun | None = None, *, l
     with run.folder.journal.open("ab") as engine:
         if lives:
             fcntl.flock(engine, fcntl.LOCK_EX)
-        before = RecordedRun(earlier.folder) if earlier else None
-        return "\n".join(explain_job(RecordedRun(run.folder), job, before, run.now))
+        before = LoadedRun(earlier.folder) if earlier else None
+        return "\n".join(explain_job(LoadedRun(run.folder), job, before, run.now))
 
 
 def store_output(run: WrittenRun, job: str) -> None:
-    store = RecordedRun(run.folder).store
+    store = LoadedRun(run.folder).store
     scratch = store.begin(store.scratch("t"), run.plan.jobs[job].key, 1)
     (scratch / "out.txt").write_text("x")
     store.commit(run.plan.jobs[job].key, scratch, {})
@@ -189,7 +189,7 @@ def test_the_same_key_ran_again_because_the_output_was_gone(tmp_path: Path) -> N
 def test_the_same_key_ran_again_because_the_output_was_damaged(tmp_path: Path) -> None:
     first = finished(tmp_path)
     store_output(first, TRAIN)
-    store, key = RecordedRun(first.folder).store, first.plan.jobs[TRAIN].key
+    store, key = LoadedRun(first.folder).store, first.plan.jobs[TRAIN].key
     (store.path(key) / "out.txt").write_text("other bytes")
     aside = store.set_aside(key)
     assert aside is not None
@@ -219,7 +219,7 @@ def test_a_first_run_has_nothing_to_compare_with(tmp_path: Path) -> None:
 
 def test_a_request_that_is_not_started(tmp_path: Path) -> None:
     run = finished(tmp_path)
-    recorded = RecordedRun(run.folder)
+    recorded = LoadedRun(run.folder)
 
     def asked(job: str, **plan: object) -> str:
         return "\n".join(explain_request(recorded, chain_plan(**plan), job, recorded.store))  # type: ignore[arg-type]

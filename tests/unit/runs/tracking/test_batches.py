@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.plan.job import Job
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.tracking.batches import Batch, BatchReader
 from pipeline.runs.tracking.chains import tracked_chains
 from tests.doubles.tracked import TrackedRun, job_id, points
 
 
 def reader(run: TrackedRun, samples: int = 8) -> BatchReader:
-    recorded = RecordedRun(run.folder)
+    recorded = LoadedRun(run.folder)
     [chain] = tracked_chains(recorded.plan, "x")
     return BatchReader(chain, recorded.store, samples)
 

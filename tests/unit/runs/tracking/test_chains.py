@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.tracking.chains import TrackedChain, tracked_chains
 from tests.doubles.tracked import TrackedRun
 
 
 def chain(path: Path, experiment: str = "x", **of_plan: float) -> TrackedChain:
-    [found] = tracked_chains(RecordedRun(TrackedRun(path, **of_plan).folder).plan, experiment)
+    [found] = tracked_chains(LoadedRun(TrackedRun(path, **of_plan).folder).plan, experiment)
     return found
 
 

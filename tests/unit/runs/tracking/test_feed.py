@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runs.index import RecordedRun
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.tracking.batches import Batch
 from pipeline.runs.tracking.chains import TrackedChain
 from pipeline.runs.tracking.feed import Feed
@@ -57,7 +57,7 @@ def test_it_is_logged_before_it_is_done_so_that_a_log_says_what_takes_long(
 
 
 def feed(run: TrackedRun, tracker: Remembering, told: Path) -> Feed:
-    return Feed(RecordedRun(run.folder), lambda: tracker, ToldFiles(told), 8)
+    return Feed(LoadedRun(run.folder), lambda: tracker, ToldFiles(told), 8)
 
 
 ALL = [

@@ -1,0 +1,111 @@
+"""``status``: where runs stand, seen from another terminal, once or again and again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.runs.index import choose_run, experiments
+from pipeline.runs.loaded import LoadedRun, load_planned
+from pipeline.runs.report.live import PlainLines
+from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json
+from pipeline.runs.report.watched import News, watched_run
+from pipeline.terminal.console import print_json, say
+from pipeline.terminal.watch import watch
+
+
+def status(output_dir: Path, name: str | None, stamp: str | None, console: Console, *, as_json: bool) -> None:
+    """Print all experiments, or one run.
+
+    Raises:
+        PipelineError: There is no such run, or it cannot be read.
+    """
+    if name is None:
+        _refuse_stamp(stamp)
+    now = time.time()
+    if name is not None:
+        run = load_planned(choose_run(output_dir, name, stamp))
+        if as_json:
+            print_json(run_json(run, now))
+        else:
+            print_run(run, now, console)
+        return
+    rows = [_glance(output_dir, known, now) for known in experiments(output_dir)]
+    if as_json:
+        print_json([vars(row) for row in rows])
+    elif rows:
+        console.print(overview_table(rows))
+        for row in rows:
+            if row.problem:
+                console.print(
+                    f"{row.name}: {row.problem}", style="red", markup=False, highlight=False, soft_wrap=True
+                )
+    else:
+        say(console, f"there are no runs in {output_dir}")
+
+
+def watch_status(output_dir: Path, name: str | None, stamp: str | None, console: Console, every_s: float) -> None:
+    """Show all experiments until Ctrl-C, or one run until it is over.
+
+    Raises:
+        PipelineError: There is no such run, or it cannot be read.
+        KeyboardInterrupt: The user has seen enough.
+    """
+    if name is None:
+        _watch_all(output_dir, stamp, console, every_s)
+    else:
+        _watch_run(load_planned(choose_run(output_dir, name, stamp)), console, every_s)
+
+
+def _watch_all(output_dir: Path, stamp: str | None, console: Console, every_s: float) -> None:
+    _refuse_stamp(stamp)
+    rows: list[Glance] = []
+    news = News()
+
+    def look() -> bool:
+        now = time.time()
+        rows[:] = [_glance(output_dir, known, now) for known in experiments(output_dir)]
+        return True
+
+    def page(_width: int, height: int) -> list[RenderableType]:
+        newest = sorted(rows, key=lambda row: (row.run, row.name), reverse=True)
+        room = height - 3
+        more = [Text(f"and {len(newest) - room} more")] if len(newest) > room else []
+        return [overview_table(newest[:room]), *more] if rows else [Text(f"there are no runs in {output_dir}")]
+
+    watch(console, every_s, look, page, lambda: news.of(rows))
+
+
+def _watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
+    live, news = run.followed(), PlainLines(console, every_s=0.0)
+
+    def look() -> bool:
+        run.refresh()
+        live.tick(time.time() if run.engine_runs() else run.view.last)
+        return run.state in ("running", "unknown")
+
+    def page(_width: int, height: int) -> list[RenderableType]:
+        return watched_run(run, live, time.time(), height)
+
+    watch(console, every_s, look, page, lambda: news.new(live))
+    if not console.is_interactive:
+        print_run(run, time.time(), console)
+
+
+def _refuse_stamp(stamp: str | None) -> None:
+    if stamp is not None:
+        raise ConfigError(
+            f"--run {stamp} is a run of one experiment: say which, as in `status NAME --run {stamp}`"
+        )
+
+
+def _glance(output_dir: Path, name: str, now: float) -> Glance:
+    """The newest run of an experiment in one row; one that cannot be read has a row that says so."""
+    try:
+        return glance_at(LoadedRun(choose_run(output_dir, name), glance=True), now)
+    except (PipelineError, OSError) as error:
+        return Glance(name=name, problem=str(error))

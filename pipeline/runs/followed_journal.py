@@ -1,0 +1,109 @@
+"""The journal of a run, read as far as its engine has come: what it tells, folded into a view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.engine.events import LINE, Event, read_event, whole_lines
+from pipeline.errors import StoreError
+from pipeline.files import open_plain
+from pipeline.foreign import ForeignDataError
+from pipeline.plan.graph import Plan
+from pipeline.plan.recorded import RecordedPlan
+from pipeline.runs.live_run import LiveRun
+from pipeline.runs.run_view import RunView
+
+_TAIL_BYTES = 1 << 16
+
+
+class FollowedJournal:
+    """A journal and the state of its run, as far as it was read.
+
+    Attributes:
+        view: What it told up to the last `refresh`.
+    """
+
+    def __init__(self, path: Path, plan: RecordedPlan | None) -> None:
+        """Read what there is.
+
+        Args:
+            path: The journal.
+            plan: That of the run. Without it only counts are known, for which of a finished run the ends of its
+                journal will do.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        self._path, self._reader = path, _Reader(path)
+        self.view = RunView() if plan is None else RunView(plan.jobs.values(), plan.stored)
+        self._take = self.view.take
+        ends = [] if plan is not None else list(_ends(path))
+        if ends and ends[-1].get("event") == "RunFinished":
+            self.view.feed(ends)
+        else:
+            self.refresh()
+
+    @property
+    def unreadable(self) -> int:
+        """How many of its lines are no events, as far as it was read."""
+        return self._reader.unreadable
+
+    def refresh(self) -> None:
+        """Take what it has got since the last time.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        for event in self._reader.new_events():
+            self._take(event)
+
+    def followed(self, plan: RecordedPlan) -> LiveRun:
+        """How far the run is and how long it will still take, which `refresh` keeps up to date from now on.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        live = LiveRun(Plan(plan.jobs.values(), plan.edges), plan.stored)
+        self.view, self._take, self._reader = live.view, live.take, _Reader(self._path)
+        self.refresh()
+        return live
+
+
+class _Reader:
+    """Reads events as they come. A line without its end is left for the next time."""
+
+    def __init__(self, path: Path) -> None:
+        self.unreadable = 0
+        self._path = path
+        self._offset = 0
+
+    def new_events(self) -> Iterator[Event]:
+        try:
+            with open_plain(self._path, follow=True) as file:
+                file.seek(self._offset)
+                for line in whole_lines(file):
+                    self._offset = file.tell()
+                    try:
+                        yield read_event(line)
+                    except ForeignDataError:
+                        self.unreadable += 1
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"cannot read {self._path}: {error.strerror or error}") from error
+
+
+def _ends(path: Path) -> Iterator[Event]:
+    """The first and the last event of a journal."""
+    try:
+        with open_plain(path, follow=True) as file:
+            first = file.readline(LINE + 1)
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).splitlines(keepends=True)
+        yield read_event(first)
+        if lines and lines[-1].endswith(b"\n"):
+            yield read_event(lines[-1])
+    except (OSError, ForeignDataError):
+        return  # it is read from end to end then, which says what is wrong

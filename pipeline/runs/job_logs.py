@@ -1,0 +1,35 @@
+"""Where the logs of jobs are, in the folder of their run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pipeline.engine.run_folder import RunFolder
+from pipeline.runs.job_view import AttemptView
+
+
+def logs_of(folder: RunFolder, job_id: str) -> dict[int, Path]:
+    """Number of attempt -> its log, of the attempts at a job in this run that have one."""
+    found: dict[int, Path] = {}
+    if folder.jobs.is_symlink():
+        return found  # nothing ran: it shows those of an earlier run, see `links`
+    try:
+        paths = list(folder.job(job_id).iterdir())
+    except (OSError, ValueError):  # there are none; a journal may name a job as no folder can be named
+        return {}
+    for path in paths:
+        if match := re.fullmatch(r"log(?:\.(\d{1,9}))?\.txt", path.name):
+            found[int(match[1] or 1)] = path
+    return dict(sorted(found.items()))
+
+
+def log_path(folder: RunFolder, job_id: str, attempt: AttemptView | None) -> Path | None:
+    """The log of an attempt, where there is one: in the run's folder, which may have been moved since."""
+    logs = logs_of(folder, job_id)
+    if attempt is None:
+        return None
+    if attempt.number in logs:
+        return logs[attempt.number]
+    recorded = folder.path / attempt.log
+    return recorded if attempt.log and recorded.is_file() else None

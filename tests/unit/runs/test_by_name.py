@@ -1,0 +1,35 @@
+"""Finding the job that a user means."""
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.runs.by_name import find_job
+from tests.doubles.runs import CHAIN, chain_plan
+
+SHARDS = [f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"]
+TRAIN = f"{CHAIN}/r1/train"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (TRAIN, TRAIN),
+        ("r1/train", TRAIN),
+        ("r1/tr", TRAIN),
+        ("*1/*/001", SHARDS[1]),
+        ("r1/generate/001/", SHARDS[1]),
+        ("d/m/any/s0/X/r1/generate/001", SHARDS[1]),
+    ],
+    ids=["id", "end", "part", "pattern", "slash", "chain"],
+)
+def test_a_job_is_found_by(given: str, found: str) -> None:
+    assert find_job(chain_plan().jobs, given) == found
+
+
+def test_a_job_that_is_none_or_many_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fits 2 jobs.*\n.*r1/train\n.*r2/train"):
+        find_job(chain_plan().jobs, "train")
+    with pytest.raises(ConfigError, match=r"no job fits 'r1/trian'. Nearest:\n  d/m/s0/X/r1/train"):
+        find_job(chain_plan().jobs, "r1/trian")
+    with pytest.raises(ConfigError, match="no job fits 'd/m/any/none'"):
+        find_job(chain_plan().jobs, "d/m/any/none")

@@ -1,0 +1,25 @@
+"""Finding the run that a user means."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.runs.index import choose_run
+from tests.doubles.runs import WrittenRun, chain_plan
+
+
+def test_a_run_is_chosen_by_the_begin_of_its_timestamp(tmp_path: Path) -> None:
+    for stamp in ("2026-01-02_10-00-00", "2026-01-02_10-00-00_2", "2026-01-03_09-00-00"):
+        WrittenRun(tmp_path, chain_plan(), stamp)
+    assert choose_run(tmp_path, "x").path.name == "2026-01-03_09-00-00"
+    assert choose_run(tmp_path, "x", "2026-01-03").path.name == "2026-01-03_09-00-00"
+    assert choose_run(tmp_path, "x", "2026-01-02_10-00-00").path.name == "2026-01-02_10-00-00"
+    with pytest.raises(ConfigError, match="fits several runs"):
+        choose_run(tmp_path, "x", "2026-01-02")
+    with pytest.raises(ConfigError, match="has no run '2025'"):
+        choose_run(tmp_path, "x", "2025")
+    with pytest.raises(ConfigError, match="Known: x"):
+        choose_run(tmp_path, "y")
+    with pytest.raises(ConfigError, match="no folder"):
+        choose_run(tmp_path / "nothing", "x")
