@@ -25,8 +25,9 @@ from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.datasets.columns import template_fields
-from pipeline.outputs.formats import POINTER, Pointer, read_pointer, read_shown_samples
+from pipeline.outputs.formats import POINTER, Pointer
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage
+from pipeline.outputs.reading import read_pointer, read_shown_samples
 from pipeline.plan.models import is_local, model_files
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load

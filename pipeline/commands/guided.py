@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError, DeviceError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.hub import is_hub_id
 from pipeline.learning.models.source import snapshot
-from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_pointer
+from pipeline.outputs.formats import POINTER, Pointer
 from pipeline.outputs.guidance import (
     GUIDANCE,
     USAGE,
@@ -29,6 +29,7 @@ from pipeline.outputs.guidance import (
     read_guidance,
     read_usage,
 )
+from pipeline.outputs.reading import problem_in_words, read_pointer
 from pipeline.runs.index import choose_run
 from pipeline.runs.links import OUTPUT
 from pipeline.runs.loaded import LoadedRun, load

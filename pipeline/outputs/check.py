@@ -23,6 +23,9 @@ from pipeline.outputs.formats import (
     SAMPLES,
     TRAINING,
     Sample,
+)
+from pipeline.outputs.guidance import GUIDANCE, read_guidance
+from pipeline.outputs.reading import (
     problem_in_words,
     read_generation,
     read_lines,
@@ -31,7 +34,6 @@ from pipeline.outputs.formats import (
     read_shown_samples,
     read_training,
 )
-from pipeline.outputs.guidance import GUIDANCE, read_guidance
 
 MAX_LEVELS = 64
 """Folders in one another that an output may have, so that every path in it can be opened on every file system."""

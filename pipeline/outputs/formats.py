@@ -1,25 +1,18 @@
-"""The files of an output that someone reads back: what they hold, and how they are read.
+"""The files of an output that someone reads back: what they are called, and what they hold.
 
 A stage of the user's own may write any of them, so they are foreign. `check_output` holds every output to these
-formats before it is committed: a wrong file fails the job that wrote it, and nothing of it is stored. What reads a
-stored one reads it by the same types, since an older version may have committed it without a look.
+formats before it is committed: a wrong file fails the job that wrote it, and nothing of it is stored. A stored one
+is read by the same types (`reading`), since an older version may have committed it without a look.
 docs/extending.md has them for users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 from msgspec import Meta
-
-from pipeline.errors import JobError
-from pipeline.files import open_plain
-from pipeline.foreign import ForeignDataError, read_json, read_json_file, read_plain
-from pipeline.outputs.manifest import job_of
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
@@ -34,18 +27,12 @@ SWEEP_SPLIT = "validation"
 """Prompts that strengths of guidance are tried on."""
 PAGE = "docs/extending.md#results"
 
-_LINE = 16 << 20
-"""Bytes that a line of ``samples.jsonl`` has at most."""
-_SHOWN = 64 << 20
-"""Bytes of the samples beside metrics: they are for people, and those of all chains come together in one file."""
-
 LARGEST = 1e100
 """Far beyond every figure, and sums of such numbers stay numbers."""
 Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Note = Annotated[str, Meta(max_length=2000)]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,117 +231,3 @@ class Pointer:
     def __post_init__(self) -> None:
         if self.path is None and (self.hub is None or self.commit is None):
             raise ValueError("expected `path`, or `hub` and `commit`")
-
-
-# -- before the commit -----------------------------------------------------------------------------------------
-
-
-# -- reading what is stored ------------------------------------------------------------------------------------
-
-
-def read_metrics(output: Path) -> Metrics:
-    """Read the ``metrics.json`` of an output.
-
-    Raises:
-        ForeignDataError: It holds something else.
-        OSError: It is not there, or cannot be read.
-    """
-    return read_json_file(output / METRICS, Metrics)
-
-
-def read_shown_samples(output: Path) -> list[dict[str, Any]]:
-    """Read the ``samples.jsonl`` beside metrics: any objects, for people.
-
-    Raises:
-        ForeignDataError: It holds something else.
-        OSError: It is not there, or cannot be read.
-    """
-    lines = read_plain(output / SAMPLES, _SHOWN).splitlines(keepends=True)
-    return list(_objects(enumerate(lines, 1), dict[str, Any]))
-
-
-def read_lines(path: Path, kind: type[_T]) -> Iterator[_T]:
-    """Read a file of JSON lines as objects of a type, one by one. Empty lines are passed over.
-
-    Raises:
-        ForeignDataError: A line is of another type; says which.
-        OSError: The file is not there, or cannot be read.
-    """
-    with open_plain(path) as file:
-        numbered = ((number, file.readline(_LINE + 1)) for number in count(1))
-        yield from _objects(_until_the_end(numbered), kind)
-
-
-def count_lines(path: Path) -> int:
-    """How many lines a file has, which need not be of any type.
-
-    Raises:
-        ForeignDataError: It is no plain file.
-        OSError: The file is not there, or cannot be read.
-    """
-    with open_plain(path) as file:
-        return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
-
-
-def _until_the_end(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    for number, line in lines:
-        if not line:
-            return
-        yield number, line
-
-
-def _objects(lines: Iterator[tuple[int, bytes]] | enumerate[bytes], kind: type[_T]) -> Iterator[_T]:
-    for number, line in lines:
-        if len(line) > _LINE:
-            raise ForeignDataError(f"line {number}: it is longer than {_LINE:,} bytes")
-        if not line.strip():
-            continue
-        try:
-            yield read_json(line, kind)
-        except ForeignDataError as error:
-            raise ForeignDataError(f"line {number}: {error}") from error
-
-
-def read_input(output: Path, name: str, read: Callable[[Path], _T]) -> _T:
-    """Read a file of an output that this job reads.
-
-    Args:
-        output: Folder of the stored output.
-        name: The file.
-        read: Reads it.
-
-    Raises:
-        JobError: It is not there or not as it must be; says which job wrote it.
-    """
-    try:
-        return read(output / name)
-    except (ForeignDataError, OSError) as error:
-        raise JobError(
-            f"{name} in the output of {job_of(output)} ({output}) cannot be used: {problem_in_words(error)}. "
-            f"What it must hold: {PAGE}"
-        ) from error
-
-
-def read_generation(path: Path) -> Generation:
-    """Read a ``generation.json``; raises as `read_metrics` does."""
-    return read_json_file(path, Generation)
-
-
-def read_training(path: Path) -> Training:
-    """Read a ``training.json``; raises as `read_metrics` does."""
-    return read_json_file(path, Training)
-
-
-def read_reward_fit(path: Path) -> RewardFit:
-    """Read a ``reward.json``; raises as `read_metrics` does."""
-    return read_json_file(path, RewardFit)
-
-
-def read_pointer(path: Path) -> Pointer:
-    """Read a ``model.json``; raises as `read_metrics` does."""
-    return read_json_file(path, Pointer)
-
-
-def problem_in_words(error: ForeignDataError | OSError) -> str:
-    """What is wrong with a file that could not be read."""
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.formats import REWARD, TRAINING, read_reward_fit, read_training
+from pipeline.outputs.formats import REWARD, TRAINING
+from pipeline.outputs.reading import read_reward_fit, read_training
 from pipeline.plan.job import Job
 
 _LONGEST = 500

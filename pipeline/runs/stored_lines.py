@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
-from pipeline.outputs.formats import METRICS, SAMPLES, Sample, count_lines, problem_in_words, read_lines
+from pipeline.outputs.formats import METRICS, SAMPLES, Sample
+from pipeline.outputs.reading import count_lines, problem_in_words, read_lines
 from pipeline.plan.job import Job
 
 log = logging.getLogger("pipeline")

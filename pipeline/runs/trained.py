@@ -25,8 +25,9 @@ from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.models.source import reference_folder
-from pipeline.outputs.formats import ETA, problem_in_words, read_metrics
+from pipeline.outputs.formats import ETA
 from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance
+from pipeline.outputs.reading import problem_in_words, read_metrics
 from pipeline.plan.job import Job
 from pipeline.runs.by_name import find_named, listed
 from pipeline.runs.loaded import LoadedRun

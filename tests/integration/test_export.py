@@ -19,9 +19,10 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError
 from pipeline.learning.generation.guided import _Asked
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.outputs.formats import Sample, read_lines
+from pipeline.outputs.formats import Sample
 from pipeline.outputs.guidance import GUIDANCE, read_guidance, read_usage
 from pipeline.outputs.manifest import MANIFEST, describe
+from pipeline.outputs.reading import read_lines
 from pipeline.plan.job import Job
 from pipeline.runs.loaded import LoadedRun, load
 from tests.doubles.small_runs import calm_run

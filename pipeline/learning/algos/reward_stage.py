@@ -23,7 +23,7 @@ from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stag
 from pipeline.learning.choices import HeadType
 from pipeline.learning.rewards.preference import halved_pairs
 from pipeline.outputs.formats import REWARD as REWARD_FIT
-from pipeline.outputs.formats import read_input, read_reward_fit
+from pipeline.outputs.reading import read_input, read_reward_fit
 
 if TYPE_CHECKING:
     import numpy as np

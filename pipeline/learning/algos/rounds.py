@@ -10,7 +10,8 @@ from typing import Any
 from pipeline.files import json_text
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.shortage import added
-from pipeline.outputs.formats import GENERATION, Tally, read_generation, read_input
+from pipeline.outputs.formats import GENERATION, Tally
+from pipeline.outputs.reading import read_generation, read_input
 
 GENERATED = "generate@so_far"
 

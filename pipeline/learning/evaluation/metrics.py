@@ -20,9 +20,10 @@ from pipeline.learning.evaluation.paired import Paired, paired_by_prompt, paired
 from pipeline.learning.evaluation.sampling import majority_at_k, pass_at_k
 from pipeline.learning.evaluation.shares import effective_size, exact_interval
 from pipeline.learning.evaluation.statistics import Ratios, ratio_estimates
-from pipeline.outputs.formats import LARGEST, Sample, read_input, read_lines
+from pipeline.outputs.formats import LARGEST, Sample
 from pipeline.outputs.formats import SAMPLES as FILE
 from pipeline.outputs.prompts import PromptMeasures
+from pipeline.outputs.reading import read_input, read_lines
 
 __all__ = [
     "FILE",

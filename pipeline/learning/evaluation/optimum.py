@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.values import short
-from pipeline.outputs.formats import PROMPTS, Sample, read_input
+from pipeline.outputs.formats import PROMPTS, Sample
 from pipeline.outputs.prompts import Floats, PromptMeasures, Sums, read_prompts, write_prompts
+from pipeline.outputs.reading import read_input
 
 J, REGRET = "regularized_reward", "regret"
 _LOG_RIGHT = "log_right"

@@ -13,7 +13,8 @@ from pipeline.config.bases import ModelConfig
 from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.learning.datasets.hub import reaching, why_not
-from pipeline.outputs.formats import POINTER, read_input, read_pointer
+from pipeline.outputs.formats import POINTER
+from pipeline.outputs.reading import read_input, read_pointer
 
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 """What is fetched of a hub id: no weights in other formats."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from pipeline.learning.training.sequences import Sequences, read_arrays
-from pipeline.outputs.formats import read_input
+from pipeline.outputs.reading import read_input
 
 FILE = "samples.safetensors"
 

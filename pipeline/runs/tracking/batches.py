@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
-from pipeline.outputs.formats import METRICS, SAMPLES, Metric, problem_in_words, read_metrics, read_shown_samples
+from pipeline.outputs.formats import METRICS, SAMPLES, Metric
 from pipeline.outputs.manifest import MANIFEST
+from pipeline.outputs.reading import problem_in_words, read_metrics, read_shown_samples
 from pipeline.plan.job import Job
 from pipeline.runs.rows import METRICS_STAGE
 from pipeline.runs.tracking.chains import TrackedChain
