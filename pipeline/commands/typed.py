@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,10 @@ def examples(*commands: str) -> str:
     return "Examples:\n\n" + "\n\n".join(commands)
 
 
+OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
+Stamp = Annotated[
+    str | None, typer.Option("--run", help="Timestamp of a run, or how it begins; the newest if left out.")
+]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again; Ctrl-C ends that.")]
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks, with --watch.")]
 
