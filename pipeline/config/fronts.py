@@ -30,6 +30,24 @@ def point_of(name: str) -> tuple[str, str]:
     return algo, point
 
 
+def by_settings(name: str) -> tuple[object, ...]:
+    """What names are sorted by: the algorithm, then its points by their settings, numbers by their size."""
+    algo, point = point_of(name)
+    return algo, by_values(point)
+
+
+def by_values(point: str) -> list[tuple[str, bool, float, str]]:
+    """What points of one algorithm are sorted by."""
+    return [_by_value(part) for part in point.split(",")] if point else []
+
+
+def _by_value(part: str) -> tuple[str, bool, float, str]:
+    setting, _, text = part.partition("=")
+    value = _meant(text)
+    is_number = isinstance(value, float) and not math.isnan(value)
+    return setting, not is_number, float(value) if is_number else 0.0, text
+
+
 def settings_of(point: str) -> list[str]:
     """Names of the settings that make a point: ``beta`` and ``epochs`` of ``beta=1,epochs=2``."""
     return [part.partition("=")[0] for part in point.split(",")] if point else []

@@ -15,9 +15,9 @@ from typing import Any
 
 from pipeline.config.meaning import meanings, typed
 from pipeline.config.schema import Config
-from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.looks import reading_order
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import PooledRow, Results
 
@@ -293,7 +293,7 @@ def _merged(rows: Iterable[RunRow]) -> list[RunRow]:
 
 def _order(row: RunRow, columns: Sequence[str]) -> tuple[object, ...]:
     values = [_sortable(row.settings.get(name, "")) for name in columns]
-    return row.dataset, row.model, row.algo != REFERENCE, row.algo, values
+    return row.dataset, row.model, reading_order(row.algo), values
 
 
 def _sortable(value: str) -> tuple[float, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.figures.data import OPTIMUM, Bar, Panel, Point, Series
 from pipeline.runs.figures.style import COLUMN_IN, PAGE_IN, Look, fills, in_order, looks, some_of
+from pipeline.runs.looks import reading_order
 from pipeline.runs.report.format import si
 from pipeline.terminal.text import printable
 
@@ -25,10 +26,16 @@ _PANELS = 3
 _BAR_IN = 0.24
 
 
-def front(series: Sequence[Series], metric: str) -> Figure:
-    """Reward against divergence, with both intervals; settings of a front are joined."""
+def front(series: Sequence[Series], metric: str, methods: Sequence[str]) -> Figure:
+    """Reward against divergence, with both intervals; settings of a front are joined.
+
+    Args:
+        series: What is drawn.
+        metric: What reward is called.
+        methods: All of the run, in the order of their looks.
+    """
     figure, axes = _figure(COLUMN_IN, 2.5)
-    for one, look in _with_looks(series):
+    for one, look in _with_looks(series, methods):
         x, y = _xy(one.points)
         line = look.line if one.is_front else ""
         size = 8 if one.name == OPTIMUM else 4
@@ -50,10 +57,10 @@ def front(series: Sequence[Series], metric: str) -> Figure:
     return _with_legend(figure, axes)
 
 
-def rounds(series: Sequence[Series], metric: str) -> Figure:
-    """Results over rounds, with bands; the reference is a level."""
+def rounds(series: Sequence[Series], metric: str, methods: Sequence[str]) -> Figure:
+    """Results over rounds, with bands; the reference is a level. Arguments are those of `front`."""
     figure, axes = _figure(COLUMN_IN, 2.5)
-    for one, look in _with_looks(series):
+    for one, look in _with_looks(series, methods):
         if one.name == REFERENCE:
             _level(axes, one, look)
         else:
@@ -64,10 +71,10 @@ def rounds(series: Sequence[Series], metric: str) -> Figure:
     return _with_legend(figure, axes)
 
 
-def flops(series: Sequence[Series], metric: str) -> Figure:
-    """Results against what training took."""
+def flops(series: Sequence[Series], metric: str, methods: Sequence[str]) -> Figure:
+    """Results against what training took. Arguments are those of `front`."""
     figure, axes = _figure(COLUMN_IN, 2.5)
-    for one, look in _with_looks(series):
+    for one, look in _with_looks(series, methods):
         x, y = _xy(one.points)
         axes.errorbar(
             x,
@@ -113,7 +120,7 @@ def cost(seconds: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> F
     """Seconds on devices, by method and stage; these are all stages of the run, in the order of their work."""
     figure, axes = _figure(COLUMN_IN, 0.9 + _BAR_IN * len(seconds))
     kinds = _used(stages, {stage for own in seconds.values() for stage in own})
-    names = sorted(seconds, reverse=True)
+    names = sorted(seconds, key=reading_order, reverse=True)
     for stage, (colour, hatch) in kinds.items():
         lefts = [sum(_before(seconds[name], kinds, stage)) for name in names]
         widths = [seconds[name].get(stage, 0.0) for name in names]
@@ -167,8 +174,8 @@ def _figure(width: float, height: float, down: int = 1, across: int = 1) -> tupl
     return figure, figure.subplots(down, across)
 
 
-def _with_looks(series: Sequence[Series]) -> list[tuple[Series, Look]]:
-    known = looks(one.name for one in series)
+def _with_looks(series: Sequence[Series], methods: Sequence[str]) -> list[tuple[Series, Look]]:
+    known = looks(methods)
     return [(one, known[one.name]) for one in series]
 
 

@@ -15,6 +15,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.curves import TrainingStep, by_training
 from pipeline.plan.job import Job
 from pipeline.runs.cost import ComputeRow, CostRow
+from pipeline.runs.looks import reading_order
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import PooledRow, Results
 from pipeline.runs.timeline import Span
@@ -208,7 +209,7 @@ def _cells(results: Results, place: Place) -> dict[tuple[str, int], dict[str, Po
 
 def _methods(cells: Cells) -> dict[str, dict[int, Mapping[str, PooledRow]]]:
     """Method, or point of a front -> round -> its numbers."""
-    names = sorted({name for name, _ in cells}, key=lambda name: (name != REFERENCE, name))
+    names = sorted({name for name, _ in cells}, key=reading_order)
     return {name: {number: row for (algo, number), row in sorted(cells.items()) if algo == name} for name in names}
 
 

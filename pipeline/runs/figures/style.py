@@ -8,17 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.fronts import point_of
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.figures.data import OPTIMUM
+from pipeline.runs.looks import COLOURS, DASHES, MARKS, PATTERNS
 
 COLUMN_IN, PAGE_IN = 3.25, 6.75
 """Widths in inches: of a column of a paper of two, and of its page."""
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito, without the yellow, which is hardly seen on white."""
-_MARKERS = "osD^vP<X>h"
-_LINES = ("-", "--", ":")
-_HATCHES = ("", "////", "....", "xxxx")
 _SETTINGS: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so it is there and the same everywhere
     "font.size": 7,
@@ -55,7 +50,7 @@ class Look:
 
     colour: str
     marker: str
-    line: str = "-"
+    line: Any = "-"
 
 
 @contextmanager
@@ -70,20 +65,22 @@ def styled() -> Iterator[None]:
         yield
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each method, and for each point of a front; methods come first, so that points change none."""
-    methods = sorted(set(names) - {REFERENCE, OPTIMUM}, key=lambda name: (point_of(name)[1] != "", name))
-    found = {
-        name: Look(_COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)], _LINES[at // len(_COLOURS) % 3])
-        for at, name in enumerate(methods)
-    }
+def looks(methods: Sequence[str]) -> dict[str, Look]:
+    """A look for each method, by its place among them; for the reference and the optimum too."""
+    found = {name: _look(at) for at, name in enumerate(methods)}
     return {**found, REFERENCE: Look("#777777", "o", "--"), OPTIMUM: Look("#000000", "*")}
+
+
+def _look(at: int) -> Look:
+    colours, marks, dashes = COLOURS, list(MARKS.values()), list(DASHES.values())
+    turn = at // len(colours)
+    return Look(colours[at % len(colours)], marks[(at + turn) % len(marks)], dashes[turn % len(dashes)])
 
 
 def in_order(numbers: Sequence[int]) -> dict[int, Any]:
     """A colour for each of some numbers; where there are many, from dark to light by their order."""
-    if len(numbers) <= len(_COLOURS):
-        return dict(zip(numbers, _COLOURS, strict=False))
+    if len(numbers) <= len(COLOURS):
+        return dict(zip(numbers, COLOURS, strict=False))
     from matplotlib import colormaps
 
     return {number: colormaps["viridis"](0.9 * at / (len(numbers) - 1)) for at, number in enumerate(numbers)}
@@ -91,15 +88,16 @@ def in_order(numbers: Sequence[int]) -> dict[int, Any]:
 
 def some_of(numbers: Sequence[int]) -> set[int]:
     """Those that a legend has room for: all, or as many as there are colours, the first and last among them."""
-    if len(numbers) <= len(_COLOURS):
+    if len(numbers) <= len(COLOURS):
         return set(numbers)
-    most = len(_COLOURS) - 1
+    most = len(COLOURS) - 1
     return {numbers[round(at * (len(numbers) - 1) / most)] for at in range(most + 1)}
 
 
 def fills(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Colour and hatching for each kind of bar."""
+    hatches = list(PATTERNS.values())
     return {
-        name: (_COLOURS[at % len(_COLOURS)], _HATCHES[at // len(_COLOURS) % len(_HATCHES)])
+        name: (COLOURS[at % len(COLOURS)], hatches[at // len(COLOURS) % len(hatches)])
         for at, name in enumerate(dict.fromkeys(names))
     }

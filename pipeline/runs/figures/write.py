@@ -16,6 +16,7 @@ from pipeline.runs.figures import charts, data
 from pipeline.runs.figures.formats import Format
 from pipeline.runs.figures.style import styled
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.looks import drawn_methods
 from pipeline.runs.report.tables import HEADINGS
 from pipeline.runs.stages import in_order_of_work
 
@@ -63,17 +64,18 @@ def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Pat
 
 def _figures(run: LoadedRun) -> _Named:
     results, compute, curves = run.results, run.compute, run.curves()
+    methods = drawn_methods(results)
     stages = in_order_of_work(job.stage for job in run.jobs.values())
     for place in data.places(results):
         metric = data.metric_of(results, place) or ""
         heading, where = HEADINGS.get(metric, metric), "_".join(place)
         if series := data.reward_against_kl(results, place):
-            yield _file("front", where), partial(charts.front, series, heading)
+            yield _file("front", where), partial(charts.front, series, heading, methods)
         series = data.over_rounds(results, place)
         if any(len(one.points) > 1 for one in series):
-            yield _file("rounds", where), partial(charts.rounds, series, heading)
+            yield _file("rounds", where), partial(charts.rounds, series, heading, methods)
         if series := data.against_flops(results, compute.costs, place):
-            yield _file("flops", where), partial(charts.flops, series, heading)
+            yield _file("flops", where), partial(charts.flops, series, heading, methods)
         if panels := data.trainings(curves, place):
             yield _file("training", where), partial(charts.training, panels)
         if seconds := data.seconds_by_stage(compute.rows, place):

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 
+from pipeline.config.fronts import by_values
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.evaluation.statistics import ENOUGH
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import CostRow
+from pipeline.runs.looks import reading_order
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import ByMetric, Comparison, PooledRow, Results
 from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
@@ -122,7 +124,7 @@ def _table(
     )
     p_values = {(one.first, one.round): one.p for one in comparisons if one.second == REFERENCE}
     last = ""
-    for algo, number in sorted(cells, key=lambda at: (at[0] != REFERENCE, at)):
+    for algo, number in sorted(cells, key=_reading):
         if last and algo != last:
             table.end_section()
         last = algo
@@ -132,6 +134,11 @@ def _table(
             for name, cell in anchors.items():
                 table.add_row(name, "-", *_numbers(cell, metrics, None))
     return table
+
+
+def _reading(at: At) -> tuple[object, ...]:
+    """What rows are sorted by."""
+    return *reading_order(at[0]), at[1]
 
 
 def _anchors(cells: Mapping[At, ByMetric]) -> dict[str, ByMetric]:
@@ -216,7 +223,7 @@ def _notes(
     shown = {at: cell[name] for at, cell in cells.items() for name in metrics[:1] if name in cell}
     least = {
         f"{algo} round {number}": Chains(_least(row, "references"), _least(row, "seeds"))
-        for (algo, number), row in sorted(shown.items())
+        for (algo, number), row in sorted(shown.items(), key=lambda item: _reading(item[0]))
     }
     yield from about_fewer_chains(least, [Chains(row.references, row.seeds) for row in shown.values()])
     if any(row.ci_low is not None for row in shown.values()):
@@ -235,13 +242,13 @@ def _notes(
 
 def _chosen(cells: Mapping[At, ByMetric]) -> list[str]:
     """Of each method, which strengths of guidance its last round is tested at."""
-    last = dict(sorted(cells))  # of each algorithm the highest round comes last
+    last = dict(sorted(cells, key=_reading))  # of each algorithm the highest round comes last
     names = {
         algo: [name.removeprefix("chosen/") for name in cell if name.startswith("chosen/") and _value(cell, name)]
         for algo, number in last.items()
         for cell in [cells[algo, number]]
     }
-    return [f"{algo} at {' or '.join(sorted(found))}" for algo, found in names.items() if found]
+    return [f"{algo} at {' or '.join(sorted(found, key=by_values))}" for algo, found in names.items() if found]
 
 
 def _about_anchors(anchors: Mapping[str, ByMetric], metrics: list[str], common_eta: float | None) -> Iterator[str]:
@@ -280,7 +287,7 @@ def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
         return f"Intervals: noise of evaluating {which}; {more} what another seed would give."
     few = [
         f"{algo} round {number}"
-        for (algo, number), row in sorted(shown.items())
+        for (algo, number), row in sorted(shown.items(), key=lambda item: _reading(item[0]))
         if "policies" in (row.over, row.difference_over)
     ]
     alone = f"; some of {', '.join(first_few(few, 'rows'))} for these policies alone" if few else ""

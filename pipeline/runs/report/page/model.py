@@ -8,7 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pipeline.runs.looks import COLOURS, DASHES, MARKS, ON_DARK, PATTERNS
+
 Numbers = list[float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks:
+    """Of what lines, points and bars are told apart by, the possible values in order, see `looks`.
+
+    Attributes:
+        light: Colours.
+        dark: The same on a dark ground.
+        dashes: Of lines.
+        marks: Of points.
+        patterns: Of bars.
+    """
+
+    light: list[str] = field(default_factory=lambda: list(COLOURS))
+    dark: list[str] = field(default_factory=lambda: list(ON_DARK))
+    dashes: list[str] = field(default_factory=lambda: list(DASHES))
+    marks: list[str] = field(default_factory=lambda: list(MARKS))
+    patterns: list[str] = field(default_factory=lambda: list(PATTERNS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +320,7 @@ class RunPage:
         unfinished: What is missing of it, a line each; nothing of a finished run.
         facts: Label and value of what stands at the top.
         places: Datasets and models.
-        algos: Methods in order, the reference first.
+        algos: Methods in the order of their looks, without the reference.
         metrics: Metrics in order, the one by which methods are judged first, with their headings.
         tables: The tables that the terminal shows.
         series: Of methods and chains.
@@ -357,7 +378,8 @@ class Page:
         version: Of this package.
         runs: The runs.
         comparison: Tables that set runs side by side.
-        stages: Of all jobs, in the order in which they have their colours.
+        stages: Of all jobs, in the order of their looks.
+        looks: What methods and stages are told apart by.
     """
 
     title: str
@@ -366,3 +388,4 @@ class Page:
     runs: list[RunPage]
     comparison: list[PageTable] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
+    looks: Looks = field(default_factory=Looks)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.runs.cost import Compute, ComputeRow, total
+from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
+from pipeline.runs.looks import reading_order
 from pipeline.runs.primary import primary_metric
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.page.model import FrontPoint, PageTable, Series, Spent, StageCost
 from pipeline.runs.report.tables import ANCHORS, HEADINGS, result_tables
 from pipeline.terminal.columns import FittedTable
+
+_Row = TypeVar("_Row", PooledRow, ResultRow, ComputeRow, CostRow)
 
 
 def place_of(row: ResultRow | PooledRow | FrontRow | ComputeRow) -> str:
@@ -83,15 +87,10 @@ def metrics_of(results: Results) -> list[tuple[str, str]]:
     return [(name, HEADINGS[name]) for name in known] + [(name, name) for name in plain if name not in HEADINGS]
 
 
-def algos_of(results: Results) -> list[str]:
-    """The methods, the reference first."""
-    return sorted({row.algo for row in results.pooled}, key=lambda algo: (algo != REFERENCE, algo))
-
-
 def series_of(results: Results) -> list[Series]:
     """Every metric of every method round by round; of its chains, where it has several, those of the table."""
-    pooled = [row for row in results.pooled if "/" not in row.metric]
-    chains = [row for row in results.rows if row.metric in HEADINGS]
+    pooled = [row for row in _ordered(results.pooled) if "/" not in row.metric]
+    chains = [row for row in _ordered(results.rows) if row.metric in HEADINGS]
     several = {(row.dataset, row.model, row.algo) for row in pooled if row.references * row.seeds > 1}
     return [
         *_series((row, "") for row in pooled),
@@ -101,6 +100,11 @@ def series_of(results: Results) -> list[Series]:
             if (row.dataset, row.model, row.algo) in several
         ),
     ]
+
+
+def _ordered(rows: Iterable[_Row]) -> list[_Row]:
+    """By dataset, model and method, as they are read."""
+    return sorted(rows, key=lambda row: (row.dataset, row.model, reading_order(row.algo)))
 
 
 def _series(rows: Iterable[tuple[PooledRow | ResultRow, str]]) -> Iterator[Series]:
@@ -165,14 +169,14 @@ def spent_of(compute: Compute) -> list[Spent]:
             answer=row.answer,
             device_s=row.device_s,
         )
-        for row in compute.costs
+        for row in _ordered(compute.costs)
     ]
 
 
 def stages_of(compute: Compute) -> list[StageCost]:
     """What each stage of each method took."""
     grouped: dict[tuple[str, str, str], list[ComputeRow]] = {}
-    for row in compute.rows:
+    for row in _ordered(compute.rows):
         grouped.setdefault((place_of(row), row.algo, row.stage), []).append(row)
     return [
         StageCost(

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from pipeline.runs.looks import reading_order
 from pipeline.runs.report.page.model import Histogram, Rewards
 
 BINS = 24
@@ -41,7 +42,7 @@ def rewards_of(scores: Mapping[Group, Iterable[float]], there: int | None) -> Re
                 counts=_counts(own, edges[place], place in exact),
                 mean=sum(score * times for score, times in own.items()) / own.total(),
             )
-            for (place, algo, number), own in sorted(counted.items())
+            for (place, algo, number), own in sorted(counted.items(), key=_in_order)
             if own
         ],
         about=_said(sum(own.total() for own in counted.values()), there),
@@ -62,6 +63,11 @@ def _edges(values: set[float]) -> list[float]:
     low, high = min(values), max(values)
     # Halves first: the difference of two very large numbers is no number.
     return [low + (high / BINS - low / BINS) * at for at in range(BINS)] + [high]
+
+
+def _in_order(item: tuple[Group, object]) -> tuple[object, ...]:
+    place, algo, number = item[0]
+    return place, reading_order(algo), number
 
 
 def _counts(own: Counter[float], edges: list[float], exact: bool) -> list[int]:

@@ -15,12 +15,21 @@ from pipeline.outputs.formats import Sample
 from pipeline.plan.job import Job
 from pipeline.runs.cost import Compute, total
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.looks import drawn_methods
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import count, decimal, duration
 from pipeline.runs.report.page import results as shown_results
 from pipeline.runs.report.page.failures import failures_of
-from pipeline.runs.report.page.model import Page, PageTable, Rewards, RunPage, Samples, Timeline, TrainingCurve
+from pipeline.runs.report.page.model import (
+    Page,
+    PageTable,
+    Rewards,
+    RunPage,
+    Samples,
+    Timeline,
+    TrainingCurve,
+)
 from pipeline.runs.report.page.results import chain_of
 from pipeline.runs.report.page.rewards import Group, rewards_of
 from pipeline.runs.report.page.samples import Shown, samples_of
@@ -86,7 +95,7 @@ def run_page(run: LoadedRun, name: str) -> RunPage:
         unfinished=_unfinished(run),
         facts=_facts(run, results),
         places=list(dict.fromkeys(shown_results.place_of(row) for row in results.pooled)),
-        algos=shown_results.algos_of(results),
+        algos=drawn_methods(results),
         metrics=shown_results.metrics_of(results),
         tables=shown_results.tables_of(results, compute),
         series=shown_results.series_of(results),

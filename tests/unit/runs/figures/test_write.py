@@ -86,7 +86,7 @@ def test_a_long_legend_takes_no_room_from_the_axes() -> None:
     with styled():
         heights = []
         for some in (series[:4], series):
-            figure = charts.rounds(some, "pass@1")
+            figure = charts.rounds(some, "pass@1", [one.name for one in series])
             figure.draw_without_rendering()
             heights.append(figure.axes[0].get_window_extent().height)
     assert heights[1] >= 0.9 * heights[0]

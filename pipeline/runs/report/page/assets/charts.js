@@ -1,17 +1,10 @@
 // Charts: drawn when they come into view, redrawn when a choice, the theme or the width changes.
 
-/** Okabe and Ito's colours, which people of every colour vision can tell apart, without those too near to the ground. */
-const PALETTES = {
-  light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9"],
-  dark: ["#4ba6e0", "#f0803c", "#2fc496", "#e39cc4", "#e6b93c", "#9bd4f5"],
-};
-const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-const PATTERNS = ["", "/", "x", "."];
-const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x"];
+const { light: LIGHT, dark: DARK, dashes: DASHES, marks: MARKS, patterns: PATTERNS } = data.looks;
 const NARROW = 620;
 
 const theme = { dark: false };
-const palette = () => PALETTES[theme.dark ? "dark" : "light"];
+const palette = () => theme.dark ? DARK : LIGHT;
 const ground = () => getComputedStyle(document.documentElement);
 const variable = (name) => ground().getPropertyValue(name).trim();
 
@@ -35,7 +28,7 @@ function look(number) {
   return {
     colour: colours[number % colours.length],
     dash: DASHES[turn % DASHES.length],
-    symbol: SYMBOLS[(number + turn) % SYMBOLS.length],
+    symbol: MARKS[(number + turn) % MARKS.length],
     pattern: { shape: PATTERNS[turn % PATTERNS.length], fillmode: "overlay", fgopacity: 0.6, size: 6 },
   };
 }

@@ -3,7 +3,7 @@
 const runs = data.runs;
 const several = runs.length > 1;
 const REFERENCE = "reference";
-const algos = unique(runs.flatMap((run) => run.algos)).filter((one) => one !== REFERENCE);
+const algos = unique(runs.flatMap((run) => run.algos));
 const places = unique(runs.flatMap((run) => run.places));
 const metrics = [...new Map(runs.flatMap((run) => run.metrics))];
 const headings = new Map(metrics);
@@ -11,14 +11,14 @@ const heading = (metric) => headings.get(metric) ?? metric;
 
 /** Of the run and a method: a colour for each method, dashes and symbols for runs and where colours do not suffice. */
 function lookOf(run, algo) {
-  const rows = Math.max(1, Math.ceil(algos.length / PALETTES.light.length)) * PALETTES.light.length;
+  const rows = Math.max(1, Math.ceil(algos.length / LIGHT.length)) * LIGHT.length;
   const found = look(Math.max(0, algos.indexOf(algo)) + rows * runs.indexOf(run));
   return algo === REFERENCE ? { ...found, colour: theme.dark ? "#a3abb5" : "#6b7280", symbol: "circle-open" } : found;
 }
 
 const nameIn = (run, algo) => several ? `${run.name} · ${algo}` : algo;
 const titleOf = (run) => run.name.includes(run.stamp) ? run.name : `${run.name} (${run.stamp})`;
-const everyName = unique(runs.flatMap((run) => [...run.algos, ...run.fronts.map((one) => one.front)].map((algo) => nameIn(run, algo))));
+const everyName = unique(runs.flatMap((run) => [REFERENCE, ...run.algos].map((algo) => nameIn(run, algo))));
 
 /** The name of a method for a legend or an axis: brief, unless another one would then look the same. */
 function shortName(name, most) {
@@ -164,9 +164,9 @@ function drawRounds(all, withKl, { metric, place }) {
 
 function drawFronts(all, { metric, place }) {
   const traces = [], rows = [];
-  const own = all.filter((one) => one.place === place), names = unique(own.map((one) => one.front));
+  const own = all.filter((one) => one.place === place);
   for (const [key, points] of grouped(own, (one) => JSON.stringify([one.run.stamp, one.run.name, one.front]))) {
-    const { run, front: name } = points[0], found = look(names.indexOf(name) + runs.indexOf(run) * 36);
+    const { run, front: name } = points[0], found = lookOf(run, name);
     const asPoints = (some) => ({ x: some.map((one) => one.kl), xLow: some.map((one) => one.kl_low), xHigh: some.map((one) => one.kl_high), y: some.map((one) => one.value), yLow: some.map((one) => one.low), yHigh: some.map((one) => one.high), words: some.map((one) => one.point) });
     const best = points.filter((one) => one.is_best).sort((a, b) => a.kl - b.kl), others = points.filter((one) => !one.is_best);
     traces.push({ ...cloud(run, nameIn(run, name), found, asPoints(best), "lines+markers"), legendgroup: key });

@@ -20,7 +20,7 @@ function promptsOf() {
 }
 
 /** Methods in order: references first. */
-const inOrder = (names) => names.sort((one, other) => other.endsWith(REFERENCE) - one.endsWith(REFERENCE) || one.localeCompare(other));
+const inOrder = (names) => names.sort((one, other) => other.endsWith(REFERENCE) - one.endsWith(REFERENCE) || everyName.indexOf(one) - everyName.indexOf(other));
 
 function samples() {
   if (!runs.some((run) => run.samples.prompt.length)) return;

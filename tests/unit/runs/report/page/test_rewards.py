@@ -10,7 +10,7 @@ from pipeline.runs.report.page.rewards import BINS, rewards_of
 def test_few_different_rewards_have_a_bar_each() -> None:
     found = rewards_of({("d · m", "PITA", 1): [0.0, 1.0, 1.0], ("d · m", "reference", 0): [0.5]}, there=4)
     assert (found.edges, found.exact) == ({"d · m": [0.0, 0.5, 1.0]}, ["d · m"])
-    assert [(one.algo, one.counts) for one in found.histograms] == [("PITA", [1, 0, 2]), ("reference", [0, 1, 0])]
+    assert [(one.algo, one.counts) for one in found.histograms] == [("reference", [0, 1, 0]), ("PITA", [1, 0, 2])]
     assert found.about == "Of all completions that were evaluated."
 
 

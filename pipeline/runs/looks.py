@@ -1,0 +1,46 @@
+"""How methods and stages look, on pages and in figures alike: their order, and what goes by it. Pure.
+
+The first six differ by colour; further ones have the same colours again with other dashes, marks or patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.config.fronts import by_settings, point_of
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.runs.record import Results
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
+"""Of Okabe and Ito, which people of every colour vision can tell apart; the yellow darker, to be seen on white."""
+ON_DARK = ("#4ba6e0", "#f0803c", "#2fc496", "#e39cc4", "#e6b93c", "#9bd4f5")
+"""The same for a dark ground."""
+DASHES: Mapping[str, Any] = {
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+    "longdash": (0, (8, 3)),
+    "longdashdot": (0, (8, 3, 1, 3)),
+}
+"""What plotly calls a line -> what matplotlib does."""
+MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P", "x": "X"}
+"""Likewise of a point,"""
+PATTERNS = {"": "", "/": "////", "x": "xxxx", ".": "...."}
+"""and of what fills a bar."""
+
+
+def reading_order(name: str) -> tuple[object, ...]:
+    """What methods are sorted by where they are read: the reference first, points of a front beside each other."""
+    return (name != REFERENCE, *by_settings(name))
+
+
+def drawn_methods(results: Results) -> list[str]:
+    """The methods of a run in the order of their looks, without the reference.
+
+    Points of fronts come after all methods, so that they change the look of none; a method that ran at several
+    points alone is there too, as the name of its front.
+    """
+    names = {row.algo for row in results.pooled} | {row.front for row in results.fronts}
+    return sorted(names - {REFERENCE}, key=lambda name: (point_of(name)[1] != "", by_settings(name)))
