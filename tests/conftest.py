@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +38,10 @@ def _forget_who_started_this() -> None:
     # As workers have it on a CPU. Threads that wait for each other in every small product, while as many tests run
     # as there are cores, take several times as long as one that does it alone.
     os.environ |= dict.fromkeys(THREAD_VARIABLES, "1")
+    # As Python is by default: else hundreds of processes compile the package, and each worker of xdist all tests.
+    sys.dont_write_bytecode = False
     for name in (
+        "PYTHONDONTWRITEBYTECODE",
         "COLUMNS",
         "LINES",
         "NO_COLOR",

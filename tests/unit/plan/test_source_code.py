@@ -1,5 +1,6 @@
 """Keys cover the source of the user's own code, and nothing of what ships."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,7 @@ def edit(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
+    os.utime(file, (0, 0))  # what Python compiled is known by the second and the size of its source
 
 
 def test_the_same_source_gives_the_same_keys(folder: Path) -> None:
