@@ -30,7 +30,8 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from pipeline.config.load import load_config, to_plain
+from pipeline.config.load import load_config
+from pipeline.config.plain import to_plain
 from pipeline.config.shipped import ALGORITHMS
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError, StoreError

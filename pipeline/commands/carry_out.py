@@ -29,7 +29,7 @@ from pipeline.commands.run_messages import (
 )
 from pipeline.commands.start import settle
 from pipeline.commands.track import tracked
-from pipeline.config.load import to_plain
+from pipeline.config.plain import to_plain
 from pipeline.config.schema import StageChoice
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import PLAN_SVG, RunFolder, create_run_folder

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.push import check_repository, push
-from pipeline.config.load import to_plain
+from pipeline.config.plain import to_plain
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text

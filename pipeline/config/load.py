@@ -1,17 +1,15 @@
-"""From the command line to typed configuration, and from typed configuration to plain data and back.
+"""From the command line, or the plain data of a run folder, to typed configuration.
 
-Hydra composes, OmegaConf checks types against the schema, and `explain` says in words what they raise. Workers
-receive the plain form and rebuild the typed one.
+Hydra composes, OmegaConf checks types against the schema, and `explain` says in words what they raise.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,10 +27,9 @@ from pipeline.config.explain import COMPOSITION_ERRORS, explain, one_line
 from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.install import conf_dir
 from pipeline.config.limits import bound_files, check_overrides
-from pipeline.config.schema import Config, StageConfig
+from pipeline.config.schema import Config
 from pipeline.config.sweeps import bound_sweeps
 from pipeline.config.tables import TABLES, all_shipped, settings_class
-from pipeline.config.user_code import import_object
 from pipeline.config.values import brief, value_problems
 from pipeline.errors import ConfigError
 
@@ -179,50 +176,9 @@ def typed(composed: DictConfig) -> Config:
         raise explain(error) from error
 
 
-def to_plain(config: object) -> dict[str, Any]:
-    """Any configuration dataclass as plain JSON data; enums become their names."""
-    node = OmegaConf.structured(config)
-    plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True)
-    return cast("dict[str, Any]", plain)
-
-
 def config_from_plain(plain: Mapping[str, Any]) -> Config:
     """Rebuild what `to_plain` made of a `Config`."""
     return cast("Config", _to_object(OmegaConf.create(dict(plain)), Config))
-
-
-def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:
-    """Rebuild the sections that a stage declared; reading any other one raises.
-
-    Args:
-        plain: Section name -> plain data. The sections ``algo``, ``dataset`` and ``model`` carry the name of
-            their schema under ``_schema_``.
-    """
-    config = StageConfig()
-    for section in fields(StageConfig):
-        if section.name in plain:
-            setattr(config, section.name, _rebuild(plain[section.name], getattr(config, section.name)))
-        else:
-            delattr(config, section.name)
-    return config
-
-
-def _rebuild(plain: Mapping[str, Any], default: object) -> Any:
-    data = dict(plain)
-    schema = data.pop("_schema_", None)
-    kind: Any = import_object(schema) if schema else type(default)
-    return deepcopy(_filled(kind, json.dumps(data)))  # a stage may do with its settings as it likes
-
-
-@lru_cache(maxsize=256)
-def _filled(kind: type[Any], data: str) -> Any:
-    """Kept, since the stages of a run have the same few sections and OmegaConf takes long."""
-    return filled(kind, {}, json.loads(data))
-
-
-def schema_path(config: object) -> str:
-    """Dotted path of a configuration's dataclass, as ``module:Class``."""
-    return f"{type(config).__module__}:{type(config).__qualname__}"
 
 
 def _check_choices(overrides: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config.bases import AlgoConfig
-from pipeline.config.load import schema_path, to_plain
+from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import PlanError

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.checks import refuse_all
-from pipeline.config.load import schema_path, to_plain
+from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.schema import Config
 from pipeline.config.shipped import REWARD_MODEL, REWARDS
 from pipeline.errors import ConfigError, describe_exit

@@ -141,9 +141,10 @@ HEAVY = "torch transformers trl datasets pandas scipy wandb trackio tensorboardX
             HEAVY,
         ),
         ("import pipeline.engine.workers.entrypoint, pipeline.engine.workers.rank", f"{HEAVY} numpy omegaconf"),
+        ("import pipeline.learning.algos.stage_entry", f"{HEAVY} hydra networkx"),
         ("import pipeline.learning.rewards.grader", f"{HEAVY} numpy omegaconf"),
     ],
-    ids=["package", "command line", "plan", "worker", "grader"],
+    ids=["package", "command line", "plan", "worker", "stage", "grader"],
 )
 def test_what_takes_long_is_not_imported_by(statement: str, heavy: str) -> None:
     code = f"{statement}\nimport sys\nfound = set({heavy!r}.split()) & set(sys.modules)\nassert not found, found"

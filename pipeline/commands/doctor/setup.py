@@ -15,7 +15,8 @@ from pipeline.commands.doctor.check import Check, Verdict
 from pipeline.commands.doctor.facts import TorchFacts
 from pipeline.commands.doctor.host import WORKER_MEMORY_GIB
 from pipeline.config.install import conf_dir, install_command
-from pipeline.config.load import config_from_plain, load_config, to_plain
+from pipeline.config.load import config_from_plain, load_config
+from pipeline.config.plain import to_plain
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import usable_cores
 from pipeline.engine.devices.select import choose_devices

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.config.load import stage_config_from_plain
+from pipeline.config.plain import stage_config_from_plain
 from pipeline.config.schema import Sharding, StageConfig, Strategy
 from pipeline.config.user_code import check_unchanged
 from pipeline.learning.algos.base import JobContext

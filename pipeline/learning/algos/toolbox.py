@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config.load import to_plain
+from pipeline.config.plain import to_plain
 from pipeline.files import json_text
 from pipeline.learning.algos import sweep
 from pipeline.learning.algos.base import DATASET, PROMPTS, JobContext

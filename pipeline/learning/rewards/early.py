@@ -12,8 +12,8 @@ import signal
 import sys
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.load import stage_config_from_plain
 from pipeline.config.place import told
+from pipeline.config.plain import stage_config_from_plain
 from pipeline.errors import PipelineError
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.probe import check_judge, check_rewards

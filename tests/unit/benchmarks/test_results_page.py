@@ -11,7 +11,8 @@ import yaml
 from benchmarks import results
 from benchmarks.results import PARTS, Part, main, methods, overrides_of, written
 from pipeline.config.checks import check_config
-from pipeline.config.load import load_config, to_plain
+from pipeline.config.load import load_config
+from pipeline.config.plain import to_plain
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder, create_run_folder
 from pipeline.plan.build import build_plan

@@ -6,7 +6,8 @@ import pytest
 
 from pipeline.config.checks import check_config
 from pipeline.config.fronts import point_of
-from pipeline.config.load import config_from_plain, to_plain
+from pipeline.config.load import config_from_plain
+from pipeline.config.plain import to_plain
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.dpo import DPOConfig

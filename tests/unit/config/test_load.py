@@ -11,7 +11,8 @@ from pipeline.__main__ import app
 from pipeline.config.explain import explain
 from pipeline.config.install import conf_dir
 from pipeline.config.known import COMMANDS
-from pipeline.config.load import config_from_plain, load_config, schema_path, stage_config_from_plain, to_plain
+from pipeline.config.load import config_from_plain, load_config
+from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
 from pipeline.config.schema import Attention, Backend, Config
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.pita import PITAConfig

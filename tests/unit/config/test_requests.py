@@ -17,7 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.checks import check_config
 from pipeline.config.explain import explain
-from pipeline.config.load import load_config, to_plain, typed
+from pipeline.config.load import load_config, typed
+from pipeline.config.plain import to_plain
 from pipeline.config.schema import Config
 from pipeline.config.shipped import ALGORITHMS
 from pipeline.errors import PipelineError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.config.load import to_plain
+from pipeline.config.plain import to_plain
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.candidates import candidates_note
 from pipeline.learning.algos.value_guided import ValueAlgoConfig
