@@ -7,7 +7,11 @@ from difflib import get_close_matches
 
 
 class PipelineError(Exception):
-    """Base of every error this package raises on purpose; `cli` prints it without a traceback."""
+    """Base of every error this package raises on purpose; `cli` and notebooks show it without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows in the place of a traceback: what is wrong is said, and no code of ours."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(PipelineError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from safetensors import SafetensorError
 
+from pipeline.commands.arguments import check_types
 from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, DeviceError
@@ -88,6 +89,12 @@ def guided(
         DeviceError: There is no such device.
         StoreError: The model is not trained yet.
     """
+    check_types(str, Path, Run, LoadedRun, model=model)
+    check_types(str, None, chain=chain, device=device, dtype=dtype, attention=attention)
+    check_types(int, None, round=round)
+    check_types(float, None, eta=eta)
+    check_types(str, Path, None, reference=reference)
+    check_types(str, Path, output_dir=output_dir)
     found = _found(model.loaded if isinstance(model, Run) else model, chain, round, Path(output_dir))
     if reference is not None:
         found = replace(found, reference=lambda: _given_reference(str(reference)))

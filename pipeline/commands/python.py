@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
 from pipeline import arithmetic
+from pipeline.commands.arguments import check_types
 from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
@@ -70,6 +71,9 @@ def load_run(name: str, run: str | None = None, output_dir: str | Path = "output
     Raises:
         ConfigError: There is no such run.
     """
+    check_types(str, name=name)
+    check_types(str, None, run=run)
+    check_types(str, Path, output_dir=output_dir)
     return Run(load(choose_run(Path(output_dir), name, run)))
 
 
@@ -79,7 +83,8 @@ def _settings(settings: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: They are no list of texts, or have other flags.
     """
-    if isinstance(settings, str) or not all(isinstance(word, str) for word in settings):
+    is_list = isinstance(settings, Iterable) and not isinstance(settings, str)
+    if not is_list or not all(isinstance(word, str) for word in settings):
         raise ConfigError(
             'settings are a list of texts, as in pipeline.run(["experiment.name=x", "algos=[PITA]"]), not '
             f"{settings!r}"

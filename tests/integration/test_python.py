@@ -75,12 +75,14 @@ def test_a_notebook_runs_and_shows_experiments(
         "[str(run.curves.dtypes[name]) for name in ('seed', 'loss')], run.pooled.value.notna().any().item()",
         f"mine = pipeline.run({[*settings, *counted]!r})",
         "mine.exit_code, mine.state",
+        "pipeline.load_run(None)",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    book.cells[-1].metadata["tags"] = ["raises-exception"]
     NotebookClient(
         book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
-    shown, frames, types, computed, ended = (cell.outputs for cell in book.cells)
+    shown, frames, types, computed, ended, wrong = (cell.outputs for cell in book.cells)
     assert "<table>" in shown[0].data["text/html"]
     assert "PITA" in shown[0].data["text/html"]
     assert frames[0].data["text/plain"] == "(['PITA', 'QSharp', 'reference'], 400, ['done'])"
@@ -91,3 +93,4 @@ def test_a_notebook_runs_and_shows_experiments(
     assert "\r" not in lines
     assert {output.output_type for output in computed} == {"stream"}
     assert ended[0].data["text/plain"] == "(0, 'done')"
+    assert wrong[0].traceback == ["ConfigError: name=None: must be a text; it is of type NoneType"]
