@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.push import check_repository, push
+from pipeline.commands.targets import refuse_store
 from pipeline.config.plain import to_plain
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
@@ -87,6 +88,7 @@ def export(
         check_repository(repository)
     _check_free(to)
     run = load(choose_run(output_dir, name, stamp))
+    refuse_store("--to", to.expanduser(), [run])
     found = find_trained(run, chain, number)
     _check_whole(run.store, found)
     _write(found, to, repository or str(to))
@@ -123,6 +125,7 @@ def _write(found: Trained, to: Path, place: str) -> None:
             _fill(found, folder, place)
             folder.replace(target)
     except OSError as error:
+        _check_free(to)  # somebody may have put something there meanwhile
         raise PipelineError(f"cannot write {to}: {error.strerror or error}. Nothing was left there") from error
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.commands.results import short
+from pipeline.commands.targets import refuse_store
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import plain_target
 from pipeline.runs.index import choose_run, newest_of_several
+from pipeline.runs.loaded import LoadedRun, load
 from pipeline.terminal.console import say
 
 FILE = "report.html"
@@ -38,6 +40,8 @@ def report(output_dir: Path, names: Sequence[str], stamp: str | None, out: Path 
     folders = [choose_run(output_dir, name, stamp) for name in dict.fromkeys(names)]
     for note in filter(None, map(newest_of_several, folders if stamp is None else ())):
         say(console, note)
+    if out is not None:
+        refuse_store("--out", out, map(LoadedRun, folders))
     path = out or (folders[0].report if len(folders) == 1 else output_dir / FILE)
     try:
         write_report(path if out is None else plain_target(out), folders)
@@ -56,7 +60,6 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
     # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
     from pipeline.runs.comparison.names import run_names
     from pipeline.runs.comparison.runs import compare_runs, compared
-    from pipeline.runs.loaded import load
     from pipeline.runs.report.page.html import write_page
     from pipeline.runs.report.page.results import page_table
     from pipeline.runs.report.page.run import page_of

@@ -217,6 +217,23 @@ def test_a_folder_that_holds_something_is_left_alone(outputs: Path, tmp_path: Pa
     assert (tmp_path / "empty" / "README.md").exists()
 
 
+def test_who_comes_second_to_a_folder_is_told_that_something_is_there(
+    outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = module._fill
+
+    def overtaken(*given: Any) -> None:
+        fill(*given)
+        monkeypatch.setattr(module, "_fill", fill)
+        export(outputs, "t", "PITA", tmp_path / "model")
+
+    monkeypatch.setattr(module, "_fill", overtaken)
+    with pytest.raises(ConfigError, match=r"model: there is something already"):
+        export(outputs, "t", "QSharp", tmp_path / "model")
+    assert read_usage(tmp_path / "model" / "usage.json").chain.endswith("PITA")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_chain_that_is_not_finished_is_refused(copied: Path, tmp_path: Path) -> None:
     shutil.rmtree(training(copied))
     said = r"QSharp: round 2 of 2 is not trained.*Rounds that are there: 1\."
