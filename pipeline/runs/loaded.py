@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pipeline.config.bounds import LARGEST_FILE, RESOLVED, read_resolved
 from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
@@ -88,10 +89,24 @@ class LoadedRun:
     def config(self) -> dict[str, Any]:
         """The resolved configuration as plain data; empty where it cannot be read."""
         try:
-            loaded = yaml.safe_load(read_plain(self.folder.config, follow=True))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+            return self.read_config()
+        except ConfigError:
             return {}
-        return loaded if isinstance(loaded, dict) else {}
+
+    def read_config(self) -> dict[str, Any]:
+        """The same, for those who cannot do without.
+
+        Raises:
+            ConfigError: It cannot be read; says why.
+        """
+        try:
+            loaded = read_resolved(read_plain(self.folder.config, RESOLVED * LARGEST_FILE, follow=True))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError, ConfigError) as error:
+            said = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+            raise ConfigError(f"{self.folder.config} cannot be read: {said}") from error
+        if not isinstance(loaded, dict):
+            raise ConfigError(f"{self.folder.config} cannot be read: it is no table of settings")
+        return loaded
 
     @cached_property
     def origin(self) -> Origin:

@@ -7,16 +7,18 @@ where an earlier version made the output, and then the configuration says the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config.bases import DatasetConfig, ModelConfig
+from pipeline.config.checks import refuse_all
 from pipeline.config.explain import COMPOSITION_ERRORS, explain
 from pipeline.config.load import config_from_plain
 from pipeline.config.schema import Config, LongPrompts
+from pipeline.config.values import value_problems
 from pipeline.errors import ConfigError, StoreError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.algos.base import REFERENCE, Algorithm
@@ -215,13 +217,29 @@ def config_of(run: LoadedRun) -> Config:
     Raises:
         ConfigError: It cannot be read, or holds what this version does not know.
     """
+    plain = run.read_config()
     try:
-        return config_from_plain(run.config)
+        config = config_from_plain(plain)
+        refuse_all(list(value_problems(config)))
+        refuse_all(list(_missing(run, config)))
     except (ConfigError, *COMPOSITION_ERRORS) as error:
         said = error if isinstance(error, ConfigError) else explain(error)
         raise ConfigError(
             f"{run.folder.config} cannot be read as a configuration ({said}). The run's command writes it again"
         ) from error
+    return config
+
+
+def _missing(run: LoadedRun, config: Config) -> Iterator[str]:
+    """Sections that trainings of the run rest on, and that the configuration lacks."""
+    jobs = [job for job in run.plan.jobs.values() if job.stage == TRAIN]
+    names = {
+        "algos": {job.algo for job in jobs} - {REFERENCE},
+        "datasets": {job.dataset for job in jobs},
+        "models": {job.model for job in jobs},
+    }
+    for table, needed in names.items():
+        yield from (f"{table}.{name} is missing" for name in sorted(needed - getattr(config, table).keys()))
 
 
 def _kind_of(config: Config, algo: str) -> type[Algorithm]:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import pipeline
 from pipeline.__main__ import app
+from pipeline.commands import export as module
 from pipeline.commands.export import export
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
@@ -326,11 +327,37 @@ def test_the_strength_that_a_sweep_has_chosen_is_taken(copied: Path, tmp_path: P
     assert read_guidance(tmp_path / "x" / GUIDANCE).eta == 0.3
 
 
-def test_a_configuration_of_another_version_is_told(copied: Path) -> None:
-    run = run_of(copied)
-    run.folder.config.write_text("generation: {temperature: hot}")
-    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read as a configuration .*temperature"):
-        pipeline.guided("t", "QSharp", output_dir=copied)
+LAUGHS = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
+)
+
+
+@pytest.mark.parametrize(
+    ("altered", "said"),
+    [
+        ({"generation": {"temperature": "hot"}}, "as a configuration .*temperature"),
+        ({"generation": {"max_new_tokens": 10**11}}, r"as a configuration .*max_new_tokens=10+: must be"),
+        ({"models": {}}, r"as a configuration .*models\.tiny is missing"),
+        (LAUGHS, "more than 200,000 values"),
+        ("seeds: [" + "1, " * 2_000_000 + "1]", "larger than 4,000,000 bytes"),
+        ("a: [", "expected"),
+        ("- 1", "it is no table of settings"),
+    ],
+    ids=["other version", "absurd size", "incomplete", "anchors", "bytes", "no YAML", "a list"],
+)
+def test_a_configuration_that_was_altered_is_one_message(
+    copied: Path, altered: dict[str, Any] | str, said: str
+) -> None:
+    config = run_of(copied).folder.config
+    if isinstance(altered, dict):
+        altered = yaml.safe_dump({**yaml.safe_load(config.read_text()), **altered})
+    config.write_text(altered)
+    for use in (
+        lambda: pipeline.guided("t", "QSharp", output_dir=copied),
+        lambda: export(copied, "t", "QSharp", copied / "x"),
+    ):
+        with pytest.raises(ConfigError, match=rf"config\.yaml cannot be read.*{said}"):
+            use()
 
 
 def test_the_command_says_what_it_left_or_why_not(outputs: Path, tmp_path: Path) -> None:

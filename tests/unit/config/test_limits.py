@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.bounds import DEEPEST, LARGEST_FILE, MOST_VALUES, check_file
 from pipeline.config.install import conf_dir
-from pipeline.config.limits import DEEPEST, LARGEST_FILE, MOST_VALUES, check_file, check_overrides
+from pipeline.config.limits import check_overrides
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
 
