@@ -96,6 +96,8 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     check_size(config)
     if (number := extent_of(config).jobs) >= LARGE and on_large:
         on_large(f"planning some {number:,} jobs")
+    store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
+    _check_names(Path(config.output_dir).absolute(), store.root)
     check_together(lambda: check_sources(config), lambda: check_models(config))
     # What joins datasets and models makes sense only of those that are there.
     check_tokenizers(config)
@@ -106,7 +108,6 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     gpu = any(device.kind == "cuda" for device in devices)
     idle = idle_settings(config, given, gpu=gpu)
     config, warning = usable_attention(config, gpu=gpu)
-    store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name: count_weights(model) for name, model in config.models.items()}
     plan = build_plan(
@@ -120,6 +121,18 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     said = [one for one in (warning, slow_precision(config, gpu)) if one is not None]
     warnings = (*import_warnings(), *said, *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings, given=tuple(given))
+
+
+def _check_names(*folders: Path) -> None:
+    """Refuse folders whose names libraries of models cannot take; that of the working folder is in them."""
+    for folder in folders:
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"outputs would go to {folder}, whose name is no UTF-8, so that no model could be written there: "
+                "start in a folder with another name, or set output_dir to one"
+            ) from None
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
