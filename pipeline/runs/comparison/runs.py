@@ -205,11 +205,12 @@ def _is_of_one(key: Key) -> bool:
 
 
 def headings_of(columns: Sequence[str]) -> dict[str, str]:
-    """The ends of columns that no other one has."""
-    return {
-        name: next(end for end in _ends(name) if sum(f".{other}".endswith(f".{end}") for other in columns) == 1)
-        for name in columns
-    }
+    """The ends of columns that no other one has; one that is itself the end of another keeps its name."""
+
+    def is_of_one(end: str) -> bool:
+        return sum(f".{other}".endswith(f".{end}") for other in columns) == 1
+
+    return {name: next(filter(is_of_one, _ends(name)), name) for name in columns}
 
 
 def _ends(name: str) -> Iterator[str]:

@@ -69,9 +69,7 @@ def _columns(
     metric = rows[0].result.metric
     yield Column(heading="algorithm", least=LEAST_NAME)
     for key in shown:
-        heading = comparison.headings[key]
-        # A column of results is called as one setting is.
-        heading = f"{heading} (setting)" if heading == _SEEDS else heading
+        heading = _of_setting(comparison.headings[key], [_SEEDS])
         rank = 2 if key in telling else 9
         yield Column(heading=heading, right=True, rank=rank, least=LEAST_NAME)
     yield Column(heading="run", rank=2 if needs_run else EXTRA + 4, least=LEAST_NAME)
@@ -85,6 +83,11 @@ def _columns(
     yield number_column("per answer", EXTRA + 1)
     yield number_column("device s", EXTRA + 2)
     yield number_column(_SEEDS, EXTRA + 3)
+
+
+def _of_setting(heading: str, others: Sequence[str]) -> str:
+    """The heading of a setting, also where a column of results is called so."""
+    return f"{heading} (setting)" if heading in others else heading
 
 
 def _cells(row: RunRow, shown: Sequence[str]) -> list[str]:
@@ -135,7 +138,9 @@ def comparison_csv(comparison: RunComparison) -> str:
     measured = ("round", "metric", "value", "ci_low", "ci_high", "difference", "difference_low", "difference_high")
     taken = ("kl", "j", "flops", "answer", "device_s")
     place = ("dataset", "model", "algo")
-    writer.writerow(["run", "state", *place, *comparison.settings, *measured, *taken, "references", "seeds", "n"])
+    before, after = ("run", "state", *place), (*measured, *taken, "references", _SEEDS, "n")
+    settings = [_of_setting(key, [*before, *after]) for key in comparison.settings]
+    writer.writerow([*before, *settings, *after])
     for row in comparison.rows:
         cells: list[object] = [" ".join(row.runs), row.state, *(getattr(row, name) for name in place)]
         cells += [row.settings.get(key) for key in comparison.settings]

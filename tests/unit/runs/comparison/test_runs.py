@@ -96,6 +96,16 @@ def test_settings_that_tell_rows_apart_stay_while_there_is_room_for_any() -> Non
     assert telling_apart(found.rows, found.settings) == ["training.warmup"]
 
 
+def test_a_setting_that_is_called_as_a_column_of_results_has_a_heading_of_its_own() -> None:
+    found = compare_runs(
+        [run(f"{n}", n, pooled_row("PITA", 2, 0.5), seeds=n, experiment={"seeds": [n]}) for n in (1, 2)]
+    )
+    head = comparison_csv(found).splitlines()[0].split(",")
+    assert len(set(head)) == len(head)
+    assert {"seeds", "seeds (setting)", "experiment.seeds"} <= set(head)
+    assert found.headings["seeds"] == "seeds"
+
+
 def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
     lines = comparison_csv(
         compare_runs([run("=1", 2, pooled_row("PITA", 2, 0.5)), run("b", 10, pooled_row("PITA", 2, 0.75))])
