@@ -60,7 +60,10 @@ class _Sums:
 
     def add(self, name: str, values: Any) -> None:
         if name in FIELDS:
-            raise JobError(f"add_to_curve({name}=...): every step has that by itself; give it another name")
+            raise JobError(
+                f"add_to_curve({name}=...): every step has that by itself; give it another name. Taken are "
+                f"{', '.join(FIELDS)}"
+            )
         found = torch.as_tensor(values).detach()
         self._added.setdefault(name, []).append((found.double().sum(), found.numel()))
 
