@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,11 +170,24 @@ def every_strategy(work: Work) -> None:
             _keep(work, f"resumed {name}", model, losses, ranks)
         for name in work.payload["policies"]:
             _keep(work, name, *POLICIES[name](ranks, curve_in(work.out / name)), ranks)
-        stopped = checkpoints(work.out / "checkpoints" / "stopped", met, stopping=lambda: met.rank == 1)
+        stopped = checkpoints(work.out / "checkpoints" / "stopped", met, stopping=lambda: met.rank == met.size - 1)
         try:
             value(met, stopped)
         except JobStopped as error:
             print(f"stopped {error}")
+
+
+def forked_rank(rank: int, environment: dict[str, str], out: Path, payload: dict[str, object]) -> None:
+    """One of several processes that do the same, without an engine: its output and log are below a folder."""
+    os.environ |= environment
+    sys.stdout = (out / f"rank{rank}.txt").open("w")
+    os.dup2(sys.stdout.fileno(), 1)
+    folder = out / f"rank{rank}"
+    work: Any = SimpleNamespace(
+        rank=rank, world_size=int(environment["WORLD_SIZE"]), device="cpu", out=folder, payload=payload
+    )
+    every_strategy(work)
+    sys.stdout.flush()
 
 
 def _value_of_a_dying_rank(work: Work, ranks: Ranks) -> None:

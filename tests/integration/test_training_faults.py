@@ -1,8 +1,6 @@
 """Trainings that are killed or stopped end in the bytes of one that ran through."""
 
 import json
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import signal
 from collections.abc import Iterator
@@ -13,18 +11,15 @@ from typing import Any
 import pytest
 
 from pipeline.errors import JobStopped
+from tests.doubles.forked import fork_server
 from tests.doubles.training import MOMENTS, STEPS, TRAININGS, run_training
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ForkServerContext]:
     """Child processes that have torch loaded when they start."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.doubles.training"])
-    yield context
-    # Other tests count the children of this process.
-    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    multiprocessing.resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+    with fork_server("tests.doubles.training") as context:
+        yield context
 
 
 def attempt(processes: ForkServerContext, *args: Any, **settings: Any) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,13 +13,16 @@ from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel
 
 from pipeline.config.schema import RetryConfig
+from pipeline.engine.devices.worker_env import rank_environment
 from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import Ranks, Spread, join
 from pipeline.outputs.curves import read_curve
 from tests.doubles import ranks as doubles
 from tests.doubles.engine import Engine, job, key
+from tests.doubles.forked import fork_server
 
 TOLERANCE = 1e-5
 """Of a loss, in nats. Sums in another order differ in the last bits; 3e-7 was the most that was seen."""
@@ -75,56 +79,81 @@ def check_equal(made: Path, expected: Path) -> None:
     assert json.loads((made / "config.json").read_text()) == json.loads((expected / "config.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("size", "spreads", "policies", "dying"),
-    [
-        (2, ["ddp", "full_shard", "no_shard", "shard_grad_op"], [*doubles.POLICIES], "full_shard"),
-        (4, ["hybrid_shard"], [], ""),
-    ],
-    ids=["2 ranks", "4 ranks"],
-)
-def test_every_strategy_gives_the_curve_of_one_process(
-    engine: Engine, tmp_path: Path, alone: Path, size: int, spreads: list[str], policies: list[str], dying: str
-) -> None:
-    """And a rank that is killed costs what came after the checkpoint: all in one job: ranks are slow to start."""
-    for name in spreads:
-        shutil.copytree(alone / "half", tmp_path / "half" / name)
-    payload = {"half_done": str(tmp_path / "half"), "spreads": spreads, "policies": policies, "dying": dying}
-    train = job("train", "tests.doubles.ranks:every_strategy", devices=size, payload=payload)
-    outcome = engine.run(train, workers=size, retry=RetryConfig(worker_lost=2))
-    attempts = 2 if dying else 1
-    log = engine.log("train", attempts)
-    assert outcome.jobs["train"] is JobStatus.done, log
-    out = engine.store.path(key("train"))
-    assert "listens at ['127.0.0.1']" in log  # nobody on the network gets at the ranks
-    if dying:
-        (failed,) = engine.events("AttemptFailed")
-        assert failed["kind"] == "lost"
-        assert "rank 1 of 2 was lost (signal 9 (SIGKILL))" in failed["reason"]
-        assert (out / "steps.txt").read_text() == str(doubles.STEPS - 4)
-        check_equal(out / "value", alone / "value")
+def check_spreads(out: Path, alone: Path, back: Path, *spreads: str) -> None:
+    """What ranks made in each way is what one process makes, and can go on from."""
     for name in spreads:
         check_equal(out / f"value {name}", alone / "value")
         # A checkpoint of one process, gone on from by several, and the other way round.
         check_equal(out / f"resumed {name}", alone / "value")
         check_same_curve(out / f"value {name}", alone / "value")
         check_same_curve(out / f"resumed {name}", alone / "value")
-        shutil.copytree(out / "checkpoints" / name, tmp_path / "back" / name)
-        _, losses = doubles.value(checkpoint=doubles.checkpoints(tmp_path / "back" / name))
+        shutil.copytree(out / "checkpoints" / name, back / name)
+        _, losses = doubles.value(checkpoint=doubles.checkpoints(back / name))
         assert losses == pytest.approx(json.loads((alone / "value/losses.json").read_text()), abs=TOLERANCE)
-    for name in policies:
+        ValueModel.from_pretrained(out / f"value {name}")
+
+
+def check_logs(first: str, last: str, size: int, turns: int, *spreads: str) -> None:
+    """What the first and the last of the ranks have said."""
+    assert "listens at ['127.0.0.1']" in first  # nobody on the network gets at the ranks
+    assert f"batch of 7: 2 at once x {size} ranks x {turns} in turn ({size} ranks, " in first
+    for name in spreads:
+        assert (f"\nvalue {name}: 0 of" in first) != doubles.SPREADS[name].is_sharded
+    # The last rank alone was asked to stop; all did, at the same step.
+    for log in (first, last):
+        assert "stopped at step 1; the next attempt goes on from step 1" in log
+
+
+def test_every_strategy_gives_the_curve_of_one_process(engine: Engine, tmp_path: Path, alone: Path) -> None:
+    """And a rank that is killed costs what came after the checkpoint: all in one job: ranks are slow to start."""
+    spreads, dying = ["ddp", "full_shard", "no_shard", "shard_grad_op"], "full_shard"
+    for name in spreads:
+        shutil.copytree(alone / "half", tmp_path / "half" / name)
+    payload = {
+        "half_done": str(tmp_path / "half"),
+        "spreads": spreads,
+        "policies": [*doubles.POLICIES],
+        "dying": dying,
+    }
+    train = job("train", "tests.doubles.ranks:every_strategy", devices=2, payload=payload)
+    outcome = engine.run(train, workers=2, retry=RetryConfig(worker_lost=2))
+    log = engine.log("train", 2)
+    assert outcome.jobs["train"] is JobStatus.done, log
+    out = engine.store.path(key("train"))
+    (failed,) = engine.events("AttemptFailed")
+    assert failed["kind"] == "lost"
+    assert "rank 1 of 2 was lost (signal 9 (SIGKILL))" in failed["reason"]
+    assert (out / "steps.txt").read_text() == str(doubles.STEPS - 4)
+    check_equal(out / "value", alone / "value")
+    check_spreads(out, alone, tmp_path / "back", *spreads)
+    for name in doubles.POLICIES:
         check_equal(out / name, alone / name)
         check_same_curve(out / name, alone / name)
-    ValueModel.from_pretrained(out / f"value {spreads[-1]}")
-    if "reference" in policies:
-        GPT2LMHeadModel.from_pretrained(out / "reference")
-    assert f"batch of 7: 2 at once x {size} ranks x {2 if size == 2 else 1} in turn ({size} ranks, " in log
-    assert log.count("going on from the checkpoint of step 4") == len(spreads) + bool(dying)
-    for name in spreads:
-        assert (f"\nvalue {name}: 0 of" in log) != doubles.SPREADS[name].is_sharded
-    # Rank 1 alone was asked to stop; all did, at the same step.
-    for rank_log in (log, (engine.run_dir / f"jobs/train/log{'.2' if dying else ''}.rank1.txt").read_text()):
-        assert "stopped at step 1; the next attempt goes on from step 1" in rank_log
+    GPT2LMHeadModel.from_pretrained(out / "reference")
+    check_logs(log, (engine.run_dir / "jobs/train/log.2.rank1.txt").read_text(), 2, 2, *spreads)
+    assert log.count("going on from the checkpoint of step 4") == len(spreads) + 1
+
+
+def test_ranks_of_two_machines_share_a_model_within_each(tmp_path: Path, alone: Path) -> None:
+    """Hybrid sharding, by 4 ranks without an engine, which starts so many as it does 2."""
+    shutil.copytree(alone / "half", tmp_path / "half" / "hybrid_shard")
+    payload = {"half_done": str(tmp_path / "half"), "spreads": ["hybrid_shard"], "policies": []}
+    with fork_server("tests.doubles.ranks") as processes, held_port(None) as port:
+        started = []
+        for rank in range(4):
+            (tmp_path / f"rank{rank}").mkdir()
+            environment = rank_environment(os.environ, [""] * 4, rank=rank, master_port=port)
+            args = (rank, dict(environment), tmp_path, payload)
+            started.append(processes.Process(target=doubles.forked_rank, args=args))
+            started[-1].start()
+        for process in started:
+            process.join(600)
+            process.kill()  # one that waits for a rank that is gone
+    first, *_, last = ((tmp_path / f"rank{rank}.txt").read_text() for rank in range(4))
+    assert [process.exitcode for process in started] == [0] * 4, first
+    check_spreads(tmp_path / "rank0", alone, tmp_path / "back", "hybrid_shard")
+    check_logs(first, last, 4, 1, "hybrid_shard")
+    assert first.count("going on from the checkpoint of step 4") == 1
 
 
 def test_ranks_of_another_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
