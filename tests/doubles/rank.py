@@ -1,6 +1,6 @@
 """A program to launch: says what each rank sees once all ranks have met, and then does as it is told.
 
-python tests/doubles/rank.py FOLDER [add [leave] | kill RANK | exit CODE RANK | hang | deaf RANK]
+python tests/doubles/rank.py FOLDER [add [leave] | kill RANK | hang | deaf RANK]
 
 With `add` and `kill` ranks meet over gloo and add up their numbers; else by files, which is quicker.
 FOLDER/rank-N.json is what rank N saw.
@@ -40,11 +40,9 @@ def main() -> None:
     write(folder, report)
     while not all((folder / f"rank-{rank}.json").exists() for rank in range(WORLD_SIZE)):
         time.sleep(0.02)
-    if what == "exit" and int(details[1]) == RANK:
-        sys.exit(int(details[0]))
     if what == "deaf" and int(details[0]) == RANK:
         os.kill(os.getpid(), signal.SIGKILL)
-    if what in ("exit", "hang", "deaf"):
+    if what in ("hang", "deaf"):
         time.sleep(300)
 
 

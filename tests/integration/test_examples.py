@@ -162,7 +162,31 @@ def light(own: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 MINE = ["algos=[]", "algos.Mine.class_path=my_package.my_module.Counted", "rounds_of_training=1"]
 
 
+EDITS_FIRST = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from pipeline import cli
+from pipeline.commands import carry_out
+run_jobs = carry_out.run_jobs
+def edit_first(*args, **kwargs):
+    file = Path('my_package/my_module.py')
+    file.write_text(file.read_text() + '# edited')
+    return run_jobs(*args, **kwargs)
+carry_out.run_jobs = edit_first
+if __name__ == '__main__':
+    sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
 def test_a_module_of_the_current_folder_is_found_by_workers_and_runs_again_when_edited(light: Path) -> None:
+    """Edited during a run it says so: the engine has planned with one version; workers must not run another."""
+    main = light / "main.py"
+    main.write_text(EDITS_FIRST)
+    printed = run(light, *MINE, "execution.workers=1", code=1, main=main)
+    assert "my_module.py was changed after this run had begun" in printed
+    assert [job for job in started(light) if "/Mine/" in job and "/count/" in job]
+
     run(light, *MINE, "execution.workers=1")
     first = started(light)
     assert first
@@ -173,30 +197,6 @@ def test_a_module_of_the_current_folder_is_found_by_workers_and_runs_again_when_
     file.write_text(file.read_text().replace('name: ClassVar[str] = "Counted"', 'name: ClassVar[str] = "Mine"'))
     run(light, *MINE, "execution.workers=1")
     assert sorted(started(light)) == sorted(first)
-
-
-def test_a_job_whose_source_was_edited_during_the_run_says_so(light: Path) -> None:
-    """The engine has planned with one version; workers must not run another under its keys."""
-    main = light / "main.py"
-    main.write_text(
-        "import sys\n"
-        f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from pathlib import Path\n"
-        "from pipeline import cli\n"
-        "from pipeline.commands import carry_out\n"
-        "run_jobs = carry_out.run_jobs\n"
-        "def edit_first(*args, **kwargs):\n"
-        "    file = Path('my_package/my_module.py')\n"
-        "    file.write_text(file.read_text() + '# edited')\n"
-        "    return run_jobs(*args, **kwargs)\n"
-        "carry_out.run_jobs = edit_first\n"
-        "if __name__ == '__main__':\n"
-        "    sys.exit(cli.main(sys.argv[1:]))\n"
-    )
-    printed = run(light, *MINE, "execution.workers=1", code=1, main=main)
-    assert "my_module.py was changed after this run had begun" in printed
-    assert [job for job in started(light) if "/Mine/" in job and "/count/" in job]
-    run(light, *MINE, "execution.workers=1")
 
 
 @pytest.mark.parametrize(

@@ -131,13 +131,6 @@ def test_a_rank_that_is_killed_ends_those_on_both_nodes(launches: Launches) -> N
     assert ends[0][0] != 0
 
 
-def test_the_exit_code_of_the_program_is_passed_on(launches: Launches) -> None:
-    code, said = finish(launches.start("exit", "7", "1"))
-    assert code == 7
-    assert "launch: rank 1 (pid " in said
-    assert "ended with exit code 7" in said
-
-
 def test_a_rank_that_ignores_requests_to_stop_is_killed_after_the_grace(launches: Launches) -> None:
     """Torch itself would give it half a minute."""
     code, said = finish(launches.start("deaf", "1"))
@@ -169,11 +162,13 @@ def test_ranks_end_with_a_launcher_that_is_killed(launches: Launches) -> None:
         time.sleep(0.1)
 
 
-def test_modules(tmp_path: Path) -> None:
-    """Executables the test below starts."""
+def test_a_module_gets_its_arguments_and_its_exit_code_is_passed_on(tmp_path: Path) -> None:
+    """A program may also be an executable, which the test below starts."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").touch()
-    (tmp_path / "mine" / "train.py").write_text("import os, sys\nprint(os.environ['RANK'], sys.argv[1:])")
+    (tmp_path / "mine" / "train.py").write_text(
+        "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\nsys.exit(7)"
+    )
     launch = [sys.executable, "-m", "pipeline", "launch", "--device", "cpu", "--nproc", "1"]
     done = subprocess.run(
         [*launch, "--", "-m", "mine.train", "--lr", "1"],
@@ -184,7 +179,9 @@ def test_modules(tmp_path: Path) -> None:
         timeout=MEET_S,
         check=False,
     )
-    assert (done.returncode, done.stdout.strip()) == (0, "0 ['--lr', '1']"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (7, "0 ['--lr', '1']"), done.stderr
+    assert "launch: rank 0 (pid " in done.stderr
+    assert "ended with exit code 7" in done.stderr
 
 
 def test_gpus_are_leased_while_the_program_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ AVX2 = "avx2" in Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinf
 SAME = {name: version(name).partition("+")[0] for name in MADE_WITH} == MADE_WITH
 
 SCRIPT = str(ROOT / "test_parallel_setup.py")
-WITHOUT_WORKERS = """
+WITHOUT_TORCH = """
 import runpy, sys
 from pipeline.commands import check
+from pipeline.commands.doctor import facts
 check.check_generation = check.check_arithmetic = lambda: iter(())
+facts.ask_torch = lambda: facts.TorchFacts(failure="nobody asked")
 script, sys.argv[1:] = sys.argv[1], []
 runpy.run_path(script, run_name="__main__")
 """
@@ -48,8 +50,9 @@ def test_it_passes_here_and_says_which_process_used_which_device(tmp_path: Path)
 
 def test_it_exits_with_1_and_a_remedy_when_a_check_fails(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file where a folder should be")
-    done = run(tmp_path, "-c", WITHOUT_WORKERS, SCRIPT)
+    done = run(tmp_path, "-c", WITHOUT_TORCH, SCRIPT)
     assert done.returncode == 1
+    assert "FAIL  imports: nobody asked" in done.stdout
     assert "FAIL  store: " in done.stdout
     assert "try: set output_dir" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr

@@ -36,16 +36,17 @@ def refused(config: Config) -> str:
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("overrides", "changes"),
     [
-        request_of(),
-        request_of(rounds_of_training=5, experiment__seeds=[1, 2, 3]),
-        request_of("algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,SFT]", execution__shard_size=333),
-        request_of("dataset=[addition,jsonl]", "datasets.jsonl.path=x.jsonl"),
+        ([], {}),
+        ([], {"rounds_of_training": 5, "experiment__seeds": [1, 2, 3]}),
+        (["algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,SFT]"], {"execution__shard_size": 333}),
+        (["dataset=[addition,jsonl]", "datasets.jsonl.path=x.jsonl"], {}),
     ],
     ids=["default", "rounds and seeds", "algorithms", "datasets"],
 )
-def test_the_size_is_that_of_the_plan(config: Config) -> None:
+def test_the_size_is_that_of_the_plan(overrides: list[str], changes: dict[str, Any]) -> None:
+    config = request_of(*overrides, **changes)
     unprepared = 2 * sum(section.kind == "addition" for section in config.datasets.values())
     assert extent_of(config).jobs == pytest.approx(len(build_plan(config).jobs) + unprepared, abs=5)
 
