@@ -1,4 +1,4 @@
-"""Where the logs of jobs are, in the folder of their run."""
+"""The logs of jobs, in the folder of their run: where they are, and what they said last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 from pipeline.engine.run_folder import RunFolder
+from pipeline.files import open_plain
 from pipeline.runs.job_view import AttemptView
+
+_TAIL_BYTES = 4096
 
 
 def logs_of(folder: RunFolder, job_id: str) -> dict[int, Path]:
@@ -33,3 +36,17 @@ def log_path(folder: RunFolder, job_id: str, attempt: AttemptView | None) -> Pat
         return logs[attempt.number]
     recorded = folder.path / attempt.log
     return recorded if attempt.log and recorded.is_file() else None
+
+
+def last_line(folder: RunFolder, job_id: str, attempt: AttemptView) -> str:
+    """What the log of an attempt ends with, cut off where it is very long; "" where it says nothing yet."""
+    path = log_path(folder, job_id, attempt)
+    if path is None:
+        return ""
+    try:
+        with open_plain(path, follow=True) as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.runs.job_logs import log_path
+from pipeline.engine.run_folder import RunFolder
+from pipeline.runs.job_logs import last_line, log_path
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
@@ -23,6 +24,7 @@ MAX_LISTED = 10
 _LEAST_NAME = 12
 _LEAST_JOB = 28
 _LEAST_DEVICE = 8
+_LEAST_SAID = 24
 _COLORS: Mapping[str, str] = {
     "done": "green",
     "running": "bold",
@@ -135,7 +137,7 @@ def run_page(run: LoadedRun, now: float, width: int) -> list[RenderableType]:
     running = view.having("running")
     if running:
         stale = "" if engine else " (when the engine was last heard of)"
-        parts += ["", running_table(running, now if engine else view.last, stale)]
+        parts += ["", running_table(run.folder, running, now if engine else view.last, stale)]
     lines = [*_failed(run), *_blocked(view), *_waiting(view), *_quarantined(view), *_retries(view)]
     lines += list(_unreadable(run))
     return parts + [Text(printable(text), style=style) for text, style in lines]
@@ -173,24 +175,23 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
     return text
 
 
-def running_table(running: Sequence[JobView], now: float, stale: str = "") -> FittedTable:
-    """What runs, and where."""
-    table = FittedTable(
-        [
-            Column(heading="job", least=_LEAST_JOB),
-            Column(heading="worker", right=True, rank=2),
-            Column(heading="device", rank=4, least=_LEAST_DEVICE),
-            Column(heading="attempt", right=True, rank=3),
-            Column(heading="time", right=True, rank=1),
-        ],
-        title=f"running{stale}",
-        lines=False,
-    )
-    for job in running:
+def running_table(folder: RunFolder, running: Sequence[JobView], now: float, stale: str = "") -> FittedTable:
+    """What runs, where, and what its log said last: progress inside of jobs is told to the engine alone."""
+    said = [last_line(folder, job.id, job.attempts[-1]) for job in running]
+    columns = [
+        Column(heading="job", least=_LEAST_JOB),
+        Column(heading="worker", right=True, rank=2),
+        Column(heading="device", rank=4, least=_LEAST_DEVICE),
+        Column(heading="attempt", right=True, rank=3),
+        Column(heading="time", right=True, rank=1),
+    ]
+    if any(said):
+        columns.append(Column(heading="last said", rank=5, least=_LEAST_SAID))
+    table = FittedTable(columns, title=f"running{stale}", lines=False)
+    for job, line in zip(running, said, strict=True):
         attempt = job.attempts[-1]
-        table.add_row(
-            job.id, str(attempt.worker), attempt.device, str(attempt.number), duration(attempt.elapsed_s(now))
-        )
+        cells = (str(attempt.worker), attempt.device, str(attempt.number), duration(attempt.elapsed_s(now)))
+        table.add_row(job.id, *cells, *([line] if any(said) else []))
     return table
 
 

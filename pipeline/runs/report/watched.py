@@ -38,7 +38,7 @@ def watched_run(run: LoadedRun, live: LiveRun, now: float, height: int) -> list[
         parts += chain_lines(run.view.cells, chains, for_chains)
     if for_jobs:
         shown, more = first(running, for_jobs, lambda _: 0)
-        parts.append(running_table(shown, now))
+        parts.append(running_table(run.folder, shown, now))
         if more:
             parts.append(Text(f"and {more} more", no_wrap=True, overflow="ellipsis"))
     return [*parts, *bottom]

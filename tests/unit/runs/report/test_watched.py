@@ -43,6 +43,16 @@ def test_a_run_says_how_far_it_is_and_what_runs(tmp_path: Path) -> None:
     assert "0/6 jobs done" in text
 
 
+def test_what_a_job_says_in_its_log_is_shown_where_there_is_room(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(1))
+    run.worker(0, "cpu slot 0")
+    run.begin(f"{CHAIN}/r1/generate/000", log="begins\npolicy: step 3/9, loss 0.5\x1b[2J\n\n")
+    assert "policy: step 3/9, loss 0.5\\x1b[2J" in shown(run, 120, 24)
+    assert "policy" not in shown(run, 60, 24)
+    run.begin(f"{CHAIN}/r1/generate/001", log="policy: step 4/9" + "x" * 9999, worker=0)
+    assert max(map(len, shown(run, 120, 24).splitlines())) <= 120
+
+
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_it_fits_any_terminal(tmp_path: Path, width: int, height: int) -> None:
     run = WrittenRun(tmp_path, chain_plan(40))
