@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands.results import short
 from pipeline.commands.targets import refuse_store
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import plain_target
 from pipeline.runs.index import choose_run, newest_of_several
 from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.report.format import shown_path
 from pipeline.terminal.console import say
 
 FILE = "report.html"
@@ -47,7 +47,7 @@ def report(output_dir: Path, names: Sequence[str], stamp: str | None, out: Path 
         write_report(path if out is None else plain_target(out), folders)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}. Give another file as --out.") from error
-    say(console, "report:", copy=short(path.absolute()))
+    say(console, "report:", copy=shown_path(path))
 
 
 def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
@@ -83,4 +83,4 @@ def leave_report(run: RunFolder, console: Console) -> None:
             "bold",
         )
         return
-    say(console, "report:", copy=short(run.report))
+    say(console, "report:", copy=shown_path(run.report))

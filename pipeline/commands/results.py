@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -17,6 +16,7 @@ from pipeline.plan.job import Job
 from pipeline.runs.cost import read_compute, write_compute
 from pipeline.runs.makers import Maker, collect_makers
 from pipeline.runs.record import Results, write_results
+from pipeline.runs.report.format import shown_path
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.rows import write_samples
@@ -83,7 +83,7 @@ def print_results(console: Console, results: Results, run: RunFolder, label: str
     if not results.rows:
         say(console, "no results yet: no evaluation was finished")
         return
-    say(console, "results:", copy=f"{short(run.path)}/results.json, samples.jsonl")
+    say(console, "results:", copy=f"{shown_path(run.path)}/results.json, samples.jsonl")
 
 
 def _of_an_earlier_version(results: Results) -> Results:
@@ -96,11 +96,3 @@ def _of_an_earlier_version(results: Results) -> Results:
 
     found, comparisons = pooled(results.rows, lambda _: None, 0, results.confidence)
     return replace(results, pooled=found, comparisons=comparisons)
-
-
-def short(path: Path) -> str:
-    """A path as one would type it: from the current folder where it lies below."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

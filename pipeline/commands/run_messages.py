@@ -13,7 +13,6 @@ from rich.console import Console
 
 from pipeline import arithmetic
 from pipeline.commands.request import Request
-from pipeline.commands.results import short
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.loop import Outcome
@@ -22,7 +21,7 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.graph import Plan
 from pipeline.runs.makers import Maker, several_makers
 from pipeline.runs.notes import collect_notes
-from pipeline.runs.report.format import jobs, logs_command
+from pipeline.runs.report.format import jobs, logs_command, shown_path
 from pipeline.terminal.console import say
 from pipeline.terminal.text import printable
 
@@ -38,7 +37,7 @@ def tell_lost_files(run: RunFolder, console: Console) -> int:
     lost = [path.name for path in files if not os.path.lexists(path)]
     if lost:
         text = f"warning: somebody has removed {', '.join(lost)} of this run while it was going on, from"
-        say(console, text, "bold", copy=short(run.path))
+        say(console, text, "bold", copy=shown_path(run.path))
     return SOME_FAILED if run.results_json.name in lost else 0
 
 
@@ -81,7 +80,7 @@ def announce(request: Request, missing: Sequence[str], run: RunFolder, console: 
     say(
         console,
         f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. Log:",
-        copy=short(run.log),
+        copy=shown_path(run.log),
     )
 
 
@@ -106,7 +105,7 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
         say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "bold")
         return INTERRUPTED[outcome.interrupted]
     if failures := outcome.failures():
-        say(console, "logs:", copy=f"{short(run.path)}/jobs/")
+        say(console, "logs:", copy=f"{shown_path(run.path)}/jobs/")
         say(
             console,
             "read the first:",

@@ -5,7 +5,7 @@ The first six differ by colour; further ones have the same colours again with ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.config.fronts import by_settings, point_of
@@ -29,6 +29,8 @@ MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cros
 """Likewise of a point,"""
 PATTERNS = {"": "", "/": "////", "x": "xxxx", ".": "...."}
 """and of what fills a bar."""
+_STAGES = ("prepare", "tokenize", "generate", "score", "reward", "train", "sweep", "evaluate", "metrics")
+"""Of a round's work."""
 
 
 def reading_order(name: str) -> tuple[object, ...]:
@@ -44,3 +46,9 @@ def drawn_methods(results: Results) -> list[str]:
     """
     names = {row.algo for row in results.pooled} | {row.front for row in results.fronts}
     return sorted(names - {REFERENCE}, key=lambda name: (point_of(name)[1] != "", by_settings(name)))
+
+
+def in_order_of_work(stages: Iterable[str]) -> list[str]:
+    """Each stage once: those that ship in the order of a round's work, then others as they come."""
+    found = list(dict.fromkeys(stages))
+    return sorted(found, key=lambda stage: _STAGES.index(stage) if stage in _STAGES else len(_STAGES))

@@ -16,9 +16,8 @@ from pipeline.runs.figures import charts, data
 from pipeline.runs.figures.formats import Format
 from pipeline.runs.figures.style import styled
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.looks import drawn_methods
+from pipeline.runs.looks import drawn_methods, in_order_of_work
 from pipeline.runs.report.tables import HEADINGS
-from pipeline.runs.stages import in_order_of_work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

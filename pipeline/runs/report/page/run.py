@@ -15,7 +15,7 @@ from pipeline.outputs.formats import Sample
 from pipeline.plan.job import Job
 from pipeline.runs.cost import Compute, total
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.looks import drawn_methods
+from pipeline.runs.looks import drawn_methods, in_order_of_work
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import count, decimal, duration
@@ -35,7 +35,6 @@ from pipeline.runs.report.page.rewards import Group, rewards_of
 from pipeline.runs.report.page.samples import Shown, samples_of
 from pipeline.runs.report.page.timeline import Stretch, timeline_of
 from pipeline.runs.report.page.training import points_each, thinned
-from pipeline.runs.stages import in_order_of_work
 from pipeline.runs.timeline import Span
 
 MOST_READ = 20_000
