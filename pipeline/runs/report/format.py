@@ -83,6 +83,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def beginning(text: str, most: int) -> str:
+    """The first so many characters of a text that is longer, and a word that they are not all."""
+    return text if len(text) <= most else f"{text[:most]} … (the first {most:,} of {len(text):,} characters)"
+
+
 def shown_path(path: Path) -> str:
     """A path as one would type it here: relative where it lies below the current folder."""
     try:

@@ -21,6 +21,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine.children import Child, end
+from pipeline.runs.report.format import shown_path
 from pipeline.runs.tracking.trackers import TRACKERS, Place
 from pipeline.terminal.text import printable
 
@@ -181,7 +182,5 @@ def _environment(name: str, place: Place) -> Mapping[str, str]:
 
 
 def _look(name: str, place: Place) -> str:
-    folder = place.folder
-    with suppress(ValueError):  # it lies elsewhere
-        folder = folder.relative_to(Path.cwd())
-    return TRACKERS[name].look.format(folder=shlex.quote(str(folder)), project=shlex.quote(place.project))
+    folder = shlex.quote(shown_path(place.folder))
+    return TRACKERS[name].look.format(folder=folder, project=shlex.quote(place.project))

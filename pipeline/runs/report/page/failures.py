@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.report.captions import first_few
-from pipeline.runs.report.format import count
+from pipeline.runs.report.format import beginning, count
 from pipeline.runs.report.page.model import Failure, Failures
 from pipeline.runs.run_view import RunView
 
@@ -48,9 +48,9 @@ def _failure(job: JobView, attempt: AttemptView) -> Failure:
         attempt=attempt.number,
         device=attempt.device,
         kind=attempt.kind,
-        reason=_cut(attempt.reason or job.reason),
+        reason=beginning(attempt.reason or job.reason, LONGEST),
         outcome=_outcome(job, attempt),
-        traceback=_cut(attempt.traceback),
+        traceback=beginning(attempt.traceback, LONGEST),
         log=attempt.log,
     )
 
@@ -67,12 +67,7 @@ def _outcome(job: JobView, attempt: AttemptView) -> str:
 def _notes(view: RunView) -> Iterator[str]:
     for place in view.quarantined:
         jobs = f" Jobs that failed there: {', '.join(first_few(list(place.jobs), 'jobs'))}." if place.jobs else ""
-        yield f"{place.device or f'worker {place.worker}'} is used no more: {_cut(place.reason)}.{jobs}"
+        device, reason = place.device or f"worker {place.worker}", beginning(place.reason, LONGEST)
+        yield f"{device} is used no more: {reason}.{jobs}"
     for cause, blocked in view.blocked_by().items():
         yield f"{count(len(blocked), 'job')} cannot run because {cause or 'another one'} failed."
-
-
-def _cut(text: str) -> str:
-    return (
-        text if len(text) <= LONGEST else f"{text[:LONGEST]} … (the first {LONGEST:,} of {len(text):,} characters)"
-    )

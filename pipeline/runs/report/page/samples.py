@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from pipeline.runs.report.format import beginning
 from pipeline.runs.report.page.model import Samples
 
 MOST_TEXT = 6_000_000
@@ -133,14 +134,14 @@ def _columns(chosen: list[Shown], about: str) -> Samples:
         asked = (one.place, one.row, one.prompt)
         if asked not in prompts:
             prompts[asked] = len(prompts)
-            samples.prompts.append(_cut(one.prompt))
+            samples.prompts.append(beginning(one.prompt, LONGEST))
             samples.prompt_place.append(places.index(one.place))
             samples.prompt_row.append(one.row)
         samples.prompt.append(prompts[asked])
         samples.algo.append(algos.index(one.algo))
         samples.chain.append(chains.index(one.chain))
         samples.round.append(one.round)
-        samples.text.append(_cut(one.text))
+        samples.text.append(beginning(one.text, LONGEST))
         samples.reward.append(one.reward)
         samples.correct.append(one.correct)
     return samples
@@ -157,9 +158,3 @@ class _Names:
             self._places[name] = len(self._names)
             self._names.append(name)
         return self._places[name]
-
-
-def _cut(text: str) -> str:
-    return (
-        text if len(text) <= LONGEST else f"{text[:LONGEST]} … (the first {LONGEST:,} of {len(text):,} characters)"
-    )
