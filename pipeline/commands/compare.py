@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.commands.report import write_report
-from pipeline.commands.targets import refuse_store
+from pipeline.commands.targets import refuse_records
 from pipeline.errors import ConfigError
 from pipeline.files import plain_target, write_whole
 from pipeline.runs.comparison.runs import compare_runs, compared, same_settings
@@ -26,9 +26,10 @@ def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path
         PipelineError: There is no such run, its results cannot be read, or the file cannot be written.
     """
     runs = runs_named(output_dir, names)
-    for option, path in (("--csv", csv), ("--html", html)):
-        if path is not None:
-            refuse_store(option, path, runs)
+    if csv is not None:
+        refuse_records("--csv", csv, runs)
+    if html is not None:
+        refuse_records("--html", html, runs, is_page=True)
     if html is not None:
         _written(html, lambda: write_report(plain_target(html), [run.folder for run in runs]), console)
     comparison = compare_runs([compared(run) for run in runs])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.push import check_repository, push
-from pipeline.commands.targets import refuse_store
+from pipeline.commands.targets import refuse_records
 from pipeline.config.plain import to_plain
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
@@ -88,7 +88,7 @@ def export(
         check_repository(repository)
     _check_free(to)
     run = load(choose_run(output_dir, name, stamp))
-    refuse_store("--to", to.expanduser(), [run])
+    refuse_records("--to", to.expanduser(), [run])
     found = find_trained(run, chain, number)
     _check_whole(run.store, found)
     _write(found, to, repository or str(to))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands.targets import refuse_store
+from pipeline.commands.targets import refuse_records
 from pipeline.errors import ConfigError
 from pipeline.runs.figures.write import FORMATS, write_figures
 from pipeline.runs.index import choose_run, newest_of_several
@@ -28,7 +28,7 @@ def figures(
     if stamp is None and (note := newest_of_several(folder)):
         say(console, note)
     run = load(folder)
-    refuse_store("--out", out, [run])
+    refuse_records("--out", out, [run])
     written = write_figures(run, out, formats or FORMATS)
     if not written:
         raise ConfigError(f"{run.folder.path} has nothing to show in a figure yet: no job of it is done.")

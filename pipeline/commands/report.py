@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands.targets import refuse_store
+from pipeline.commands.targets import refuse_records
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import plain_target
@@ -41,7 +41,7 @@ def report(output_dir: Path, names: Sequence[str], stamp: str | None, out: Path 
     for note in filter(None, map(newest_of_several, folders if stamp is None else ())):
         say(console, note)
     if out is not None:
-        refuse_store("--out", out, map(LoadedRun, folders))
+        refuse_records("--out", out, map(LoadedRun, folders), is_page=True)
     path = out or (folders[0].report if len(folders) == 1 else output_dir / FILE)
     try:
         write_report(path if out is None else plain_target(out), folders)

@@ -1,16 +1,23 @@
-"""Where commands may write: anywhere but inside a store, which holds what jobs left and nothing else."""
+"""Where commands may write: anywhere but over what runs and stores hold, their records and the outputs of jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError
 from pipeline.runs.loaded import LoadedRun
 
 
-def refuse_store(option: str, path: Path, runs: Iterable[LoadedRun]) -> None:
-    """Refuse a place that is inside the store of one of some runs, also by a link that leads there.
+def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_page: bool = False) -> None:
+    """Refuse a place that is inside the store of some runs or the folder of any, also by a link that leads there.
+
+    Args:
+        option: As it is typed.
+        path: What was given with it.
+        runs: Those that the command is about.
+        is_page: Whether a report is written, which may take the place of the report of a run.
 
     Raises:
         ConfigError: It is.
@@ -21,4 +28,11 @@ def refuse_store(option: str, path: Path, runs: Iterable[LoadedRun]) -> None:
             raise ConfigError(
                 f"{option} {path}: that is inside the store {root}, which holds the outputs of jobs alone; name a "
                 "place outside of it"
+            )
+    for folder in map(RunFolder, (target, *target.parents)):
+        # By its name first: folders of other programs have files of the same names.
+        if folder.begun and folder.holds_run and not (is_page and target == folder.report):
+            raise ConfigError(
+                f"{option} {path}: that is inside the folder of a run, {folder.path}, which holds what the run "
+                "left alone; name a place outside of it"
             )

@@ -39,6 +39,11 @@ class RunFolder:
         return (match[1], int(match[2] or 1)) if match else None
 
     @property
+    def holds_run(self) -> bool:
+        """Whether there is one of the files that a run leaves."""
+        return any(path.exists() for path in (self.plan, self.journal, self.config, self.results_json))
+
+    @property
     def config(self) -> Path:
         """The resolved configuration."""
         return self.path / "config.yaml"

@@ -315,7 +315,7 @@ def load(folder: RunFolder | Path) -> LoadedRun:
     if (path / "latest").is_dir():
         path = path / "latest"
     found = RunFolder(path.resolve())
-    if not any(part.exists() for part in (found.plan, found.journal, found.config, found.results_json)):
+    if not found.holds_run:
         raise ConfigError(f"{path} is no folder of a run: it has none of the files that runs leave.")
     return LoadedRun(found)
 

@@ -1,5 +1,6 @@
-"""No command writes into a store."""
+"""No command writes into a store, or over what a run has left."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,7 @@ from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import WrittenRun, chain_plan
 
-
-@pytest.mark.parametrize("way", ["straight", "by a link"])
-@pytest.mark.parametrize(
+WRITING = pytest.mark.parametrize(
     "words",
     [
         ["figures", "x", "--format", "svg", "--out"],
@@ -23,13 +22,76 @@ from tests.doubles.runs import WrittenRun, chain_plan
     ],
     ids=lambda words: words[0] + words[-1],
 )
-def test_a_place_inside_the_store_is_refused(tmp_path: Path, words: list[str], way: str) -> None:
-    run = WrittenRun(tmp_path / "outputs", chain_plan(rounds=1))
-    write_results(run.folder, Results(rows=[], pooled=[pooled_row("PITA", 1, 0.5)]))
+BY_LINK = pytest.mark.parametrize("by_link", [False, True], ids=["straight", "by a link"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> WrittenRun:
+    return _written(tmp_path, "x")
+
+
+@WRITING
+@BY_LINK
+def test_a_place_inside_the_store_is_refused(
+    run: WrittenRun, tmp_path: Path, words: list[str], by_link: bool
+) -> None:
     output = run.store("a" * 40, metrics_json="{}")
-    (tmp_path / "link").symlink_to(output)
-    target = (output if way == "straight" else tmp_path / "link") / "new"
-    told = CliRunner().invoke(app, [*words, str(target), "--output-dir", str(tmp_path / "outputs")])
-    assert told.exit_code == 2
-    assert " ".join(told.output.split()).startswith(f"error: {words[-1]} {target}: that is inside the store")
+    target = _place(output, tmp_path, by_link) / "new"
+    code, said = _told(words, target, tmp_path)
+    assert code == 2
+    assert said.startswith(f"error: {words[-1]} {target}: that is inside the store")
     assert not target.exists()
+
+
+@WRITING
+@BY_LINK
+def test_a_place_inside_the_folder_of_a_run_is_refused(
+    run: WrittenRun, tmp_path: Path, words: list[str], by_link: bool
+) -> None:
+    other = _written(tmp_path, "other").folder
+    target = _place(other.path, tmp_path, by_link) / "new"
+    code, said = _told(words, target, tmp_path)
+    assert code == 2
+    assert said.startswith(f"error: {words[-1]} {target}: that is inside the folder of a run, {other.path}")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("name", ["results.json", "results.csv", "journal.jsonl", "config.yaml", "report.html"])
+def test_a_table_takes_the_place_of_nothing_that_a_run_has_left(
+    run: WrittenRun, tmp_path: Path, name: str
+) -> None:
+    record = run.folder.path / name
+    record.touch()
+    before = record.read_bytes()
+    code, said = _told(["compare", "x", "--csv"], tmp_path / "outputs/x/latest" / name, tmp_path)
+    assert (code, record.read_bytes()) == (2, before)
+    assert "inside the folder of a run" in said
+
+
+def test_a_page_may_take_the_place_of_the_report_of_a_run(run: WrittenRun, tmp_path: Path) -> None:
+    code, _ = _told(["report", "x", "--out"], tmp_path / "outputs/x/latest/report.html", tmp_path)
+    assert code == 0
+    assert run.folder.report.read_text().startswith("<!doctype html>")
+
+
+def test_a_folder_of_other_programs_is_no_run(run: WrittenRun, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mine: 1\n")
+    assert _told(["compare", "x", "--csv"], tmp_path / "runs.csv", tmp_path)[0] == 0
+
+
+def _written(tmp_path: Path, name: str) -> WrittenRun:
+    run = WrittenRun(tmp_path / "outputs", chain_plan(rounds=1), name=name)
+    write_results(run.folder, Results(rows=[], pooled=[pooled_row("PITA", 1, 0.5)]))
+    return run
+
+
+def _place(folder: Path, tmp_path: Path, by_link: bool) -> Path:
+    if not by_link:
+        return folder
+    (tmp_path / "link").symlink_to(folder)
+    return tmp_path / "link"
+
+
+def _told(words: Sequence[str], target: Path, tmp_path: Path) -> tuple[int, str]:
+    answer = CliRunner().invoke(app, [*words, str(target), "--output-dir", str(tmp_path / "outputs")])
+    return answer.exit_code, " ".join(answer.output.split())
