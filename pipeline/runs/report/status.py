@@ -24,7 +24,8 @@ MAX_LISTED = 10
 _LEAST_NAME = 12
 _LEAST_JOB = 28
 _LEAST_DEVICE = 8
-_LEAST_SAID = 24
+_LEAST_SAID = 34
+_PARTS_SAID = 2
 _COLORS: Mapping[str, str] = {
     "done": "green",
     "running": "bold",
@@ -177,22 +178,27 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
 
 def running_table(folder: RunFolder, running: Sequence[JobView], now: float, stale: str = "") -> FittedTable:
     """What runs, where, and what its log said last: progress inside of jobs is told to the engine alone."""
-    said = [last_line(folder, job.id, job.attempts[-1]) for job in running]
+    said = [_in_brief(last_line(folder, job.id, job.attempts[-1])) for job in running]
     columns = [
         Column(heading="job", least=_LEAST_JOB),
         Column(heading="worker", right=True, rank=2),
-        Column(heading="device", rank=4, least=_LEAST_DEVICE),
-        Column(heading="attempt", right=True, rank=3),
+        Column(heading="device", rank=5, least=_LEAST_DEVICE),
+        Column(heading="attempt", right=True, rank=4),
         Column(heading="time", right=True, rank=1),
     ]
     if any(said):
-        columns.append(Column(heading="last said", rank=5, least=_LEAST_SAID))
+        columns.append(Column(heading="last said", rank=3, least=_LEAST_SAID))
     table = FittedTable(columns, title=f"running{stale}", lines=False)
     for job, line in zip(running, said, strict=True):
         attempt = job.attempts[-1]
         cells = (str(attempt.worker), attempt.device, str(attempt.number), duration(attempt.elapsed_s(now)))
         table.add_row(job.id, *cells, *([line] if any(said) else []))
     return table
+
+
+def _in_brief(line: str) -> str:
+    """As much as has room beside a job: of a training its step and loss."""
+    return ", ".join(line.split(", ")[:_PARTS_SAID])
 
 
 Lines = Iterator[tuple[str, str]]

@@ -46,10 +46,12 @@ def test_a_run_says_how_far_it_is_and_what_runs(tmp_path: Path) -> None:
 def test_what_a_job_says_in_its_log_is_shown_where_there_is_room(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan(1))
     run.worker(0, "cpu slot 0")
-    run.begin(f"{CHAIN}/r1/generate/000", log="begins\npolicy: step 3/9, loss 0.5\x1b[2J\n\n")
-    assert "policy: step 3/9, loss 0.5\\x1b[2J" in shown(run, 120, 24)
+    line = "policy: step 706/877, loss 0.00805, lr 6.1e-05, grad norm 0.126, 17,169 tokens/s"
+    run.begin(f"{CHAIN}/r1/generate/000", log=f"begins\n{line}\n\n")
+    assert "policy: step 706/877, loss 0.00805 " in shown(run, 80, 24)
     assert "policy" not in shown(run, 60, 24)
-    run.begin(f"{CHAIN}/r1/generate/001", log="policy: step 4/9" + "x" * 9999, worker=0)
+    run.begin(f"{CHAIN}/r1/generate/001", log="\x1b[2J" + "x" * 9999, worker=0)
+    assert "\x1b" not in shown(run, 120, 24)
     assert max(map(len, shown(run, 120, 24).splitlines())) <= 120
 
 
