@@ -5,7 +5,8 @@ The first six differ by colour; further ones have the same colours again with ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.fronts import by_settings, point_of
@@ -13,7 +14,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.record import Results
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
-"""Of Okabe and Ito, which people of every colour vision can tell apart; the yellow darker, to be seen on white."""
+"""Of Okabe and Ito, which people of every colour vision can tell apart; the orange darker, to be seen on white."""
 ON_DARK = ("#4ba6e0", "#f0803c", "#2fc496", "#e39cc4", "#e6b93c", "#9bd4f5")
 """The same for a dark ground."""
 DASHES: Mapping[str, Any] = {
@@ -31,6 +32,25 @@ PATTERNS = {"": "", "/": "////", "x": "xxxx", ".": "...."}
 """and of what fills a bar."""
 _STAGES = ("prepare", "tokenize", "generate", "score", "reward", "train", "sweep", "evaluate", "metrics")
 """Of a round's work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks:
+    """The same by their names in plotly, for the scripts of a page.
+
+    Attributes:
+        light: Colours.
+        dark: Those for a dark ground.
+        dashes: Of lines.
+        marks: Of points.
+        patterns: Of bars.
+    """
+
+    light: Sequence[str] = COLOURS
+    dark: Sequence[str] = ON_DARK
+    dashes: Sequence[str] = tuple(DASHES)
+    marks: Sequence[str] = tuple(MARKS)
+    patterns: Sequence[str] = tuple(PATTERNS)
 
 
 def reading_order(name: str) -> tuple[object, ...]:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.runs.figures.style import looks
 from pipeline.runs.loaded import load
+from pipeline.runs.looks import MARKS, drawn_methods
 from pipeline.runs.report.page.html import write_page
 from pipeline.runs.report.page.model import Failure, Failures, Page, RunPage
 from pipeline.runs.report.page.run import page_of
@@ -62,6 +64,14 @@ def test_the_report_of_a_run_can_be_read_searched_and_switched(tab: Tab, run: Pa
     table = tab.ask("[...document.querySelectorAll('.results tbody tr')].map((row) => row.innerText.split('\\t'))")
     rows = page_of([load(run)], ["t"]).runs[0].tables[0].rows
     assert [[cell.rstrip(" ▲▼") for cell in row] for row in table] == rows
+    # methods look as in figures
+    drawn = "document.querySelector('#curves .chart').data.filter((one) => one.marker)"
+    shown = tab.ask(f"{drawn}.map((one) => [one.name, one.line.color, one.marker.symbol])")
+    known = looks(drawn_methods(load(run).results))
+    assert shown
+    assert {name: (colour, MARKS[mark]) for name, colour, mark in shown} == {
+        name: (known[name].colour, known[name].marker) for name, *_ in shown
+    }
     # a chart with another metric
     axis = "document.querySelector('#curves .chart').layout.yaxis.title.text"
     assert tab.ask(axis) == "pass@1"

@@ -8,28 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.runs.looks import COLOURS, DASHES, MARKS, ON_DARK, PATTERNS
+from pipeline.runs.looks import Looks
 
 Numbers = list[float | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Looks:
-    """Of what lines, points and bars are told apart by, the possible values in order, see `looks`.
-
-    Attributes:
-        light: Colours.
-        dark: The same on a dark ground.
-        dashes: Of lines.
-        marks: Of points.
-        patterns: Of bars.
-    """
-
-    light: list[str] = field(default_factory=lambda: list(COLOURS))
-    dark: list[str] = field(default_factory=lambda: list(ON_DARK))
-    dashes: list[str] = field(default_factory=lambda: list(DASHES))
-    marks: list[str] = field(default_factory=lambda: list(MARKS))
-    patterns: list[str] = field(default_factory=lambda: list(PATTERNS))
 
 
 @dataclass(frozen=True, kw_only=True)
