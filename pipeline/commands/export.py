@@ -195,8 +195,8 @@ def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place
         rows=_rows_of(found, job.algo, job.round),
         reference=[] if job.algo == REFERENCE else _rows_of(found, REFERENCE, 0),
         confidence=run.results.confidence,
-        command=run.command,
-        versions=run.versions,
+        command=run.origin.command_line,
+        versions=run.origin.versions,
         **_example(found, usage),
         ends=_ends(found),
     )

@@ -113,21 +113,6 @@ class LoadedRun:
         """What was typed, where and with which versions; empty in runs of earlier versions."""
         return read_origin(self.folder.path)
 
-    @property
-    def settings_given(self) -> list[str]:
-        """Settings of the command line, ``KEY=VALUE``."""
-        return self.origin.settings
-
-    @property
-    def command(self) -> str:
-        """The command that repeats it, as it is typed in a shell; "" where that is not known."""
-        return self.origin.command_line
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Package -> version, as the run began."""
-        return self.origin.versions
-
     @cached_property
     def plan(self) -> RecordedPlan:
         """Its jobs as they were planned.

@@ -56,7 +56,7 @@ class Run:
     @property
     def command(self) -> str:
         """What to type in a shell to repeat it, or "" where that is not known."""
-        return self.loaded.command
+        return self.loaded.origin.command_line
 
     def refresh(self) -> Run:
         """Look again at a run that goes on.

@@ -159,7 +159,7 @@ def test_a_card_tells_what_was_measured_and_how_to_repeat_it(outputs: Path, expo
         "metrics"
     ]
     assert f"| pass@1 | {row.value:.4g} | [{row.ci_low:.4g}, {row.ci_high:.4g}] |" in card
-    assert run_of(outputs).command in card
+    assert run_of(outputs).origin.command_line in card
     assert "experiment.name=t" in card
     assert "lm_eval run" in (exported / "policy" / "README.md").read_text()
 

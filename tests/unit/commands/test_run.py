@@ -93,10 +93,10 @@ def test_a_run_says_from_its_begin_how_it_is_repeated(nothing_to_do: Config) -> 
     command = ["python", "run_parallel.py", *given]
     run_experiment(nothing_to_do, Terminal(file=io.StringIO()), given=given, command=command)
     loaded = load(Path(nothing_to_do.output_dir) / "x")
-    assert loaded.settings_given == given
-    assert loaded.command == "python run_parallel.py experiment.name=x 'algos=[PITA]'"
+    assert loaded.origin.settings == given
+    assert loaded.origin.command_line == "python run_parallel.py experiment.name=x 'algos=[PITA]'"
     assert loaded.origin.folder == str(Path.cwd())
-    assert loaded.versions.keys() >= {"pipeline", "python", "torch"}
+    assert loaded.origin.versions.keys() >= {"pipeline", "python", "torch"}
 
 
 @pytest.mark.parametrize(("label", "settled"), [("", [0]), ("algos.PITA.eta=1", [])], ids=["only", "one of many"])

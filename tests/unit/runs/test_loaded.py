@@ -145,7 +145,7 @@ def test_what_is_damaged_costs_its_own_part(tmp_path: Path, name: str, damage: s
     rows = [] if name == "plan.json" else ["pass@1"]
     assert [row.metric for row in loaded.results.rows] == rows
     assert [bool(loaded.curves()), bool(loaded.timeline()), list(loaded.samples())] == [False, False, []]
-    assert loaded.command == ("" if name == "origin.json" else "pipeline 'a=[b]'")
+    assert loaded.origin.command_line == ("" if name == "origin.json" else "pipeline 'a=[b]'")
     assert loaded.config.keys() == (set() if name == "config.yaml" else {"execution"})
     assert loaded.makers() == []
     assert loaded.failures == []
@@ -174,7 +174,7 @@ def test_a_run_is_found_by_its_own_folder_and_by_its_experiment(tmp_path: Path) 
 
 FILES = ("config.yaml", "plan.json", "journal.jsonl", "origin.json", "compute.json", "results.json")
 STORED = ("metrics_json", "samples_jsonl", "metrics_jsonl")
-PARTS = ("config", "origin", "jobs", "state", "failures", "failed_attempts", "results", "compute", "command")
+PARTS = ("config", "origin", "jobs", "state", "failures", "failed_attempts", "results", "compute")
 
 
 @pytest.mark.properties

@@ -109,8 +109,8 @@ def run_page(run: LoadedRun, name: str) -> RunPage:
         samples=samples,
         failures=failures_of(run.view, run.lost_attempts),
         config=_config(run),
-        given=run.settings_given,
-        command=run.command,
+        given=run.origin.settings,
+        command=run.origin.command_line,
         environment=_environment(run),
         versions=_versions(run),
     )
@@ -311,7 +311,7 @@ def _config(run: LoadedRun) -> str:
 def _environment(run: LoadedRun) -> list[tuple[str, str]]:
     origin = run.origin
     found = [("folder", origin.folder), ("devices", ", ".join(origin.devices)), *origin.machine.items()]
-    return [(name, value) for name, value in found if value] + list(run.versions.items())
+    return [(name, value) for name, value in found if value] + list(origin.versions.items())
 
 
 def _versions(run: LoadedRun) -> PageTable | None:
