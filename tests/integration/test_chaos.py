@@ -19,7 +19,8 @@ from tests.doubles.small_runs import SMALL, calm_run
 def test_an_experiment_that_is_shot_at_gives_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    asked = [*SMALL, "execution.workers=2", *TOLERANT]
+    # With one worker, as each takes seconds to import torch; one of several is lost in the test below.
+    asked = [*SMALL, "execution.workers=1", *TOLERANT]
     battle = shoot_at(tmp_path / "chaos", asked, worker_kills=1, engine_kills=1, pause_s=4.0)
     calm = calm_run(tmp_path_factory) / "t" / "latest"
     assert battle.digests == {name: file_sha256(calm / name) for name in FILES}

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pipeline.config.load import load_config
 from pipeline.config.schema import Backend
 from pipeline.engine.store.store import Store
@@ -42,47 +40,36 @@ def stages(entry: str | None = None, **payload: Any) -> list[Job]:
     ]
 
 
-@pytest.fixture(scope="module")
-def calm_store(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """The stages of the small plan, run in this process, and nothing happens."""
-    engine = Engine(tmp_path_factory.mktemp("stages"))
-    engine.run(*stages(), backend=Backend.inline)
-    return engine
-
-
 def outputs(store: Store) -> dict[str, dict[str, bytes]]:
     """Every file of every output but the manifests, which name versions."""
     return {job.id: {path.name: path.read_bytes() for path in store.path(job.key).iterdir()} for job in stages()}
 
 
-def test_a_stage_whose_worker_dies_goes_on_in_the_next(engine: Engine, calm_store: Engine) -> None:
-    outcome = engine.run(*stages("stage", die_after=[7]), workers=1)
-    assert {status.value for status in outcome.jobs.values()} == {"done"}
-    assert outputs(engine.store) == outputs(calm_store.store)
-    for job in stages():
-        if job.stage == "train":
-            assert "going on" not in engine.log(job.id)
-            assert "going on from the checkpoint of step 4\n" in engine.log(job.id, 2)
-            assert not engine.store.checkpoints(job.key).exists()
-
-
-def test_a_run_that_is_interrupted_goes_on_where_its_trainings_were(
-    engine: Engine, calm_store: Engine, tmp_path: Path
+def test_stages_whose_run_is_interrupted_or_whose_worker_dies_go_on_where_their_trainings_were(
+    engine: Engine, tmp_path: Path
 ) -> None:
+    """The first run is interrupted in a training; in the second the worker dies in the other one."""
     flag = tmp_path / "flag"
     threading.Thread(target=interrupt_when, args=(flag,), daemon=True).start()
     outcome = engine.run(*stages("slow_stage", flag=str(flag), flag_after=11), workers=1, stop_grace_s=30)
     assert outcome.interrupted == "SIGINT"
     assert [one.outcome for one in outcome.attempts] == ["stopped"]
-    (training,) = (job for job in stages() if job.algo == "reference")
-    assert "stopped: at step 11; the next attempt goes on from step 11" in engine.log(training.id)
-    assert [path.name for path in (engine.store.checkpoints(training.key) / "reference").iterdir()] == [
-        "step-00000011"
-    ]
-    engine.run(*stages(), backend=Backend.inline)
-    assert "going on from the checkpoint of step 11" in engine.log(training.id)
-    assert outputs(engine.store) == outputs(calm_store.store)
-    assert not engine.store.checkpoints(training.key).exists()
+    interrupted, other = sorted((job for job in stages() if job.stage == "train"), key=lambda job: job.round)
+    assert interrupted.algo == "reference"
+    assert "stopped: at step 11; the next attempt goes on from step 11" in engine.log(interrupted.id)
+    kept = engine.store.checkpoints(interrupted.key) / "reference"
+    assert [path.name for path in kept.iterdir()] == ["step-00000011"]
+
+    outcome = engine.run(*stages("stage", die_after=[7]), workers=1)
+    assert {status.value for status in outcome.jobs.values()} == {"done"}
+    assert "going on from the checkpoint of step 11\n" in engine.log(interrupted.id)
+    assert "going on" not in engine.log(other.id)
+    assert "going on from the checkpoint of step 4\n" in engine.log(other.id, 2)
+    calm = Engine(tmp_path / "calm")
+    calm.run(*stages(), backend=Backend.inline)
+    assert outputs(engine.store) == outputs(calm.store)
+    for job in (interrupted, other):
+        assert not engine.store.checkpoints(job.key).exists()
 
 
 def interrupt_when(flag: Path) -> None:
