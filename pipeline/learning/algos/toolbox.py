@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config.plain import to_plain
 from pipeline.files import json_text
 from pipeline.learning.algos import sweep
 from pipeline.learning.algos.base import DATASET, PROMPTS, JobContext
@@ -152,7 +150,7 @@ def score(
     batch_size: int,
 ) -> Scored:
     """Score completions by all rewards of the dataset, one row each."""
-    settings = json.dumps(to_plain(ctx.config.dataset), sort_keys=True)
+    settings = repr(asdict(ctx.config.dataset))
     make = partial(Scorer, ctx.config.dataset, ctx.device, ctx.hints)
     scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
     return scorer.score(rows, texts, completions, batch_size)
