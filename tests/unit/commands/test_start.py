@@ -50,8 +50,8 @@ def late(name):
     ids=["run_parallel.py", "test_parallel_setup.py", "python -m pipeline", "pipeline"],
 )
 def test_ctrl_c_while_modules_are_imported_ends_it_without_a_word(tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / "hydra").mkdir()
-    (tmp_path / "hydra" / "__init__.py").write_text(INTERRUPTS)
+    (tmp_path / "rich").mkdir()  # which every command imports
+    (tmp_path / "rich" / "__init__.py").write_text(INTERRUPTS)
     done = subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
