@@ -21,6 +21,7 @@ from pipeline.terminal import streams
 
 INTERRUPTED = 130
 BUG = 1
+WRONG = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _started = False
 _PLEASE_REPORT = (
@@ -64,6 +65,7 @@ def pipeline() -> NoReturn:
 
 def _carry_out(command: str, arguments: tuple[object, ...]) -> int:
     module, _, name = command.partition(":")
+    function = None
     try:
         function = getattr(import_module(module), name)
         _on_interrupt_raise()
@@ -75,12 +77,38 @@ def _carry_out(command: str, arguments: tuple[object, ...]) -> int:
         return end.code or 0
     except KeyboardInterrupt:
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        if _is_ours(error):
+            return _fault()
+        sys.stderr.write(f"error: {_missing(error.name)}\n")
+        return WRONG if function is None else BUG  # since something may have been started
     except Exception:
-        import traceback
-
-        sys.stderr.write(f"{traceback.format_exc()}{_PLEASE_REPORT}\n")
-        return BUG
+        return _fault()
     return code or 0
+
+
+def _fault() -> int:
+    """Tell of the exception that is being handled as of a fault of the program."""
+    import traceback
+
+    sys.stderr.write(f"{traceback.format_exc()}{_PLEASE_REPORT}\n")
+    return BUG
+
+
+def _is_ours(error: ModuleNotFoundError) -> bool:
+    """Whether a module of this package is what was not found, which is no matter of what is installed."""
+    return error.name is None or error.name.partition(".")[0] == "pipeline"
+
+
+def _missing(module: str | None) -> str:
+    """What to do about a package that this Python lacks."""
+    from pipeline.config.install import install_command
+
+    return (
+        f"the package '{module}' is missing from {sys.executable}. Use the Python that has it, in a checkout "
+        "`.venv/bin/python` in the place of `python`, or type `source .venv/bin/activate` before; or install all "
+        f"that is needed here: `{sys.executable} -m {install_command()}`"
+    )
 
 
 def _end_with(code: int, signals: Sequence[signal.Signals]) -> None:

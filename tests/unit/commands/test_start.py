@@ -1,5 +1,6 @@
 """The one way into every command: Ctrl-C while modules are imported, faults of the program, exit codes."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,9 @@ def leaves():
 
 def returns(code):
     return code
+
+def imports():
+    import nowhere_to_be_found
 
 def interrupted():
     raise KeyboardInterrupt
@@ -61,6 +65,34 @@ def test_ctrl_c_while_modules_are_imported_ends_it_without_a_word(tmp_path: Path
         timeout=600,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run_parallel.py", "experiment.name=x"], ["test_parallel_setup.py"], ["-m", "pipeline", "status"]],
+    ids=["run_parallel.py", "test_parallel_setup.py", "python -m pipeline"],
+)
+def test_a_python_without_our_packages_is_told_which_one_is_missing_and_what_to_do(words: list[str]) -> None:
+    # With -S there is the standard library alone.
+    bare = [sys.executable, "-S", *words]
+    done = subprocess.run(bare, cwd=ROOT, env={}, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.splitlines()
+    assert re.match(rf"error: the package '\w+' is missing from {re.escape(sys.executable)}\. Use ", said)
+    assert "`.venv/bin/python`" in said
+    assert f"`{sys.executable} -m pip install -e .`" in said
+
+
+def test_a_package_that_is_missing_later_on_is_told_likewise(tmp_path: Path) -> None:
+    done = started(tmp_path, "'odd:imports'")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the package 'nowhere_to_be_found' is missing from ")
+
+
+def test_a_module_of_ours_that_is_missing_is_a_fault_of_the_program(tmp_path: Path) -> None:
+    done = started(tmp_path, "'pipeline.nowhere:main'")
+    assert done.returncode == 1
+    assert "Please report it" in done.stderr
 
 
 def started(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
