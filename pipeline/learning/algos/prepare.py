@@ -37,10 +37,10 @@ class Preparation(Algorithm):
             from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
             from pipeline.learning.datasets.prepared import PreparedDataset, prepare
             from pipeline.learning.datasets.registry import load_dataset
-            from pipeline.learning.rewards.probe import advice_on, check_rewards
+            from pipeline.learning.rewards.probe import advice_on, check_rewards, refusal
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         try:
-            about = prepare(load_dataset(config), ctx.out)
+            about = prepare(load_dataset(config), ctx.out, refusal(name, config))
         except (MissingColumns, ReservedColumn) as error:
             raise DataError(f"{error} {advice_on(error, name, config)}") from error
         rows = PreparedDataset(ctx.out)

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,11 @@ _BATCH_SIZE = 16 << 20
 """Characters of rows that are held as objects at once."""
 
 
-def prepare(dataset: Dataset, out: Path) -> dict[str, Any]:
+Refusal = Callable[[Mapping[str, Any]], str]
+"""Takes the further columns of a row and says why it cannot be used; "" where it can."""
+
+
+def prepare(dataset: Dataset, out: Path, refusal: Refusal | None = None) -> dict[str, Any]:
     """Read the source of a dataset once and write its rows by split.
 
     The same source, configuration and seed give the same bytes. A split with fewer rows than were asked for has
@@ -56,6 +60,7 @@ def prepare(dataset: Dataset, out: Path) -> dict[str, Any]:
     Args:
         dataset: One that is read rather than made.
         out: Folder to write to.
+        refusal: Of rows that cannot be used, though they can be read.
 
     Returns:
         What ``dataset.json`` holds.
@@ -67,7 +72,7 @@ def prepare(dataset: Dataset, out: Path) -> dict[str, Any]:
     config = dataset.config
     if not isinstance(dataset, FilesDataset):
         raise ConfigError(f"dataset '{config.kind}' makes its rows; there is nothing to prepare")
-    tables, form = _read(dataset)
+    tables, form = _read(dataset, refusal)
     prompts = {split: _identities(table) for split, table in tables.items()}
     dealt = deal(prompts, {"test": config.test_size, "validation": config.validation_size}, config.seed)
     for warning in dealt.warnings:
@@ -193,7 +198,7 @@ class _Form:
         }
 
 
-def _read(dataset: FilesDataset) -> tuple[dict[str, pa.Table], _Form]:
+def _read(dataset: FilesDataset, refusal: Refusal | None) -> tuple[dict[str, pa.Table], _Form]:
     """All rows of a source as one table per split that it has; ids count on from split to split."""
     form = _Form()
     ids = itertools.count()
@@ -202,7 +207,7 @@ def _read(dataset: FilesDataset) -> tuple[dict[str, pa.Table], _Form]:
     for split in SPLITS:
         if split in sources:
             records = itertools.islice(sources[split](), dataset.source.limit)
-            batches = list(_batches(dataset, records, form, ids))
+            batches = list(_batches(dataset, records, form, ids, refusal))
             tables[split] = pa.Table.from_batches(batches, SCHEMA)
     if not tables["train"].num_rows:
         raise DataError(f"dataset '{dataset.config.kind}' ({dataset.source.path}): no row to train on")
@@ -221,7 +226,7 @@ def _check_kept(dataset: FilesDataset, form: _Form) -> None:
 
 
 def _batches(
-    dataset: FilesDataset, records: Iterator[Record], form: _Form, ids: Iterator[int]
+    dataset: FilesDataset, records: Iterator[Record], form: _Form, ids: Iterator[int], refusal: Refusal | None
 ) -> Iterator[pa.RecordBatch]:
     stored: list[dict[str, Any]] = []
     size = 0
@@ -232,6 +237,9 @@ def _batches(
             continue
         form.add(row, record.place)
         stored.append(_stored(row, record.place))
+        # As they are stored, since that is what rewards are given.
+        if refusal is not None and (problem := refusal(json.loads(stored[-1]["columns"]))):
+            raise DataError(f"{record.place}: {problem}.")
         size += sum(len(text) for text in stored[-1].values() if isinstance(text, str))
         if len(stored) == _BATCH or size > _BATCH_SIZE:
             yield pa.RecordBatch.from_pylist(stored, SCHEMA)

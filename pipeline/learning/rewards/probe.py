@@ -7,8 +7,9 @@ is no list of numbers (`cause`). What may be due to the completion, which is mad
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.errors import ConfigError, JobError
@@ -77,6 +78,23 @@ def check_judge(name: str, config: DatasetConfig) -> None:
         judge_of(rewards, config)
     except ConfigError as error:
         raise ConfigError(f"datasets.{name}: {error}") from error
+
+
+def refusal(name: str, config: DatasetConfig) -> Callable[[Mapping[str, Any]], str]:
+    """What takes the columns of a row and says why a reward can judge no completion of it; "" where each can.
+
+    Args:
+        name: Of the dataset in the configuration, for messages.
+        config: Of the dataset.
+    """
+    asked = [(reward.name, reward.traits.refuses) for reward in load_functions(config) if reward.traits.refuses]
+
+    def of(columns: Mapping[str, Any]) -> str:
+        found = ((reward, refuses(columns)) for reward, refuses in asked)
+        said = next((f"the reward '{reward}' {problem}" for reward, problem in found if problem), "")
+        return said and f"{said}, or choose another reward by datasets.{name}.reward"
+
+    return of
 
 
 def _called(

@@ -56,6 +56,8 @@ class RewardTraits:
         right: Takes the columns of a row and gives the texts at which its value is 1, white space around them
             aside, where it is 0 at every other text; none where the row has no value. None where they cannot be
             listed.
+        refuses: Takes the columns of a row and says what is wrong with them where no completion of that row can be
+            judged; "" where nothing is. `prepare` asks it of every row. None where it takes any.
         messages: Which of "prompts" and "completions" it takes as conversations alone; None goes by its
             annotations.
         isolated: Whether to call it in a process of its own with a deadline, one completion at a time.
@@ -70,6 +72,7 @@ class RewardTraits:
     judges: str = ""
     answer: Callable[[Text], str | float | None] | None = None
     right: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
+    refuses: Callable[[Mapping[str, Any]], str] | None = None
     messages: frozenset[str] | None = None
     isolated: bool = True
     packages: tuple[str, ...] = ()
@@ -106,6 +109,7 @@ _TAKES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "judges": (lambda given: isinstance(given, str), "a text"),
     "answer": (_is_function, "a function that takes a completion, or None"),
     "right": (_is_function, "a function that takes the columns of a row, or None"),
+    "refuses": (_is_function, "a function that takes the columns of a row, or None"),
     "messages": (
         lambda given: given is None or (_are_texts(given, (set, frozenset)) and given <= _CONVERSATIONS),
         'a set of "prompts" and "completions", or None',

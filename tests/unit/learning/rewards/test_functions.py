@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import DataError
 from pipeline.learning.rewards.boxed import boxed, boxed_answer, last_boxed
 from pipeline.learning.rewards.exact_match import exact_match
 from pipeline.learning.rewards.gsm8k import final_number, gsm8k, last_number
@@ -171,6 +172,14 @@ def test_exact_match_of_a_conversation() -> None:
 
 def test_exact_match_takes_a_number_as_it_is_written() -> None:
     assert exact_match(completions=["7", "7.0", "8"], solution=[7, 7, 7]) == [1, 0, 0]
+
+
+@pytest.mark.parametrize(("odd", "found"), [(["7"], "a list"), ({"a": "7"}, "a dict"), (True, "true")])
+def test_exact_match_compares_with_nothing_that_is_neither_text_nor_number(odd: Any, found: str) -> None:
+    with pytest.raises(
+        DataError, match=f"'exact_match' .*'solution', which must be text or a number, found {found};"
+    ):
+        exact_match(completions=["True", "7"], solution=[odd, "7"])
 
 
 @pytest.mark.parametrize("verifier", [exact_match, gsm8k, boxed, math_verify], ids=lambda one: one.__name__)

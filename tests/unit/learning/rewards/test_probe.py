@@ -89,6 +89,21 @@ def test_a_column_that_is_missing_is_told_with_the_mapping_to_write(
     )
 
 
+@pytest.mark.parametrize(("odd", "found"), [(["1"], "a list"), ({"a": 1}, "a dict"), (True, "true")])
+def test_an_answer_that_cannot_be_compared_is_told_with_file_and_line_whichever_row_has_it(
+    tmp_path: Path, odd: Any, found: str
+) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": f"{n}", "solution": "1"} for n in range(9)]
+    rows[2]["solution"], rows[6]["solution"] = 1, odd
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, jsonl(tmp_path), *rows)
+    assert str(caught.value) == (
+        f"{tmp_path}/a.jsonl:7: the reward 'exact_match' compares completions with 'solution', which must be text "
+        f"or a number, found {found}; write it as text, or choose another reward by datasets.mine.reward."
+    )
+    prepared(tmp_path, jsonl(tmp_path, reward="length"), *rows)
+
+
 def test_a_column_whose_name_is_taken_is_told_with_the_setting_that_renames_it(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}", "answer": "1", "completions": ["1"]} for n in range(9)]
     with pytest.raises(DataError) as caught:
@@ -129,8 +144,12 @@ def test_a_solution_that_is_a_number_will_do_where_texts_are_compared_as_they_ar
 
 
 def test_a_solution_that_is_no_text_is_told_where_rewards_that_ship_need_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reward 'exact_match' fails: AttributeError: 'list' object has no"):
-        prepared(tmp_path, jsonl(tmp_path), *({"prompt": f"{n}", "solution": [f"{n}"]} for n in range(9)))
+    with pytest.raises(ConfigError, match=r"reward 'boxed' fails: TypeError: string indices must be"):
+        prepared(
+            tmp_path,
+            jsonl(tmp_path, reward="boxed"),
+            *({"prompt": f"{n}", "solution": [f"{n}"]} for n in range(9)),
+        )
 
 
 def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
