@@ -18,6 +18,7 @@ from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import holders
 from pipeline.engine.journal import read_journal
 from tests.doubles import fake_nvml
+from tests.doubles.small_runs import SMALL, calm_run, with_reference
 
 ROOT = Path(__file__).parents[2]
 
@@ -189,7 +190,7 @@ def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path
 
 
 class Run:
-    """A whole run on the described machine, whose workers start only when it is let."""
+    """A whole run on the described machine, without torch, whose workers start only when it is let."""
 
     def __init__(self, folder: Path, name: str, *overrides: str) -> None:
         self.name, self.folder = name, folder
@@ -199,9 +200,8 @@ class Run:
         command = [
             *(sys.executable, "tests/doubles/fake_gpus.py", str(self.gate)),
             *(f"experiment.name={name}", f"output_dir={folder / 'outputs'}", "distributed.num_gpus=1"),
-            *("algos=[SFT]", "rounds_of_training=1", "models.tiny.steps=1", "data_collection.prompts_per_round=8"),
-            *("evaluation.num_prompts=8", "evaluation.bootstrap_samples=20", "execution.start_timeout_s=300"),
-            *(f"execution.store={folder / name}", *overrides),
+            *(one for one in SMALL if not one.startswith("algos.")),
+            *("rounds_of_training=1", "execution.start_timeout_s=300", *overrides),
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -231,16 +231,26 @@ class Run:
         return self.process.wait()
 
 
-def test_whole_runs_never_share_a_gpu(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[str]]:
+    """What makes a run one without torch; of the module, so that it is made on the machine as it is."""
+    calm_run(tmp_path_factory)
+    return lambda output_dir: with_reference(tmp_path_factory, output_dir)
+
+
+def test_whole_runs_never_share_a_gpu(
+    stored: Callable[[Path], list[str]], start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Two runs take all of a machine, and two more want a half. `start` sees that nothing stays leased."""
     fake_nvml.use(monkeypatch, tmp_path, "two")  # every worker takes seconds to start
-    runs = [Run(tmp_path, "first"), Run(tmp_path, "second")]
+    light = stored(tmp_path / "outputs")
+    runs = [Run(tmp_path, "first", *light), Run(tmp_path, "second", *light)]
     try:
         first, second = (run.devices() for run in runs)
         assert (len(first), len(second)) == (1, 1)
         assert not first & second
 
-        runs.append(Run(tmp_path, "refused"))
+        runs.append(Run(tmp_path, "refused", *light))
         assert runs[2].process.wait() == 2
         (line,) = runs[2].text().strip().splitlines()
         assert "2 of these 2 are leased" in line
@@ -248,7 +258,7 @@ def test_whole_runs_never_share_a_gpu(start: Start, monkeypatch: pytest.MonkeyPa
         assert "'second' (pid " in line
         assert "wait for them with execution.wait_for_devices=true" in line
 
-        runs.append(Run(tmp_path, "waiting", "execution.wait_for_devices=true"))
+        runs.append(Run(tmp_path, "waiting", *light, "execution.wait_for_devices=true"))
         assert "2 of these 2 are leased" in runs[3].until(r"(.*are leased.*)")
         assert not runs[3].journal.exists()
         runs[0].process.kill()  # its leases die with it, and nobody else's
