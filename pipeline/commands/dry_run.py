@@ -12,8 +12,8 @@ from pipeline.engine.run_folder import PLAN_SVG
 from pipeline.engine.store.measured import read_durations
 from pipeline.files import write_whole
 from pipeline.learning.algos.prepare import PREPARE
-from pipeline.plan.build import duration_name
 from pipeline.plan.chains import PREPARATION, REFERENCE
+from pipeline.plan.job import duration_name
 from pipeline.plan.models import is_local
 from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, summarize
 from pipeline.runs.report.format import count, duration, jobs

@@ -28,7 +28,7 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
 from pipeline.plan.estimates import guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job, place_name
+from pipeline.plan.job import Job, duration_name, place_name
 from pipeline.plan.keys import determining, result_key
 from pipeline.plan.size import check_size
 from pipeline.plan.source_code import class_source, dataset_source
@@ -74,12 +74,6 @@ def build_plan(
     if config.stage is StageChoice.prepare:
         return plan.up_to([job.id for job in plan.jobs.values() if job.algo == PREPARATION])
     return plan
-
-
-def duration_name(job: Job) -> str:
-    """Under which name the run time of a job is remembered."""
-    name = f"{job.dataset}/{job.model}/{job.algo}/{job.stage}"
-    return name if job.devices == 1 else f"{name} on {job.devices} devices"
 
 
 def _memory_kind(job: Job, digest: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import CycleError, PlanError
 from pipeline.plan.job import Job
 from pipeline.plan.keys import FORMAT, SharedConfigs
+
+if TYPE_CHECKING:
+    import networkx as nx  # where a plan is made or asked: it takes long to import, and `status` makes none
 
 
 class Plan:
@@ -22,6 +23,8 @@ class Plan:
     """
 
     def __init__(self, jobs: Iterable[Job], edges: Iterable[tuple[str, str]]) -> None:
+        import networkx as nx
+
         self.jobs: dict[str, Job] = {}
         for job in jobs:
             if job.id in self.jobs:
@@ -45,6 +48,8 @@ class Plan:
 
     def up_to(self, job_ids: Iterable[str]) -> Plan:
         """The part of the plan that some jobs need, themselves included."""
+        import networkx as nx
+
         kept = set(job_ids)
         for job_id in list(kept):
             kept |= nx.ancestors(self.graph, job_id)
@@ -84,6 +89,8 @@ class Plan:
 
 def longest_paths(graph: nx.DiGraph[str], seconds: Mapping[str, float]) -> dict[str, float]:
     """Length of the longest path from each node to a sink, counting the node itself."""
+    import networkx as nx
+
     paths: dict[str, float] = {}
     for node in reversed(list(nx.topological_sort(graph))):
         paths[node] = seconds[node] + max((paths[after] for after in graph.successors(node)), default=0.0)

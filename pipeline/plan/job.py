@@ -83,3 +83,9 @@ def chain_name(dataset: str, model: str, reference: int | None, seed: int | None
         algo: Algorithm.
     """
     return f"{place_name(dataset, model, reference)}/{ANY if seed is None else f's{seed}'}/{algo}"
+
+
+def duration_name(job: Job) -> str:
+    """Under which name the run time of a job is remembered."""
+    name = f"{job.dataset}/{job.model}/{job.algo}/{job.stage}"
+    return name if job.devices == 1 else f"{name} on {job.devices} devices"

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Collection
 
 from pipeline.engine.events import Event
-from pipeline.plan.build import duration_name
 from pipeline.plan.estimates import WORKER_LOAD_S
 from pipeline.plan.graph import Plan, longest_paths
+from pipeline.plan.job import duration_name
 from pipeline.runs.job_view import AttemptView
 from pipeline.runs.pace import Pace
 from pipeline.runs.run_view import RunView
