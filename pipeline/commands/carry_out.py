@@ -140,7 +140,7 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
     else:
         print_results(console, results, run, request.label)
     leave_report(run, console)
-    tell_notes(request, makers, console, has_rows=bool(results.rows))
+    tell_notes(request, makers, run, console, has_rows=bool(results.rows))
     for line in unreadable:
         log.error("%s", line)
         say(console, line, "bold red")

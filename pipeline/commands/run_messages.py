@@ -20,7 +20,7 @@ from pipeline.learning.algos.candidates import candidates_note
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.graph import Plan
 from pipeline.runs.makers import Maker, several_makers
-from pipeline.runs.notes import collect_notes
+from pipeline.runs.notes import collect_notes, failed_rewards
 from pipeline.runs.report.format import jobs, logs_command, shown_path
 from pipeline.terminal.console import say
 from pipeline.terminal.text import printable
@@ -137,10 +137,13 @@ def complain(console: Console, text: str) -> None:
     say(console, f"error: {text}", "red")
 
 
-def tell_notes(request: Request, makers: Sequence[Maker], console: Console, *, has_rows: bool) -> None:
+def tell_notes(
+    request: Request, makers: Sequence[Maker], run: RunFolder, console: Console, *, has_rows: bool
+) -> None:
     """Say what a reader must know of the trainings, of the datasets and of how policies are sampled."""
     config = request.config
-    for note in [*several_makers(makers), *collect_notes(request.store, request.plan.jobs.values())]:
+    store, jobs = request.store, request.plan.jobs.values()
+    for note in [*several_makers(makers), *failed_rewards(store, jobs, run), *collect_notes(store, jobs)]:
         log.warning("%s", note)
         say(console, f"note: {note}", "bold")
     if not has_rows:

@@ -14,6 +14,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.outputs.curves import CURVES, read_curve
 from pipeline.outputs.formats import (
     ETA,
+    FAULTS,
     GENERATION,
     GREEDY,
     METRICS,
@@ -27,6 +28,7 @@ from pipeline.outputs.formats import (
 from pipeline.outputs.guidance import GUIDANCE, read_guidance
 from pipeline.outputs.reading import (
     problem_in_words,
+    read_faults,
     read_generation,
     read_lines,
     read_metrics,
@@ -105,6 +107,7 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
     TRAINING: read_training,
     GENERATION: read_generation,
     REWARD: read_reward_fit,
+    FAULTS: read_faults,
     CURVES: lambda path: read_curve(path.parent),
     GUIDANCE: read_guidance,
 }

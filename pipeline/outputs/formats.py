@@ -16,6 +16,7 @@ from msgspec import Meta
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
+FAULTS = "faults.json"
 PROMPTS = "prompts.safetensors"
 GREEDY = "greedy"
 """Folder of the samples of the greedy reference, in the output of its evaluation."""
@@ -212,6 +213,21 @@ class RewardFit(Training):
     folds: Count = 1
     held_out_pairs: Count = 0
     held_out_accuracy: Number | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """``faults.json``: completions at which a reward failed, in the output of a job that scored any such.
+
+    Attributes:
+        completions: That the job has scored.
+        failed: Those of them at which a reward failed, which therefore have no score.
+        first: What was said of the first one.
+    """
+
+    completions: Count
+    failed: Count
+    first: Note
 
 
 @dataclass(frozen=True, kw_only=True)

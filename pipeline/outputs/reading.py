@@ -10,7 +10,17 @@ from typing import Any, TypeVar
 from pipeline.errors import JobError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json, read_json_file, read_plain
-from pipeline.outputs.formats import METRICS, PAGE, SAMPLES, Generation, Metrics, Pointer, RewardFit, Training
+from pipeline.outputs.formats import (
+    METRICS,
+    PAGE,
+    SAMPLES,
+    Faults,
+    Generation,
+    Metrics,
+    Pointer,
+    RewardFit,
+    Training,
+)
 from pipeline.outputs.manifest import job_of
 
 _LINE = 16 << 20
@@ -116,6 +126,11 @@ def read_training(path: Path) -> Training:
 def read_reward_fit(path: Path) -> RewardFit:
     """Read a ``reward.json``; raises as `read_metrics` does."""
     return read_json_file(path, RewardFit)
+
+
+def read_faults(path: Path) -> Faults:
+    """Read a ``faults.json``; raises as `read_metrics` does."""
+    return read_json_file(path, Faults)
 
 
 def read_pointer(path: Path) -> Pointer:

@@ -5,13 +5,19 @@ The notes come from stored outputs, so equal runs have equal ones, whenever thei
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
+from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.formats import REWARD, TRAINING
-from pipeline.outputs.reading import read_reward_fit, read_training
+from pipeline.outputs.formats import FAULTS, REWARD, TRAINING, Faults
+from pipeline.outputs.reading import read_faults, read_reward_fit, read_training
 from pipeline.plan.job import Job
+from pipeline.runs.job_logs import logs_of
+from pipeline.runs.links import MADE_IN
+from pipeline.runs.report.format import count, shown_path
 
 _LONGEST = 500
 
@@ -33,6 +39,44 @@ def _notes_of(store: Store, job: Job) -> Iterable[str]:
             continue
         if note:
             yield " ".join(note.split())[:_LONGEST]
+
+
+def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[str]:
+    """One line for every chain and round at whose completions a reward failed: how often, why, and the log.
+
+    Args:
+        store: The store.
+        jobs: Jobs of a plan.
+        run: Where the logs of its jobs are.
+    """
+    found: dict[tuple[str, int], list[tuple[Job, Faults]]] = {}
+    for job in sorted(jobs, key=lambda job: (job.chain, job.round, job.stage, job.id)):
+        with suppress(OSError, ForeignDataError):
+            faults = read_faults(store.path(job.key) / FAULTS)
+            found.setdefault((job.chain, job.round), []).append((job, faults))
+    return [f"{chain}, {_rounds([number])}: {_failed(own, run)}" for (chain, number), own in found.items()]
+
+
+def _failed(own: list[tuple[Job, Faults]], run: RunFolder) -> str:
+    counts: dict[str, Counter[str]] = {}
+    for job, faults in own:
+        counts.setdefault(job.stage, Counter()).update(failed=faults.failed, of=faults.completions, jobs=1)
+    parts = [
+        f"{number['failed']:,} of {number['of']:,} completions of {count(number['jobs'], 'job')} ({stage})"
+        for stage, number in counts.items()
+    ]
+    first, faults = own[0]
+    said = " ".join(faults.first.split())[:_LONGEST]
+    return f"a reward failed at {', '.join(parts)}, which have no score; first {said}{_log(run, first)}"
+
+
+def _log(run: RunFolder, job: Job) -> str:
+    """Where the log of a job is: in the folder of this run, or of the one that made its output."""
+    whose = RunFolder(run.jobs.resolve().parent)  # of an earlier run where nothing was left to do
+    for each in (job.id, f"{job.id}/{MADE_IN}"):
+        if logs := logs_of(whose, each):
+            return f" (log: {shown_path(list(logs.values())[-1])})"
+    return ""
 
 
 def _rounds(numbers: list[int]) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import StageConfig
 from pipeline.errors import JobError
+from pipeline.learning.rewards.failures import RewardFailures
 
 if TYPE_CHECKING:
     from pipeline.learning.models.cache import ModelCache
@@ -122,6 +123,7 @@ class JobContext:
         loading: Context in which time counts as loading rather than as work.
         progress: Reports how far the job is.
         show: Takes a few numbers of the present step, by name, which go along with the next progress.
+        failures: Completions of the job at which rewards failed.
     """
 
     job_id: str
@@ -143,6 +145,7 @@ class JobContext:
     progress: Progress = field(repr=False)
     stopping: Callable[[], bool] = field(repr=False)
     show: Callable[[Mapping[str, float | None]], None] = field(repr=False, default=lambda _: None)
+    failures: RewardFailures = field(repr=False, default_factory=RewardFailures)
 
     @property
     def ranks(self) -> Ranks:

@@ -153,7 +153,9 @@ def score(
     settings = repr(asdict(ctx.config.dataset))
     make = partial(Scorer, ctx.config.dataset, ctx.device, ctx.hints)
     scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
-    return scorer.score(rows, texts, completions, batch_size)
+    scored = scorer.score(rows, texts, completions, batch_size)
+    ctx.failures.add(scored, ctx.out)
+    return scored
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Scored:
             not right.
         answers: What a completion votes for in maj@k; None where the reward that judges cannot tell answers.
         faults: How a reward failed, or None.
+        first_fault: What is said of the first one; "" where there is none.
     """
 
     values: NDArray[np.float64]
@@ -53,6 +54,7 @@ class Scored:
     correct: Sequence[bool | None]
     answers: Sequence[str | None]
     faults: Sequence[Fault | None]
+    first_fault: str = ""
 
     @property
     def errors(self) -> int:
@@ -252,7 +254,13 @@ def _combine(
         correct=[None] * count if judge is None else [_is_correct(one, judge) for one in graded[judge.name]],
         answers=[None] * count if judge is None else [one.answer for one in graded[judge.name]],
         faults=faults,
+        first_fault=_first_fault(graded),
     )
+
+
+def _first_fault(graded: Mapping[str, Sequence[Graded]]) -> str:
+    failed = ((name, one) for name, found in graded.items() for one in found if one.fault is not None)
+    return next((f"reward '{name}': {one.message}" for name, one in failed), "")
 
 
 def _is_correct(graded: Graded, judge: LoadedReward) -> bool | None:

@@ -225,6 +225,7 @@ def _notes(
         f"{algo} round {number}": Chains(_least(row, "references"), _least(row, "seeds"))
         for (algo, number), row in sorted(shown.items(), key=lambda item: _reading(item[0]))
     }
+    yield from _about_fewer_prompts(cells, shown, metrics)
     yield from about_fewer_chains(least, [Chains(row.references, row.seeds) for row in shown.values()])
     if any(row.ci_low is not None for row in shown.values()):
         yield _what_intervals_hold_for(shown)
@@ -238,6 +239,20 @@ def _notes(
             f"{told} of {count(len(pairs), 'pair')} of methods {differ} at the level of {1 - confidence:.2g}: "
             "comparisons in results.json"
         )
+
+
+def _about_fewer_prompts(
+    cells: Mapping[At, ByMetric], shown: Mapping[At, PooledRow], metrics: list[str]
+) -> Iterator[str]:
+    """That what methods are judged by rests on fewer prompts than were evaluated, where others have no score."""
+    numbers = sorted({row.n for row in shown.values()})
+    evaluated = max(
+        (cell[name].n for cell in cells.values() for name in ("length", *metrics[:1]) if name in cell), default=0
+    )
+    if numbers and numbers[0] < evaluated:
+        span = f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
+        about = "the others have no score (n in results.json)"
+        yield f"{HEADINGS[metrics[0]]}: of {span} of the {evaluated:,} prompts; {about}."
 
 
 def _chosen(cells: Mapping[At, ByMetric]) -> list[str]:

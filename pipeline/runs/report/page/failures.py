@@ -18,18 +18,19 @@ LONGEST = 20_000
 Attempts = Iterable[tuple[JobView, AttemptView]]
 
 
-def failures_of(view: RunView, lost: Attempts = ()) -> Failures:
+def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ()) -> Failures:
     """What went wrong, so far as the journal tells.
 
     Args:
         view: The run.
         lost: Attempts that were under way when it was killed.
+        rewards: What is said of completions at which rewards failed.
     """
     failed = sorted([*_failed(view), *lost], key=lambda pair: pair[1].ended or 0.0)
     return Failures(
         rows=[_failure(job, attempt) for job, attempt in failed[:MOST]],
         left_out=max(0, len(failed) - MOST),
-        notes=list(_notes(view)),
+        notes=[*_notes(view), *rewards],
     )
 
 

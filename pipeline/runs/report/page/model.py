@@ -282,7 +282,7 @@ class Failures:
     Attributes:
         rows: Attempts, in order of time; the first ones where there are very many.
         left_out: How many more there are.
-        notes: Other things: devices that are used no more, jobs that are blocked.
+        notes: Other things: devices that are used no more, jobs that are blocked, rewards that failed.
     """
 
     rows: list[Failure] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from pipeline.runs.looks import reading_order
 from pipeline.runs.report.page.model import Histogram, Rewards
@@ -17,14 +17,14 @@ Group = tuple[str, str, int]
 """Place, method and round."""
 
 
-def rewards_of(scores: Mapping[Group, Iterable[float]], there: int | None) -> Rewards:
+def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int | None) -> Rewards:
     """Histograms whose bins are the same for all methods and rounds of a place.
 
     Args:
-        scores: Rewards of completions.
+        scores: Rewards of completions, None where one has none.
         there: Completions that were evaluated, which may be more; None where that is not known.
     """
-    counted = {group: Counter(own) for group, own in scores.items()}
+    counted = {group: Counter(score for score in own if score is not None) for group, own in scores.items()}
     values: dict[str, set[float]] = {}
     for (place, _, _), own in counted.items():
         values.setdefault(place, set()).update(own)
@@ -45,18 +45,18 @@ def rewards_of(scores: Mapping[Group, Iterable[float]], there: int | None) -> Re
             for (place, algo, number), own in sorted(counted.items(), key=_in_order)
             if own
         ],
-        about=_said(sum(own.total() for own in counted.values()), there),
+        about=_said(sum(map(len, scores.values())), there, sum(own.count(None) for own in scores.values())),
     )
 
 
-def _said(read: int, there: int | None) -> str:
-    if there is None:
-        return f"Of {read:,} of the completions that were evaluated, those to the first prompts of each shard."
-    if read >= there:
-        return "Of all completions that were evaluated."
-    return (
-        f"Of {read:,} of the {there:,} completions that were evaluated, those to the first prompts of each shard."
-    )
+def _said(read: int, there: int | None, unscored: int) -> str:
+    if there is not None and read >= there:
+        said = "Of all completions that were evaluated."
+    else:
+        number = f"{read:,}" if there is None else f"{read:,} of the {there:,}"
+        of = "of the " if there is None else ""
+        said = f"Of {number} {of}completions that were evaluated, those to the first prompts of each shard."
+    return f"{said} {unscored:,} of them have no reward: it failed, or does not apply." if unscored else said
 
 
 def _edges(values: set[float]) -> list[float]:

@@ -16,6 +16,7 @@ from pipeline.plan.job import Job
 from pipeline.runs.cost import Compute, total
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.looks import drawn_methods, in_order_of_work
+from pipeline.runs.notes import failed_rewards
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import count, decimal, duration
@@ -107,7 +108,9 @@ def run_page(run: LoadedRun, name: str) -> RunPage:
         timeline=_timeline(run),
         rewards=rewards,
         samples=samples,
-        failures=failures_of(run.view, run.lost_attempts),
+        failures=failures_of(
+            run.view, run.lost_attempts, failed_rewards(run.store, run.jobs.values(), run.folder)
+        ),
         config=_config(run),
         given=run.origin.settings,
         command=run.origin.command_line,
@@ -215,7 +218,7 @@ def _seconds(run: LoadedRun) -> float:
 
 def _completions(run: LoadedRun, compute: Compute) -> tuple[Samples, Rewards]:
     """The completions that are shown, and the rewards of all that are read, in one go."""
-    scores: dict[Group, list[float]] = {}
+    scores: dict[Group, list[float | None]] = {}
     evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
     answers = total(row.answers for row in compute.rows if row.stage == EVALUATE)
     # Outputs of earlier versions did not count them.
@@ -225,8 +228,7 @@ def _completions(run: LoadedRun, compute: Compute) -> tuple[Samples, Rewards]:
     def taken(found: Iterable[tuple[Job, Sample]]) -> Iterator[Shown]:
         for job, sample in found:
             place = f"{job.dataset} · {job.model}"
-            if sample.reward is not None:
-                scores.setdefault((place, job.algo, job.round), []).append(sample.reward)
+            scores.setdefault((place, job.algo, job.round), []).append(sample.reward)
             yield Shown(
                 place=place,
                 row=str(sample.row),

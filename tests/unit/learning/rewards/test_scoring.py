@@ -16,10 +16,12 @@ from pipeline.config.shipped import REWARDS
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.cache import FILE, ScoreCache, score_key
+from pipeline.learning.rewards.failures import RewardFailures
 from pipeline.learning.rewards.grading import Graded, Item
 from pipeline.learning.rewards.registry import load_reward, load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.learning.rewards.traits import GRADING, RewardTraits, reward
+from pipeline.outputs.reading import read_faults
 from tests.doubles import own_rewards
 from tests.doubles import rewards as doubles
 
@@ -46,6 +48,14 @@ def broken(**_: Any) -> list[float]:
 @reward(RewardTraits(isolated=False))
 def infinite(completions: Sequence[str], **_: Any) -> list[float]:
     return [math.inf] + [1.0] * (len(completions) - 1)
+
+
+@reward(RewardTraits(isolated=True))
+def halves(completions: Sequence[str], **_: Any) -> list[float]:
+    """Fails at texts of odd length, with a message that differs from process to process."""
+    if len(completions[0]) % 2:
+        raise ValueError(f"no half of {object()}")
+    return [len(text) / 2 for text in completions]
 
 
 def dataset(rewards: dict[str, float], **grading: Any) -> DatasetConfig:
@@ -307,3 +317,13 @@ def test_whatever_can_be_awaited_is(name: str) -> None:
 def test_a_method_without_its_object_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"is a method of the class Awaited, .* my_reward = Awaited\(\)"):
         load_reward(f"{own_rewards.__name__}:Awaited.method")
+
+
+def test_a_job_leaves_what_its_rewards_failed_at_and_nothing_where_none_did(tmp_path: Path) -> None:
+    counted, config = RewardFailures(), dataset({f"{__name__}.halves": 1.0})
+    counted.add(score(config, ["aa", "bbbb"]), tmp_path)
+    assert not list(tmp_path.iterdir())
+    counted.add(score(config, ["a", "bb", "ccc"]), tmp_path)
+    found = read_faults(tmp_path / "faults.json")
+    assert (found.completions, found.failed) == (5, 2)
+    assert found.first.startswith(f"reward '{__name__}.halves': ValueError: no half of <object object at 0x...> (")

@@ -116,6 +116,14 @@ def test_tables_of_one_run_have_equally_wide_columns(width: int) -> None:
     assert both[0] == both[1]
 
 
+def test_a_mean_that_rests_on_fewer_prompts_than_were_evaluated_says_so() -> None:
+    rows = [pooled_row("PITA", 1, metric="reward", n=9), pooled_row("PITA", 1, metric="length", n=20)]
+    (table,) = result_tables(Results(rows=[], pooled=rows))
+    assert "reward: of 9 of the 20 prompts; the others have no score (n in results.json)." in str(table.caption)
+    whole = [pooled_row("PITA", 1, metric=name, n=20) for name in ("reward", "length")]
+    assert "no score" not in str(result_tables(Results(rows=[], pooled=whole))[0].caption)
+
+
 def test_a_label_stands_in_the_titles() -> None:
     title = printed(result_tables(*results(ALGOS), "algos.PITA.eta=[0.5]")[0], 120).splitlines()[0]
     assert title == f"gsm8k · {MODEL} · 1 seed · 1,319 prompts · algos.PITA.eta=[0.5]"

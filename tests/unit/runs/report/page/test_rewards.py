@@ -14,6 +14,16 @@ def test_few_different_rewards_have_a_bar_each() -> None:
     assert found.about == "Of all completions that were evaluated."
 
 
+def test_completions_at_which_a_reward_failed_are_told_and_count_as_read() -> None:
+    scores = {("d · m", "PITA", 1): [1.0, None, None], ("d · m", "reference", 0): [None]}
+    assert rewards_of(scores, there=4).about == (
+        "Of all completions that were evaluated. 3 of them have no reward: it failed, or does not apply."
+    )
+    assert rewards_of(scores, there=9).about.startswith("Of 4 of the 9 completions")
+    (only,) = rewards_of(scores, there=4).histograms
+    assert (only.counts, only.mean) == ([1], 1.0)
+
+
 @pytest.mark.properties
 @given(st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=100))
 def test_every_reward_is_counted_once(scores: list[float]) -> None:

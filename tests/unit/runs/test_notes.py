@@ -1,0 +1,65 @@
+"""What a run tells its readers besides numbers: completions at which a reward failed."""
+
+import io
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeline.commands.run_messages import tell_notes
+from pipeline.engine.store.store import Store
+from pipeline.runs.loaded import load
+from pipeline.runs.notes import failed_rewards
+from pipeline.runs.report.page.failures import failures_of
+from tests.doubles.runs import WrittenRun, chain_plan
+
+
+def failing(failed: int, completions: int, first: str = "reward 'f': ZeroDivisionError: division by zero") -> str:
+    return json.dumps({"failed": failed, "completions": completions, "first": first})
+
+
+def test_how_often_why_and_where_the_log_is_stands_in_one_line_of_a_chain_and_round(tmp_path: Path) -> None:
+    plan = chain_plan(rounds=2)
+    run = WrittenRun(tmp_path / "outputs", plan)
+    shards = [job for job in plan.jobs.values() if job.stage == "generate"]
+    run.store(shards[0].key, faults_json=failing(3, 10))
+    run.store(shards[1].key, faults_json=failing(1, 10, "another"))
+    run.store(shards[2].key, faults_json=failing(2, 5))
+    run.store(shards[3].key, generation_json="{}")
+    run.begin(shards[0].id)
+    told = failed_rewards(Store(tmp_path / "outputs/.store"), list(plan.jobs.values())[::-1], run.folder)
+    assert told == [
+        "d/m/s0/X, round 1: a reward failed at 4 of 20 completions of 2 jobs (generate), which have no score; "
+        f"first reward 'f': ZeroDivisionError: division by zero (log: {run.folder.job(shards[0].id)}/log.txt)",
+        "d/m/s0/X, round 2: a reward failed at 2 of 5 completions of 1 job (generate), which have no score; first "
+        "reward 'f': ZeroDivisionError: division by zero",
+    ]
+    assert failures_of(load(run.folder).view, rewards=told).notes == told
+
+
+def test_the_log_of_what_an_earlier_run_made_is_found_there(tmp_path: Path) -> None:
+    plan = chain_plan(rounds=1)
+    shard = next(iter(plan.jobs.values()))
+    earlier = WrittenRun(tmp_path / "outputs", plan)
+    earlier.store(shard.key, faults_json=failing(1, 2))
+    earlier.begin(shard.id)
+    later = WrittenRun(tmp_path / "outputs", plan, stamp="2026-01-03_10-00-00")
+    later.folder.jobs.symlink_to(earlier.folder.jobs)
+    (told,) = failed_rewards(Store(tmp_path / "outputs/.store"), [shard], later.folder)
+    assert told.endswith(f"(log: {earlier.folder.job(shard.id)}/log.txt)")
+
+
+def test_the_terminal_and_the_log_of_the_run_tell_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = chain_plan(rounds=1)
+    run = WrittenRun(tmp_path / "outputs", plan)
+    run.store(next(iter(plan.jobs.values())).key, faults_json=failing(1, 2))
+    request: Any = SimpleNamespace(config=None, store=Store(tmp_path / "outputs/.store"), plan=plan)
+    printed = io.StringIO()
+    with caplog.at_level(logging.WARNING, "pipeline"):
+        tell_notes(request, [], run.folder, Console(file=printed, width=500), has_rows=False)
+    assert "a reward failed at 1 of 2 completions" in caplog.text
+    assert printed.getvalue().startswith("note: d/m/s0/X, round 1: a reward failed at 1 of 2 completions")
