@@ -46,7 +46,7 @@ class Barrier(Enum):
 
 
 class DeviceChoice(Enum):
-    """Which kind of device workers use."""
+    """Which kind of device workers use; an output that is stored counts on the other kind as well."""
 
     auto = "auto"  # GPUs if there are any, else CPU slots
     cpu = "cpu"  # CPU slots, each of `system.cpu_threads` threads
@@ -366,7 +366,7 @@ class Config:
     """Turns of generate, train and evaluate, each on the results of those before it."""
     dry_run: bool = hint(False)
     """Print the plan and what is already stored, draw it in plan.svg, and stop."""
-    device: DeviceChoice = DeviceChoice.auto
+    device: DeviceChoice = hint(DeviceChoice.auto)
     output_dir: str = file_or_folder("outputs", affects_result=False)
     """Folder of all runs: each leaves its own in `output_dir/NAME/`, and outputs are shared in `.store`."""
     system: SystemConfig = field(default_factory=SystemConfig)

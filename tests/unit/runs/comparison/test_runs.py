@@ -46,8 +46,12 @@ def test_what_each_method_reached_is_that_of_its_last_round_with_its_divergence(
 
 
 def test_only_settings_that_change_results_count_and_only_among_runs_that_have_them() -> None:
-    first = run("a", 1, execution={"workers": 1, "shard_size": 10}, training={"schedule": "cosine"})
-    second = run("b", 1, execution={"workers": 2, "shard_size": 10}, training={"schedule": "linear"})
+    first, second = (
+        run(
+            name, 1, execution={"workers": number, "shard_size": 10}, training={"schedule": schedule}, device=device
+        )
+        for name, number, schedule, device in (("a", 1, "cosine", "auto"), ("b", 2, "linear", "cpu"))
+    )
     second.config["algos"]["DPO"] = {"enabled": False, "beta": 3}  # type: ignore[index]
     assert compare_runs([first, second]).settings == ["training.schedule"]
     assert same_settings(first.config) != same_settings(second.config)
