@@ -71,15 +71,20 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow],
         title=headline,
         caption="\n".join(about),
     )
-    for front, points in groupby(rows, key=lambda row: row.front):
-        own, at_equal = list(points), [row for row in matched if row.front == front]
-        places = _places_apart([*(row.kl for row in own), *(row.kl for row in at_equal)])
+    fronts = {front: list(points) for front, points in groupby(rows, key=lambda row: row.front)}
+    at_equal = {front: [row for row in matched if row.front == front] for front in fronts}
+    # The same for all, so that points of numbers stand below each other and equal numbers look alike.
+    places = max(
+        _places_apart([row.kl for row in own] + [row.kl for row in at_equal[front]])
+        for front, own in fronts.items()
+    )
+    for front, own in fronts.items():
         for row in own:
             bounds = interval(row.ci_low, row.ci_high)
             best, of_kl = "yes" if row.is_best else "", interval(row.kl_low, row.kl_high, places=places)
             kl, value = decimal(row.kl, places=places), decimal(row.value)
             table.add_row(front, row.point, kl, value, row.split, bounds, best, of_kl)
-        for at in at_equal:
+        for at in at_equal[front]:
             kl, value = decimal(at.kl, places=places), "-" if at.value is None else decimal(at.value)
             table.add_row(front, _MATCHED, kl, value, at.split, interval(at.ci_low, at.ci_high))
         table.end_section()

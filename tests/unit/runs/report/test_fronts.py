@@ -61,6 +61,15 @@ def test_divergences_that_differ_little_are_told_apart() -> None:
     assert [line.split()[2] for line in endless if "DPO" in line] == ["0.000000", "0.000000"]
 
 
+def test_fronts_of_one_table_have_equal_decimal_places() -> None:
+    near, far = front("DPO"), front("PITA")
+    first, second = near.fronts
+    points = [replace(first, kl=0.91621), replace(second, kl=0.91643), *far.fronts]
+    lines = lines_of(replace(near, fronts=points, matched=[replace(far.matched[0], kl=0.929)]))
+    shown = [line.split()[2] for line in lines if line.split()[:1] in (["DPO"], ["PITA"])]
+    assert shown == ["0.9162", "0.9164", "0.5000", "1.0000", "0.9290"]
+
+
 def test_narrow_terminals_show_what_a_method_reaches() -> None:
     row = BudgetRow(**{**PLACE, **ENDS}, algo="a-method-of-a-long-name", budget=1e9, flops=5e8, value=0.6, kl=0.5)
     assert "0.600" in printed(budget_tables([row], Results(rows=[]))[0], width=40)
