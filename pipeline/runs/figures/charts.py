@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pipeline.learning.algos.base import REFERENCE
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BAND = 0.18
-_LEGEND_COLUMNS = 4
+_LEGEND_COLUMNS = 8
+_CHARACTERS_PER_IN, _HANDLE_IN = 17, 0.45
+"""Of the names in a legend, and the inches of the line before one and of the room behind it."""
 _LEGEND_LINES, _LEGEND_IN = 2, 0.14
 """Lines of a legend that a figure has room for, and the inches of each further one."""
 _PANELS = 3
@@ -186,11 +189,28 @@ def _with_legend(figure: Figure, *axes: Axes) -> Figure:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
             shown.setdefault(label, handle)
     width, height = figure.get_size_inches()
-    longest = max(map(len, shown), default=1)
-    columns = max(1, min(_LEGEND_COLUMNS * 2, int(width * 13 / (longest + 5)), len(shown)))
+    columns = _legend_columns([len(label) for label in shown], width)
     figure.set_size_inches(width, height + _LEGEND_IN * max(0, math.ceil(len(shown) / columns) - _LEGEND_LINES))
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, handlelength=2)
     return figure
+
+
+def _legend_columns(lengths: Sequence[int], width: float) -> int:
+    """The most columns of a legend that fit side by side, each as wide as the longest of its own names.
+
+    Args:
+        lengths: Of the names, in characters, which fill one column after the other.
+        width: Of the figure, in inches.
+    """
+
+    def takes(columns: int) -> float:
+        most, larger = divmod(len(lengths), columns)
+        ends = [at * most + min(at, larger) for at in range(columns + 1)]
+        longest = [max(lengths[start:end]) for start, end in pairwise(ends)]
+        return sum(longest) / _CHARACTERS_PER_IN + columns * _HANDLE_IN
+
+    fitting = (each for each in range(min(_LEGEND_COLUMNS, len(lengths)), 1, -1) if takes(each) <= width)
+    return next(fitting, 1)
 
 
 def _used(stages: Sequence[str], used: set[str]) -> dict[str, tuple[str, str]]:

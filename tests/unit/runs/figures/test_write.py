@@ -113,3 +113,15 @@ def test_a_run_with_nothing_to_show_and_a_missing_library_are_told(
     monkeypatch.setattr(write, "find_spec", lambda _: None)
     missing = CliRunner().invoke(app, ["figures", "x", *place])
     assert (missing.exit_code, "[figures]" in missing.output) == (2, True)
+
+
+def test_the_legend_of_many_points_takes_less_room_than_the_axes() -> None:
+    names = ["reference", "CD", *(f"DPO@beta={beta}" for beta in (0.1, 0.3, 1, 3)), "PITA", "QSharp"]
+    names += [f"SFT@learning_rate={rate}" for rate in ("5e-05", 0.0002, 0.001)]
+    points = [data.Point(x=number, y=0.5) for number in (1, 2)]
+    with styled():
+        figure = charts.rounds([data.Series(name=name, points=points) for name in names], "pass@1", names)
+        figure.draw_without_rendering()
+    legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
+    assert legend.height < 0.6 * axes.height
+    assert legend.width <= figure.bbox.width
