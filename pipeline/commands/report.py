@@ -61,14 +61,14 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
     from pipeline.runs.comparison.names import run_names
     from pipeline.runs.comparison.runs import compare_runs, compared
     from pipeline.runs.report.page.html import write_page
-    from pipeline.runs.report.page.results import page_table
+    from pipeline.runs.report.page.results import comparison_table
     from pipeline.runs.report.page.run import page_of
     from pipeline.runs.report.runs import comparison_tables
 
     runs = [load(folder) for folder in folders]
     names = run_names(runs)
     tables = comparison_tables(compare_runs(list(map(compared, runs)), names)) if len(runs) > 1 else []
-    write_page(path, page_of(runs, names, [page_table(table) for table in tables]))
+    write_page(path, page_of(runs, names, [comparison_table(table) for table in tables]))
 
 
 def leave_report(run: RunFolder, console: Console) -> None:

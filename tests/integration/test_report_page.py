@@ -10,7 +10,7 @@ from pipeline.runs.figures.style import looks
 from pipeline.runs.loaded import load
 from pipeline.runs.looks import MARKS, drawn_methods
 from pipeline.runs.report.page.html import write_page
-from pipeline.runs.report.page.model import Failure, Failures, Page, RunPage
+from pipeline.runs.report.page.model import Failure, Failures, Page, PageTable, RunPage
 from pipeline.runs.report.page.run import page_of
 from tests.doubles.browser import CHROMIUM, Tab, browser
 from tests.doubles.small_runs import calm_run
@@ -131,6 +131,7 @@ def hostile(page: Page) -> Page:
         name=HOSTILE,
         stamp=HOSTILE,
         unfinished=[HOSTILE],
+        best=[(HOSTILE, HOSTILE)],
         facts=[(HOSTILE, HOSTILE)],
         places=[HOSTILE],
         algos=["reference", HOSTILE],
@@ -164,6 +165,21 @@ def test_text_of_strangers_is_shown_and_never_obeyed(tab: Tab, run: Path, tmp_pa
     nothing_happened(tab, path)
 
 
+def test_what_many_runs_reached_is_on_the_first_screen(tab: Tab, run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    headings = ["algorithm", "pass@1", "rounds_of_training", "prompts_per_round", *map(str, range(20))]
+    table = PageTable(headings=headings, right=[False] * 24, rows=[["PITA"] + ["0.500"] * 23])
+    write_page(path, page_of([load(run)] * 9, [f"eta={number}" for number in range(9)], [table]))
+    for width, shown in ((1280, 4), (390, 3)):
+        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+        tab.open(path)
+        cells = f"[...document.querySelectorAll('#comparison td')].slice(0, {shown})"
+        ends = tab.ask(f"{cells}.map((one) => one.getBoundingClientRect()).map((one) => [one.right, one.bottom])")
+        assert all(right <= width and bottom <= 800 for right, bottom in ends), ends
+    tab.call("Emulation.clearDeviceMetricsOverride")
+    assert tab.ask("[...document.querySelectorAll('#runs tbody tr')].length") == 9
+
+
 def test_a_page_of_several_runs_has_all_of_them(tab: Tab, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     page = page_of([load(run), load(run)], ["t", "other"])
@@ -172,7 +188,7 @@ def test_a_page_of_several_runs_has_all_of_them(tab: Tab, run: Path, tmp_path: P
     assert tab.ask(LOOK_AT_ALL) >= 5
     names = tab.ask("document.querySelector('#curves .chart').data.map((one) => one.name)")
     assert {"t · PITA", "other · PITA", "t · QSharp", "other · QSharp"} <= set(names)
-    assert tab.ask("document.querySelectorAll('.results').length") == 2
+    assert tab.ask("document.querySelectorAll('#results .results').length") == 2
     bars = tab.ask("document.querySelector('#cost .chart').data.map((one) => one.y)")
     assert all(len(set(names)) == len(names) for names in bars)  # the work of two runs is never one bar
     assert {"t · PITA", "other · PITA"} <= {name for names in bars for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from pipeline.runs.comparison.runs import RunComparison, RunRow
@@ -20,6 +20,8 @@ _NOTE = (
 )
 
 _SEEDS = "seeds"
+_Told = tuple[Column, Callable[[RunRow], str]]
+"""A column, and what stands in it of a row."""
 _MANY = 3
 """Settings that may have no room side by side."""
 
@@ -30,15 +32,11 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
     for place, found in groupby(comparison.rows, key=lambda row: (row.dataset, row.model)):
         rows = list(found)
         shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
-        telling = telling_apart(rows, shown)
-        shown = [*telling, *(key for key in shown if key not in telling)]
-        table = FittedTable(
-            _columns(comparison, shown, telling, rows),
-            title=title(*place, "runs side by side"),
-        )
+        columns = _columns(comparison, shown, telling_apart(rows, shown), rows)
+        table = FittedTable((column for column, _ in columns), title=title(*place, "runs side by side"))
         for _, own in groupby(rows, key=lambda row: row.algo):
             for row in own:
-                table.add_row(*_cells(row, shown))
+                table.add_row(*(told(row) for _, told in columns))
             table.end_section()
         tables.append(table)
     if tables:
@@ -64,25 +62,48 @@ def telling_apart(rows: Sequence[RunRow], settings: Sequence[str]) -> list[str]:
 
 def _columns(
     comparison: RunComparison, shown: Sequence[str], telling: Sequence[str], rows: Sequence[RunRow]
-) -> Iterator[Column]:
+) -> list[_Told]:
+    """What tells rows apart, what they have reached, and then what else there is, as a narrow page ends early."""
     needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
-    metric = rows[0].result.metric
-    yield Column(heading="algorithm", least=LEAST_NAME)
-    for key in shown:
-        heading = _of_setting(comparison.headings[key], [_SEEDS])
-        rank = 2 if key in telling else 9
-        yield Column(heading=heading, right=True, rank=rank, least=LEAST_NAME)
-    yield Column(heading="run", rank=2 if needs_run else EXTRA + 4, least=LEAST_NAME)
-    yield number_column("round", 6)
-    yield number_column(HEADINGS.get(metric, metric), 1)
-    yield number_column("interval", 4)
-    yield number_column("vs ref", 7)
-    yield number_column("KL/seq", 5)
-    yield number_column("J", 8)
-    yield number_column("FLOPs", EXTRA)
-    yield number_column("per answer", EXTRA + 1)
-    yield number_column("device s", EXTRA + 2)
-    yield number_column(_SEEDS, EXTRA + 3)
+    run = _run(2 if needs_run else EXTRA + 4)
+    others = [_setting(comparison, key, 9) for key in shown if key not in telling]
+    return [
+        (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
+        *(_setting(comparison, key, 2) for key in telling),
+        *([run] if needs_run else []),
+        *_reached(rows[0].result.metric),
+        *others,
+        *_TAKEN,
+        *([] if needs_run else [run]),
+    ]
+
+
+def _setting(comparison: RunComparison, key: str, rank: int) -> _Told:
+    heading = _of_setting(comparison.headings[key], [_SEEDS])
+    column = Column(heading=heading, right=True, rank=rank, least=LEAST_NAME)
+    return column, lambda row: row.settings.get(key, "")
+
+
+def _run(rank: int) -> _Told:
+    def first_of(row: RunRow) -> str:
+        return row.runs[0] + (f" and {len(row.runs) - 1} more" if len(row.runs) > 1 else "")
+
+    return Column(heading="run", rank=rank, least=LEAST_NAME), first_of
+
+
+def _reached(metric: str) -> list[_Told]:
+    return [
+        (number_column(HEADINGS.get(metric, metric), 1), lambda row: _number(row.result.value)),
+        (number_column("interval", 4), lambda row: interval(row.result.ci_low, row.result.ci_high)),
+        (number_column("vs ref", 7), _difference),
+        (number_column("KL/seq", 5), lambda row: _number(row.kl)),
+        (number_column("J", 8), lambda row: _number(row.j)),
+        (number_column("round", 6), lambda row: str(row.result.round)),
+    ]
+
+
+def _difference(row: RunRow) -> str:
+    return "" if row.result.difference is None else decimal(row.result.difference, "+")
 
 
 def _of_setting(heading: str, others: Sequence[str]) -> str:
@@ -90,27 +111,16 @@ def _of_setting(heading: str, others: Sequence[str]) -> str:
     return f"{heading} (setting)" if heading in others else heading
 
 
-def _cells(row: RunRow, shown: Sequence[str]) -> list[str]:
-    result = row.result
-    return [
-        row.algo,
-        *(row.settings.get(key, "") for key in shown),
-        row.runs[0] + (f" and {len(row.runs) - 1} more" if len(row.runs) > 1 else ""),
-        str(result.round),
-        _number(result.value),
-        interval(result.ci_low, result.ci_high),
-        "" if result.difference is None else decimal(result.difference, "+"),
-        _number(row.kl),
-        _number(row.j),
-        "" if row.flops is None else si(row.flops),
-        "" if row.answer is None else si(row.answer),
-        "" if row.device_s is None else f"{row.device_s:.1f}",
-        str(result.seeds),
-    ]
-
-
 def _number(value: float | None) -> str:
     return "-" if value is None else decimal(value)
+
+
+_TAKEN: list[_Told] = [
+    (number_column("FLOPs", EXTRA), lambda row: "" if row.flops is None else si(row.flops)),
+    (number_column("per answer", EXTRA + 1), lambda row: "" if row.answer is None else si(row.answer)),
+    (number_column("device s", EXTRA + 2), lambda row: "" if row.device_s is None else f"{row.device_s:.1f}"),
+    (number_column(_SEEDS, EXTRA + 3), lambda row: str(row.result.seeds)),
+]
 
 
 def _about(comparison: RunComparison) -> Iterator[str]:

@@ -64,12 +64,13 @@ def test_the_page_has_the_runs_side_by_side_above_their_reports(outputs: Path, t
     done = CliRunner().invoke(app, ["compare", "sweep", "--html", str(page), "--output-dir", str(outputs)])
     assert done.exit_code == 0, done.output
     (table,) = data_of(page)["comparison"]
-    assert table["headings"][:3] == ["algorithm", "eta", "run"]
-    assert [row[:3] for row in table["rows"]] == [
-        ["PITA", "1", "eta=1"],
-        ["PITA", "2", "eta=2"],
+    # what a narrow page begins with, and where it ends
+    assert (table["headings"][:4], table["headings"][-1]) == (["algorithm", "pass@1", "eta", "interval"], "run")
+    assert [[*row[:3], row[-1]] for row in table["rows"]] == [
+        ["PITA", "0.100", "1", "eta=1"],
+        ["PITA", "0.200", "2", "eta=2"],
     ]
-    assert data_of(page)["title"] == "sweep: eta=1, eta=2"
+    assert data_of(page)["title"] == "sweep: 2 runs"
     assert [run["name"] for run in data_of(page)["runs"]] == ["eta=1", "eta=2"]
     assert [run["stamp"][-1] for run in data_of(page)["runs"]] == ["3", "4"]
 
@@ -77,7 +78,7 @@ def test_the_page_has_the_runs_side_by_side_above_their_reports(outputs: Path, t
 def test_the_command_prints_a_table_or_writes_a_csv(outputs: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["compare", "sweep", "--output-dir", str(outputs)])
     rows = [line.split()[:3] for line in done.output.splitlines() if line.split()[:1] == ["PITA"]]
-    assert rows == [["PITA", "1", "2026-01-02_10-00-03"], ["PITA", "2", "2026-01-02_10-00-04"]]
+    assert rows == [["PITA", "1", "0.100"], ["PITA", "2", "0.200"]]
     csv = tmp_path / "runs.csv"
     written = CliRunner().invoke(app, ["compare", "sweep", "--csv", str(csv), "--output-dir", str(outputs)])
     assert (written.exit_code, len(csv.read_text().splitlines())) == (0, 3)

@@ -299,7 +299,8 @@ class RunPage:
         stamp: Timestamp.
         state: In one word, see `RunView.state`.
         unfinished: What is missing of it, a line each; nothing of a finished run.
-        facts: Label and value of what stands at the top.
+        best: Label and value of the method that reached most, for each dataset and model.
+        facts: Likewise of when and where it ran, which with `best` stands at the top.
         places: Datasets and models.
         algos: Methods in the order of their looks, without the reference.
         metrics: Metrics in order, the one by which methods are judged first, with their headings.
@@ -326,6 +327,7 @@ class RunPage:
     stamp: str
     state: str
     unfinished: list[str]
+    best: list[tuple[str, str]]
     facts: list[tuple[str, str]]
     places: list[str]
     algos: list[str]

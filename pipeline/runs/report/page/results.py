@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from pipeline.learning.algos.base import REFERENCE
@@ -15,6 +16,7 @@ from pipeline.runs.report.page.model import FrontPoint, PageTable, Series, Spent
 from pipeline.runs.report.tables import ANCHORS, HEADINGS, result_tables
 from pipeline.terminal.columns import FittedTable
 
+_Cell = TypeVar("_Cell", str, bool)
 _Row = TypeVar("_Row", PooledRow, ResultRow, ComputeRow, CostRow)
 
 
@@ -52,6 +54,22 @@ def page_table(table: FittedTable, marks: Mapping[int, str] | None = None) -> Pa
         rows=table.texts,
         ends=table.ends,
         marks=marks or {},
+    )
+
+
+def comparison_table(table: FittedTable) -> PageTable:
+    """The same of runs side by side, with what they are judged by behind their names: a narrow page ends soon."""
+    found = page_table(table)
+    order = sorted(range(len(table.columns)), key=lambda at: min(table.columns[at].rank, 2))
+
+    def ordered(cells: Sequence[_Cell]) -> list[_Cell]:
+        return [cells[at] for at in order]
+
+    return replace(
+        found,
+        headings=ordered(found.headings),
+        right=ordered(found.right),
+        rows=list(map(ordered, found.rows)),
     )
 
 

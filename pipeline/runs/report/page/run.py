@@ -68,11 +68,12 @@ def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequenc
 
 
 def _title(runs: Sequence[LoadedRun], names: Sequence[str]) -> str:
-    shown = ", ".join(first_few(list(names), "runs"))
+    """Its name, of several those of their experiments alone: what tells runs apart stands in the table below."""
     if len(runs) == 1:
-        return f"{shown} ({runs[0].stamp})"
-    experiments = {run.name for run in runs}
-    return f"{experiments.pop()}: {shown}" if len(experiments) == 1 else shown
+        return f"{names[0]} ({runs[0].stamp})"
+    times = Counter(run.name for run in runs)
+    found = [name if number == 1 else f"{name}: {count(number, 'run')}" for name, number in times.items()]
+    return ", ".join(first_few(found, "experiments"))
 
 
 def run_page(run: LoadedRun, name: str) -> RunPage:
@@ -93,7 +94,8 @@ def run_page(run: LoadedRun, name: str) -> RunPage:
         stamp=run.stamp,
         state=run.state,
         unfinished=_unfinished(run),
-        facts=_facts(run, results),
+        best=list(_best(results)),
+        facts=_facts(run),
         places=list(dict.fromkeys(shown_results.place_of(row) for row in results.pooled)),
         algos=drawn_methods(results),
         metrics=shown_results.metrics_of(results),
@@ -122,9 +124,9 @@ def run_page(run: LoadedRun, name: str) -> RunPage:
 # -- at the top ------------------------------------------------------------------------------------------------
 
 
-def _facts(run: LoadedRun, results: Results) -> list[tuple[str, str]]:
+def _facts(run: LoadedRun) -> list[tuple[str, str]]:
     view, jobs = run.view, run.view.counts()
-    facts = [*_best(results)]
+    facts = []
     if view.started is not None:
         facts.append(("began", f"{datetime.fromtimestamp(view.started):%Y-%m-%d %H:%M}"))
         facts.append(("took", duration(_seconds(run))))

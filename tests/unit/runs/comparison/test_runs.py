@@ -48,7 +48,11 @@ def test_what_each_method_reached_is_that_of_its_last_round_with_its_divergence(
 def test_only_settings_that_change_results_count_and_only_among_runs_that_have_them() -> None:
     first, second = (
         run(
-            name, 1, execution={"workers": number, "shard_size": 10}, training={"schedule": schedule}, device=device
+            name,
+            1,
+            execution={"workers": number, "shard_size": 10},
+            training={"schedule": schedule},
+            device=device,
         )
         for name, number, schedule, device in (("a", 1, "cosine", "auto"), ("b", 2, "linear", "cpu"))
     )

@@ -6,11 +6,20 @@ function head() {
   const button = make("button", { onclick: () => { chosenTheme = theme.dark ? "light" : "dark"; repaint(); }, title: "light or dark" }, "◐ theme");
   const state = several ? [] : [make("span", { class: `state ${runs[0].state}` }, runs[0].state)];
   top.append(make("div", { class: "head" }, make("h1", {}, data.title), ...state, button));
-  for (const run of runs) {
-    if (several) top.append(make("h3", {}, `${titleOf(run)}: ${run.state}`));
-    if (run.unfinished.length) top.append(make("div", { class: "warning", role: "status" }, run.unfinished.map((line) => make("p", {}, line))));
-    top.append(make("dl", { class: "facts" }, run.facts.map(([name, value]) => make("div", value.length > 22 ? { class: "wide" } : {}, make("dt", {}, name), make("dd", {}, value)))));
-  }
+  if (several) return;
+  top.append(...unfinished(runs[0]));
+  top.append(make("dl", { class: "facts" }, [...runs[0].best, ...runs[0].facts].map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))));
+}
+
+const unfinished = (run) => run.unfinished.length ? [make("div", { class: "warning", role: "status" }, run.unfinished.map((line) => make("p", {}, line)))] : [];
+
+/** Of several runs a row for each, and what is missing of any: so that the comparison comes first. */
+function eachRun() {
+  if (!several) return;
+  const section = part("runs", "Runs", "Each run"), names = unique(runs.flatMap((run) => run.facts.map(([name]) => name)));
+  const rows = runs.map((run) => [titleOf(run), run.state, ...names.map((name) => new Map(run.facts).get(name) ?? "")]);
+  section.append(simpleTable(["run", "state", ...names], rows));
+  for (const run of runs.filter((one) => one.unfinished.length)) section.append(make("h3", {}, titleOf(run)), ...unfinished(run));
 }
 
 function about() {
@@ -45,6 +54,8 @@ function contents() {
 }
 
 head();
+sideBySide();
+eachRun();
 resultTables();
 curves();
 front();

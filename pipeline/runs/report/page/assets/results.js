@@ -39,6 +39,9 @@ function errors(values, lows, highs, colour) {
 
 // -- tables ---------------------------------------------------------------------------------------------------
 
+/** A heading that may go on in another line after each part of a name. */
+const breakable = (name) => name.split(/(?<=[_.])/).flatMap((one, at) => at ? [make("wbr"), one] : [one]);
+
 function fullTable(table, className = "") {
   const compared = table.headings.indexOf("vs ref");
   const cells = (row, at) => row.map((cell, column) => {
@@ -46,7 +49,7 @@ function fullTable(table, className = "") {
     const said = marked ? `${cell} ${marked === "better" ? "▲" : "▼"}` : cell;
     return make("td", { class: [table.right[column] ? "right" : "", marked || "", column === 0 && cell.length > 24 ? "long" : ""].join(" ").trim() || null }, said);
   });
-  const head = table.headings.map((one, at) => make("th", { scope: "col", class: table.right[at] ? "right" : null }, one));
+  const head = table.headings.map((one, at) => make("th", { scope: "col", class: table.right[at] ? "right" : null }, breakable(one)));
   const body = table.rows.map((row, at) => make("tr", { class: table.ends.includes(at) ? "end" : null }, cells(row, at)));
   const marks = Object.keys(table.marks).length ? "▲ better, ▼ worse than the reference: the test tells them apart.\n" : "";
   return [
@@ -56,9 +59,14 @@ function fullTable(table, className = "") {
   ];
 }
 
+function sideBySide() {
+  if (!data.comparison.length) return;
+  const section = part("comparison", "Comparison", "Comparison");
+  for (const table of data.comparison) section.append(...fullTable(table, "results").filter(Boolean));
+}
+
 function resultTables() {
   const section = part("results", "Results", "Results");
-  for (const table of data.comparison) section.append(...fullTable(table).filter(Boolean));
   for (const run of runs) {
     if (several) section.append(make("h3", {}, titleOf(run)));
     if (!run.tables.length) section.append(make("p", { class: "said" }, "No evaluation was finished yet."));
@@ -233,19 +241,19 @@ function drawSpent(all, { kind, metric, place }) {
     traces.push({ ...trace, text });
     points.x.forEach((x, row) => rows.push([nameIn(run, algo), points.words[row], withPrefix(x), points.y[row], points.yLow[row], points.yHigh[row]]));
   }
-  const bounds = axisOf(traces.flatMap((one) => one.x));
-  return { traces, rows, headings: ["algorithm", "after", SPENT[kind], heading(metric), "from", "to"], layout: { xaxis: { ...bounds, title: SPENT[kind] }, yaxis: { title: heading(metric) } } };
+  const { said = "", ...axis } = axisOf(traces.flatMap((one) => one.x));
+  return { traces, rows, headings: ["algorithm", "after", SPENT[kind], heading(metric), "from", "to"], layout: { xaxis: { ...axis, title: SPENT[kind] + said }, yaxis: { title: heading(metric) } } };
 }
 
-/** A logarithmic axis with ticks at 1, 2 and 5 times powers of ten, or at these powers alone; a narrow one is linear. */
+/** A logarithmic axis with so many ticks between powers of ten that several lie among the values; a short one is linear. */
 function axisOf(values) {
   const low = Math.min(...values), high = Math.max(...values);
   if (!values.length || high / low < 4) return { exponentformat: "SI" };
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
-    for (const digit of high / low < 1000 ? [1, 2, 5] : [1]) ticks.push(digit * 10 ** power);
+    for (const digit of high / low < 20 ? [1, 1.5, 2, 3, 4, 6, 8] : high / low < 1000 ? [1, 2, 5] : [1]) ticks.push(digit * 10 ** power);
   }
-  return { type: "log", tickvals: ticks, ticktext: ticks.map(withPrefix) };
+  return { type: "log", tickvals: ticks, ticktext: ticks.map(withPrefix), said: ", logarithmic" };
 }
 
 // -- rewards --------------------------------------------------------------------------------------------------

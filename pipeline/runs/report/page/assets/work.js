@@ -9,6 +9,8 @@ const orAll = (values) => [["", "all"], ...(unique(values).length > 1 ? unique(v
 
 /** Of so many lines at once something can be seen; of so few points each. */
 const MOST_LINES = 60, FEW_POINTS = 30;
+/** How much of its colour a line of round 0 has; that of the last round has all. */
+const FAINTEST = 0.2;
 
 function trainings() {
   const all = runs.flatMap((run) => run.training.map((one) => ({ ...one, run })));
@@ -29,20 +31,22 @@ function trainings() {
 function drawTrainings(all, { training, quantity, place, algo, round, over }) {
   const own = all.filter((one) => one.training === training && one.place === place && one.values[quantity]
     && (!algo || nameIn(one.run, one.algo) === algo) && (!round || String(one.round) === round));
-  const traces = [], rows = [], named = new Set(), byRound = Boolean(algo) && !round;
+  const traces = [], rows = [], byRound = Boolean(algo) && !round;
+  const nameOf = (one) => byRound ? `round ${one.round}` : nameIn(one.run, one.algo), named = new Map(own.map((one) => [nameOf(one), one]));
+  const shownRounds = unique(own.map((one) => one.round)), last = Math.max(...shownRounds), fades = !byRound && shownRounds.length > 1;
   for (const one of own) {
-    const { colour, dash } = byRound ? look(Math.max(0, one.round - 1)) : lookOf(one.run, one.algo);
-    const name = byRound ? `round ${one.round}` : nameIn(one.run, one.algo), values = one.values[quantity];
+    const { colour: full, dash } = byRound ? look(Math.max(0, one.round - 1)) : lookOf(one.run, one.algo);
+    const colour = fades ? faint(full, FAINTEST + (1 - FAINTEST) * one.round / last) : full;
+    const name = nameOf(one), values = one.values[quantity];
     const said = `${several ? `${one.run.name}, ` : ""}${one.algo}, ${one.chain}, round ${one.round}`;
     traces.push({
-      type: "scatter", mode: one.steps.length > FEW_POINTS ? "lines" : "lines+markers", name: label(byRound ? name : shortName(name)), legendgroup: name, showlegend: !named.has(name), x: one[over], y: values,
+      type: "scatter", mode: one.steps.length > FEW_POINTS ? "lines" : "lines+markers", name: label(byRound ? name : shortName(name)), legendgroup: name, showlegend: named.get(name) === one, x: one[over], y: values,
       line: { color: colour, dash, width: own.length > 12 ? 1.1 : 1.7 }, marker: { color: colour }, opacity: own.length > 12 ? 0.65 : 1,
       hovertemplate: `${label(said)}<br>${over} %{x}: %{y:.4g}<extra></extra>`,
     });
-    named.add(name);
     one.steps.forEach((step, at) => rows.push([said, step, one.tokens[at], values[at]]));
   }
-  return { traces, rows, headings: ["training", "step", "tokens", QUANTITIES[quantity] ?? quantity], layout: { xaxis: { title: over === "steps" ? "step" : "tokens trained on", exponentformat: "SI" }, yaxis: { title: QUANTITIES[quantity] ?? quantity } } };
+  return { traces, rows, note: fades ? "The fainter a line, the earlier its round." : "", headings: ["training", "step", "tokens", QUANTITIES[quantity] ?? quantity], layout: { xaxis: { title: over === "steps" ? "step" : "tokens trained on", exponentformat: "SI" }, yaxis: { title: QUANTITIES[quantity] ?? quantity } } };
 }
 
 // -- devices --------------------------------------------------------------------------------------------------
@@ -79,7 +83,7 @@ function drawTimeline(found) {
   const drawn = bars.start.length < found.attempts ? ` In the chart neighbours are joined where they are too short to be told apart: ${bars.start.length.toLocaleString("en")} bars for ${found.attempts.toLocaleString("en")} attempts.` : "";
   return {
     traces, rows, headings: ["device", "attempts at jobs", "in use", "of the run"],
-    note: `${duration(sum(found.busy))} of work on ${lanes.length} device${lanes.length === 1 ? "" : "s"} in ${duration(seconds)}.${drawn}`,
+    note: `In use for ${duration(sum(found.busy))}, loading of models included: ${lanes.length} device${lanes.length === 1 ? "" : "s"} in ${duration(seconds)}.${drawn}`,
     layout: {
       height: Math.round(130 + tall * lanes.length), barmode: "overlay", bargap: 0.2, showlegend: true,
       xaxis: { title: `${unit[1]} since the run began`, range: [0, seconds / unit[0]], zeroline: false },
