@@ -217,8 +217,7 @@ def _run_missing(
             signals=signals,
         )
     gpus.conclude()
-    measured = outcome.seconds_per_unit(request.plan, duration_name) | outcome.load_seconds(request.plan)
-    update_durations(request.store.root, measured)
+    update_durations(request.store.root, outcome.durations(request.plan, duration_name))
     update_peaks(request.store.root, outcome.peaks_mb)
     return outcome
 
@@ -231,7 +230,7 @@ def _live_run(request: Request, missing: Sequence[str]) -> LiveRun:
         there,
         slots=layout.slots,
         workers=layout.workers,
-        load_s=timed.get(WORKER_LOAD, WORKER_LOAD_S),
+        load_s=timed.seconds.get(WORKER_LOAD, WORKER_LOAD_S),
     )
 
 

@@ -47,8 +47,9 @@ def in_short(request: Request, stored: Stored) -> str:
     if not missing:
         return text
     timed = read_durations(request.store.root)
-    seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed)
-    guessed = WORKER_LOAD not in timed or any(duration_name(plan.jobs[job_id]) not in timed for job_id in missing)
+    seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed.seconds)
+    kinds = {WORKER_LOAD, *(duration_name(plan.jobs[job_id]) for job_id in missing)}
+    guessed = not all(map(timed.knows, kinds))
     return f"{text}, about {duration(seconds)}{' (a guess, until the first run)' if guessed else ''}"
 
 

@@ -26,6 +26,7 @@ from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
+from pipeline.plan.durations import Durations
 from pipeline.plan.estimates import guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job, duration_name, place_name
@@ -39,7 +40,7 @@ ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
 def build_plan(
     config: Config,
-    seconds: Mapping[str, float] | None = None,
+    durations: Durations | None = None,
     sources: Mapping[str, Mapping[str, Any]] | None = None,
     models: Mapping[str, Mapping[str, Any]] | None = None,
     *,
@@ -50,8 +51,7 @@ def build_plan(
 
     Args:
         config: The checked request.
-        seconds: Measured run time per sample (per job where it has no samples) by `duration_name`; used for
-            ordering and estimates only.
+        durations: What earlier runs measured, by `duration_name`; used for ordering and estimates only.
         sources: Dataset -> what its rows follow from besides its settings; see `runs.sources`.
         models: Model -> what identifies its content, by role; see `plan.models`.
         weights: Model -> how many weights it has, where that is known; for estimates only.
@@ -62,7 +62,7 @@ def build_plan(
         PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
     check_size(config)
-    builder = _Builder(config, seconds or {}, sources or {}, models or {}, weights or {}, gpu=gpu)
+    builder = _Builder(config, durations or Durations(), sources or {}, models or {}, weights or {}, gpu=gpu)
     for chain in chains(config):
         if chain.algo == REFERENCE:
             builder.add_reference(chain)
@@ -87,7 +87,7 @@ class _Builder:
     def __init__(
         self,
         config: Config,
-        seconds: Mapping[str, float],
+        durations: Durations,
         sources: Mapping[str, Mapping[str, Any]],
         models: Mapping[str, Mapping[str, Any]],
         weights: Mapping[str, int],
@@ -95,7 +95,7 @@ class _Builder:
         gpu: str | None,
     ) -> None:
         self.config = config
-        self.seconds = seconds
+        self.durations = durations
         self.sources = sources
         self.models = models
         datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
@@ -327,9 +327,9 @@ class _Builder:
         return (rows[1] - rows[0]) * each[stage.shards] if stage.shards else 0
 
     def _timed(self, job: Job, chain: Chain, stage: Stage) -> Job:
-        measured = self.seconds.get(duration_name(job))
-        seconds = self._guess(job, chain, stage) if measured is None else measured * max(1, job.samples)
-        return replace(job, seconds=round(seconds, 6))
+        size_s = self._guess(job, chain, stage)
+        seconds = self.durations.expected_s(duration_name(job), size_s, job.samples)
+        return replace(job, seconds=round(seconds, 6), size_s=round(size_s, 6))
 
     def _guess(self, job: Job, chain: Chain, stage: Stage) -> float:
         scale = self._scales[job.dataset, job.model]

@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.makespan import Attempt, Makespan, WorkerSpan
+from pipeline.plan.durations import Durations, Timed, averaged
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.summary import WORKER_LOAD, load_name
@@ -50,17 +51,14 @@ class Outcome:
         """Why a job has no result, or "" where nothing is wrong with it."""
         return self.reasons.get(job_id, "")
 
-    def seconds_per_unit(self, plan: Plan, name_of: Callable[[Job], str]) -> dict[str, float]:
-        """Measured seconds per sample, loading left out, by name; per job where it has no samples."""
-        seconds: dict[str, float] = {}
-        units: dict[str, int] = {}
+    def durations(self, plan: Plan, name_of: Callable[[Job], str]) -> Durations:
+        """What was measured for the estimates of later runs: of jobs, loading left out, and of loading."""
+        timed: dict[str, list[Timed]] = {}
         for attempt in self.attempts:
             if attempt.succeeded:
                 job = plan.jobs[attempt.job_id]
-                name = name_of(job)
-                seconds[name] = seconds.get(name, 0.0) + attempt.work_s
-                units[name] = units.get(name, 0) + max(1, job.samples)
-        return {name: seconds[name] / units[name] for name in seconds}
+                timed.setdefault(name_of(job), []).append(Timed(job.size_s, attempt.work_s))
+        return Durations({name: averaged(own) for name, own in timed.items()}, self.load_seconds(plan))
 
     def load_seconds(self, plan: Plan) -> dict[str, float]:
         """Measured seconds of loading, by the names of `pipeline.plan.summary`."""

@@ -13,6 +13,7 @@ from pipeline.engine.run_folder import create_run_folder, find_run
 from pipeline.engine.store.measured import read_durations, update_durations
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
+from pipeline.plan.durations import Durations, Timed
 from pipeline.plan.job import Job
 from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
 from pipeline.runs.record import Comparison, PooledRow, Results, read_results, write_results
@@ -183,8 +184,19 @@ def test_a_chain_that_is_not_done_has_no_rows(tmp_path: Path) -> None:
 
 
 def test_durations_are_merged_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
-    update_durations(tmp_path, {"a": 1.0, "b": 2.0})
-    update_durations(tmp_path, {"b": 3.0})
-    assert read_durations(tmp_path) == {"a": 1.0, "b": 3.0}
+    small, large, again = Timed(1.0, 2.0), Timed(64.0, 70.0), Timed(1.1, 3.0)
+    update_durations(tmp_path, Durations({"a": [small], "b": [small, large]}, {"load: m": 1.0, "load: n": 2.0}))
+    update_durations(tmp_path, Durations({"b": [again]}, {"load: n": 3.0}))
+    found = read_durations(tmp_path)
+    assert found == Durations({"a": [small], "b": [again, large]}, {"load: m": 1.0, "load: n": 3.0})
     (tmp_path / "durations.json").write_text("[1]")
-    assert read_durations(tmp_path) == {}
+    assert read_durations(tmp_path) == Durations()
+
+
+def test_durations_of_an_earlier_version_are_read_until_newer_ones_take_their_place(tmp_path: Path) -> None:
+    (tmp_path / "durations.json").write_text('{"d/m/X/generate": 0.01, "load: worker": 8.0, "d/m/X/train": 3.0}')
+    update_durations(tmp_path, Durations({"d/m/X/train": [Timed(2.0, 4.0)]}))
+    found = read_durations(tmp_path)
+    assert found.seconds == {"d/m/X/generate": 0.01, "load: worker": 8.0}
+    assert found.expected_s("d/m/X/generate", 99.0, samples=50) == 0.5
+    assert found.expected_s("d/m/X/train", 2.0, samples=0) == 4.0

@@ -31,6 +31,7 @@ from pipeline.learning.models.batch_size import _read_hint
 from pipeline.learning.rewards.cache import ScoreCache
 from pipeline.learning.rewards.grading import Graded
 from pipeline.outputs.manifest import MANIFEST
+from pipeline.plan.durations import Durations, Timed
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
 from pipeline.runs.loaded import LoadedRun, load_planned
@@ -91,7 +92,7 @@ def _hashes(root: Path) -> Any:
 
 
 READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
-    "durations": ("durations.json", read_durations, {}),
+    "durations": ("durations.json", read_durations, Durations()),
     "peaks": (".hints/memory.json", read_peaks, {}),
     "hashes": (".hints/file_hashes.json", _hashes, {}),
     "batch size": (".hints/batch_sizes/x.json", lambda root: _read_hint(root / ".hints/batch_sizes/x.json"), None),
@@ -118,10 +119,11 @@ def test_new_measurements_replace_what_cannot_be_read_and_never_fail(tmp_path: P
     (tmp_path / ".hints").mkdir()
     for name in ("durations.json", ".hints/memory.json"):
         ODD[odd](tmp_path / name)
-    update_durations(tmp_path, {"a": 2.0, "never": float("nan"), "endless": float("inf")})
+    odd_ones = {"never": [Timed(1.0, float("nan"))], "endless": [Timed(float("inf"), 1.0)]}
+    update_durations(tmp_path, Durations(odd_ones, {"a": 2.0, "never": float("nan"), "endless": float("inf")}))
     update_peaks(tmp_path, {"a": 5, "no": -1})
     replaced = odd != "folder"
-    assert read_durations(tmp_path) == ({"a": 2.0} if replaced else {})
+    assert read_durations(tmp_path) == Durations(seconds={"a": 2.0} if replaced else {})
     assert read_peaks(tmp_path) == ({"a": 5} if replaced else {})
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith((".durations", ".memory"))]
 
@@ -171,7 +173,7 @@ def test_what_is_passed_over_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "durations.json").write_text('{"a": NaN}')
     with caplog.at_level("WARNING", "pipeline"):
         for _ in range(3):
-            assert read_durations(tmp_path) == {}
+            assert read_durations(tmp_path) == Durations()
     (record,) = caplog.records
     assert "NaN is no number" in record.getMessage()
 
@@ -179,7 +181,7 @@ def test_what_is_passed_over_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "durations.json").open("wb") as file:
         file.truncate(1 << 40)  # no byte of it is on the disk
-    assert read_durations(tmp_path) == {}
+    assert read_durations(tmp_path) == Durations()
 
 
 def test_what_runs_write_is_json_that_every_reader_takes() -> None:
