@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Annotated
 
 from msgspec import Meta
@@ -18,7 +18,7 @@ from msgspec import Meta
 LONGEST_S = 1e7
 _OVERHEAD_S = 0.5
 """What a job that took longer than its size spent on beginning and ending, at most, and else whatever its size."""
-_TELLING_S = 0.5
+_TELLING_S = 5.0
 """Size of a job that tells as much of what work costs as is thought of it before."""
 _FASTEST = 0.01
 """Least pace that is believed: a job may have found nothing to do."""
@@ -46,20 +46,15 @@ class Timed:
     def expected_s(self, size_s: float) -> float:
         """What a job of the same kind and another size takes.
 
-        Work beyond what was measured costs what that cost, with the less trust in it the smaller it was. Work that
-        is missing saves no more than its part.
+        Work beyond what was measured costs what that cost, or the less was measured, what it was estimated to cost
+        before. Work that is missing saves its part, of all but the overhead.
         """
-        pace = self._pace()
-        if size_s >= self.size_s:
-            return self.took_s + pace * (size_s - self.size_s)
-        fixed_s = max(0.0, self.took_s - pace * self.size_s)
-        return fixed_s + (self.took_s - fixed_s) * size_s / self.size_s
-
-    def _pace(self) -> float:
-        """Seconds for each second of size: as measured of a large job, as estimated before of a small one."""
         overhead_s = min(max(0.0, self.took_s - self.size_s), _OVERHEAD_S)
-        measured = (self.took_s - overhead_s) / max(self.size_s, _SMALLEST_S)
-        return float(max(measured, _FASTEST) ** (self.size_s / (self.size_s + _TELLING_S)))
+        if size_s < self.size_s:
+            return overhead_s + (self.took_s - overhead_s) * size_s / self.size_s
+        measured = max(_FASTEST, (self.took_s - overhead_s) / max(self.size_s, _SMALLEST_S))
+        pace = measured ** (self.size_s / (self.size_s + _TELLING_S))
+        return float(self.took_s + pace * (size_s - self.size_s))
 
 
 @dataclass(frozen=True)
@@ -105,12 +100,13 @@ def together(timed: Iterable[Timed]) -> list[Timed]:
 
 
 def averaged(timed: Iterable[Timed]) -> list[Timed]:
-    """One entry for each class of sizes, the mean of all that are given, by size."""
+    """One entry for each class of sizes, by size: the median, since the first job of a kind takes longer."""
     classes: dict[int, list[Timed]] = {}
     for each in timed:
         classes.setdefault(each.size_class, []).append(each)
     means = (
-        Timed(fmean(each.size_s for each in own), fmean(each.took_s for each in own)) for own in classes.values()
+        Timed(fmean(each.size_s for each in own), median_low([each.took_s for each in own]))
+        for own in classes.values()
     )
     return sorted(means, key=lambda each: each.size_s)
 

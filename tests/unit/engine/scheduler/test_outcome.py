@@ -56,4 +56,4 @@ def test_jobs_are_remembered_by_kind_and_size_without_what_they_loaded() -> None
     ended = [attempt("a", 0, 0, 12, 10.0), attempt("b", 0, 12, 16, 0.0), attempt("c", 0, 16, 80, 4.0)]
     outcome = Outcome(jobs={}, attempts=[*ended, attempt("d", 0, 80, 81, 0.0, "lost")])
     found = outcome.durations(Plan(jobs, []), lambda _: "kind").jobs
-    assert found == {"kind": [Timed(1.25, 3.0), Timed(40.0, 60.0)]}
+    assert found == {"kind": [Timed(1.25, 2.0), Timed(40.0, 60.0)]}
