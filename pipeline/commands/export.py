@@ -19,6 +19,8 @@ from typing import Any
 
 from pipeline.commands.push import check_repository, push
 from pipeline.commands.targets import refuse_records
+from pipeline.config.bases import DatasetConfig, ModelConfig
+from pipeline.config.meaning import about as about_settings
 from pipeline.config.plain import to_plain
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
@@ -26,6 +28,7 @@ from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.datasets.columns import template_fields
+from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.outputs.formats import POINTER, Pointer
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage
 from pipeline.outputs.reading import read_pointer, read_shown_samples
@@ -33,7 +36,7 @@ from pipeline.plan.models import is_local, model_files
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.record import ResultRow, place_of
-from pipeline.runs.report.model_card import Card, card_text
+from pipeline.runs.report.model_card import HERE, Card, card_text
 from pipeline.runs.rows import METRICS_STAGE
 from pipeline.runs.trained import Trained, find_trained
 
@@ -91,7 +94,7 @@ def export(
     refuse_records("--to", to.expanduser(), [run])
     found = find_trained(run, chain, number)
     _check_whole(run.store, found)
-    _write(found, to, repository or str(to))
+    _write(found, to, repository or HERE)
     kind = "value model with its reference" if found.is_value else "policy"
     done = Exported(folder=to, what=f"{kind}: {found.job.chain}, round {found.job.round}")
     return done if repository is None else replace(done, url=push(to, repository))
@@ -190,14 +193,16 @@ def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place
         usage=usage,
         guidance=guidance,
         base=_base(found),
+        source=_source(found),
         origin=_origin(found),
         settings=_settings(found),
         rows=_rows_of(found, job.algo, job.round),
         reference=[] if job.algo == REFERENCE else _rows_of(found, REFERENCE, 0),
         confidence=run.results.confidence,
-        command=run.origin.command_line,
+        command=_without_places(found, run.origin.command_line),
         versions=run.origin.versions,
         **_example(found, usage),
+        about_prompts=_about_prompts(found.data),
         ends=_ends(found),
     )
 
@@ -226,20 +231,48 @@ def _base(found: Trained) -> str | None:
 def _origin(found: Trained) -> str:
     model, data = found.model, found.data
     path = getattr(data, "path", None)
-    rows = f"Data: `{found.job.dataset}` (kind `{data.kind}`" + (f", `{path}`)." if path else ").")
+    rows = f"Data: `{found.job.dataset}` (kind `{data.kind}`" + (f", `{_called(path)}`)." if path else ").")
+    which = "It" if found.job.algo == REFERENCE else "The reference"
     if model.is_trained:
-        return f"{rows} The reference was trained in the run itself, on demonstrations of that data."
-    return f"{rows} Training began with `{model.path}`."
+        return f"{rows} {which} was trained in the run itself, on demonstrations of that data."
+    if found.job.algo == REFERENCE:
+        return f"{rows} It is a copy of `{_source(found)}`: nothing of it was trained."
+    return f"{rows} Training began with `{_source(found)}`."
+
+
+def _source(found: Trained) -> str:
+    """What a model was made of that the run did not train itself; "" where it did."""
+    return "" if found.model.is_trained else _called(found.model.path or "")
+
+
+def _called(path: str) -> str:
+    """The name of a file or folder of this machine, whose place says nothing elsewhere; a hub id as it is."""
+    return Path(path).name if Path(path).is_absolute() else path
+
+
+def _without_places(found: Trained, text: str) -> str:
+    """A text in which absolute paths of the model and the data are names: they lead nowhere for others."""
+    for path in (found.model.path, getattr(found.data, "path", None)):
+        text = text.replace(path, _called(path)) if path else text
+    return text
 
 
 def _settings(found: Trained) -> dict[str, Any]:
+    """The sections of the configuration that had a part in it."""
     config = found.config
-    sections: dict[str, Any] = {name: to_plain(getattr(config, name)) for name in _SECTIONS}
+    sections: dict[str, Any] = {
+        name: to_plain(getattr(config, name)) for name in _SECTIONS if name in found.sections
+    }
     if found.job.algo in config.algos:
         sections["algos"] = {found.job.algo: to_plain(config.algos[found.job.algo])}
-    sections["datasets"] = {found.job.dataset: to_plain(found.data)}
-    sections["models"] = {found.job.model: to_plain(found.model)}
+    sections["datasets"] = {found.job.dataset: _portable(found.data)}
+    sections["models"] = {found.job.model: _portable(found.model)}
     return sections
+
+
+def _portable(settings: DatasetConfig | ModelConfig) -> dict[str, Any]:
+    plain: dict[str, Any] = to_plain(settings)
+    return {**plain, "path": _called(plain["path"])} if plain.get("path") else plain
 
 
 def _ends(found: Trained) -> bool:
@@ -260,6 +293,15 @@ def _example(found: Trained, usage: Usage) -> dict[str, Any]:
     columns = {name: _QUESTION if name == "prompt" else name for name in template_fields(template)}
     asked = _QUESTION if columns.keys() == {"prompt"} else columns
     return {"prompt": template.format_map(columns), "asked": asked}
+
+
+def _about_prompts(data: DatasetConfig) -> str:
+    """What the class of a dataset's settings says of it; "" where that is of files of any kind, or nothing."""
+    own = type(data)
+    said = about_settings(own)
+    return (
+        "" if own is FilesConfig or said.startswith(f"{own.__name__}(") else said
+    )  # dataclasses write the latter
 
 
 def _prompts(run: LoadedRun, found: Trained) -> Iterator[str]:

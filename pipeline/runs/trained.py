@@ -94,6 +94,11 @@ class Trained:
         return self.config.models[self.job.model]
 
     @property
+    def sections(self) -> set[str]:
+        """The sections of the configuration that stages of its method are given."""
+        return {name for stage in _kind_of(self.config, self.job.algo).stages for name in stage.config}
+
+    @property
     def data(self) -> DatasetConfig:
         """What the run says of its dataset."""
         return self.config.datasets[self.job.dataset]

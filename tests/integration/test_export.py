@@ -139,9 +139,13 @@ def test_an_exported_policy_is_a_model_of_transformers(exported: Path) -> None:
 
 @pytest.mark.parametrize("name", ["policy", "value"])
 def test_the_example_of_the_card_works_when_it_is_pasted(
-    exported: Path, name: str, capsys: pytest.CaptureFixture[str]
+    exported: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    card = (exported / name / "README.md").read_text()
+    given = shutil.copytree(exported / name, tmp_path / "given away")
+    monkeypatch.chdir(given)
+    card = (given / "README.md").read_text()
+    assert str(exported) not in card
+    assert "# Addition of two numbers, operands and sum written least significant digit first.\n" in card
     examples = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(examples) == {"value": 1, "policy": 2}[name]
     for example in examples:
@@ -168,7 +172,9 @@ def test_the_card_of_a_reference_tells_what_was_measured_of_it(outputs: Path, ex
     card = (exported / "policy" / "README.md").read_text()
     run = run_of(outputs)
     (row,) = [row for row in run.results.rows if (row.algo, row.metric) == ("reference", "pass@1")]
-    assert f"| pass@1 | {row.value:.4g} |" in card
+    assert f"| pass@1 | {row.value:.4g} | [{row.ci_low:.4g}, {row.ci_high:.4g}] |\n" in card
+    assert "It was trained in the run itself" in card
+    assert not {"training:", "data_collection:"} & set(card.splitlines())
     prompts = {sample.prompt for _, sample in run.samples(lambda job: job.algo == "reference")}
     assert any(repr(prompt) in card for prompt in prompts)
 

@@ -12,12 +12,15 @@ from typing import Any
 
 import yaml
 
+from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.guidance import GuidanceSettings, Usage
 from pipeline.runs.record import ResultRow
 
 METRICS = ("pass@1", "reward", "regularized_reward", "kl_per_sequence", "kl_per_token")
 """Those that a card shows, where there are any."""
 AGAINST = "vs_reference"
+HERE = "."
+"""The folder of the card, in its examples: whoever has been given it may have it anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +31,12 @@ class Card:
         algo: The method.
         dataset: Name of the dataset.
         model: Name of the model.
-        place: How the model is named in examples: its folder, or its id on the hub.
+        place: How the model is named in examples: by its id on the hub, or `HERE`.
         usage: How it is used.
         guidance: How a value model guides.
         base: What was trained, by its id on the hub; None where it has none.
-        origin: Where the weights come from that training began with, in words.
+        source: What training began with, or what was copied, as people call it; "" for what the run made itself.
+        origin: The data, and where the weights come from that training began with, in words.
         settings: Sections of the configuration, by name.
         rows: Results after this round.
         reference: Results of the reference.
@@ -41,6 +45,7 @@ class Card:
         versions: Of packages that made it.
         prompt: An example, as text of the model.
         asked: The same as `pipeline.guided` is asked it, which fills the template of the dataset.
+        about_prompts: What the dataset says of its prompts, in a line; "" for nothing.
         ends: Whether its tokenizer has a token that ends texts.
     """
 
@@ -51,6 +56,7 @@ class Card:
     usage: Usage
     guidance: GuidanceSettings | None = None
     base: str | None = None
+    source: str = ""
     origin: str
     settings: Mapping[str, Any]
     rows: Sequence[ResultRow] = ()
@@ -60,7 +66,13 @@ class Card:
     versions: Mapping[str, str] = field(default_factory=dict)
     prompt: str = "1 + 1 ="
     asked: str | Mapping[str, str] = "1 + 1 ="
+    about_prompts: str = ""
     ends: bool = True
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is what methods of the run began with."""
+        return self.algo == REFERENCE
 
 
 def card_text(card: Card) -> str:
@@ -103,6 +115,8 @@ def _title(card: Card) -> str:
             "A value model. It writes no text by itself: it guides a reference policy while that is decoded, "
             f"whose weights stay as they are. It was trained by {card.algo}, and is what there was {made}."
         )
+    elif card.is_reference:
+        what = "The reference policy of a run: a language model that its methods began with and are compared with."
     else:
         what = f"A language model whose weights were trained by {card.algo}: what there was {made}."
     return f"# {card.algo} on {card.dataset}\n\n{what}\n\n{card.origin}"
@@ -110,7 +124,10 @@ def _title(card: Card) -> str:
 
 def _use(card: Card) -> Iterator[str]:
     yield "## Use it"
-    lines = ["import pipeline", "", f"model = pipeline.guided({card.place!r})"]
+    if card.place == HERE:
+        yield f"Type these in the folder of this card, or write where that is in the place of `{HERE}`."
+    about = [f"# {card.about_prompts}"] if card.about_prompts else []
+    lines = ["import pipeline", "", f"model = pipeline.guided({card.place!r})", *about]
     lines += [f"print(model.generate({card.asked!r}, n=4, seed=0))"]
     if card.usage.kind == "value":
         eta = 1.0 if card.guidance is None or card.guidance.eta is None else card.guidance.eta
@@ -148,6 +165,8 @@ def _with_transformers(card: Card) -> list[str]:
         ]
     else:
         made = [f'inputs = tokenizer({card.prompt!r}, return_tensors="pt")']
+    if card.about_prompts:
+        made = [f"# {card.about_prompts}", *made]
     return [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
@@ -195,19 +214,17 @@ def _results(card: Card) -> Iterator[str]:
         return
     before = {row.metric: row for row in card.reference}
     level = f"{100 * card.confidence:g} % interval"
-    lines = [f"| metric | value | {level} | reference | difference | {level} |", "|---|---|---|---|---|---|"]
+    headings = ["metric", "value", level, *([] if card.is_reference else ["reference", "difference", level])]
+    lines = [headings, ["---"] * len(headings)]
     for row in shown:
-        other, difference = before.get(row.metric), rows.get(f"{row.metric}/{AGAINST}")
-        cells = [
-            row.metric,
-            _number(row.value),
-            _interval(row),
-            _number(None if other is None else other.value),
-            _number(None if difference is None else difference.value),
-            _interval(difference),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    yield "\n".join(lines)
+        cells = [row.metric, _number(row.value), _interval(row)]
+        if not card.is_reference:
+            other, difference = before.get(row.metric), rows.get(f"{row.metric}/{AGAINST}")
+            cells.append(_number(None if other is None else other.value))
+            cells.append(_number(None if difference is None else difference.value))
+            cells.append(_interval(difference))
+        lines.append(cells)
+    yield "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     split = card.settings.get("evaluation", {}).get("split", "test")
     yield (
         f"On {shown[0].n} prompts of the {split} split of `{card.dataset}`. KL is from the reference, in nats. "
@@ -228,11 +245,13 @@ def _repeat(card: Card) -> Iterator[str]:
 
 
 def _licence(card: Card) -> str:
-    base = "the weights that training began with" if card.base is None else f"`{card.base}`"
-    return (
-        "## Licence\n\nNone is given with these weights. They are made from "
-        f"{base} and from the data above, whose licences go on to hold; whoever publishes them must choose."
-    )
+    if not card.source:
+        made = "made from the data above, whose licence goes on to hold"
+    elif card.is_reference:
+        made = f"those of `{card.source}`, whose licence goes on to hold"
+    else:
+        made = f"made from `{card.source}` and from the data above, whose licences go on to hold"
+    return f"## Licence\n\nNone is given with these weights. They are {made}; whoever publishes them must choose."
 
 
 def _block(lines: Sequence[str], language: str) -> str:
