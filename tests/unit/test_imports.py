@@ -29,6 +29,7 @@ WINGS = [
     "plan",
     "engine",
     "runs",
+    "sweeps",
     "commands",
     "cli",
     "__main__",

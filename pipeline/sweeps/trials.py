@@ -1,0 +1,139 @@
+"""Trials of a sweep, as its journal tells them: a pure fold of events, the same for whoever runs or looks.
+
+    SweepStarted(name, method, metric, goal, pid, host)
+    AgentJoined(agent, host, pid, devices)   AgentLeft(agent)
+    TrialCreated(trial, parameters, num_gpus)
+    TrialStarted(trial, attempt, agent, devices, pid)
+    TrialEnded(trial, attempt, state, value, exit_code, reason)
+    SweepPaused()  SweepResumed()  SweepStopped(reason)  SweepCancelled()  SweepFinished(reason)
+    WinnerTested(trial, results)
+
+Each has ``event`` and ``time`` besides, as in the journal of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class TrialState(Enum):
+    """What became of a trial, or of its last attempt."""
+
+    waiting = "waiting"  # created, or to be tried again
+    running = "running"
+    done = "done"
+    failed = "failed"  # it ended with an error; tried again as long as it has attempts left
+    stopped = "stopped"  # early, by the rule of the sweep file
+    cancelled = "cancelled"  # by a user
+    lost = "lost"  # its agent is gone; tried again
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """One choice of settings.
+
+    Attributes:
+        number: From 0, in the order in which they were chosen.
+        parameters: Dotted name -> value.
+        num_gpus: Devices it needs.
+        state: What became of it.
+        attempts: How often it was begun.
+        value: Of the metric, at its end.
+        agent: Who runs it, or ran it last.
+        devices: In words, with UUIDs for GPUs.
+        started: Seconds since 1970, of the last attempt.
+        ended: Likewise.
+        exit_code: Of the last attempt.
+        reason: Why it failed or was stopped.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    num_gpus: int = 1
+    state: TrialState = TrialState.waiting
+    attempts: int = 0
+    value: float | None = None
+    agent: str = ""
+    devices: tuple[str, ...] = ()
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    reason: str = ""
+
+
+@dataclass(kw_only=True)
+class SweepView:
+    """A sweep up to the last event that was taken.
+
+    Attributes:
+        trials: By number.
+        agents: Id -> devices, of those that have joined and not left.
+        halted: ``paused``, ``stopped``, ``cancelled``, ``finished``, or "" while trials are begun.
+        reason: Why.
+        tested: Results of the best trial on held-out data, metric -> value.
+    """
+
+    trials: dict[int, Trial] = field(default_factory=dict)
+    agents: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    halted: str = ""
+    reason: str = ""
+    tested: Mapping[str, Any] = field(default_factory=dict)
+
+    def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take events in their order; those of a later version are passed over."""
+        for event in events:
+            take = _TAKES.get(event["event"])
+            if take is not None:
+                take(self, event)
+
+    def _created(self, event: Mapping[str, Any]) -> None:
+        number = event["trial"]
+        self.trials[number] = Trial(
+            number=number, parameters=event["parameters"], num_gpus=event.get("num_gpus", 1)
+        )
+
+    def _started(self, event: Mapping[str, Any]) -> None:
+        trial = self.trials[event["trial"]]
+        trial.state, trial.attempts, trial.agent = TrialState.running, event["attempt"], event["agent"]
+        trial.devices, trial.started = tuple(event.get("devices", ())), event["time"]
+        trial.ended, trial.exit_code, trial.reason = None, None, ""
+
+    def _ended(self, event: Mapping[str, Any]) -> None:
+        trial = self.trials[event["trial"]]
+        trial.state, trial.ended = TrialState(event["state"]), event["time"]
+        trial.value, trial.exit_code = event.get("value"), event.get("exit_code")
+        trial.reason = event.get("reason", "")
+
+    def _joined(self, event: Mapping[str, Any]) -> None:
+        self.agents[event["agent"]] = tuple(event.get("devices", ()))
+
+    def _left(self, event: Mapping[str, Any]) -> None:
+        self.agents.pop(event["agent"], None)
+
+    def _halt(self, event: Mapping[str, Any]) -> None:
+        self.halted, self.reason = _HALTS[event["event"]], event.get("reason", "")
+
+    def _tested(self, event: Mapping[str, Any]) -> None:
+        self.tested = event["results"]
+
+
+_HALTS = {
+    "SweepStarted": "",
+    "SweepResumed": "",
+    "SweepPaused": "paused",
+    "SweepStopped": "stopped",
+    "SweepCancelled": "cancelled",
+    "SweepFinished": "finished",
+}
+_TAKES: Mapping[str, Callable[[SweepView, Mapping[str, Any]], None]] = {
+    "TrialCreated": SweepView._created,
+    "TrialStarted": SweepView._started,
+    "TrialEnded": SweepView._ended,
+    "AgentJoined": SweepView._joined,
+    "AgentLeft": SweepView._left,
+    "WinnerTested": SweepView._tested,
+    **dict.fromkeys(_HALTS, SweepView._halt),
+}
