@@ -39,7 +39,18 @@ NEVER = {"engine": {"learning"}, "learning": {"terminal"}}
 """The engine runs any plan, and knows nothing of machine learning; what runs in a worker prints to its log."""
 ROOMS = {
     "engine": [
-        *("run_folder", "store", "events", "timings", "journal", "devices", "workers", "scheduler", "run_jobs"),
+        *(
+            "run_folder",
+            "store",
+            "events",
+            "timings",
+            "journal",
+            "devices",
+            "launch",
+            "workers",
+            "scheduler",
+            "run_jobs",
+        ),
     ],
 }
 """Rooms of a wing that has an order of its own, likewise."""

@@ -283,7 +283,7 @@ def _loopback_error() -> str:
 
 def _busy_ports(environment: Mapping[str, str]) -> dict[int, str]:
     """Who has the ports that programs take unasked: torchrun's default, and the one that was set."""
-    from pipeline.commands.launch.run import listener
+    from pipeline.engine.launch.run import listener
 
     given = environment.get("MASTER_PORT", "")
     wanted = {29500, *([int(given)] if given.isdigit() and int(given) < 1 << 16 else [])}

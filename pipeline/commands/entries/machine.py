@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands import launch as launch_command
 from pipeline.commands.doctor.slurm import Starter
 from pipeline.commands.fetch import MODELS, report
-from pipeline.commands.launch import command as launch_command
 from pipeline.commands.typed import OutputDir, answering, examples
 from pipeline.terminal.console import make_console, say
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.launch.command import parse_ids
-from pipeline.commands.launch.request import (
+from pipeline.config.schema import DeviceChoice
+from pipeline.engine.launch.request import (
     LaunchRequest,
     Meeting,
     Program,
@@ -14,7 +14,6 @@ from pipeline.commands.launch.request import (
     find_meeting,
     find_program,
 )
-from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError
 
 TWO = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.4", "master_port": 29500}
@@ -130,10 +129,3 @@ def test_looking_for_a_module_does_not_import_it(tmp_path: Path) -> None:
     (tmp_path / "loud").mkdir()
     (tmp_path / "loud" / "__init__.py").write_text("raise AssertionError")
     assert find_program(["-m", "loud.train"], tmp_path).name == "loud.train"
-
-
-def test_ids() -> None:
-    assert parse_ids("4, 5,6") == [4, 5, 6]
-    for wrong in ("a", "0,,1", "0-3", ""):
-        with pytest.raises(ConfigError, match=r"is no id\. Give numbers with commas"):
-            parse_ids(wrong)

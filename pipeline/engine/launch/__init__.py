@@ -1,6 +1,5 @@
-"""Any program on chosen GPUs, one process on each, over one machine or several: ``python -m pipeline launch``.
+"""Any program on chosen GPUs, one process on each, over one machine or several.
 
-command.py  options -> LaunchRequest
 request.py  what was asked for, checked; where the processes meet
 run.py      leases, a clean environment, signals; starts agent.py and clears up after it
 agent.py    a process of its own: torchrun, and the program's exit code

@@ -20,15 +20,6 @@ from pathlib import Path
 from types import FrameType
 
 from pipeline import arithmetic
-from pipeline.commands.launch.agent import SIGNALLED
-from pipeline.commands.launch.request import (
-    LOOPBACK,
-    LaunchRequest,
-    Meeting,
-    check_request,
-    find_meeting,
-    find_program,
-)
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device, cpu_slots, find_gpus, usable_cores
 from pipeline.engine.devices.lease import LeaseSet
@@ -37,6 +28,15 @@ from pipeline.engine.devices.mask import VISIBLE
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, read_levels, wait_until_all_free
 from pipeline.engine.devices.resolve import DeviceRequest, Inventory, candidates
 from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
+from pipeline.engine.launch.agent import SIGNALLED
+from pipeline.engine.launch.request import (
+    LOOPBACK,
+    LaunchRequest,
+    Meeting,
+    check_request,
+    find_meeting,
+    find_program,
+)
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.machine import children, descendants
 from pipeline.terminal.console import make_console, say
@@ -226,7 +226,7 @@ def _run_agent(
 ) -> int:
     descendants.adopt_orphans()
     fds = [server.fileno()] if server else []
-    words, env = children.command("pipeline.commands.launch.agent", environment, grace_s=grace_s, listeners=fds)
+    words, env = children.command("pipeline.engine.launch.agent", environment, grace_s=grace_s, listeners=fds)
     with _Signals(grace_s) as signals:
         agent = subprocess.Popen([*words, *arguments], env=env, start_new_session=True, pass_fds=fds)
         if server:

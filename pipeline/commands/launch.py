@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.launch.request import LaunchRequest
-from pipeline.commands.launch.run import launch as carry_out
-from pipeline.commands.launch.run import say_to_stderr
 from pipeline.commands.typed import answering
 from pipeline.config.schema import DeviceChoice
+from pipeline.engine.launch.request import LaunchRequest
+from pipeline.engine.launch.run import launch as carry_out
+from pipeline.engine.launch.run import say_to_stderr
 from pipeline.errors import ConfigError
 
 HELP = "Run any program with one process on each chosen GPU: pipeline launch --gpus 4,5 -- train.py ARGUMENTS."

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.launch import run
-from pipeline.commands.launch.agent import _hindsight
-from pipeline.commands.launch.request import LaunchRequest, Meeting
-from pipeline.commands.launch.run import describe, hold_port, rank_environment, take_devices
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import cpu_slots, find_gpus
 from pipeline.engine.devices.lease import LeaseSet
+from pipeline.engine.launch import run
+from pipeline.engine.launch.agent import _hindsight
+from pipeline.engine.launch.request import LaunchRequest, Meeting
+from pipeline.engine.launch.run import describe, hold_port, rank_environment, take_devices
 from pipeline.errors import ConfigError, DeviceError
 from tests.doubles import fake_nvml
 
