@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -94,3 +94,42 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
         for line in whole_lines(file):
             with suppress(ForeignDataError):
                 yield read_event(line)
+
+
+class JournalReader:
+    """Reads the events of a journal as they come. A line without its end is left for the next time.
+
+    Attributes:
+        unreadable: Lines so far that are no events.
+    """
+
+    def __init__(self, path: Path, read: Callable[[bytes], dict[str, Any]] = read_event) -> None:
+        """Begin at its first line.
+
+        Args:
+            path: The journal, which need not be there yet.
+            read: Makes an event of a line, or raises a `ForeignDataError`.
+        """
+        self.unreadable = 0
+        self._path, self._read = path, read
+        self._offset = 0
+
+    def new_events(self) -> Iterator[dict[str, Any]]:
+        """What came since the last time.
+
+        Raises:
+            StoreError: The journal cannot be read.
+        """
+        try:
+            with open_plain(self._path, follow=True) as file:
+                file.seek(self._offset)
+                for line in whole_lines(file):
+                    self._offset = file.tell()
+                    try:
+                        yield self._read(line)
+                    except ForeignDataError:
+                        self.unreadable += 1
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"cannot read {self._path}: {error.strerror or error}") from error

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.engine.events import LINE, Event, read_event, whole_lines
-from pipeline.errors import StoreError
+from pipeline.engine.events import LINE, Event, read_event
+from pipeline.engine.journal import JournalReader
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError
 from pipeline.plan.graph import Plan
@@ -35,7 +35,7 @@ class FollowedJournal:
         Raises:
             StoreError: It cannot be read.
         """
-        self._path, self._reader = path, _Reader(path)
+        self._path, self._reader = path, JournalReader(path)
         self.view = RunView() if plan is None else RunView(plan.jobs.values(), plan.stored)
         self._take = self.view.take
         ends = [] if plan is not None else list(_ends(path))
@@ -65,33 +65,9 @@ class FollowedJournal:
             StoreError: It cannot be read.
         """
         live = LiveRun(Plan(plan.jobs.values(), plan.edges), plan.stored)
-        self.view, self._take, self._reader = live.view, live.take, _Reader(self._path)
+        self.view, self._take, self._reader = live.view, live.take, JournalReader(self._path)
         self.refresh()
         return live
-
-
-class _Reader:
-    """Reads events as they come. A line without its end is left for the next time."""
-
-    def __init__(self, path: Path) -> None:
-        self.unreadable = 0
-        self._path = path
-        self._offset = 0
-
-    def new_events(self) -> Iterator[Event]:
-        try:
-            with open_plain(self._path, follow=True) as file:
-                file.seek(self._offset)
-                for line in whole_lines(file):
-                    self._offset = file.tell()
-                    try:
-                        yield read_event(line)
-                    except ForeignDataError:
-                        self.unreadable += 1
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreError(f"cannot read {self._path}: {error.strerror or error}") from error
 
 
 def _ends(path: Path) -> Iterator[Event]:

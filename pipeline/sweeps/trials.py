@@ -13,10 +13,13 @@ Each has ``event`` and ``time`` besides, as in the journal of a run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from pipeline.sweeps.spec import Goal
 
 
 class TrialState(Enum):
@@ -69,6 +72,11 @@ class SweepView:
     """A sweep up to the last event that was taken.
 
     Attributes:
+        method: How settings are chosen: ``grid``, ``random``, ``bayes``.
+        metric: What trials are judged by, or "".
+        goal: Which values of it are better.
+        started: When it began, in seconds since 1970; None before.
+        last: When it was last heard of.
         trials: By number.
         agents: Id -> devices, of those that have joined and not left.
         halted: ``paused``, ``stopped``, ``cancelled``, ``finished``, or "" while trials are begun.
@@ -76,6 +84,11 @@ class SweepView:
         tested: Results of the best trial on held-out data, metric -> value.
     """
 
+    method: str = ""
+    metric: str = ""
+    goal: Goal = Goal.minimize
+    started: float | None = None
+    last: float | None = None
     trials: dict[int, Trial] = field(default_factory=dict)
     agents: dict[str, tuple[str, ...]] = field(default_factory=dict)
     halted: str = ""
@@ -83,11 +96,23 @@ class SweepView:
     tested: Mapping[str, Any] = field(default_factory=dict)
 
     def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Take events in their order; those of a later version are passed over."""
+        """Take events in their order; those of a later version or of unknown trials are passed over."""
         for event in events:
             take = _TAKES.get(event["event"])
-            if take is not None:
-                take(self, event)
+            if take is None or (event["event"] in _OF_TRIALS and event["trial"] not in self.trials):
+                continue
+            self.last = event.get("time") or self.last
+            take(self, event)
+
+    def having(self, *states: TrialState) -> list[Trial]:
+        """The trials that stand so, by number."""
+        return [trial for _, trial in sorted(self.trials.items()) if trial.state in states]
+
+    def _begun(self, event: Mapping[str, Any]) -> None:
+        self.method, self.metric = event["method"], event.get("metric") or ""
+        self.goal = Goal(event.get("goal") or Goal.minimize)
+        self.started = event["time"] if self.started is None else self.started
+        self._halt(event)
 
     def _created(self, event: Mapping[str, Any]) -> None:
         number = event["trial"]
@@ -136,4 +161,18 @@ _TAKES: Mapping[str, Callable[[SweepView, Mapping[str, Any]], None]] = {
     "AgentLeft": SweepView._left,
     "WinnerTested": SweepView._tested,
     **dict.fromkeys(_HALTS, SweepView._halt),
+    "SweepStarted": SweepView._begun,
 }
+_OF_TRIALS = {"TrialStarted", "TrialEnded"}
+
+
+def best_trial(trials: Iterable[Trial], goal: Goal) -> Trial | None:
+    """The one with the best value of those that came to their end; the first of equal ones."""
+    ended = [trial for trial in trials if trial.state is TrialState.done and is_number(trial.value)]
+    sign = 1 if goal is Goal.minimize else -1
+    return min(ended, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
+
+
+def is_number(value: float | None) -> bool:
+    """Whether it can be compared: there is one, and it is finite."""
+    return value is not None and math.isfinite(value)

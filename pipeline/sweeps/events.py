@@ -1,0 +1,104 @@
+"""The lines of a sweep's journal: which fields each has, and of what type. See `trials` for what they mean.
+
+As in the journal of a run, fields and events that are not known are passed over, and a line with a field of a
+wrong type, or without one that it needs, costs itself alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from pipeline.engine.events import read_event
+from pipeline.foreign import converted
+from pipeline.sweeps.spec import Goal, Method
+from pipeline.sweeps.trials import TrialState
+
+_Number = Annotated[int, Meta(ge=0, le=10**9)]
+_Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Time = Annotated[float, Meta(ge=0, le=2.5e11)]
+_Id = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class _SweepStarted(TypedDict):
+    name: str
+    method: Method
+    time: _Time
+    metric: NotRequired[str | None]
+    goal: NotRequired[Goal | None]
+    pid: NotRequired[_Pid | None]
+    host: NotRequired[str]
+
+
+class _AgentJoined(TypedDict):
+    agent: _Id
+    host: NotRequired[str]
+    pid: NotRequired[_Pid | None]
+    devices: NotRequired[list[str]]
+
+
+class _AgentLeft(TypedDict):
+    agent: _Id
+
+
+class _TrialCreated(TypedDict):
+    trial: _Number
+    parameters: dict[str, Any]
+    num_gpus: NotRequired[Annotated[int, Meta(ge=0, le=10**6)]]
+
+
+class _TrialStarted(TypedDict):
+    trial: _Number
+    attempt: Annotated[int, Meta(ge=1, le=10**6)]
+    agent: str
+    time: _Time
+    devices: NotRequired[list[str]]
+    pid: NotRequired[_Pid | None]
+
+
+class _TrialEnded(TypedDict):
+    trial: _Number
+    state: TrialState
+    time: _Time
+    value: NotRequired[float | None]
+    exit_code: NotRequired[int | None]
+    reason: NotRequired[str]
+
+
+class _Halt(TypedDict):
+    reason: NotRequired[str]
+
+
+class _WinnerTested(TypedDict):
+    results: dict[str, Any]
+    trial: NotRequired[_Number]
+
+
+_KINDS: Mapping[str, Any] = {
+    "SweepStarted": _SweepStarted,
+    "AgentJoined": _AgentJoined,
+    "AgentLeft": _AgentLeft,
+    "TrialCreated": _TrialCreated,
+    "TrialStarted": _TrialStarted,
+    "TrialEnded": _TrialEnded,
+    "SweepPaused": _Halt,
+    "SweepResumed": _Halt,
+    "SweepStopped": _Halt,
+    "SweepCancelled": _Halt,
+    "SweepFinished": _Halt,
+    "WinnerTested": _WinnerTested,
+}
+
+
+def read_sweep_event(line: bytes) -> dict[str, Any]:
+    """Read one line of a sweep's journal.
+
+    Raises:
+        ForeignDataError: It is no event, or lacks what one of its kind needs.
+    """
+    event = read_event(line)
+    if (kind := _KINDS.get(event["event"])) is not None:
+        converted(event, kind)
+    return event

@@ -1,0 +1,117 @@
+"""Sweeps on disk: which there are, what one has recorded, and whether its agents still live."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine.journal import JournalReader
+from pipeline.errors import ConfigError, unknown_name
+from pipeline.files import open_plain
+from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.locks import LocksUnsupportedError, lock
+from pipeline.sweeps.events import read_sweep_event
+from pipeline.sweeps.folder import SweepFolder, sweep_folder
+from pipeline.sweeps.trials import SweepView, TrialState
+
+
+def sweeps_in(output_dir: Path) -> list[str]:
+    """Names of the sweeps that have begun.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    if not output_dir.is_dir():
+        raise ConfigError(f"there is no folder {output_dir}. Give the output_dir of your sweeps as --output-dir.")
+    return sorted(path.parent.parent.name for path in output_dir.glob("*/sweep/journal.jsonl") if path.is_file())
+
+
+def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
+    """The folder of a sweep that has begun.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    known = sweeps_in(output_dir)
+    if name in known:
+        return sweep_folder(output_dir, name)
+    if not known:
+        raise ConfigError(f"there are no sweeps in {output_dir}. `python -m pipeline sweep run FILE` begins one.")
+    raise ConfigError(f"no sweep '{name}' in {output_dir}: " + unknown_name("sweep", name, known))
+
+
+class RecordedSweep:
+    """One sweep: its journal so far, and its agents.
+
+    Attributes:
+        folder: Where it is.
+        view: What the journal told up to the last `refresh`.
+    """
+
+    def __init__(self, folder: SweepFolder) -> None:
+        """Read what there is.
+
+        Raises:
+            StoreError: The journal cannot be read.
+        """
+        self.folder, self.view = folder, SweepView()
+        self._journal = JournalReader(folder.journal, read_sweep_event)
+        self.refresh()
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.folder.name
+
+    @property
+    def unreadable(self) -> int:
+        """How many lines of the journal are no events of a sweep."""
+        return self._journal.unreadable
+
+    @cached_property
+    def best(self) -> dict[str, Any]:
+        """What was written of the best trial; empty where nothing was."""
+        try:
+            return read_json_file(self.folder.best, dict[str, Any], follow=True)
+        except (OSError, ForeignDataError):
+            return {}
+
+    def refresh(self) -> None:
+        """Take what the journal has got since the last time.
+
+        Raises:
+            StoreError: The journal cannot be read.
+        """
+        self.view.feed(self._journal.new_events())
+
+    def agent_lives(self, agent: str) -> bool | None:
+        """Whether an agent that has joined is still there; None where nobody can tell.
+
+        An agent holds a lock on its file, which the kernel gives back when the process ends, however it ends.
+        """
+        if "/" in agent or agent.startswith("."):
+            return None
+        try:
+            with open_plain(self.folder.agents / agent) as file:
+                return not lock(file.fileno(), shared=True, wait=False)
+        except FileNotFoundError:
+            return False
+        except (LocksUnsupportedError, OSError, ValueError):
+            return None
+
+    def living_agents(self) -> list[str]:
+        """Agents that have joined and may still be there."""
+        return [agent for agent in self.view.agents if self.agent_lives(agent) is not False]
+
+    def state(self) -> str:
+        """The sweep in one word.
+
+        ``finished``, ``cancelled``, ``stopped`` and ``paused`` as it was told; ``stopping`` while trials of a
+        stopped one still run; ``running`` as long as an agent is there; else ``idle``.
+        """
+        living = self.living_agents()
+        running = [trial for trial in self.view.having(TrialState.running) if trial.agent in living]
+        if self.view.halted == "stopped" and running:
+            return "stopping"
+        return self.view.halted or ("running" if living else "idle")

@@ -1,0 +1,165 @@
+"""Where a sweep stands: a headline, its trials, what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from pipeline.runs.report.format import count, duration
+from pipeline.sweeps.batch import effective_batch
+from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.report.tables import STYLES, SweepRow, about_trial, seconds_of, trials_table
+from pipeline.sweeps.trials import Trial, TrialState, best_trial
+from pipeline.terminal.text import printable
+
+MOST_ROWS = 50
+"""Trials that are listed; the others are counted."""
+MOST_FAILURES = 10
+_OVER = ("finished", "cancelled", "stopped")
+
+
+def row_of(sweep: RecordedSweep, now: float) -> SweepRow:
+    """A sweep in one row."""
+    view, state = sweep.view, sweep.state()
+    best = best_trial(view.trials.values(), view.goal)
+    return SweepRow(
+        name=sweep.name,
+        state=state,
+        method=view.method,
+        started=view.started,
+        elapsed_s=round(_elapsed_s(sweep, state, now), 3),
+        trials=len(view.trials),
+        done=len(view.having(TrialState.done, TrialState.stopped)),
+        running=len(view.having(TrialState.running)),
+        failed=len(view.having(TrialState.failed)),
+        metric=view.metric,
+        best=None if best is None else best.number,
+        value=None if best is None else best.value,
+    )
+
+
+def _elapsed_s(sweep: RecordedSweep, state: str, now: float) -> float:
+    view = sweep.view
+    if view.started is None:
+        return 0.0
+    until = now if state in ("running", "stopping") else view.last or view.started
+    return max(0.0, until - view.started)
+
+
+def print_sweep(sweep: RecordedSweep, now: float, console: Console) -> None:
+    """Print one sweep. Only the table is fitted to the terminal: paths and reasons stay whole."""
+    for part in sweep_page(sweep, now):
+        console.print(part, highlight=False, soft_wrap=isinstance(part, Text))
+
+
+def sweep_page(sweep: RecordedSweep, now: float) -> list[RenderableType]:
+    """One sweep: a headline, trials, and what went wrong."""
+    view = sweep.view
+    trials = [trial for _, trial in sorted(view.trials.items())]
+    parts: list[RenderableType] = [headline(sweep, now)]
+    if trials:
+        shown = sorted(foremost(trials, sweep)[:MOST_ROWS], key=lambda trial: trial.number)
+        parts += ["", trials_table(trials, shown, view.metric, now)]
+        if len(trials) > len(shown):
+            parts.append(Text(f"and {len(trials) - len(shown):,} more; `sweep export {sweep.name}` lists all"))
+    lines = [*_failed(trials), *_unreadable(sweep)]
+    return parts + [Text(printable(text), style=style) for text, style in lines]
+
+
+def headline(sweep: RecordedSweep, now: float) -> Text:
+    """What it is, how it stands, and what to do where that is not well."""
+    view, state = sweep.view, sweep.state()
+    text = Text()
+    text.append(f"{sweep.name}: ", style="bold")
+    text.append(state, style=STYLES.get(state, ""))
+    if view.reason:
+        text.append(f" ({printable(view.reason)})")
+    if view.started is not None:
+        text.append(f", {duration(_elapsed_s(sweep, state, now))}")
+    text.append("\n" + ", ".join(_counted(sweep)))
+    if best := best_trial(view.trials.values(), view.goal):
+        text.append(f"\nbest: {printable(about_trial(best, view.metric))}")
+    if hint := _hint(sweep, state):
+        text.append(f"\n{hint}", style="bold")
+    return text
+
+
+def _counted(sweep: RecordedSweep) -> Iterator[str]:
+    view = sweep.view
+    judged = f", {view.goal.value} {view.metric}" if view.metric else ""
+    yield f"{view.method}{judged}: {count(len(view.trials), 'trial')}"
+    for state in TrialState:
+        if number := len(view.having(state)):
+            yield f"{number:,} {state.value}"
+    if living := sweep.living_agents():
+        yield count(len(living), "agent")
+
+
+def _hint(sweep: RecordedSweep, state: str) -> str:
+    return {
+        "idle": f"No agent is at work; `python -m pipeline sweep agent {sweep.name}` goes on.",
+        "paused": f"`python -m pipeline sweep resume {sweep.name}` goes on.",
+    }.get(state, "")
+
+
+def foremost(trials: Sequence[Trial], sweep: RecordedSweep) -> list[Trial]:
+    """Trials, those first that one wants to see: what runs, the best ones, what is to come, then the others."""
+    goal, ranks = sweep.view.goal, {TrialState.running: 0, TrialState.done: 1}
+    sign = 1 if goal.value == "minimize" else -1
+    return sorted(
+        trials,
+        key=lambda trial: (
+            ranks.get(trial.state, 2),
+            sign * (trial.value or 0.0) if trial.state is TrialState.done else -trial.number,
+        ),
+    )
+
+
+def _failed(trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:
+    found = [trial for trial in trials if trial.state in (TrialState.failed, TrialState.lost)]
+    if found:
+        yield f"\nnot done: {count(len(found), 'trial')}", "bold red"
+    for trial in found[-MOST_FAILURES:]:
+        yield f"  trial {trial.number}: {trial.state.value}", ""
+        yield f"    {trial.reason or f'exit code {trial.exit_code}'}", "red"
+    if len(found) > MOST_FAILURES:
+        yield f"  and {len(found) - MOST_FAILURES} more before; --json lists all", ""
+
+
+def _unreadable(sweep: RecordedSweep) -> Iterator[tuple[str, str]]:
+    if sweep.unreadable:
+        said = count(sweep.unreadable, "line")
+        yield f"\n{said} of journal.jsonl cannot be read; what they told is missing here", "bold"
+
+
+def sweep_json(sweep: RecordedSweep, now: float) -> dict[str, Any]:
+    """One sweep as plain data, nothing cut off."""
+    view = sweep.view
+    started = None if view.started is None else datetime.fromtimestamp(view.started).astimezone().isoformat()
+    return {
+        **asdict(row_of(sweep, now)),
+        "folder": str(sweep.folder.path),
+        "started_at": started,
+        "goal": view.goal.value,
+        "reason": view.reason or None,
+        "agents": {agent: sweep.agent_lives(agent) for agent in view.agents},
+        "tested": view.tested or None,
+        "unreadable_lines": sweep.unreadable,
+        "all_trials": [trial_json(trial, now) for _, trial in sorted(view.trials.items())],
+    }
+
+
+def trial_json(trial: Trial, now: float) -> dict[str, Any]:
+    """A trial as plain data."""
+    seconds = seconds_of(trial, now)
+    return {
+        **asdict(trial),
+        "state": trial.state.value,
+        "seconds": None if seconds is None else round(seconds, 3),
+        "effective_batch": effective_batch(trial.parameters, trial.num_gpus),
+    }

@@ -1,0 +1,154 @@
+"""Trials and sweeps as tables of the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from pipeline.runs.comparison.runs import headings_of
+from pipeline.runs.report.format import duration
+from pipeline.sweeps.batch import effective_batch
+from pipeline.sweeps.report.values import in_words, measured, said, varied
+from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.terminal.columns import EXTRA, Column, FittedTable
+
+_LEAST_NAME = 12
+_LEAST_VALUE = 6
+_LEAST_DEVICE = 8
+STYLES = {
+    "done": "green",
+    "running": "bold",
+    "failed": "bold red",
+    "lost": "red",
+    "cancelled": "red",
+    "finished": "green",
+    "stopped": "yellow",
+    "paused": "yellow",
+    "stopping": "yellow",
+}
+"""How states look, of trials and of sweeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """A sweep in one row.
+
+    Attributes:
+        name: Its name.
+        state: In one word, see `RecordedSweep.state`.
+        method: How settings are chosen.
+        started: When it began, in seconds since 1970, or None.
+        elapsed_s: Seconds since, up to its last event if it is over.
+        trials: How many were chosen so far.
+        done: How many of them are over and have a value.
+        running: How many run.
+        failed: How many failed.
+        metric: What they are judged by.
+        best: Number of the best trial, or None.
+        value: Its value.
+        problem: Why the sweep cannot be read, or "".
+    """
+
+    name: str
+    state: str = "unreadable"
+    method: str = ""
+    started: float | None = None
+    elapsed_s: float = 0.0
+    trials: int = 0
+    done: int = 0
+    running: int = 0
+    failed: int = 0
+    metric: str = ""
+    best: int | None = None
+    value: float | None = None
+    problem: str = ""
+
+
+def sweeps_table(rows: Iterable[SweepRow]) -> FittedTable:
+    """All sweeps, the one that began last on top."""
+    table = FittedTable(
+        [
+            Column(heading="sweep", least=_LEAST_NAME),
+            Column(heading="state", rank=1),
+            Column(heading="method", rank=7),
+            Column(heading="done", right=True, rank=2),
+            Column(heading="running", right=True, rank=5),
+            Column(heading="failed", right=True, rank=4),
+            Column(heading="best", right=True, rank=3),
+            Column(heading="metric", rank=8, least=_LEAST_NAME),
+            Column(heading="time", right=True, rank=6),
+        ],
+        lines=False,
+    )
+    for row in sorted(rows, key=lambda row: (row.started or 0.0, row.name), reverse=True):
+        table.add_row(
+            row.name,
+            Text(row.state, style=STYLES.get(row.state, "")),
+            row.method,
+            f"{row.done:,}/{row.trials:,}",
+            str(row.running or ""),
+            Text(str(row.failed), style="bold red") if row.failed else "",
+            measured(row.value),
+            row.metric,
+            "" if row.started is None else duration(row.elapsed_s),
+        )
+    return table
+
+
+def trials_table(trials: Sequence[Trial], shown: Sequence[Trial], metric: str, now: float) -> FittedTable:
+    """Trials, a row each.
+
+    Args:
+        trials: All of the sweep: those decide which parameters tell them apart.
+        shown: Those that are shown.
+        metric: What they are judged by, or "".
+        now: Seconds since 1970.
+    """
+    names = varied(trials)
+    headings = headings_of(names)
+    batches = {trial.number: effective_batch(trial.parameters, trial.num_gpus) for trial in trials}
+    table = FittedTable(_columns(metric, [headings[name] for name in names], batches), lines=False)
+    for trial in shown:
+        table.add_row(*_cells(trial, names, batches, now))
+    return table
+
+
+def _columns(metric: str, parameters: Iterable[str], batches: dict[int, int | None]) -> Iterator[Column]:
+    yield Column(heading="trial", right=True)
+    yield Column(heading="state", rank=2, width=len("cancelled"))
+    yield Column(heading=metric or "value", right=True, rank=1, width=len("-1.2345e-05"))
+    for heading in parameters:
+        yield Column(heading=heading, right=True, rank=3, least=_LEAST_VALUE)
+    if any(batch is not None for batch in batches.values()):
+        yield Column(heading="batch", right=True, rank=5)
+    yield Column(heading="time", right=True, rank=4, width=len("59 min 59 s"))
+    yield Column(heading="attempt", right=True, rank=EXTRA + 1)
+    yield Column(heading="devices", rank=EXTRA, least=_LEAST_DEVICE)
+
+
+def _cells(trial: Trial, names: Sequence[str], batches: dict[int, int | None], now: float) -> Iterator[str | Text]:
+    yield str(trial.number)
+    yield Text(trial.state.value, style=STYLES.get(trial.state.value, ""))
+    yield measured(trial.value)
+    yield from (said(trial.parameters[name]) if name in trial.parameters else "" for name in names)
+    if any(batch is not None for batch in batches.values()):
+        yield str(batches[trial.number] or "")
+    yield "" if (taken := seconds_of(trial, now)) is None else duration(taken)
+    yield str(trial.attempts or "")
+    yield ", ".join(trial.devices)
+
+
+def seconds_of(trial: Trial, now: float) -> float | None:
+    """How long its last attempt took, or has taken so far; None where there was none."""
+    if trial.started is None:
+        return None
+    ended = trial.ended if trial.state is not TrialState.running else now
+    return None if ended is None else max(0.0, ended - trial.started)
+
+
+def about_trial(trial: Trial, metric: str) -> str:
+    """A trial in a line: ``trial 7: val/loss 0.4123, lr=0.0003 eta=1``."""
+    value = f"{metric or 'value'} {measured(trial.value)}, " if trial.value is not None else ""
+    return f"trial {trial.number}: {value}{in_words(trial.parameters)}"

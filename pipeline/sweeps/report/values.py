@@ -1,0 +1,41 @@
+"""Parameters and metrics in words, and which parameters tell trials apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.sweeps.trials import Trial
+
+
+def said(value: Any) -> str:
+    """A parameter as it would be typed: numbers with as many digits as tell something."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def measured(value: float | None) -> str:
+    """A value of the metric, or ""."""
+    return "" if value is None else f"{value:.5g}"
+
+
+def in_words(parameters: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+    """Parameters in a line: ``lr=0.0003 eta=1``; those of the given names, where there are any."""
+    chosen = parameters if names is None else [name for name in names if name in parameters]
+    return " ".join(f"{name}={said(parameters[name])}" for name in chosen)
+
+
+def varied(trials: Sequence[Trial]) -> list[str]:
+    """Names of parameters that not all trials have the same of, in the order in which they were first chosen.
+
+    Of one trial alone that is all of them.
+    """
+    values: dict[str, set[str]] = {}
+    for trial in trials:
+        for name, value in trial.parameters.items():
+            values.setdefault(name, set()).add(said(value))
+    every = {name: sum(name in trial.parameters for trial in trials) == len(trials) for name in values}
+    told = [name for name, found in values.items() if len(found) > 1 or not every[name]]
+    return told or list(values)

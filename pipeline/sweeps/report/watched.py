@@ -1,0 +1,69 @@
+"""What `sweep status --watch` shows, and what a sweep shows while it runs: as much as a terminal has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from pipeline.runs.report.screen import first
+from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.report.status import foremost, headline
+from pipeline.sweeps.report.tables import SweepRow, about_trial, trials_table
+from pipeline.sweeps.trials import SweepView, Trial, TrialState
+from pipeline.terminal.text import printable
+
+_MOST_FAILURES = 3
+_AT_WORK = (TrialState.waiting, TrialState.running)
+
+
+def is_over(sweep: RecordedSweep) -> bool:
+    """Whether nothing will change any more unless somebody begins it again."""
+    return sweep.state() in ("finished", "cancelled", "stopped")
+
+
+def watched_sweep(sweep: RecordedSweep, now: float, height: int) -> list[RenderableType]:
+    """One sweep for a terminal of so many lines: how far it is, what runs, the best trials, what failed last."""
+    view = sweep.view
+    top = headline(sweep, now)
+    top.no_wrap, top.overflow = True, "ellipsis"
+    failed = view.having(TrialState.failed, TrialState.lost)[-_MOST_FAILURES:]
+    bottom = [Text(printable(f"{_failure(trial)}"), "red", no_wrap=True, overflow="ellipsis") for trial in failed]
+    trials = foremost(list(view.trials.values()), sweep)
+    room = height - 2 - len(top.plain.splitlines()) - len(bottom)  # headings, and the line of the cursor
+    parts: list[RenderableType] = [top]
+    if trials and room > 0:
+        shown, more = first(trials, room, lambda _: 0)
+        parts.append(trials_table(trials, shown, view.metric, now))
+        if more:
+            parts.append(Text(f"and {more:,} more", no_wrap=True, overflow="ellipsis"))
+    return [*parts, *bottom]
+
+
+def _failure(trial: Trial) -> str:
+    return f"{trial.state.value}: trial {trial.number}: {' '.join(trial.reason.split())}"
+
+
+class News:
+    """What is new, a line for each trial or sweep that has changed."""
+
+    def __init__(self) -> None:
+        self._last: dict[str | int, str] = {}
+
+    def of_trials(self, view: SweepView) -> Iterator[str]:
+        """Trials that are over, or tried again, since the last time."""
+        for trial in view.trials.values():
+            said = trial.state.value if trial.state not in _AT_WORK else ""
+            if self._last.get(trial.number, "") != said:
+                self._last[trial.number] = said
+                yield from [f"{trial.state.value}: {about_trial(trial, view.metric)}"] if said else []
+
+    def of_sweeps(self, rows: Iterable[SweepRow]) -> Iterator[str]:
+        """Sweeps that are not as they were the last time."""
+        for row in rows:
+            said = row.problem or f"{row.state}, {row.done:,}/{row.trials:,} trials done, {row.running} running"
+            said += f", {row.failed} failed" if row.failed else ""
+            if self._last.get(row.name) != said:
+                self._last[row.name] = said
+                yield f"{row.name}: {said}"

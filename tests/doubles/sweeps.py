@@ -1,0 +1,103 @@
+"""Sweeps as they lie on disk, written without running anything."""
+
+import json
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.sweeps.folder import SweepFolder, sweep_folder
+
+BEGAN = 1.7e9
+UUID = "GPU-8f3a1b2c-0000-4000-8000-00000000000"
+
+
+class SweepOnPaper:
+    """A sweep's folder, and what is written to its journal."""
+
+    def __init__(self, output_dir: Path, name: str = "lr", **started: Any) -> None:
+        self.folder: SweepFolder = sweep_folder(output_dir, name)
+        self.folder.path.mkdir(parents=True)
+        self.time = BEGAN
+        self.tell(
+            "SweepStarted",
+            **{
+                "name": name,
+                "method": "bayes",
+                "metric": "val/loss",
+                "goal": "minimize",
+                "pid": 1,
+                "host": "h",
+                **started,
+            },
+        )
+
+    def tell(self, event: str, after_s: float = 1.0, **fields: Any) -> None:
+        """Add a line."""
+        self.time += after_s
+        with self.folder.journal.open("a") as file:
+            file.write(json.dumps({"event": event, "time": self.time, **fields}) + "\n")
+
+    def create(self, number: int, parameters: Mapping[str, Any], num_gpus: int = 1) -> None:
+        self.tell("TrialCreated", trial=number, parameters=parameters, num_gpus=num_gpus)
+
+    def start(
+        self, number: int, agent: str = "host-1", devices: Sequence[str] = ("cpu",), attempt: int = 1
+    ) -> None:
+        self.tell("TrialStarted", trial=number, attempt=attempt, agent=agent, devices=list(devices), pid=7)
+
+    def end(self, number: int, state: str, value: float | None = None, reason: str = "", attempt: int = 1) -> None:
+        code = {"done": 0, "failed": 1}.get(state)
+        self.tell(
+            "TrialEnded",
+            30.0,
+            trial=number,
+            attempt=attempt,
+            state=state,
+            value=value,
+            exit_code=code,
+            reason=reason,
+        )
+
+    def log(self, number: int, steps: Iterable[Mapping[str, Any]]) -> None:
+        """Metrics of a trial."""
+        path = self.folder.trial(number).metrics
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            for step, values in enumerate(steps, 1):
+                file.write(json.dumps({"step": step, "values": values, "time": self.time + step}) + "\n")
+
+
+def searched(output_dir: Path, trials: int, name: str = "lr", *, seed: int = 0) -> SweepOnPaper:
+    """A sweep of so many trials with curves, most of them done; some failed, were stopped early, or run."""
+    chosen = random.Random(seed)
+    sweep = SweepOnPaper(output_dir, name)
+    sweep.tell("AgentJoined", agent="host-1", host="h", pid=1, devices=[f"{UUID}{at}" for at in range(4)])
+    for number in range(trials):
+        parameters = {
+            "lr": 10 ** chosen.uniform(-5, -2),
+            "optimizer": chosen.choice(["adamw", "lion", "sgd"]),
+            "batch_size": chosen.choice([8, 16, 32]),
+            "gradient_accumulation_steps": chosen.choice([1, 2]),
+            "num_gpus": chosen.choice([1, 2, 4]),
+            "epochs": 3,
+            "model.dropout": chosen.uniform(0, 0.5),
+        }
+        gpus = parameters["num_gpus"]
+        sweep.create(number, parameters, gpus)
+        sweep.start(number, devices=[f"{UUID}{at}" for at in range(gpus)])
+        best = 0.4 + 0.3 * abs(math.log10(parameters["lr"]) + 3.4) + 0.4 * parameters["model.dropout"]
+        steps = [{"val/loss": best + 2 * 0.6**step, "tokens_per_s": 1e4 * gpus} for step in range(1, 9)]
+        kind = "failed" if number % 11 == 5 else "stopped" if number % 7 == 4 else "done"
+        if number > 2 and number >= trials - 2:
+            kind = "running"
+        sweep.log(number, steps[: {"done": 8, "stopped": 3, "running": 5, "failed": 1}[kind]])
+        if kind != "running":
+            reason = {
+                "failed": "exit code 1: torch.OutOfMemoryError: CUDA out of memory",
+                "stopped": "hyperband: band 3",
+            }
+            value = steps[-1]["val/loss"] if kind == "done" else None
+            sweep.end(number, kind, value, reason.get(kind, ""))
+    return sweep

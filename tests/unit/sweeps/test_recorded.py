@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.locks import lock
+from pipeline.sweeps.recorded import RecordedSweep, choose_sweep, sweeps_in
+from pipeline.sweeps.spec import Goal
+from pipeline.sweeps.trials import Trial, TrialState, best_trial
+from tests.doubles.sweeps import BEGAN, SweepOnPaper
+
+
+def test_a_sweep_is_told_by_its_journal_up_to_the_last_whole_line(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path, goal="maximize")
+    sweep.create(0, {"lr": 0.1})
+    recorded = RecordedSweep(sweep.folder)
+    assert (recorded.view.method, recorded.view.metric, recorded.view.goal) == ("bayes", "val/loss", Goal.maximize)
+    assert recorded.view.started == BEGAN + 1
+    sweep.start(0)
+    with sweep.folder.journal.open("a") as file:
+        file.write('{"event": "TrialEnded", "tri')
+    recorded.refresh()
+    assert [trial.state for trial in recorded.view.trials.values()] == [TrialState.running]
+    assert recorded.unreadable == 0, "a line without its end may still be written"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "TrialCreated", "time": 1}',
+        '{"event": "TrialCreated", "trial": "0", "parameters": {}, "time": 1}',
+        '{"event": "TrialEnded", "trial": 0, "attempt": 1, "state": "tired", "time": 1}',
+        '{"event": "TrialStarted", "trial": 0, "attempt": 1, "agent": "a", "time": 1, "devices": 3}',
+        '{"event": "SweepStarted", "name": "x", "method": "luck", "time": 1}',
+        '{"event": "WinnerTested", "results": 3}',
+        "[]",
+    ],
+)
+def test_a_line_that_is_no_event_costs_itself_alone(tmp_path: Path, line: str) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    sweep.create(0, {"lr": 0.1})
+    with sweep.folder.journal.open("a") as file:
+        file.write(line + "\n")
+    sweep.tell("TrialEnded", trial=99, attempt=1, state="done", value=1.0)
+    sweep.tell("Unheard", of="it")
+    sweep.start(0)
+    recorded = RecordedSweep(sweep.folder)
+    assert recorded.unreadable == 1
+    assert {number: trial.state for number, trial in recorded.view.trials.items()} == {0: TrialState.running}
+
+
+def test_the_state_of_a_sweep_says_whether_anything_will_happen(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    assert RecordedSweep(sweep.folder).state() == "idle"
+    sweep.tell("AgentJoined", agent="a", devices=["cpu"])
+    sweep.folder.agents.mkdir()
+    sweep.create(0, {"lr": 0.1})
+    sweep.start(0, agent="a")
+    with (sweep.folder.agents / "a").open("w") as held:
+        lock(held.fileno())
+        assert RecordedSweep(sweep.folder).state() == "running"
+        sweep.tell("SweepStopped", reason="three failures in a row")
+        assert RecordedSweep(sweep.folder).state() == "stopping"
+    assert RecordedSweep(sweep.folder).state() == "stopped", "who holds no lock any more is gone"
+
+
+def test_sweeps_are_found_by_name(tmp_path: Path) -> None:
+    SweepOnPaper(tmp_path, "lr")
+    (tmp_path / "run" / "latest").mkdir(parents=True)
+    assert sweeps_in(tmp_path) == ["lr"]
+    with pytest.raises(ConfigError, match="Did you mean 'lr'"):
+        choose_sweep(tmp_path, "lrs")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        sweeps_in(tmp_path / "none")
+
+
+def test_the_best_trial_is_the_first_of_those_that_came_to_their_end() -> None:
+    values = {0: 2.0, 1: 1.0, 2: 1.0, 3: float("nan"), 4: None}
+    trials = [Trial(number=at, parameters={}, value=value, state=TrialState.done) for at, value in values.items()]
+    trials.append(Trial(number=5, parameters={}, value=0.0, state=TrialState.stopped))
+    for goal, number in ((Goal.minimize, 1), (Goal.maximize, 0)):
+        best = best_trial(trials, goal)
+        assert best is not None
+        assert best.number == number
+    assert best_trial(trials[3:], Goal.minimize) is None
