@@ -63,6 +63,7 @@ class _TrialEnded(TypedDict):
     state: TrialState
     time: _Time
     value: NotRequired[float | None]
+    values: NotRequired[dict[str, float | None]]
     exit_code: NotRequired[int | None]
     reason: NotRequired[str]
 
