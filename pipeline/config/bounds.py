@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -46,9 +46,19 @@ def check_file(path: Path) -> None:
         )
     try:
         with path.open("rb") as file:
-            _check_events(yaml.parse(file, Loader=_LOADER), MOST_VALUES)
+            check_yaml(file)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def check_yaml(document: str | IO[bytes]) -> None:
+    """Refuse YAML that stands for too much, before it is made.
+
+    Raises:
+        ConfigError: Says which bound, without the name of a file.
+        yaml.YAMLError: It is no YAML.
+    """
+    _check_events(yaml.parse(document, Loader=_LOADER), MOST_VALUES)
 
 
 def read_resolved(data: bytes) -> Any:

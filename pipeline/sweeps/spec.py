@@ -11,6 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from pipeline.sweeps.space import Parameter
+
 
 class Method(Enum):
     """How settings are chosen."""
@@ -98,7 +100,7 @@ class Sweep:
         name: Of its folder: a name as that of an experiment.
         method: How settings are chosen.
         metric: What trials are judged by; None for grid and random ones that are not.
-        parameters: Dotted name -> its distribution, in the order of the file; see `space`.
+        parameters: By dotted name, in the order of the file, those of tables inside it too.
         program: What a trial runs; "" where `command` says all.
         command: How it is called, with W&B's macros.
         run_cap: The most trials; None for no bound.
@@ -106,12 +108,13 @@ class Sweep:
         options: What W&B does not know.
         given: The file as plain data, numbers as numbers, without the block ``pipeline:``; what W&B is given.
         folder: Where programs are found and trials start: the folder in which the sweep was begun.
+        notes: What is worth telling before it starts, a line each.
     """
 
     name: str
     method: Method
     metric: Metric | None
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Parameter]
     program: str
     command: tuple[str, ...]
     run_cap: int | None = None
@@ -119,3 +122,4 @@ class Sweep:
     options: Options = field(default_factory=Options)
     given: Mapping[str, Any] = field(default_factory=dict)
     folder: Path = field(default_factory=Path)
+    notes: tuple[str, ...] = ()

@@ -45,6 +45,7 @@ class Trial:
         state: What became of it.
         attempts: How often it was begun.
         value: Of the metric, at its end.
+        best: The best number of the metric that it has logged.
         agent: Who runs it, or ran it last.
         devices: In words, with UUIDs for GPUs.
         started: Seconds since 1970, of the last attempt.
@@ -59,6 +60,7 @@ class Trial:
     state: TrialState = TrialState.waiting
     attempts: int = 0
     value: float | None = None
+    best: float | None = None
     agent: str = ""
     devices: tuple[str, ...] = ()
     started: float | None = None

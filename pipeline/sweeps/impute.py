@@ -1,0 +1,66 @@
+"""The value that a trial counts as in a search: its own, or the one that stands for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.sweeps.spec import Goal, Impute, Metric
+from pipeline.sweeps.trials import Trial, TrialState
+
+_ENDED = {TrialState.done, TrialState.stopped}
+_WITHOUT = {TrialState.failed}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a search is told of a trial.
+
+    Attributes:
+        value: Of the metric; None while there is none.
+    """
+
+    value: float | None = None
+
+
+def told(trial: Trial, trials: Sequence[Trial], metric: Metric) -> Told | None:
+    """What a search is told of a trial; None for nothing.
+
+    A trial that ended with a number counts as that. One that failed, or whose number is none, counts as
+    `metric.impute` says; one that runs as `metric.impute_while_running` says, else as chosen and not known.
+
+    Args:
+        trial: The trial.
+        trials: All of them.
+        metric: Of the sweep.
+    """
+    if trial.state is TrialState.cancelled:
+        return None
+    if trial.state in _ENDED and is_number(trial.value):
+        return Told(trial.value)
+    if trial.state in _ENDED | _WITHOUT:
+        return Told(_imputed(metric.impute, trial, trials, metric.goal))
+    if trial.state is TrialState.running and metric.impute_while_running is not None:
+        return Told(_imputed(metric.impute_while_running, trial, trials, metric.goal))
+    return Told()
+
+
+def is_number(value: float | None) -> bool:
+    """Whether there is a value that can be compared."""
+    return value is not None and math.isfinite(value)
+
+
+def _imputed(rule: Impute, trial: Trial, trials: Sequence[Trial], goal: Goal) -> float:
+    """The value that stands for that of a trial.
+
+    The worst is of the trials that have ended, 0 where none has a number, as at W&B. One that has logged nothing
+    counts as the worst by every rule: W&B takes 0 then, which may be better than all others.
+    """
+    own = {Impute.latest: trial.value, Impute.best: trial.best, Impute.worst: None}[rule]
+    if own is not None and math.isfinite(own):
+        return own
+    known = [each.value for each in trials if each.state in _ENDED and each.value is not None]
+    numbers = [value for value in known if math.isfinite(value)]
+    worst = max if goal is Goal.minimize else min
+    return worst(numbers, default=0.0)

@@ -1,0 +1,198 @@
+"""A YAML file as plain data that JSON can hold, with the line of each value, so that a message can name it.
+
+It is read as PyYAML reads it, which is how W&B does, with three differences: ``1e-5`` is a number, as YAML 1.2 has
+it; dates and numbers of base 60 (``1:30``) are texts, likewise; and a key that is there twice is a mistake.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.explain import one_line
+from pipeline.config.bounds import DEEPEST, LARGEST_FILE, check_yaml
+from pipeline.config.values import brief
+from pipeline.errors import ConfigError
+from pipeline.foreign import ForeignDataError, read_plain
+
+Place = tuple[str | int, ...]
+"""Keys, and positions in lists, from the top of the file."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a file holds.
+
+    Attributes:
+        data: Texts, numbers, truth values, null, lists, and tables whose keys are texts.
+        lines: Place -> number of its line, from 1.
+    """
+
+    data: Any
+    lines: Mapping[Place, int] = field(default_factory=dict)
+
+    def line(self, place: Place) -> int:
+        """Number of the line of a place, or of the nearest place around it; 0 for the file as a whole."""
+        return next((self.lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in self.lines), 0)
+
+    def where(self, place: Place) -> str:
+        """A place in words, to begin a message with: its line and its dotted name."""
+        line = f"line {self.line(place)}: " if self.line(place) else ""
+        return f"{line}{dotted(place)}: " if place else line
+
+
+def dotted(place: Place) -> str:
+    """``parameters.lr.values[2]``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return text.removeprefix(".")
+
+
+def read_yaml(path: Path) -> Document:
+    """Read a file.
+
+    Raises:
+        ConfigError: It is missing, no YAML, too large, too deep, or holds what is no plain data.
+    """
+    try:
+        text = read_plain(path, LARGEST_FILE, follow=True).decode("utf-8-sig")
+    except (OSError, ForeignDataError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: this is no UTF-8 text, and a sweep file is YAML") from error
+    try:
+        return parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_yaml(text: str) -> Document:
+    """Read a text; see `read_yaml`.
+
+    Raises:
+        ConfigError: As there, without the name of the file.
+    """
+    try:
+        check_yaml(text)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            reader = _Reader(loader)
+            return Document(None if node is None else reader.plain(node, ()), reader.lines)
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not valid YAML: {one_line(str(error))}") from error
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's, with other words for numbers; only its resolver and the flattening of ``<<`` are used."""
+
+
+_NUMBER = re.compile(
+    r"""^(?: [-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+           | [-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
+           | [-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+           | [-+]?\.(?:inf|Inf|INF) | \.(?:nan|NaN|NAN) )$""",
+    re.VERBOSE,
+)
+_WHOLE = re.compile(r"^[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+_TAG = "tag:yaml.org,2002:"
+_OTHERWISE = {f"{_TAG}{kind}" for kind in ("float", "int", "timestamp", "value")}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, words) for tag, words in known if tag not in _OTHERWISE]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(f"{_TAG}float", _NUMBER, list("-+0123456789."))
+_Loader.add_implicit_resolver(f"{_TAG}int", _WHOLE, list("-+0123456789"))
+
+
+class _Reader:
+    """Turns nodes into plain data and notes their lines."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.lines: dict[Place, int] = {}
+
+    def plain(self, node: yaml.Node, place: Place) -> Any:
+        self.lines[place] = node.start_mark.line + 1
+        if len(place) > DEEPEST:
+            raise self._error(place, f"tables and lists inside each other more than {DEEPEST} deep")
+        kind = node.tag.removeprefix(_TAG)
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            return self._table(node, place)
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            return [self.plain(item, (*place, number)) for number, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode) and kind in _SCALARS:
+            return self._scalar(node, kind, place)
+        given = node.tag.replace(_TAG, "!!")
+        raise self._error(place, f"{brief(given)} is nothing that settings are made of: write a plain value")
+
+    def _table(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
+        self._check_keys(node, place)
+        self._loader.flatten_mapping(node)
+        found = {}
+        for key, value in node.value:
+            name = self._name(key, place)
+            found[name] = value  # what stands here comes after what is merged into it
+        return {name: self.plain(value, (*place, name)) for name, value in found.items()}
+
+    def _check_keys(self, node: yaml.MappingNode, place: Place) -> None:
+        """Before what is merged (``<<``) comes in, as that may be overridden."""
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if key.tag == f"{_TAG}merge":
+                continue
+            name, line = self._name(key, place), key.start_mark.line + 1
+            if name in seen:
+                raise ConfigError(
+                    f"line {line}: {dotted((*place, name))} is there twice, first in line {seen[name]}"
+                )
+            seen[name] = line
+
+    def _name(self, key: yaml.Node, place: Place) -> str:
+        if isinstance(key, yaml.ScalarNode) and key.tag == f"{_TAG}str":
+            return str(key.value)
+        self.lines[place] = key.start_mark.line + 1
+        given = brief(key.value) if isinstance(key, yaml.ScalarNode) else "a list or table"
+        raise self._error(place, f"the key {given} is no text: write it in quotes")
+
+    def _scalar(self, node: yaml.ScalarNode, kind: str, place: Place) -> Any:
+        try:
+            value = getattr(self._loader, f"construct_yaml_{kind}")(node)
+        except ValueError as error:  # an explicit tag, as in `!!int abc`
+            raise self._error(place, f"{brief(node.value)} is no !!{kind}") from error
+        except KeyError as error:
+            raise self._error(place, f"{brief(node.value)} is no !!{kind}: true or false") from error
+        if kind == "float":
+            self._check_number(node.value, value, place)
+        return value
+
+    def _check_number(self, text: str, value: float, place: Place) -> None:
+        if math.isnan(value):
+            raise self._error(place, f"{text}: not a number, and so no setting")
+        if math.isinf(value) and "inf" not in text.lower():
+            raise self._error(
+                place, f"{brief(text)} is too large for a number: 1.8e308 is the largest; .inf is infinity"
+            )
+        if value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
+            raise self._error(place, f"{brief(text)} is too close to zero for a number, which would make it 0")
+
+    def _error(self, place: Place, said: str) -> ConfigError:
+        return ConfigError(Document(None, self.lines).where(place) + said)
+
+
+_SCALARS = ("null", "bool", "int", "float", "str")
+
+
+def walk(data: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Every value with its place, tables and lists before what they hold."""
+    yield place, data
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in inside:
+        yield from walk(value, (*place, key))
