@@ -266,6 +266,9 @@ class ExecutionConfig:
     shard_size: int = number(1000, at_least=1, at_most=1_000_000_000)
     """Prompts per generation or evaluation job."""
     barrier: Barrier = hint(Barrier.none)
+    priority: str | None = hint(None)
+    """Function of your own that gives a number for each job, as `my_module.estimate_job_priority`. Of jobs that
+    could start, those with larger ones do first, and of equal ones those on the longest remaining path."""
     store: str | None = file_or_folder(None, affects_result=False)
     """Folder of finished outputs; null means `<output_dir>/.store`."""
     heartbeat_s: float = number(5.0, at_least=0.001, at_most=LONGEST_S, affects_result=False)

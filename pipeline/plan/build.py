@@ -6,7 +6,8 @@
         |
     chain:     generate shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
 
-A pure function: it reads class attributes of the algorithms, touches no file and imports no torch.
+A pure function: it reads class attributes of the algorithms, asks a function of the user's own for priorities if
+there is one, touches no file and imports no torch.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pipeline.plan.estimates import guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job, duration_name, place_name
 from pipeline.plan.keys import determining, result_key
+from pipeline.plan.priorities import with_priorities
 from pipeline.plan.size import check_size
 from pipeline.plan.source_code import class_source, dataset_source
 from pipeline.plan.versions import shipped_versions
@@ -58,7 +60,7 @@ def build_plan(
         gpu: Name of the GPUs that it is to run on, None for CPU cores; for estimates only.
 
     Raises:
-        ConfigError: An algorithm cannot be loaded.
+        ConfigError: An algorithm cannot be loaded, or `execution.priority` cannot be used.
         PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
     check_size(config)
@@ -70,7 +72,7 @@ def build_plan(
         for number in range(chain.rounds_from, config.rounds_of_training + 1):
             for stage in planned_stages(chain.kind, config):
                 builder.add_stage(chain, number, stage)
-    plan = Plan(builder.jobs.values(), builder.edges)
+    plan = Plan(with_priorities(builder.jobs.values(), config), builder.edges)
     if config.stage is StageChoice.prepare:
         return plan.up_to([job.id for job in plan.jobs.values() if job.algo == PREPARATION])
     return plan

@@ -33,6 +33,7 @@ class Job:
         samples: How many samples the job handles; the unit of progress.
         seconds: Estimated run time, used for ordering and for the plan's estimate only.
         size_s: What it was estimated to take before anything was timed, in seconds: how much work it is.
+        priority: Of jobs that could start, those with the largest do first; see `priorities`.
         affinity: Key of the model it works with; workers that hold that model are preferred.
         devices: How many devices it needs at once.
         memory_mb: Memory that it takes of each device, in MiB, where that is said by hand; None leaves it to what
@@ -57,6 +58,7 @@ class Job:
     samples: int = 0
     seconds: float = 1.0
     size_s: float = 0.0
+    priority: float = 0.0
     affinity: str = ""
     devices: int = 1
     memory_mb: int | None = None

@@ -5,6 +5,10 @@ a job is ready and so stays within Graham's bound. Among jobs of equal urgency a
 holds, because loading a model is the one cost that a choice can save without making anything wait. A job that has
 failed on a device goes elsewhere as long as there is anywhere else, so that job and device can be told apart.
 
+Before all that come priorities of the user's own, which are given once, before anything starts. No job starves by
+them: a plan is finite, each job is tried a bounded number of times, and so each has its turn when those before it
+have had theirs.
+
 Where a device has several workers, or devices differ in size, a job starts only on a device whose memory holds it
 beside the jobs that run there (`placement`). Empty devices go first; among devices of different sizes the smallest
 that does, if a job is ready that needs a larger one.
@@ -26,7 +30,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pipeline.engine.scheduler.placement import Room, Seat
-from pipeline.engine.scheduler.ready import Bucket, Buckets
+from pipeline.engine.scheduler.ready import Bucket, Buckets, Urgency
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.scheduler.worker_state import WorkerState
 from pipeline.plan.job import Job
@@ -100,27 +104,29 @@ class _Draft:
         self._delaying_s: dict[object, float] = {}
         """Needs of a job -> how long one takes that delays it wherever it runs; 0 if there is no room at all."""
         self._holders: Counter[str] = Counter()
+        self._retries: list[str] = []
 
     def fill(self) -> None:
         """Decide about idle workers until none is left, or nothing more may start."""
         reserved = self.state.reserved
         if reserved and self._could_ever(reserved) and not self._seat(reserved):
             self._promise(reserved)
-        for job_id in self._retries():
-            if job_id != self.state.reserved:
-                self._consider(job_id)
+        self._retries = self._in_turn()
         if self.room.is_plain:
             self._fill_plainly()
         else:
             self._fill_by_kind()
+        if self.room.idle:
+            self._try_again(-math.inf)
 
     def _fill_plainly(self) -> None:
         """One worker on each device, and each will do for every job."""
-        if not self.room.idle:
-            return
         self._holders.update(affinity for worker in self.state.workers for affinity in worker.holds)
         looked_at = 0
-        for devices, bucket in self.state.ready.buckets():
+        for (priority, _), devices, bucket in self.state.ready.buckets():
+            self._try_again(priority)
+            if not self.room.idle:
+                return
             if devices == 1 and not self._promised:
                 for action in _assign(bucket, self.room.idle, self._holders):
                     self._start(action)
@@ -131,8 +137,6 @@ class _Draft:
                     looked_at += bool(self._promised)
                     if not self.room.idle or looked_at >= BACKFILL_DEPTH:
                         return
-            if not self.room.idle:
-                return
 
     def _fill_by_kind(self) -> None:
         """By urgency over all kinds of job; where there is no room for one, the others of its kind are skipped."""
@@ -140,26 +144,36 @@ class _Draft:
         heads = [(next(jobs), number) for number, jobs in enumerate(kinds)]
         heapq.heapify(heads)
         looked_at = 0
-        while heads and self.room.idle and looked_at < BACKFILL_DEPTH:
+        while heads and looked_at < BACKFILL_DEPTH:
+            self._try_again(-heads[0][0][0][0])
+            if not self.room.idle:
+                return
             (*_, job_id), number = heapq.heappop(heads)
             answer = _Answer.delays if job_id == self.state.reserved else self._consider(job_id)
             looked_at += answer is _Answer.delays
             if answer is not _Answer.waits and (following := next(kinds[number], None)):
                 heapq.heappush(heads, (following, number))
 
-    def _in_order(self, alike: Buckets) -> Iterator[tuple[float, int, str]]:
+    def _in_order(self, alike: Buckets) -> Iterator[tuple[Urgency, int, str]]:
         """Jobs of one kind with their order: of equally urgent ones those first whose models idle workers hold."""
         held = {affinity for worker in self.room.idle.values() for affinity in worker.holds}
         count = 0
-        for urgency, bucket in alike.by_urgency():
+        for urgency, _, bucket in alike.buckets():
             for affinity in sorted(bucket, key=lambda name: name not in held):
                 for job_id in bucket[affinity]:
                     count += 1
-                    yield -urgency, count, job_id
+                    yield _reversed(urgency), count, job_id
 
-    def _retries(self) -> list[str]:
-        urgency = self.state.plan.path_s
-        return sorted(self.state.retries, key=lambda job_id: (-urgency[job_id], job_id))
+    def _in_turn(self) -> list[str]:
+        """Jobs that are tried again, the most urgent last."""
+        urgency = self.state.ready.urgency
+        waiting = [job_id for job_id in self.state.retries if job_id != self.state.reserved]
+        return sorted(waiting, key=lambda job_id: (_reversed(urgency[job_id]), job_id), reverse=True)
+
+    def _try_again(self, priority: float) -> None:
+        """Those of them that have a priority, or a larger one, come before jobs that have it and are new."""
+        while self._retries and self._job(self._retries[-1]).priority >= priority:
+            self._consider(self._retries.pop())
 
     def _consider(self, job_id: str) -> _Answer:
         """Start a job if it may; promise it a place if it is the first that must wait for one."""
@@ -222,6 +236,12 @@ class _Draft:
 
     def _job(self, job_id: str) -> Job:
         return self.state.plan.jobs[job_id]
+
+
+def _reversed(urgency: Urgency) -> Urgency:
+    """What sorts the most urgent first."""
+    priority, path_s = urgency
+    return -priority, -path_s
 
 
 def _assign(bucket: Bucket, idle: Mapping[int, WorkerState], holders: Counter[str]) -> list[Start]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 
+from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 
+Urgency = tuple[float, float]
+"""What decides whose turn it is: the priority, and of equal ones the seconds of the longest remaining path."""
 Bucket = Mapping[str, Mapping[str, None]]
 """Jobs of equal urgency and width: affinity -> job ids, in the order in which they became ready."""
 Kind = tuple[int, int | None, str]
@@ -16,10 +19,10 @@ Kind = tuple[int, int | None, str]
 class Buckets:
     """Jobs in buckets, the most urgent first, then the widest."""
 
-    def __init__(self, urgency: Mapping[str, float]) -> None:
+    def __init__(self, urgency: Mapping[str, Urgency]) -> None:
         self._urgency = urgency
-        self._order: list[tuple[float, int]] = []
-        self._buckets: dict[tuple[float, int], dict[str, dict[str, None]]] = {}
+        self._order: list[tuple[Urgency, int]] = []
+        self._buckets: dict[tuple[Urgency, int], dict[str, dict[str, None]]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -46,17 +49,12 @@ class Buckets:
             del self._order[bisect_left(self._order, place)]
         self._count -= 1
 
-    def buckets(self) -> Iterator[tuple[int, Bucket]]:
-        """All buckets with the devices that each of their jobs needs."""
+    def buckets(self) -> Iterator[tuple[Urgency, int, Bucket]]:
+        """All buckets with the urgency of their jobs, and the devices that each of these needs."""
         for place in reversed(self._order):
-            yield place[1], self._buckets[place]
+            yield *place, self._buckets[place]
 
-    def by_urgency(self) -> Iterator[tuple[float, Bucket]]:
-        """All buckets with the urgency of their jobs."""
-        for place in reversed(self._order):
-            yield place[0], self._buckets[place]
-
-    def _place(self, job: Job) -> tuple[float, int]:
+    def _place(self, job: Job) -> tuple[Urgency, int]:
         return self._urgency[job.id], job.devices
 
 
@@ -64,23 +62,23 @@ class ReadyQueue(Buckets):
     """Buckets of jobs that are equally urgent and need equally many devices: the most urgent, then the widest.
 
     Attributes:
+        urgency: Of every job of the plan.
         alike: The same jobs again, those apart that may not run in the same places.
     """
 
-    def __init__(self, path_s: Mapping[str, float]) -> None:
-        """Make an empty queue.
-
-        Args:
-            path_s: Seconds of the longest path from each job to the end of the plan: its urgency.
-        """
+    def __init__(self, plan: Plan) -> None:
+        """Make an empty queue for the jobs of a plan."""
         # Sums of floats in another order differ in the last bits; that must not tell equal jobs apart.
-        super().__init__({job_id: round(seconds, 6) for job_id, seconds in path_s.items()})
+        self.urgency = {
+            job_id: (plan.jobs[job_id].priority, round(seconds, 6)) for job_id, seconds in plan.path_s.items()
+        }
+        super().__init__(self.urgency)
         self.alike: dict[Kind, Buckets] = {}
 
     def push(self, job: Job) -> None:
         """Add a job."""
         super().push(job)
-        self.alike.setdefault(kind_of(job), Buckets(self._urgency)).push(job)
+        self.alike.setdefault(kind_of(job), Buckets(self.urgency)).push(job)
 
     def remove(self, job: Job) -> None:
         """Take a job out."""

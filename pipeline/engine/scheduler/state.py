@@ -63,7 +63,7 @@ class RunState:
         self.plan = plan
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
         self.workers = [WorkerState(index) for index in range(num_workers)]
-        self.ready = ReadyQueue(plan.path_s)
+        self.ready = ReadyQueue(plan)
         self.retries: dict[str, None] = {}
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
         self.reserved = ""

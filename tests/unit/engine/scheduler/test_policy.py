@@ -5,8 +5,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.config.schema import Barrier
+from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.makespan import account
 from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
@@ -153,6 +156,71 @@ def test_twenty_thousand_jobs_are_no_burden(seconds: object) -> None:
     simulate(plan, 8)
     # About 0.3 s; a policy that looked at every ready job each time would take many minutes.
     assert time.process_time() - start < 20
+
+
+# -- priorities of the user's own ---------------------------------------------------------
+
+
+def test_a_priority_comes_before_the_longest_path() -> None:
+    jobs = [replace(job(name, seconds), priority=first) for name, seconds, first in (("a", 9, 0), ("b", 1, 2))]
+    assert next_actions(ready_state(Plan([*jobs, replace(job("c", 2), priority=2)], []), 3)) == [
+        *(Start("c", 0), Start("b", 1), Start("a", 2))
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 2], ids=["memory is not looked at", "it is"])
+def test_a_job_that_is_tried_again_is_the_first_of_its_priority(slots: int) -> None:
+    first = {"again": 1, "later": 0, "equal": 1, "more": 2}
+    jobs = [replace(job(name), priority=value, memory_mb=60) for name, value in first.items()]
+    one_at_a_time = Layout(places=(Place(label="GPU 0", free_mb=100, usable_mb=100),), slots=slots)
+    state = ready_state(Plan(jobs, []), slots, layout=one_at_a_time)
+    state.start("again", 0)
+    state.raised(0)
+    state.blame.failed("again", 0, FailureKind.lost)
+    state.retry("again")
+    started = []
+    while begun := [action for action in next_actions(state) if isinstance(action, Start)]:
+        started += [action.job_id for action in begun]
+        for action in begun:
+            state.start(action.job_id, action.worker)
+            state.finished(action.worker)
+    assert started == ["more", "again", "equal", "later"]
+
+
+@pytest.mark.properties
+@given(st.integers(0, 10**9), st.integers(1, 4), st.lists(st.floats(-1e308, 1e308), min_size=1, max_size=6))
+def test_whatever_the_priorities_jobs_have_their_turn_in_their_order(
+    seed: int, workers: int, values: list[float]
+) -> None:
+    rng = random.Random(seed)
+    bare = random_plan(seed, 20)
+    plan = Plan([replace(one, priority=rng.choice(values)) for one in bare.jobs.values()], bare.graph.edges)
+    attempts = {one.job_id: one for one in simulate(plan, workers)}
+    assert set(attempts) == set(plan.jobs)
+    for name, one in plan.jobs.items():
+        ready_s = max((attempts[up].ended_s for up in plan.inputs(name)), default=-1.0)
+        between = [other for other, at in attempts.items() if ready_s < at.sent_s < attempts[name].sent_s]
+        assert all(plan.jobs[other].priority >= one.priority for other in between)
+
+
+@pytest.mark.properties
+@given(st.integers(0, 10**9), st.sampled_from([2, 4, 8]), st.lists(st.integers(-3, 3), min_size=1, max_size=6))
+def test_whatever_the_priorities_promises_are_kept_and_no_gang_starves(
+    seed: int, workers: int, values: list[int]
+) -> None:
+    rng = random.Random(seed)
+    bare = gang_plan(seed, workers, 30)
+    plan = Plan([replace(one, priority=rng.choice(values)) for one in bare.jobs.values()], bare.graph.edges)
+    promised: dict[str, float] = {}
+
+    def watch(state: RunState, now_s: float) -> None:
+        if state.reserved and state.reserved not in promised:
+            ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
+            promised[state.reserved] = max(ends)
+
+    attempts = {one.job_id: one for one in simulate(plan, workers, watch=watch)}
+    assert set(attempts) == set(plan.jobs)
+    assert all(attempts[name].sent_s <= at + 1e-6 for name, at in promised.items())
 
 
 # -- jobs of several devices ------------------------------------------------------------

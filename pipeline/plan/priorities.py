@@ -1,0 +1,58 @@
+"""An order of the user's own: a function that gives the priority of a job, asked once for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+from pipeline.config.place import defined_at
+from pipeline.config.schema import Config
+from pipeline.config.user_code import ask, import_object
+from pipeline.config.values import brief
+from pipeline.errors import ConfigError
+from pipeline.plan.job import Job
+
+
+def with_priorities(jobs: Iterable[Job], config: Config) -> list[Job]:
+    """Jobs with the priorities that ``execution.priority`` gives them; as they are where it names no function.
+
+    Args:
+        jobs: Those of a plan.
+        config: The request.
+
+    Raises:
+        ConfigError: There is no such function, or it fails, or gives what is no finite number.
+    """
+    path = config.execution.priority
+    if path is None:
+        return list(jobs)
+    owner = f"execution.priority={path}"
+    function = import_object(path)
+    if not callable(function):
+        raise ConfigError(f"{owner}: this is {brief(function)}, and must be a function of a job and the settings")
+    given = deepcopy(config)  # what the function may change is its own
+    return [replace(job, priority=_priority(owner, function, job, given)) for job in jobs]
+
+
+def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config) -> float:
+    shown = replace(job, payload={}, inputs={}, determined_by={})  # as it could change the job by these
+    value = ask(f"{owner}, called with the job {job.id} and the settings,", lambda: function(shown, config))
+    number = ask(f"{owner}: what it gave for the job {job.id}", lambda: _finite(value))
+    if number is None:
+        raise ConfigError(
+            f"{owner} gave {brief(value)} for the job {job.id}, but must give a finite number: jobs with larger "
+            f"ones start earlier{defined_at(function)}"
+        )
+    return number
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

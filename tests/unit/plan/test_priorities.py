@@ -1,0 +1,69 @@
+"""An order of the user's own: what a function may give, and what it cannot change."""
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.plan.build import build_plan
+from pipeline.plan.graph import Plan
+from tests.doubles import priorities
+from tests.doubles.composing import quick_config
+
+HERE = "tests.doubles.priorities"
+
+
+def plan_of(function: str | None) -> Plan:
+    asked = "null" if function is None else function if "." in function else f"{HERE}.{function}"
+    config = quick_config(["experiment.name=t", "algos=[PITA,DPO]", "rounds_of_training=2"])
+    config.execution.priority = None if asked == "null" else asked
+    return build_plan(config)
+
+
+def test_each_job_has_the_number_that_the_function_gives_and_is_asked_for_once() -> None:
+    priorities.CALLS.clear()
+    plan = plan_of("estimate_job_priority")
+    assert {job.priority for job in plan.jobs.values()} == {0, 100, 200}
+    assert all(job.priority == job.round * 100 for job in plan.jobs.values())
+    assert [job.id for job, _ in priorities.CALLS] == list(plan.jobs)
+    assert priorities.CALLS[0][1].rounds_of_training == 2
+
+
+@pytest.mark.parametrize("name", ["is_pita", "by_the_clock", "of_numpy", "as_a_fraction"])
+def test_every_kind_of_number_will_do(name: str) -> None:
+    assert all(isinstance(job.priority, float) for job in plan_of(name).jobs.values())
+
+
+@pytest.mark.parametrize("name", ["estimate_job_priority", "by_the_clock", "meddles"])
+def test_what_comes_out_does_not_depend_on_it(name: str) -> None:
+    bare, ordered = plan_of(None), plan_of(name)
+    assert {job.priority for job in bare.jobs.values()} == {0}
+    for job in bare.jobs.values():
+        other = ordered.jobs[job.id]
+        assert (other.key, other.payload, other.inputs) == (job.key, job.payload, job.inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "gave None for the job addition/"),
+        ("text", "gave 'high' for the job"),
+        ("not_a_number", "gave nan"),
+        ("infinite", "gave -inf"),
+        ("huge", "a huge number"),
+        ("array", "gave [0. 0. 0.]"),
+        ("raises", "ZeroDivisionError: division by zero (/"),
+        ("leaves", "SystemExit"),
+        ("takes_one", "takes 1 positional argument but 2 were given"),
+        ("unshowable", "not today"),
+        ("A_NUMBER", "this is 3, and must be a function"),
+        ("estimate_job_priorty", "Did you mean 'estimate_job_priority'"),
+        ("tests.doubles.no_such.thing", "there is no module"),
+        ("tests.doubles.raises_at_import.thing", "cannot import"),
+        ("no dots", "no dotted path"),
+    ],
+)
+def test_what_gives_no_number_is_refused_in_one_message(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_of(name)
+    assert said in str(refused.value)
+    assert name in str(refused.value)
+    assert "\n" not in str(refused.value)
