@@ -11,14 +11,13 @@ import sys
 from functools import partial
 from typing import Any
 
+from pipeline.engine.launch.supervise import SIGNALLED
 from pipeline.machine import descendants
 from pipeline.machine.begin import begin
 from pipeline.terminal import streams
 
 NETWORK = 74
 """Exit code where the machines did not find each other (EX_IOERR of sysexits.h)."""
-SIGNALLED = 128
-"""What a shell adds to the number of a signal."""
 
 
 def main() -> int:

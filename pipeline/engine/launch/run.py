@@ -1,23 +1,16 @@
-"""Carry out a launch: take the devices, start the agent in a clean environment, pass signals on, clear up.
+"""Carry out a launch: take the devices, start the agent in a clean environment, clear up.
 
-    this process (leases, no torch)  ->  agent (torchrun)  ->  ranks  ->  whatever they start
-
-Each rank is in a session of its own, so Ctrl-C in a terminal reaches this process alone, which passes it on. What
-is orphaned becomes a child of this process (it is their "subreaper"), which ends when nothing is left.
+this process (leases, no torch)  ->  agent (torchrun)  ->  ranks  ->  whatever they start
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from pipeline import arithmetic
 from pipeline.config.schema import DeviceChoice
@@ -28,7 +21,6 @@ from pipeline.engine.devices.mask import VISIBLE
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, read_levels, wait_until_all_free
 from pipeline.engine.devices.resolve import DeviceRequest, Inventory, candidates
 from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
-from pipeline.engine.launch.agent import SIGNALLED
 from pipeline.engine.launch.request import (
     LOOPBACK,
     LaunchRequest,
@@ -37,17 +29,12 @@ from pipeline.engine.launch.request import (
     find_meeting,
     find_program,
 )
+from pipeline.engine.launch.supervise import supervise
 from pipeline.errors import ConfigError, DeviceError
-from pipeline.machine import children, descendants
+from pipeline.machine import children
 from pipeline.terminal.console import make_console, say
 
 _NAMES = ("--num-gpus", "--gpus")
-_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)
-"""What Slurm may be asked to send before the end of an allocation; for the program to make of it what it likes."""
-_MARGIN_S = 5.0
-"""What the agent needs on top of the grace that it gives the ranks."""
-
 Say = Callable[[str], None]
 
 
@@ -74,7 +61,7 @@ def launch(request: LaunchRequest, say: Say) -> int:
             meeting = replace(meeting, port=server.getsockname()[1])
         elif meeting.port is not None and meeting.node_rank == 0:
             held.enter_context(hold_port(meeting.port))
-        lease = held.enter_context(take_devices(request, Path(program.name).name, os.environ, say))
+        lease = held.enter_context(take_devices(request, f"launch {Path(program.name).name}", os.environ, say))
         say(describe(lease.devices, meeting))
         arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
         environment = rank_environment(
@@ -82,14 +69,21 @@ def launch(request: LaunchRequest, say: Say) -> int:
         )
         levels = read_levels(lease.devices)
         arguments = [*arguments, program.name, *program.arguments]
-        code = _run_agent(arguments, environment, request.grace_s, server)
-        for words in wait_until_all_free(lease.devices, levels, FREE_TIMEOUT_S):
-            say(words)
+        words, environment = ranks_command(arguments, environment, request.grace_s, server)
+        code = supervise(words, environment, request.grace_s, server=server)
+        for held_memory in wait_until_all_free(lease.devices, levels, FREE_TIMEOUT_S):
+            say(held_memory)
         return code
 
 
-def take_devices(request: LaunchRequest, name: str, environ: Mapping[str, str], say: Say) -> LeaseSet:
+def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str], say: Say) -> LeaseSet:
     """Lease the devices of a request; that of LOCAL_RANK 0 first.
+
+    Args:
+        request: What was asked for.
+        holder: Who takes them, for the messages of others.
+        environ: Where CUDA_VISIBLE_DEVICES is looked up.
+        say: Told about waiting.
 
     Raises:
         DeviceError: There are none such, or others hold them.
@@ -117,7 +111,7 @@ def take_devices(request: LaunchRequest, name: str, environ: Mapping[str, str], 
         found.devices,
         request.wait,
         count=found.count,
-        experiment=f"launch {name}",
+        experiment=holder,
         on_wait=say,
         how_to_wait="--wait",
     )
@@ -221,89 +215,22 @@ def listener(port: int) -> str:
     return ""
 
 
-def _run_agent(
+def ranks_command(
     arguments: Sequence[str], environment: Mapping[str, str], grace_s: int, server: socket.socket | None
-) -> int:
-    descendants.adopt_orphans()
-    fds = [server.fileno()] if server else []
-    words, env = children.command("pipeline.engine.launch.agent", environment, grace_s=grace_s, listeners=fds)
-    with _Signals(grace_s) as signals:
-        agent = subprocess.Popen([*words, *arguments], env=env, start_new_session=True, pass_fds=fds)
-        if server:
-            server.close()  # so that the port is closed when the agent ends
-        signals.to(agent)
-        try:
-            while (code := _wait(agent)) is None:
-                if signals.overdue():
-                    agent.kill()
-        finally:
-            descendants.end_own(_MARGIN_S)
-        if signals.received:
-            return SIGNALLED + signals.received
-    return code if code >= 0 else SIGNALLED - code
+) -> tuple[list[str], dict[str, str]]:
+    """What starts ranks and watches them: a command line, and an environment.
 
-
-def _wait(agent: subprocess.Popen[bytes]) -> int | None:
-    with suppress(subprocess.TimeoutExpired):
-        return agent.wait(0.5)
-    return None
-
-
-class _Signals:
-    """While entered, passes signals on to an agent, and remembers the first request to stop.
-
-    Attributes:
-        received: Its number; 0 for none.
+    Args:
+        arguments: Of torchrun.
+        environment: That of every rank.
+        grace_s: Seconds that ranks have to end.
+        server: Where those of this machine alone meet.
     """
-
-    def __init__(self, grace_s: int) -> None:
-        self.received = 0
-        self._grace_s = grace_s
-        self._end = float("inf")
-        self._agent: subprocess.Popen[bytes] | None = None
-        self._previous: dict[int, object] = {}
-
-    def __enter__(self) -> _Signals:
-        for number in (*_STOP, *_PASS_ON):
-            # `nohup` ignores SIGHUP, and means it.
-            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)  # type: ignore[arg-type]
-
-    def to(self, agent: subprocess.Popen[bytes]) -> None:
-        """Whom to pass them on to; one that came before is passed on now."""
-        self._agent = agent
-        if self.received:
-            agent.send_signal(self.received)
-
-    def overdue(self) -> bool:
-        """Whether the time to stop is over."""
-        return time.monotonic() >= self._end
-
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if number in _PASS_ON:
-            self._to_ranks(number)
-            return
-        if self.received:  # a second one: at once; of a closed terminal both its shell and the kernel tell
-            if number != signal.SIGHUP:
-                self._end = 0
-            return
-        self.received = number
-        self._end = time.monotonic() + self._grace_s + _MARGIN_S
-        if self._agent is not None:
-            self._agent.send_signal(number)
-
-    def _to_ranks(self, number: int) -> None:
-        import psutil
-
-        if self._agent is not None:
-            with suppress(psutil.Error):
-                for rank in psutil.Process(self._agent.pid).children():
-                    rank.send_signal(number)
+    fds = [server.fileno()] if server else []
+    words, environment = children.command(
+        "pipeline.engine.launch.agent", environment, grace_s=grace_s, listeners=fds
+    )
+    return [*words, *arguments], environment
 
 
 def say_to_stderr(text: str) -> None:

@@ -39,7 +39,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def take(heard: list[str], environ: dict[str, str] | None = None, **fields: Any) -> LeaseSet:
-    return take_devices(LaunchRequest(program=["x"], **fields), "x.py", environ or {}, heard.append)
+    return take_devices(LaunchRequest(program=["x"], **fields), "launch x.py", environ or {}, heard.append)
 
 
 def test_local_rank_i_is_on_the_ith_of_the_list(heard: list[str]) -> None:
@@ -153,14 +153,14 @@ def test_memory_that_ranks_leave_behind_is_told(
     fake_nvml.use(monkeypatch, tmp_path, {**fake_nvml.MACHINES["eight"], "taken": str(taken)})
     uuid = find_gpus()[3].uuid
 
-    def die_with_memory(*_: object) -> int:
+    def die_with_memory(*_: object, **__: object) -> int:
         code = (
             "from pathlib import Path; from tests.doubles import fake_nvml; "
             f"fake_nvml.take(Path({str(taken)!r}), {uuid!r}, 9)"
         )
         return subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT).returncode
 
-    monkeypatch.setattr(run, "_run_agent", die_with_memory)
+    monkeypatch.setattr(run, "supervise", die_with_memory)
     monkeypatch.setattr(run, "FREE_TIMEOUT_S", 0.0)
     assert run.launch(LaunchRequest(program=[str(tmp_path / "train.py")], gpus=[2, 3]), heard.append) == 0
     assert len(heard) == 2
