@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.launch import parse_ids
 from pipeline.commands.typed import Every, answering, examples, refuse_both
+from pipeline.config.schema import DeviceChoice
 from pipeline.terminal.console import make_console
 
 app = typer.Typer(no_args_is_help=True, help="Search settings with many trials, and look at them.")
@@ -42,3 +44,85 @@ def status(
             sweep_look.watch_status(output_dir, name, make_console(), every)
         else:
             sweep_look.status(output_dir, name, make_console(), as_json=as_json)
+
+
+Agents = Annotated[int | None, typer.Option(help="The most trials at the same time; as many as have devices.")]
+Each = Annotated[
+    int | None, typer.Option("--gpus-per-agent", help="GPUs of each trial, where the file has no num_gpus.")
+]
+GpuList = Annotated[str | None, typer.Option(help="These GPUs, as 0,1,2,3; ids as in `pipeline gpus`.")]
+DeviceKind = Annotated[DeviceChoice, typer.Option(help="cpu: trials run without GPUs.")]
+Grace = Annotated[int, typer.Option(min=1, help="Seconds that a trial has to end before it is killed.")]
+
+
+@app.command(
+    "run",
+    help="Begin a sweep, or go on with it: sweep run FILE [KEY=VALUE ...].",
+    epilog=examples(
+        "pipeline sweep run lr.yaml --agents 4 --gpus-per-agent 2",
+        "pipeline sweep run lr.yaml --gpu-list 0,1,2,3 --count 20",
+        "pipeline sweep run lr.yaml --device cpu --agents 2 epochs=3",
+    ),
+)
+def run_(
+    file: Annotated[Path, typer.Argument(help="The sweep file, as W&B has it.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings of every trial: KEY=VALUE ...")] = None,
+    name: Annotated[str, typer.Option(help="Of the sweep; that in the file, or the file's, if left out.")] = "",
+    agents: Agents = None,
+    each: Each = None,
+    gpu_list: GpuList = None,
+    device: DeviceKind = DeviceChoice.auto,
+    count: Annotated[int | None, typer.Option(min=1, help="The most trials of the sweep.")] = None,
+    grace: Grace = 30,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Run a sweep."""
+    from pipeline.commands import sweep_run
+
+    with answering():
+        code = sweep_run.run(
+            file,
+            overrides or [],
+            output_dir,
+            make_console(),
+            name=name,
+            device=device,
+            agents=agents,
+            each=each,
+            ids=None if gpu_list is None else parse_ids(gpu_list),
+            count=count,
+            grace_s=grace,
+        )
+        raise typer.Exit(code)
+
+
+@app.command(
+    help="Work on a sweep that was begun, beside those who do already: on other GPUs, or another machine.",
+    epilog=examples("pipeline sweep agent lr", "pipeline sweep agent lr --gpu-list 4,5,6,7 --count 10"),
+)
+def agent(
+    name: Annotated[str, typer.Argument(help="The sweep.")],
+    agents: Agents = None,
+    each: Each = None,
+    gpu_list: GpuList = None,
+    device: DeviceKind = DeviceChoice.auto,
+    count: Annotated[int | None, typer.Option(min=1, help="The most trials that this agent begins.")] = None,
+    grace: Grace = 30,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Join a sweep."""
+    from pipeline.commands import sweep_run
+
+    with answering():
+        code = sweep_run.agent(
+            name,
+            output_dir,
+            make_console(),
+            device=device,
+            agents=agents,
+            each=each,
+            ids=None if gpu_list is None else parse_ids(gpu_list),
+            count=count,
+            grace_s=grace,
+        )
+        raise typer.Exit(code)

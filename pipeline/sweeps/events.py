@@ -12,7 +12,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from msgspec import Meta
 
 from pipeline.engine.events import read_event
-from pipeline.foreign import converted
+from pipeline.foreign import converted, parse_json
 from pipeline.sweeps.spec import Goal, Method
 from pipeline.sweeps.trials import TrialState
 
@@ -30,6 +30,8 @@ class _SweepStarted(TypedDict):
     goal: NotRequired[Goal | None]
     pid: NotRequired[_Pid | None]
     host: NotRequired[str]
+    folder: NotRequired[str]
+    overrides: NotRequired[list[str]]
 
 
 class _AgentJoined(TypedDict):
@@ -47,6 +49,7 @@ class _TrialCreated(TypedDict):
     trial: _Number
     parameters: dict[str, Any]
     num_gpus: NotRequired[Annotated[int, Meta(ge=0, le=10**6)]]
+    exact: NotRequired[str]
 
 
 class _TrialStarted(TypedDict):
@@ -64,6 +67,7 @@ class _TrialEnded(TypedDict):
     time: _Time
     value: NotRequired[float | None]
     values: NotRequired[dict[str, float | None]]
+    best: NotRequired[float | None]
     exit_code: NotRequired[int | None]
     reason: NotRequired[str]
 
@@ -102,4 +106,7 @@ def read_sweep_event(line: bytes) -> dict[str, Any]:
     event = read_event(line)
     if (kind := _KINDS.get(event["event"])) is not None:
         converted(event, kind)
+    if "exact" in event:
+        # Parameters may be infinite, which JSON has no number for.
+        event["parameters"] = converted(parse_json(event.pop("exact"), infinite=True), dict[str, Any])
     return event

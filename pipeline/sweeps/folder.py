@@ -17,10 +17,9 @@ class TrialFolder:
         """The settings, nested as in the file."""
         return self.path / "parameters.json"
 
-    @property
-    def metrics(self) -> Path:
+    def metrics(self, attempt: int) -> Path:
         """What the program logs, a line each time: ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}``."""
-        return self.path / "metrics.jsonl"
+        return self.path / ("metrics.jsonl" if attempt == 1 else f"metrics.{attempt}.jsonl")
 
     def log(self, attempt: int) -> Path:
         """What an attempt printed."""

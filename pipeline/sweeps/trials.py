@@ -1,14 +1,17 @@
 """Trials of a sweep, as its journal tells them: a pure fold of events, the same for whoever runs or looks.
 
-    SweepStarted(name, method, metric, goal, pid, host)
+    SweepStarted(name, method, metric, goal, pid, host, folder, overrides)
+    Prepared()
     AgentJoined(agent, host, pid, devices)   AgentLeft(agent)
-    TrialCreated(trial, parameters, num_gpus)
-    TrialStarted(trial, attempt, agent, devices, pid)
-    TrialEnded(trial, attempt, state, value, exit_code, reason)
+    TrialCreated(trial, parameters, num_gpus, exact)
+    TrialStarted(trial, attempt, agent, devices)
+    TrialEnded(trial, attempt, state, value, best, values, exit_code, reason)
     SweepPaused()  SweepResumed()  SweepStopped(reason)  SweepCancelled()  SweepFinished(reason)
     WinnerTested(trial, results)
 
-Each has ``event`` and ``time`` besides, as in the journal of a run.
+Each has ``event`` and ``time`` besides, as in the journal of a run. `SweepStarted` stands at the beginning, and
+again each time that somebody begins a sweep on which no agent works; it and `SweepResumed` give what has failed or
+was cancelled another chance.
 """
 
 from __future__ import annotations
@@ -52,6 +55,9 @@ class Trial:
         ended: Likewise.
         exit_code: Of the last attempt.
         reason: Why it failed or was stopped.
+        values: What it logged last of every metric.
+        failures: Attempts that have failed since the sweep was last begun or resumed.
+        losses: Agents that have died with it since then.
     """
 
     number: int
@@ -67,6 +73,9 @@ class Trial:
     ended: float | None = None
     exit_code: int | None = None
     reason: str = ""
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    failures: int = 0
+    losses: int = 0
 
 
 @dataclass(kw_only=True)
@@ -84,6 +93,11 @@ class SweepView:
         halted: ``paused``, ``stopped``, ``cancelled``, ``finished``, or "" while trials are begun.
         reason: Why.
         tested: Results of the best trial on held-out data, metric -> value.
+        failing: Trials that have failed since one ended well, each once.
+        joined: How many agents there were so far.
+        prepared: Whether what comes before the first trial has been done.
+        folder: In which the sweep was begun, and programs start.
+        overrides: Settings of the command line that are fixed for every trial.
     """
 
     method: str = ""
@@ -96,6 +110,11 @@ class SweepView:
     halted: str = ""
     reason: str = ""
     tested: Mapping[str, Any] = field(default_factory=dict)
+    failing: list[int] = field(default_factory=list)
+    joined: int = 0
+    prepared: bool = False
+    folder: str = ""
+    overrides: tuple[str, ...] = ()
 
     def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take events in their order; those of a later version or of unknown trials are passed over."""
@@ -114,7 +133,19 @@ class SweepView:
         self.method, self.metric = event["method"], event.get("metric") or ""
         self.goal = Goal(event.get("goal") or Goal.minimize)
         self.started = event["time"] if self.started is None else self.started
+        self.folder, self.overrides = event.get("folder", ""), tuple(event.get("overrides", ()))
+        self._go_on(event)
+
+    def _go_on(self, event: Mapping[str, Any]) -> None:
         self._halt(event)
+        self.failing.clear()
+        for trial in self.trials.values():
+            trial.failures = trial.losses = 0
+            if trial.state in (TrialState.failed, TrialState.cancelled):
+                trial.state = TrialState.waiting
+
+    def _prepared(self, _event: Mapping[str, Any]) -> None:
+        self.prepared = True
 
     def _created(self, event: Mapping[str, Any]) -> None:
         number = event["trial"]
@@ -132,10 +163,21 @@ class SweepView:
         trial = self.trials[event["trial"]]
         trial.state, trial.ended = TrialState(event["state"]), event["time"]
         trial.value, trial.exit_code = event.get("value"), event.get("exit_code")
-        trial.reason = event.get("reason", "")
+        trial.best, trial.reason = event.get("best"), event.get("reason", "")
+        trial.values = event.get("values", {})
+        self._count(trial)
+
+    def _count(self, trial: Trial) -> None:
+        trial.failures += trial.state is TrialState.failed
+        trial.losses += trial.state is TrialState.lost
+        if trial.state is TrialState.failed and trial.number not in self.failing:
+            self.failing.append(trial.number)
+        if trial.state in (TrialState.done, TrialState.stopped):
+            self.failing.clear()
 
     def _joined(self, event: Mapping[str, Any]) -> None:
         self.agents[event["agent"]] = tuple(event.get("devices", ()))
+        self.joined += 1
 
     def _left(self, event: Mapping[str, Any]) -> None:
         self.agents.pop(event["agent"], None)
@@ -164,6 +206,8 @@ _TAKES: Mapping[str, Callable[[SweepView, Mapping[str, Any]], None]] = {
     "WinnerTested": SweepView._tested,
     **dict.fromkeys(_HALTS, SweepView._halt),
     "SweepStarted": SweepView._begun,
+    "SweepResumed": SweepView._go_on,
+    "Prepared": SweepView._prepared,
 }
 _OF_TRIALS = {"TrialStarted", "TrialEnded"}
 

@@ -62,7 +62,7 @@ class SweepOnPaper:
 
     def log(self, number: int, steps: Iterable[Mapping[str, Any]]) -> None:
         """Metrics of a trial."""
-        path = self.folder.trial(number).metrics
+        path = self.folder.trial(number).metrics(1)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             for step, values in enumerate(steps, 1):

@@ -1,0 +1,103 @@
+"""Running sweeps: ``sweep run``, ``agent``, ``stop``, ``cancel``, ``pause`` and ``resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.commands.run_messages import INTERRUPTED
+from pipeline.config.schema import DeviceChoice
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.errors import StoreError
+from pipeline.sweeps.agent import Agent, Bounds, Told
+from pipeline.sweeps.beginning import begin_sweep
+from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.folder import SweepFolder
+from pipeline.sweeps.pool import Pool, choose_pool
+from pipeline.sweeps.recorded import RecordedSweep, choose_sweep
+from pipeline.sweeps.spec import Sweep
+from pipeline.sweeps.trials import TrialState, best_trial
+from pipeline.terminal.console import say
+
+FAILED = 1
+
+
+def run(
+    file: Path,
+    overrides: Sequence[str],
+    output_dir: Path,
+    console: Console,
+    *,
+    name: str = "",
+    device: DeviceChoice = DeviceChoice.auto,
+    agents: int | None = None,
+    each: int | None = None,
+    ids: Sequence[int] | None = None,
+    count: int | None = None,
+    grace_s: int = 30,
+) -> int:
+    """Begin a sweep, or go on with it, and work on it until nothing is left; the exit code.
+
+    Raises:
+        PipelineError: The request is wrong. Nothing was started.
+    """
+    sweep = read_sweep(file, name=name, overrides=overrides)
+    pool = choose_pool(device, agents=agents, each=each, ids=ids, otherwise=sweep.options.num_gpus)
+    for note in sweep.notes:
+        say(console, note)
+    folder = begin_sweep(sweep, file, overrides, output_dir)
+    return work(sweep, folder, pool, Bounds(total=count, grace_s=grace_s), console)
+
+
+def agent(
+    name: str,
+    output_dir: Path,
+    console: Console,
+    *,
+    device: DeviceChoice = DeviceChoice.auto,
+    agents: int | None = None,
+    each: int | None = None,
+    ids: Sequence[int] | None = None,
+    count: int | None = None,
+    grace_s: int = 30,
+) -> int:
+    """Join a sweep that was begun; the exit code.
+
+    Raises:
+        PipelineError: There is none, or its devices cannot be had.
+    """
+    folder = choose_sweep(output_dir.absolute(), name)
+    view = RecordedSweep(folder).view
+    sweep = read_sweep(folder.file, name=name, overrides=view.overrides)
+    sweep = replace(sweep, folder=Path(view.folder or sweep.folder))
+    pool = choose_pool(device, agents=agents, each=each, ids=ids, otherwise=sweep.options.num_gpus)
+    return work(sweep, folder, pool, Bounds(own=count, grace_s=grace_s), console)
+
+
+def work(sweep: Sweep, folder: SweepFolder, pool: Pool, bounds: Bounds, console: Console) -> int:
+    """Be an agent of a sweep; the exit code: 0 all well, 1 some failed, 130 and 143 interrupted."""
+    with StopSignals() as signals:
+        one = Agent(sweep, folder, pool, bounds, Told(say=lambda text: say(console, text)))
+        try:
+            one.run(signals)
+        except StoreError as error:
+            say(console, f"error: {error}. Mend that, then run the same command.", "red")
+            return FAILED
+    return _conclude(folder, sweep, one.interrupted, console)
+
+
+def _conclude(folder: SweepFolder, sweep: Sweep, interrupted: str, console: Console) -> int:
+    view = RecordedSweep(folder).view
+    failed = view.having(TrialState.failed)
+    done = view.having(TrialState.done)
+    say(console, f"sweep {folder.name}: {len(done)} of {len(view.trials)} trials done, {len(failed)} failed")
+    if view.reason:
+        say(console, f"{view.halted}: {view.reason}")
+    if sweep.metric is not None and (best := best_trial(view.trials.values(), sweep.metric.goal)) is not None:
+        say(console, f"best: trial {best.number}, {sweep.metric.name} {best.value:.6g}")
+    if interrupted:
+        return INTERRUPTED[interrupted]
+    return FAILED if failed or view.halted == "stopped" else 0

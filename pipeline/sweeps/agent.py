@@ -1,0 +1,399 @@
+"""Runs trials on the devices of this machine, beside other agents, until there is nothing left for it to do.
+
+    turn, under the sweep's lock      what has ended is written; lost trials are noted; the next ones are chosen
+    between turns                     programs run; what they log is read; one that is not worth its end is ended
+
+Nothing that others need is kept here: whatever happens to an agent, the journal tells the others what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from pipeline.engine.devices.inventory import Device, usable_cores
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.engine.workers.reaper import Reaper
+from pipeline.errors import ConfigError
+from pipeline.machine import descendants
+from pipeline.sweeps import turn
+from pipeline.sweeps.folder import SweepFolder
+from pipeline.sweeps.orders import as_written, order_of, write_parameters
+from pipeline.sweeps.pool import Pool
+from pipeline.sweeps.record import Record, next_trial_number, present
+from pipeline.sweeps.running import Curve, Running
+from pipeline.sweeps.search import Search
+from pipeline.sweeps.searches import make_search
+from pipeline.sweeps.spec import Sweep
+from pipeline.sweeps.trials import SweepView, Trial, TrialState
+
+POLL_S = 1.0
+"""How long it takes at most until an agent sees what others have written, or a program has logged."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+_MANY = 100
+"""Trials in a row that need more devices than there are, after which nothing else is expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How much an agent does.
+
+    Attributes:
+        total: The most trials that the sweep is to have; None for no bound.
+        own: The most that this agent begins; None for no bound.
+        grace_s: Seconds that a program has to end once it was told to.
+    """
+
+    total: int | None = None
+    own: int | None = None
+    grace_s: int = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """Who is told what happens.
+
+    Attributes:
+        say: A line for the user.
+        show: The state of the sweep, each time it may have changed.
+    """
+
+    say: Callable[[str], None]
+    show: Callable[[SweepView], None] = lambda _view: None
+
+
+class Agent:
+    """One agent; `run` is all that it does.
+
+    Attributes:
+        id: As it is known in the sweep.
+        interrupted: Name of the signal that has ended it, or "".
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        folder: SweepFolder,
+        pool: Pool,
+        bounds: Bounds,
+        told: Told,
+        search: Callable[[Sweep], Search] = make_search,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            sweep: What is asked for.
+            folder: Where it is.
+            pool: Where trials run.
+            bounds: How much is done.
+            told: Who is told what happens.
+            search: Makes the search, when it is needed for the first time.
+        """
+        self.id = self.interrupted = ""
+        self._sweep, self._folder, self._record = sweep, folder, Record(folder)
+        self._pool, self._bounds, self._told = pool, bounds, told
+        self._make_search, self._search = search, cast("Search | None", None)
+        self._running: list[Running] = []
+        self._ended: list[Running] = []
+        self._curves: dict[tuple[int, int], Curve] = {}
+        self._blocked: dict[Device, tuple[float, float]] = {}
+        self._begun: set[int] = set()
+        self._exhausted = False
+        self._leaving = False
+        self._tag = descendants.new_tag()
+
+    def run(self, signals: StopSignals) -> None:
+        """Work until there is nothing left.
+
+        Args:
+            signals: The first one ends trials in order, a second one kills them.
+
+        Raises:
+            PipelineError: The record cannot be kept. Its trials have been ended.
+        """
+        descendants.adopt_orphans()
+        with ExitStack() as held:
+            reaper = Reaper()
+            held.callback(reaper.close)
+            reaper.watch_tag(self._tag)
+            self._join(held)
+            try:
+                self._take_turn()
+                while not self._over():
+                    self._wait(signals)
+                    self._collect()
+                    self._take_turn()
+            finally:
+                self._end_all()
+            self._leave()
+            reaper.forget_tag(self._tag)
+
+    # -- joining and leaving -----------------------------------------------------------------------------------
+
+    def _join(self, held: ExitStack) -> None:
+        with self._record.turn():
+            self._note_lost()
+            view = self._record.view
+            if not self._record.has_locks and view.agents:
+                raise ConfigError(
+                    f"{self._folder.path} is on a file system without locks, where one agent alone can work on a "
+                    f"sweep, and {', '.join(view.agents)} may still be there"
+                )
+            self.id = f"a{view.joined + 1}"
+            held.enter_context(present(self._folder, self.id))
+            self._record.write(
+                "AgentJoined",
+                agent=self.id,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                devices=[_words(device) for device in self._pool.devices],
+            )
+
+    def _leave(self) -> None:
+        with self._record.turn():
+            self._record.write("AgentLeft", agent=self.id)
+        self._told.show(self._record.view)
+
+    def _over(self) -> bool:
+        return self._leaving and not self._running and not self._ended
+
+    # -- between turns -----------------------------------------------------------------------------------------
+
+    def _wait(self, signals: StopSignals) -> None:
+        """Until a trial has ended, a signal has come, or it is time to look."""
+        poll = select.poll()
+        for descriptor in (signals.fileno(), *(one.fileno() for one in self._running)):
+            poll.register(descriptor, select.POLLIN)
+        if signals.fileno() in dict(poll.poll(POLL_S * 1000)):
+            signals.drain()
+            self._stop(signals.received or "")
+
+    def _stop(self, signal: str) -> None:
+        """End the trials of this agent, which others or a later one will begin again."""
+        if self._leaving and self.interrupted:
+            for one in self._running:
+                one.kill()
+            return
+        self.interrupted, self._leaving = signal, True
+        many = f"{len(self._running)} running trial{'s' if len(self._running) != 1 else ''}"
+        self._told.say(
+            f"stopping: {many} may take {self._bounds.grace_s} s to end, and will be tried again. "
+            "Once more to kill them now."
+        )
+        for one in self._running:
+            one.ask(TrialState.waiting, "interrupted")
+
+    def _collect(self) -> None:
+        for one in [one for one in self._running if one.is_over()]:
+            self._running.remove(one)
+            self._ended.append(one)
+        for one in self._running:
+            one.hurry()
+            if one.curve.refresh() and self._sweep.early_terminate is not None:
+                self._judge(one)
+
+    def _judge(self, one: Running) -> None:
+        values = {number: _finite(curve) for number, curve in self._all_curves().items()}
+        trial = replace(one.trial, value=one.curve.latest)
+        if reason := self._searched().stops(trial, values):
+            one.ask(TrialState.stopped, reason)
+
+    def _all_curves(self) -> dict[int, Curve]:
+        found = {}
+        for trial in self._record.view.trials.values():
+            if trial.attempts:
+                curve = self._curve(trial.number, trial.attempts)
+                curve.refresh()
+                found[trial.number] = curve
+        return found
+
+    def _curve(self, number: int, attempt: int) -> Curve:
+        if (number, attempt) not in self._curves:
+            metric = self._sweep.metric.name if self._sweep.metric else ""
+            self._curves[number, attempt] = Curve(self._folder.trial(number), attempt, metric)
+        return self._curves[number, attempt]
+
+    def _end_all(self) -> None:
+        for one in self._running:
+            one.kill()
+
+    # -- turns -------------------------------------------------------------------------------------------------
+
+    def _take_turn(self) -> None:
+        with self._record.turn():
+            self._note_ends()
+            self._note_lost()
+            self._heed()
+            chosen = self._choose()
+        for trial, attempt, devices in chosen:
+            self._start(trial, attempt, devices)
+        self._told.show(self._record.view)
+
+    def _note_ends(self) -> None:
+        while self._ended:
+            one = self._ended[0]
+            code = one.close()
+            ended = self._ending(one, code)
+            self._record.write("TrialEnded", trial=one.trial.number, attempt=one.attempt, **ended.fields())
+            self._ended.pop(0)
+            self._tell_end(one.trial.number, ended)
+
+    def _ending(self, one: Running, code: int | None) -> turn.Ending:
+        said = one.said
+        if said is not None and said.busy:
+            self._block(one.devices)
+            return turn.Ending(state=TrialState.waiting, values={}, reason=said.busy)
+        if said is not None and said.refused:
+            return turn.Ending(state=TrialState.failed, values={}, reason=said.refused)
+        for device in one.devices:
+            self._blocked.pop(device, None)
+        return turn.ending(self._sweep.metric, one.curve.judged, one.curve.last, code, one.asked)
+
+    def _block(self, devices: Sequence[Device]) -> None:
+        """Leave devices alone for a while that somebody else has."""
+        for device in devices:
+            _, pause = self._blocked.get(device, (0.0, _FIRST_PAUSE_S / 2))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            self._blocked[device] = (time.monotonic() + pause, pause)
+
+    def _note_lost(self) -> None:
+        view, record = self._record.view, self._record
+        gone = [agent for agent in view.agents if agent != self.id and record.agent_lives(agent) is False]
+        for trial in view.having(TrialState.running):
+            if trial.agent in gone or (trial.agent not in view.agents and trial.agent != self.id):
+                state = TrialState.failed if trial.losses + 1 >= turn.MAX_LOSSES else TrialState.lost
+                reason = f"agent {trial.agent} is gone"
+                fields = {"state": state.value, "reason": reason}
+                record.write("TrialEnded", trial=trial.number, attempt=trial.attempts, **fields)
+                self._told.say(f"trial {trial.number}: {reason}; it is tried again")
+        for agent in gone:
+            record.write("AgentLeft", agent=agent)
+            (self._folder.agents / agent).unlink(missing_ok=True)
+
+    def _heed(self) -> None:
+        """Do what the state of the sweep asks for."""
+        view = self._record.view
+        if not view.halted and (reason := turn.why_stop(view, self._sweep.options.max_failures)):
+            self._record.write("SweepStopped", reason=reason)
+        if view.halted == "cancelled":
+            for one in self._running:
+                one.ask(TrialState.cancelled, "cancelled")
+
+    def _choose(self) -> list[tuple[Trial, int, list[Device]]]:
+        """Hand out trials to this agent, as long as there are devices for the next one."""
+        chosen: list[tuple[Trial, int, list[Device]]] = []
+        if self._leaving or self._record.view.halted == "paused":
+            return chosen
+        while free := self._free([device for _, _, devices in chosen for device in devices]):
+            if len(self._running) + len(chosen) >= self._pool.at_once:
+                break
+            trial = self._next()
+            if trial is None:
+                self._leaving = not self._running and not chosen
+                break
+            if trial.num_gpus > len(free):
+                break
+            devices = free[: trial.num_gpus]
+            attempt, names = trial.attempts + 1, [_words(device) for device in devices]
+            self._record.write("TrialStarted", trial=trial.number, attempt=attempt, agent=self.id, devices=names)
+            self._begun.add(trial.number)
+            chosen.append((trial, attempt, devices))
+        if self._leaving:
+            self._finish()
+        return chosen
+
+    def _next(self) -> Trial | None:
+        """The trial whose turn it is here, be it a new one; None where nothing is left for this agent."""
+        view = self._record.view
+        if view.halted or (self._bounds.own is not None and len(self._begun) >= self._bounds.own):
+            return None
+        size = len(self._pool.devices)
+        for _ in range(_MANY):
+            waiting = turn.ready(view, self._sweep.options.max_attempts)
+            if (trial := turn.next_of(waiting, size)) is not None:
+                return trial
+            if not self._create():
+                return None
+        return None
+
+    def _create(self) -> bool:
+        view = self._record.view
+        if self._exhausted or not turn.may_create(view, self._sweep, self._bounds.total):
+            return False
+        trials = [view.trials[number] for number in sorted(view.trials)]
+        for at, trial in enumerate(trials):
+            if trial.state is TrialState.running:
+                curve = self._curve(trial.number, trial.attempts)
+                curve.refresh()
+                trials[at] = replace(trial, value=curve.latest)
+        parameters = self._searched().ask(trials)
+        if parameters is None:
+            self._exhausted = True
+            return False
+        number = next_trial_number(self._folder, max(view.trials, default=-1) + 1)
+        self._record.write(
+            "TrialCreated",
+            trial=number,
+            num_gpus=turn.devices_needed(parameters, self._pool.each),
+            **as_written(parameters),
+        )
+        return True
+
+    def _free(self, taken: Sequence[Device]) -> list[Device]:
+        used = [*taken, *(device for one in self._running for device in one.devices)]
+        now = time.monotonic()
+        return [
+            device
+            for device in self._pool.devices
+            if device not in used and self._blocked.get(device, (0.0, 0.0))[0] <= now
+        ]
+
+    def _finish(self) -> None:
+        view = self._record.view
+        if view.halted or view.having(TrialState.running) or turn.ready(view, self._sweep.options.max_attempts):
+            return
+        if not self._exhausted and turn.may_create(view, self._sweep, self._bounds.total):
+            return
+        self._record.write("SweepFinished", reason=turn.reached(view, self._sweep.metric))
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    def _start(self, trial: Trial, attempt: int, devices: list[Device]) -> None:
+        write_parameters(self._sweep, self._folder, trial)
+        order = order_of(self._sweep, self._folder, trial, attempt, devices, self._pool.places)
+        cores = max(1, usable_cores() * len(devices) // len(self._pool.devices))
+        order = replace(order, cores=cores, grace_s=self._bounds.grace_s)
+        curve = self._curve(trial.number, attempt)
+        self._running.append(Running(trial, attempt, devices, curve, order, self._tag))
+        where = ", ".join(device.label for device in devices)
+        self._told.say(f"trial {trial.number} on {where}: {in_words(trial.parameters)}")
+
+    def _tell_end(self, number: int, ended: turn.Ending) -> None:
+        metric = self._sweep.metric
+        value = f", {metric.name} {ended.value:.6g}" if metric and ended.value is not None else ""
+        reason = f" ({ended.reason})" if ended.reason else ""
+        self._told.say(f"trial {number}: {ended.state.value}{value}{reason}")
+
+    def _searched(self) -> Search:
+        if self._search is None:
+            self._search = self._make_search(self._sweep)
+        return self._search
+
+
+def _finite(curve: Curve) -> list[float]:
+    return [float("nan") if value is None else value for value in curve.judged]
+
+
+def _words(device: Device) -> str:
+    return f"{device.label} {device.uuid}" if device.uuid else device.label
+
+
+def in_words(parameters: Mapping[str, Any]) -> str:
+    """Parameters on one line."""
+    return " ".join(f"{name}={value}" for name, value in parameters.items())

@@ -1,0 +1,58 @@
+"""What a trial has logged of its metrics, a line each: ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}``.
+
+Whoever writes it may be killed in the middle of a line, and is a program of the user's own: what is no such line
+costs itself alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.engine.events import whole_lines
+from pipeline.files import open_plain
+from pipeline.foreign import ForeignDataError, read_json
+from pipeline.outputs.formats import Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """One line.
+
+    Attributes:
+        values: Name of a metric -> its value; None for one that is no finite number.
+        step: As the program counts; None where it does not.
+        time: When, in seconds since 1970.
+    """
+
+    values: dict[str, Number | None]
+    step: int | None = None
+    time: float | None = None
+
+
+def logged_lines(path: Path) -> list[bytes]:
+    """The lines that were written so far; nothing where there is no such file, or it cannot be read."""
+    with suppress(OSError), open_plain(path) as file:
+        return list(whole_lines(file))
+    return []
+
+
+def naming(lines: Iterable[bytes], metric: str) -> list[bytes]:
+    """Those of the lines that may tell of a metric: many are written, and few need to be read."""
+    names = {json.dumps(metric, ensure_ascii=escaped).encode(errors="replace") for escaped in (True, False)}
+    return [line for line in lines if any(name in line for name in names)]
+
+
+def parsed(lines: Iterable[bytes]) -> Iterator[Logged]:
+    """What lines say, those left out that say nothing."""
+    for line in lines:
+        with suppress(ForeignDataError):
+            yield read_json(line, Logged)
+
+
+def last_values(lines: Iterable[Logged]) -> dict[str, float | None]:
+    """What was logged last of each metric."""
+    return {name: value for line in lines for name, value in line.values.items()}

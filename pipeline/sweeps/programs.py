@@ -1,0 +1,41 @@
+"""What a trial runs, seen from outside: whether it starts ranks itself, and what must not leak into it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+STARTS_RANKS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "ray"}
+_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "pipeline"}
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_TRACKER = ("WANDB_RUN_ID", "WANDB_RUN_NAME", "WANDB_SERVICE", "WANDB__SERVICE", "WANDB_SWEEP_ID", "WANDB_RESUME")
+
+
+def is_tracker(name: str) -> bool:
+    """Whether a variable ties a program to a run that somebody else tracks."""
+    return name.startswith(_TRACKER)
+
+
+def as_ranks(words: Sequence[str]) -> list[str] | None:
+    """A command as it is started once on each device: without ``env`` and ``python`` where a script follows.
+
+    Returns:
+        What `find_program` understands; None for a command that starts processes on its devices by itself.
+    """
+    rest = list(words)
+    if rest and Path(rest[0]).name == "env" and len(rest) > 1 and not _is_special(rest[1]):
+        rest = rest[1:]
+    if rest and _PYTHON.fullmatch(Path(rest[0]).name) and len(rest) > 1:
+        script = [word for word in rest[1:] if word not in ("-u", "-B")]
+        if script[:1] == ["-m"]:
+            return None if script[1:2] and script[1] in _MODULES else script
+        if script and script[0].endswith(".py"):
+            return script
+    return None if rest and Path(rest[0]).name in STARTS_RANKS else rest
+
+
+def _is_special(word: str) -> bool:
+    """Whether ``env`` has something to do itself."""
+    return word.startswith("-") or _ASSIGNMENT.match(word) is not None

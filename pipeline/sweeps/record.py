@@ -1,0 +1,128 @@
+"""The journal of a sweep as those use it who run trials: read, decided upon and written by one at a time.
+
+Whoever holds the lock is the owner for that moment; nobody has to be there for a sweep to be in good order, and
+one that dies leaves nothing but a line that was cut off, which the next one removes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine.journal import Journal
+from pipeline.errors import StoreError
+from pipeline.locks import LocksUnsupportedError, lock
+from pipeline.sweeps.folder import SweepFolder
+from pipeline.sweeps.recorded import RecordedSweep
+
+_POLL_S = 0.02
+
+
+class Record(RecordedSweep):
+    """The record of a sweep, which this process may add to.
+
+    Attributes:
+        has_locks: Whether the file system lets one process exclude others; known after the first turn.
+    """
+
+    def __init__(self, folder: SweepFolder) -> None:
+        """Make the folder if it is not there, and read what it holds.
+
+        Raises:
+            StoreError: It cannot be made, or its journal cannot be read.
+        """
+        self.has_locks = True
+        self._journal_file: Journal | None = None
+        try:
+            folder.agents.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot write to {folder.path}: {error.strerror}") from error
+        super().__init__(folder)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Be the only one who reads, decides and writes; all that is recorded so far has been read.
+
+        Raises:
+            StoreError: The lock or the journal cannot be opened.
+        """
+        try:
+            descriptor = os.open(self.folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StoreError(f"cannot open {self.folder.lock}: {error.strerror}") from error
+        try:
+            with suppress(LocksUnsupportedError):
+                self.has_locks = False
+                # Polled, so that a signal is heard should a holder be stopped in the middle of its turn.
+                while not lock(descriptor, wait=False):
+                    time.sleep(_POLL_S)
+                self.has_locks = True
+            self.refresh()
+            yield
+        finally:
+            self._close()
+            os.close(descriptor)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Add an event, inside a turn; it is on disk, and in the view, when this returns.
+
+        Raises:
+            StoreError: It cannot be written, and no part of it was.
+        """
+        if self._journal_file is None:
+            self._journal_file = Journal(self.folder.journal)
+        self._journal_file.write(event, **fields)
+        self.refresh()
+
+    def _close(self) -> None:
+        if self._journal_file is not None:
+            self._journal_file.close()
+            self._journal_file = None
+
+
+@contextmanager
+def present(folder: SweepFolder, agent: str) -> Iterator[None]:
+    """Be seen as an agent that lives: its file is locked until this process ends, however it ends.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    path = folder.agents / agent
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        with suppress(LocksUnsupportedError):
+            lock(descriptor)
+        with suppress(OSError):
+            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+        yield
+        with suppress(OSError):
+            path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def next_trial_number(folder: SweepFolder, known: int) -> int:
+    """A number that no trial has had, not even one whose line in the journal is damaged.
+
+    Args:
+        folder: Of the sweep.
+        known: The first number after those in the journal.
+    """
+    used = [int(name) for name in _names(folder.path / "trials") if name.isdigit()]
+    return max([known - 1, *used]) + 1
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []

@@ -1,0 +1,81 @@
+"""How a program tells the sweep that runs it what it has reached: lines in a file that its environment names.
+
+    import pipeline.sweeps
+    pipeline.sweeps.log(loss=0.5, step=3)
+
+Needs nothing but the standard library, so that a program may load it before anything else, in any environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import SupportsFloat
+
+from pipeline.files import json_text
+
+VARIABLE = "PIPELINE_TRIAL"
+"""Environment variable: the file to which the program of a trial adds what it logs. Not set outside of a sweep."""
+
+log_ = logging.getLogger("pipeline")
+_told: set[str] = set()
+_steps: dict[str, int] = {}
+
+
+def log(
+    values: Mapping[str, SupportsFloat] | None = None, /, *, step: int | None = None, **named: SupportsFloat
+) -> None:
+    """Tell the sweep that runs this program what it has reached: ``log(loss=0.5, step=3)``.
+
+    The metric of the sweep file is judged by its last value, and compared while the trial runs where trials may be
+    stopped early. Of several ranks the first alone is heard. Outside of a sweep nothing happens.
+
+    Args:
+        values: Name -> number, for names that are no words of Python: ``log({"val/loss": 0.5})``.
+        step: Of the program, as it counts; one more than the last time if left out.
+        named: Further names and numbers.
+
+    Raises:
+        TypeError: A value is no number.
+    """
+    numbers = {name: _number(name, value) for name, value in {**(values or {}), **named}.items()}
+    place = os.environ.get(VARIABLE)
+    if not place:
+        _tell_once("debug", "there is no sweep that this program is a trial of, so what it logs goes nowhere")
+        return
+    if os.environ.get("RANK", "0") not in ("", "0"):
+        return
+    _steps[place] = step if step is not None else _steps.get(place, 0) + 1
+    _append(Path(place), {"step": _steps[place], "values": numbers, "time": round(time.time(), 3)})
+
+
+def _number(name: str, value: SupportsFloat) -> float | None:
+    """A finite number; None for one that is not, which JSON does not have."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"log({name}={value!r}): a number is needed") from error
+    return number if math.isfinite(number) else None
+
+
+def _append(path: Path, line: Mapping[str, object]) -> None:
+    data = json_text(line, separators=(",", ":")).encode() + b"\n"
+    try:
+        # One write at the end of the file is never mixed with that of another process.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+    except OSError as error:  # a program that has computed for hours must not fail for it
+        _tell_once("warning", f"what is logged for the sweep cannot be written: {error}")
+
+
+def _tell_once(level: str, text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        getattr(log_, level)("%s", text)
