@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,12 +16,12 @@ from pipeline.sweeps.hyperband import bands_of
 from pipeline.sweeps.parameters import DEPRECATED, parameter_faults, read_parameters
 from pipeline.sweeps.schema import METHODS, kind_of
 from pipeline.sweeps.space import Choice, Constant, Parameter, WholeUniform
-from pipeline.sweeps.yaml_file import Place
+from pipeline.sweeps.yaml_file import Fault, Place
 
 Given = Mapping[str, Any]
 
 
-def sweep_faults(data: Given) -> Iterator[tuple[Place, str]]:
+def sweep_faults(data: Given) -> Iterator[Fault]:
     """What is wrong with a sweep file, each with its place.
 
     Args:
@@ -38,7 +39,7 @@ def sweep_faults(data: Given) -> Iterator[tuple[Place, str]]:
         yield from _together(data, list(read_parameters(data["parameters"])))
 
 
-def _elsewhere(data: Given) -> Iterator[tuple[Place, str]]:
+def _elsewhere(data: Given) -> Iterator[Fault]:
     """What W&B has others do, with code of the user's own."""
     methods = ", ".join(METHODS)
     if data["method"] == "custom":
@@ -58,7 +59,7 @@ def _elsewhere(data: Given) -> Iterator[tuple[Place, str]]:
         )
 
 
-def _what_runs(data: Given) -> Iterator[tuple[Place, str]]:
+def _what_runs(data: Given) -> Iterator[Fault]:
     command = data.get("command")
     if "program" not in data and (command is None or "${program}" in command):
         launched = " (`job` and `image_uri` are of W&B Launch, which is not run here)"
@@ -78,10 +79,10 @@ def _what_runs(data: Given) -> Iterator[tuple[Place, str]]:
         for number, word in enumerate(words):
             macro = macro_of(str(word))
             if macro is not None and macro not in MACROS:
-                yield (*place, number), unknown_name("macro", macro, MACROS)
+                yield (*place, number), unknown_name("macro", macro, [*MACROS, "envvar:NAME"])
 
 
-def _early(data: Given) -> Iterator[tuple[Place, str]]:
+def _early(data: Given) -> Iterator[Fault]:
     if "metric" not in data and data["method"] == "bayes":
         yield (
             (),
@@ -100,7 +101,7 @@ def _early(data: Given) -> Iterator[tuple[Place, str]]:
         )
 
 
-def _together(data: Given, parameters: list[Parameter]) -> Iterator[tuple[Place, str]]:
+def _together(data: Given, parameters: list[Parameter]) -> Iterator[Fault]:
     for name, times in Counter(parameter.name for parameter in parameters).items():
         if times > 1:
             yield ("parameters", name), f"two parameters have the dotted name {name}: rename one"
@@ -148,16 +149,21 @@ def sweep_notes(data: Given) -> Iterator[str]:
     Args:
         data: A file without faults.
     """
-    yield from _notes(data["parameters"], "")
+    for word in data.get("command", ()):
+        if macro_of(str(word)) is None and (inside := [name for name in MACROS if f"${{{name}}}" in str(word)]):
+            yield f"command: ${{{inside[0]}}} stays as it is in {brief(word)}: a macro is an item of the list"
+    yield from _exponents(data["parameters"], "")
 
 
-def _notes(block: Given, prefix: str) -> Iterator[str]:
+def _exponents(block: Given, prefix: str) -> Iterator[str]:
     for name, given in block.items():
         kind = kind_of(given)
         if kind == "parameters":
-            yield from _notes(given["parameters"], f"{prefix}{name}.")
+            yield from _exponents(given["parameters"], f"{prefix}{name}.")
         elif kind in DEPRECATED:
+            sign = -1 if kind.startswith("inv") else 1
+            low, high = sorted(math.exp(sign * given[bound]) for bound in ("min", "max"))
             yield (
-                f"{prefix}{name}: {kind} takes its bounds as exponents of e, so {given['min']} and {given['max']} "
-                f"are not its values; {DEPRECATED[kind]} takes values"
+                f"{prefix}{name}: {kind} takes its bounds as exponents of e, so its values are from {low:.6g} to "
+                f"{high:.6g}; {DEPRECATED[kind]} takes values"
             )

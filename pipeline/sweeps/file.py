@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pipeline.sweeps.hyperband import bands_of
 from pipeline.sweeps.parameters import read_parameters
 from pipeline.sweeps.schema import schema_faults
 from pipeline.sweeps.spec import Goal, Hyperband, Impute, Method, Metric, Options, Sweep
-from pipeline.sweeps.yaml_file import Document, parse_yaml, read_yaml
+from pipeline.sweeps.yaml_file import Document, Fault, parse_yaml, read_yaml
 
 DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
 """W&B's."""
@@ -47,7 +47,7 @@ def read_sweep(path: Path, *, name: str = "", overrides: Sequence[str] = ()) -> 
 _AN_EXAMPLE = "a sweep file has `method`, `parameters` and `program` at least, see docs/sweeps.md"
 
 
-def _refuse(path: Path, document: Document, faults: Iterator[tuple[tuple[str | int, ...], str]]) -> None:
+def _refuse(path: Path, document: Document, faults: Iterable[Fault]) -> None:
     """Tell all faults in the order of the file.
 
     Raises:
@@ -75,7 +75,7 @@ def _with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
             value = parse_yaml(text).data
         except ConfigError as error:
             raise ConfigError(f"{override}: {error}") from error
-        _set(found["parameters"], key, {"value": value})
+        _set(found.setdefault("parameters", {}), key, {"value": "" if value is None and not text else value})
     return found
 
 
@@ -94,7 +94,7 @@ def _name(path: Path, data: Mapping[str, Any], name: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(given)).strip("-._")[:_LONGEST_NAME]
     if not plain or (name and plain != name):
         raise ConfigError(
-            f"{given!r} is no name for a sweep: it becomes a folder under output_dir, so use up to "
+            f"{path}: {given!r} is no name for a sweep: it becomes a folder under output_dir, so use up to "
             f"{_LONGEST_NAME} letters, digits, '.', '_' or '-', starting with a letter or digit"
         )
     return plain

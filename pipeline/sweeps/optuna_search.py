@@ -16,7 +16,16 @@ from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
 from pipeline.sweeps.impute import Told, told
 from pipeline.sweeps.random_search import share
-from pipeline.sweeps.space import Choice, Constant, Distribution, LogUniform, Parameter, Uniform, WholeUniform
+from pipeline.sweeps.space import (
+    LEAST_SHARE,
+    Choice,
+    Constant,
+    Distribution,
+    LogUniform,
+    Parameter,
+    Uniform,
+    WholeUniform,
+)
 from pipeline.sweeps.spec import Metric, Sweep
 from pipeline.sweeps.trials import Trial
 
@@ -28,8 +37,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _LARGEST_WHOLE = 1 << 53
-_NEAREST = 2.0**-53
-"""To 0 and 1 that a share may come: there a normal distribution ends in infinity."""
 
 
 def check_installed() -> None:
@@ -138,7 +145,7 @@ class Axis:
         """What Optuna has chosen, as a value of ours."""
         if isinstance(self.of, Choice) and self.labels:
             return self.of.values[self.labels.index(asked)]
-        return self.of.at(min(max(asked, _NEAREST), 1 - _NEAREST)) if self.shares else asked
+        return self.of.at(min(max(asked, LEAST_SHARE), 1 - LEAST_SHARE)) if self.shares else asked
 
     def told(self, value: Any) -> Any:
         """A value of ours as Optuna's; None for one that the distribution does not have."""

@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.config.values import brief
 from pipeline.sweeps.schema import kind_of
 from pipeline.sweeps.space import (
+    LEAST_SHARE,
     Beta,
     Choice,
     Constant,
@@ -21,7 +22,7 @@ from pipeline.sweeps.space import (
     Uniform,
     WholeUniform,
 )
-from pipeline.sweeps.yaml_file import Place
+from pipeline.sweeps.yaml_file import Fault, Place
 
 Given = Mapping[str, Any]
 
@@ -44,7 +45,7 @@ def read_parameters(
             yield Parameter((*path, name), _MAKERS[kind_of(given)](given))
 
 
-def parameter_faults(block: Given, place: Place = ("parameters",)) -> Iterator[tuple[Place, str]]:
+def parameter_faults(block: Given, place: Place = ("parameters",)) -> Iterator[Fault]:
     """What is wrong with the values of single parameters, each with its place.
 
     Args:
@@ -60,18 +61,15 @@ def parameter_faults(block: Given, place: Place = ("parameters",)) -> Iterator[t
 
 
 def _faults(kind: str, given: Given) -> Iterator[str]:
-    if "probabilities" in given:
-        yield from _probability_faults(given)
-    if "min" in given:
-        yield from _range_faults(kind, given)
-    if kind.endswith("log_normal") and _mu(given) + _EXTREME * _sigma(given) > _LARGEST_EXPONENT:
-        yield (
-            f"mu {brief(_mu(given))} and sigma {brief(_sigma(given))} are of the logarithm, and its exponentials "
-            "would be too large for numbers"
-        )
+    found = [*_probability_faults(given), *_range_faults(kind, given)]
+    yield from found
+    if not found:
+        yield from _extreme_faults(_MAKERS[kind](given))
 
 
 def _probability_faults(given: Given) -> Iterator[str]:
+    if "probabilities" not in given:
+        return
     values, probabilities = given["values"], given["probabilities"]
     total = math.fsum(probabilities)
     if len(values) != len(probabilities):
@@ -81,52 +79,44 @@ def _probability_faults(given: Given) -> Iterator[str]:
 
 
 def _range_faults(kind: str, given: Given) -> Iterator[str]:
+    if "min" not in given:
+        return
     low, high = given["min"], given["max"]
     if low >= high:
-        yield f"min {brief(low)} is not below max {brief(high)}" + (
-            f": for one value write `value: {brief(low)}`" if low == high else ""
-        )
-        return
-    if kind in DEPRECATED:
-        yield from _exponent_faults(kind, low, high)
-        if abs(low) > _LARGEST_EXPONENT or abs(high) > _LARGEST_EXPONENT:
-            return
-    if math.isinf(float(high) - float(low)):
-        yield f"the range from {brief(low)} to {brief(high)} is too large for numbers"
-        return
-    distribution = _MAKERS[kind](given)
-    if isinstance(distribution, Quantized):
-        yield from _step_faults(distribution)
-
-
-def _exponent_faults(kind: str, low: float, high: float) -> Iterator[str]:
-    for name, bound in (("min", low), ("max", high)):
-        if abs(bound) > _LARGEST_EXPONENT:
-            yield (
-                f"{name} {brief(bound)} is an exponent of e with {kind}, and numbers go up to e^709: for values "
-                f"themselves use {DEPRECATED[kind]}"
-            )
-
-
-def _step_faults(distribution: Quantized) -> Iterator[str]:
-    of, q = distribution.of, distribution.q
-    if not isinstance(of, Uniform | LogUniform):
-        return
-    if q > of.max - of.min:
+        said = f"min {brief(low)} is not below max {brief(high)}"
+        yield f"{said}: for one value write `value: {brief(low)}`" if low == high else said
+    elif kind in DEPRECATED and max(abs(low), abs(high)) > _LARGEST_EXPONENT:
         yield (
-            f"q {brief(q)} is larger than the range from {brief(of.min)} to {brief(of.max)}: it is the step "
-            "between values"
+            f"min {brief(low)} and max {brief(high)} are exponents of e with {kind}, and numbers go up to e^709: "
+            f"for values themselves use {DEPRECATED[kind]}"
         )
-    elif max(abs(of.min), abs(of.max)) / q > _MOST_STEPS:
-        yield f"q {brief(q)} is too small beside {brief(of.max)} for numbers to tell its steps apart"
+    elif kind != "int_uniform" and math.isinf(float(high) - float(low)):
+        yield f"the range from {brief(low)} to {brief(high)} is too large for numbers"
+
+
+def _extreme_faults(distribution: Distribution) -> Iterator[str]:
+    """Of the values at both ends of a distribution."""
+    q = distribution.q if isinstance(distribution, Quantized) else None
+    of = distribution.of if isinstance(distribution, Quantized) else distribution
+    if isinstance(of, Constant | Choice | WholeUniform):
+        return
+    try:
+        low, high = of.at(LEAST_SHARE), of.at(1 - LEAST_SHARE)
+    except OverflowError:
+        low = high = math.inf
+    if not math.isfinite(high - low):
+        yield "its values would be too large for numbers"
+    elif q is not None and q > (high - low) * _ROUNDING and not isinstance(of, Normal | LogNormal):
+        yield f"q {brief(q)} is larger than the range of the values, {high - low:.6g}: it is the step between them"
+    elif q is not None and max(abs(low), abs(high)) / q > _MOST_STEPS:
+        yield f"q {brief(q)} is so small that numbers cannot tell its steps apart"
 
 
 _TOLERANCE = 1.001e-5
 """Of a sum of probabilities, as W&B's ``numpy.isclose``."""
 _LARGEST_EXPONENT = 700
-_EXTREME = 9
-"""Standard deviations beyond which no draw lies, as a share has 53 bits."""
 _MOST_STEPS = 2**53
+_ROUNDING = 1.000001
 
 
 # -- making them -------------------------------------------------------------------------------------------------

@@ -29,6 +29,4 @@ def draw(parameters: Mapping[str, Parameter], seed: int, number: int) -> dict[st
 def share(text: str) -> float:
     """A number above 0 and below 1 that looks as if drawn at random."""
     drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> (64 - _BITS)
-    return (drawn + 0.5) / (
-        1 << _BITS
-    )  # in the middle of its part, so never 0 or 1, where a normal one is infinite
+    return (drawn + 0.5) / (1 << _BITS)  # in the middle of its part, so never 0 or 1; see `LEAST_SHARE`

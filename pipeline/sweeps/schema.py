@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.values import brief, short
 from pipeline.errors import unknown_name
-from pipeline.sweeps.yaml_file import Place
+from pipeline.sweeps.yaml_file import Fault, Place
 
 if TYPE_CHECKING:
     from jsonschema import Validator
@@ -27,6 +27,7 @@ POSITIVE: _Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": _LARGES
 WHOLE: _Schema = {"type": "integer"}
 COUNT: _Schema = {"type": "integer", "minimum": 1}
 LIST: _Schema = {"type": "array", "minItems": 1}
+_NAME = "^[A-Za-z_][A-Za-z0-9_"
 
 
 def _table(required: Mapping[str, _Schema], optional: Mapping[str, _Schema] | None = None) -> _Schema:
@@ -157,8 +158,9 @@ _HYPERBAND = {
             "strict": {"type": "boolean"},
         },
     ),
-    "anyOf": [_has("min_iter"), {"required": ["max_iter", "s"]}],
-    "description": "needs `min_iter`, or `max_iter` and `s`",
+    "anyOf": [_has("min_iter"), _has("max_iter")],
+    "dependentRequired": {"max_iter": ["s"]},
+    "description": "`min_iter` is missing, or `max_iter` and `s`",
 }
 _WORD = {"type": ["string", "number"]}
 _OPTIONS = _table(
@@ -172,12 +174,16 @@ _OPTIONS = _table(
         "prepare": {"type": ["string", "array"], "minLength": 1, "minItems": 1, "items": _WORD},
         "environment": {
             "type": "object",
-            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "propertyNames": {"pattern": f"{_NAME}]*$(?!\n)"},
             "additionalProperties": _WORD,
         },
     },
 )
+_ELSEWHERE = ("custom", "optuna", "ax")
+"""What is known, and refused with words of its own."""
 METHODS = ["grid", "random", "bayes"]
+_ONLY_TEXT = ("name", "description", "entity", "project", "job", "image_uri", "apiVersion")
+"""Keys that say nothing of what is done here."""
 SCHEMA: _Schema = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "Sweep file",
@@ -186,7 +192,7 @@ SCHEMA: _Schema = {
         "parameters": {
             "type": "object",
             "minProperties": 1,
-            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*$"},
+            "propertyNames": {"pattern": f"{_NAME}.-]*$(?!\n)"},
             "additionalProperties": {"$ref": "#/$defs/parameter"},
         },
         "nested": _table({"parameters": {"$ref": "#/$defs/parameters"}}),
@@ -206,10 +212,8 @@ SCHEMA: _Schema = {
             "early_terminate": _HYPERBAND,
             "run_cap": COUNT,
             "pipeline": _OPTIONS,
-            **dict.fromkeys(("name", "entity", "project", "job", "image_uri"), TEXT),
-            "description": {"type": "string"},
+            **{key: {"type": "string"} for key in _ONLY_TEXT},
             "kind": {"enum": ["sweep"]},
-            "apiVersion": {"type": "string"},
             "controller": _table({"type": {"enum": ["cloud", "local"]}}),
             "scheduler": _table(
                 {"engine": {"enum": ["wandb", "optuna", "ax"]}},
@@ -223,7 +227,7 @@ SCHEMA: _Schema = {
 # -- in words --------------------------------------------------------------------------------------------------
 
 
-def schema_faults(data: Any) -> Iterator[tuple[Place, str]]:
+def schema_faults(data: Any) -> Iterator[Fault]:
     """What is wrong with single values and keys of a sweep file, each with its place.
 
     Args:
@@ -253,7 +257,7 @@ _TYPES = {
 }
 
 
-def _in_words(error: ValidationError, place: Place) -> Iterator[tuple[Place, str]]:
+def _in_words(error: ValidationError, place: Place) -> Iterator[Fault]:
     given, rule = error.instance, error.validator_value
     if error.validator == "additionalProperties":
         known = error.schema["properties"]
@@ -275,12 +279,14 @@ def _of_value(error: ValidationError, given: Any, rule: Any, place: Place) -> st
             wanted = " or ".join(_TYPES[kind] for kind in ([rule] if isinstance(rule, str) else rule))
             return f"{_shown(given)}, where {wanted} must be{_hint(given, rule)}"
         case "enum":
-            known_values = [value for value in rule if isinstance(value, str)]
-            return unknown_name(
-                str(place[-1]).replace("_", " "), given if isinstance(given, str) else str(given), known_values
-            )
+            known = [value for value in rule if isinstance(value, str) and value not in _ELSEWHERE]
+            if not isinstance(given, str):
+                return f"{_shown(given)}, where one of these must be: {', '.join(known)}"
+            return unknown_name(str(place[-1]).replace("_", " "), given, known)
         case "minItems" | "minProperties" | "minLength":
             return "is empty" if rule == 1 else f"must have {rule} entries at least"
+        case "dependentRequired":
+            return "`max_iter` needs `s`, the number of comparisons before it"
         case "minimum" | "exclusiveMinimum" | "maximum":
             return _out_of_range(given, error.schema)
         case "pattern":
@@ -328,23 +334,16 @@ def _out_of_range(given: float, schema: _Schema) -> str:
     if given in (float("inf"), float("-inf")):
         return f"{given} is not finite: give a number"
     if "exclusiveMinimum" in schema:
-        return f"{_number(given)} must be more than {short(schema['exclusiveMinimum'])}"
+        return f"{brief(given)} must be more than {short(schema['exclusiveMinimum'])}"
     low, high = schema.get("minimum"), schema.get("maximum")
-    return f"{_number(given)} must be " + (f"from {low} to {high}" if high is not None else f"{low} or more")
-
-
-def _number(given: float) -> str:
-    return brief(given)
-
-
-_TOP = "pipeline"
+    return f"{brief(given)} must be " + (f"from {low} to {high}" if high is not None else f"{low} or more")
 
 
 def _unknown_key(key: str, place: Place, given: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     said = unknown_name("key", key, known)
     if not place and key in _OPTIONS["properties"]:
-        return f"{said} Options of this program belong in the block `{_TOP}:`."
+        return f"{said} Options of this program belong in the block `pipeline:`."
+    if place[:1] != ("parameters",) or key not in _KEYS:
+        return said
     owners = [name for name, (required, optional) in DISTRIBUTIONS.items() if key in {**required, **optional}]
-    if place[:1] == ("parameters",) and key not in known and owners and "distribution" not in given:
-        return f"{said} With {key} give a `distribution`: {', '.join(owners)}."
-    return said
+    return f"does not belong to {kind_of(given)} ({', '.join(known)}), but to {', '.join(owners)}"

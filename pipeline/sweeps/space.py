@@ -15,6 +15,9 @@ from itertools import accumulate
 from statistics import NormalDist
 from typing import Any, Protocol
 
+LEAST_SHARE = 2.0**-53
+"""The nearest to 0, and to 1, that a share comes: there a normal distribution would end in infinity."""
+
 
 class Distribution(Protocol):
     """Values that a parameter may have, with their probabilities."""
@@ -23,7 +26,7 @@ class Distribution(Protocol):
         """The value that is reached with this share of the probability below it.
 
         Args:
-            share: Above 0 and below 1.
+            share: From `LEAST_SHARE` to 1 less that.
         """
         ...
 

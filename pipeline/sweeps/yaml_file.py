@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from pipeline.foreign import ForeignDataError, read_plain
 
 Place = tuple[str | int, ...]
 """Keys, and positions in lists, from the top of the file."""
+Fault = tuple[Place, str]
+"""What is wrong, and where."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,11 @@ class Document:
 
 def dotted(place: Place) -> str:
     """``parameters.lr.values[2]``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return text.removeprefix(".")
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    return text if len(text) <= _LONGEST_PLACE else f"{text[:_LONGEST_PLACE]}..."
+
+
+_LONGEST_PLACE = 120
 
 
 def read_yaml(path: Path) -> Document:
@@ -123,7 +128,7 @@ class _Reader:
         self.lines[place] = node.start_mark.line + 1
         if len(place) > DEEPEST:
             raise self._error(place, f"tables and lists inside each other more than {DEEPEST} deep")
-        kind = node.tag.removeprefix(_TAG)
+        kind = node.tag.removeprefix(_TAG).replace("merge", "str")  # `<<` as a value is a text
         if isinstance(node, yaml.MappingNode) and kind == "map":
             return self._table(node, place)
         if isinstance(node, yaml.SequenceNode) and kind == "seq":
@@ -165,10 +170,8 @@ class _Reader:
     def _scalar(self, node: yaml.ScalarNode, kind: str, place: Place) -> Any:
         try:
             value = getattr(self._loader, f"construct_yaml_{kind}")(node)
-        except ValueError as error:  # an explicit tag, as in `!!int abc`
+        except (ValueError, LookupError) as error:  # an explicit tag, as in `!!int abc`
             raise self._error(place, f"{brief(node.value)} is no !!{kind}") from error
-        except KeyError as error:
-            raise self._error(place, f"{brief(node.value)} is no !!{kind}: true or false") from error
         if kind == "float":
             self._check_number(node.value, value, place)
         return value
@@ -188,11 +191,3 @@ class _Reader:
 
 
 _SCALARS = ("null", "bool", "int", "float", "str")
-
-
-def walk(data: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Every value with its place, tables and lists before what they hold."""
-    yield place, data
-    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in inside:
-        yield from walk(value, (*place, key))
