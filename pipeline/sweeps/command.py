@@ -87,3 +87,36 @@ _ARGUMENTS: Mapping[str, Callable[[Values], Iterator[str]]] = {
     "args_override_hydra": lambda values: (f"++{name}={value}" for name, value in values.items()),
 }
 MACROS = ("env", "interpreter", "program", "args_json_file", *_ARGUMENTS)
+
+
+# -- for runs of this program ------------------------------------------------------------------------------------
+
+
+def overrides_of(values: Values) -> list[str]:
+    """Parameters as settings of a run, ``algos.PITA.eta=0.3``, quoted as Hydra reads them.
+
+    Args:
+        values: Of a trial, by dotted name.
+    """
+    return [f"{name}={_setting(value)}" for name, value in values.items()]
+
+
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+_WORDS = {"true", "false", "null", "nan", "inf"}
+
+
+def _setting(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return f"[{','.join(map(_setting, value))}]"
+        case dict():
+            return "{" + ",".join(f"{_setting(str(key))}:{_setting(each)}" for key, each in value.items()) + "}"
+        case str() if not _PLAIN.fullmatch(value) or value.lower() in _WORDS:
+            from hydra.core.override_parser.types import Quote, QuotedString
+
+            return QuotedString(value, Quote.single).with_quotes()
+    return str(value)

@@ -11,14 +11,18 @@ from pipeline.sweeps.hyperband import why_stop
 from pipeline.sweeps.optuna_search import check_installed, suggest
 from pipeline.sweeps.random_search import draw
 from pipeline.sweeps.search import Search
-from pipeline.sweeps.spec import Goal, Method, Metric, Sweep
+from pipeline.sweeps.spec import Method, Sweep
 from pipeline.sweeps.trials import Trial
 
 _Ask = Callable[[Sequence[Trial]], Mapping[str, Any] | None]
 
 
 def make_search(sweep: Sweep) -> Search:
-    """The search of a sweep, its bounds and its rule of early stopping."""
+    """The search of a sweep, and its rule of early stopping.
+
+    Raises:
+        ConfigError: It needs what is not installed.
+    """
     asks: Mapping[Method, Callable[[Sweep], _Ask]] = {
         Method.grid: _grid,
         Method.random: _random,
@@ -35,8 +39,8 @@ class SweepSearch:
         self._ask = ask
 
     def ask(self, trials: Sequence[Trial]) -> Mapping[str, Any] | None:
-        """See `Search`; None too where the cap or the target is reached."""
-        return None if why_done(self._sweep, trials) else self._ask(trials)
+        """See `Search`."""
+        return self._ask(trials)
 
     def stops(self, trial: Trial, values: Mapping[int, Sequence[float]]) -> str | None:
         """See `Search`."""
@@ -46,31 +50,12 @@ class SweepSearch:
         return why_stop(rule, metric.goal, trial.number, values)
 
 
-def why_done(sweep: Sweep, trials: Sequence[Trial]) -> str:
-    """Why no new trial is begun, in words; "" if one may be."""
-    if sweep.run_cap is not None and len(trials) >= sweep.run_cap:
-        return f"run_cap: {sweep.run_cap} trials"
-    reached = next((trial for trial in trials if _reaches(sweep.metric, trial)), None)
-    if reached is not None and sweep.metric is not None:
-        return f"trial {reached.number} has reached the target {sweep.metric.target:g} of {sweep.metric.name}"
-    size = most_trials(sweep)
-    if sweep.method is Method.grid and size is not None and len(trials) >= size:
-        return f"all {size:,} points of the grid are there"
-    return ""
-
-
 def most_trials(sweep: Sweep) -> int | None:
     """How many trials a sweep has at most; None for no bound."""
     bounds = [sweep.run_cap] if sweep.run_cap is not None else []
     if sweep.method is Method.grid:
         bounds.append(Grid(sweep.parameters).size)
     return min(bounds, default=None)
-
-
-def _reaches(metric: Metric | None, trial: Trial) -> bool:
-    if metric is None or metric.target is None or trial.value is None:
-        return False
-    return trial.value <= metric.target if metric.goal is Goal.minimize else trial.value >= metric.target
 
 
 def _grid(sweep: Sweep) -> _Ask:
