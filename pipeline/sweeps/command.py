@@ -26,7 +26,12 @@ def macro_of(word: str) -> str | None:
 
 
 def trial_command(
-    sweep: Sweep, parameters: Values, json_file: Path, environment: Mapping[str, str] | None = None
+    sweep: Sweep,
+    parameters: Values,
+    json_file: Path,
+    *,
+    num_gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
 ) -> list[str]:
     """What is run for a trial.
 
@@ -34,32 +39,36 @@ def trial_command(
         sweep: The sweep.
         parameters: Of the trial, by dotted name.
         json_file: Where the parameters have been written, for ``${args_json_file}``.
+        num_gpus: Devices of the trial.
         environment: For ``${envvar:NAME}``; None for that of this process.
     """
-    return filled(sweep.command, sweep, parameters, json_file, environment)
-
-
-def filled(
-    command: Sequence[str],
-    sweep: Sweep,
-    parameters: Values,
-    json_file: Path,
-    environment: Mapping[str, str] | None = None,
-) -> list[str]:
-    """A command with its macros filled in; see `trial_command`."""
-    known = os.environ if environment is None else environment
+    several = sweep.options.distributed_program if num_gpus > 1 else ""
+    made = {"program": [several or sweep.program], "args_json_file": [str(json_file)]}
     values = nested(sweep.parameters, parameters)
-    made: dict[str, list[str]] = {
-        "env": ["/usr/bin/env"],
-        "interpreter": [sys.executable],
-        "program": [sweep.program],
-        "args_json_file": [str(json_file)],
-    }
+    return _filled(sweep.command, made | {name: list(of(values)) for name, of in _ARGUMENTS.items()}, environment)
+
+
+def prepare_command(sweep: Sweep, environment: Mapping[str, str] | None = None) -> list[str]:
+    """What is run once before the first trial; empty for nothing.
+
+    Args:
+        sweep: The sweep. Parameters have no values yet, so ``${args}`` and its like are empty.
+        environment: For ``${envvar:NAME}``; None for that of this process.
+    """
+    nothing: dict[str, list[str]] = {name: [] for name in ("args_json_file", *_ARGUMENTS)}
+    return _filled(sweep.options.prepare, {"program": [sweep.program], **nothing}, environment)
+
+
+def _filled(
+    command: Sequence[str], made: Mapping[str, list[str]], environment: Mapping[str, str] | None
+) -> list[str]:
+    known = os.environ if environment is None else environment
+    macros = {"env": ["/usr/bin/env"], "interpreter": [sys.executable], **made}
     words: list[str] = []
     for word in command:
-        word = _VARIABLE.sub(lambda found: known.get(found[1], found[1]), word)
-        macro = _MACRO.fullmatch(word)
-        words += [word] if macro is None else made.get(macro[1]) or list(_ARGUMENTS[macro[1]](values))
+        filled = _VARIABLE.sub(lambda found: known.get(found[1], found[1]), word)
+        macro = _MACRO.fullmatch(filled)
+        words += [filled] if macro is None else macros.get(macro[1], [filled])
     return words
 
 
@@ -87,6 +96,7 @@ _ARGUMENTS: Mapping[str, Callable[[Values], Iterator[str]]] = {
     "args_override_hydra": lambda values: (f"++{name}={value}" for name, value in values.items()),
 }
 MACROS = ("env", "interpreter", "program", "args_json_file", *_ARGUMENTS)
+"""What stands in a command as ``${NAME}``, besides ``${envvar:NAME}``."""
 
 
 # -- for runs of this program ------------------------------------------------------------------------------------

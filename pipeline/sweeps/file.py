@@ -15,7 +15,7 @@ from pipeline.sweeps.checks import sweep_faults, sweep_notes
 from pipeline.sweeps.hyperband import bands_of
 from pipeline.sweeps.parameters import read_parameters
 from pipeline.sweeps.schema import schema_faults
-from pipeline.sweeps.spec import Goal, Hyperband, Impute, Method, Metric, Options, Sweep
+from pipeline.sweeps.spec import Goal, Hyperband, Impute, Launcher, Method, Metric, Options, Sweep
 from pipeline.sweeps.yaml_file import Document, Fault, parse_yaml, read_yaml
 
 DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
@@ -141,9 +141,10 @@ def _hyperband(block: Mapping[str, Any]) -> Hyperband:
 
 def _options(block: Mapping[str, Any]) -> Options:
     prepare = block.get("prepare", ())
-    given = {key: block[key] for key in ("num_gpus", "max_attempts", "max_failures", "seed") if key in block}
+    as_they_are = ("num_gpus", "distributed_program", "max_attempts", "max_failures", "seed")
     return Options(
-        **given,
+        **{key: block[key] for key in as_they_are if key in block},
+        launcher=Launcher(block.get("launcher", "torchrun")),
         prepare=tuple(shlex.split(prepare) if isinstance(prepare, str) else map(str, prepare)),
         environment={key: str(value) for key, value in block.get("environment", {}).items()},
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.values import brief, short
 from pipeline.errors import unknown_name
+from pipeline.sweeps.spec import Launcher
 from pipeline.sweeps.yaml_file import Fault, Place
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ _OPTIONS = _table(
     {
         "name": TEXT,
         "num_gpus": COUNT,
+        "launcher": {"enum": [each.value for each in Launcher]},
+        "distributed_program": TEXT,
         "max_attempts": COUNT,
         "max_failures": COUNT,
         "seed": {"type": "integer", "minimum": 0},

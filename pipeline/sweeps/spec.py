@@ -71,12 +71,21 @@ class Hyperband:
     strict: bool = True
 
 
+class Launcher(Enum):
+    """How a trial is started on several devices."""
+
+    torchrun = "torchrun"  # a process for each
+    none = "none"  # once, as for programs that start their ranks themselves
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The block ``pipeline:`` of the file.
 
     Attributes:
         num_gpus: Devices of a trial, where `num_gpus` is no parameter.
+        launcher: How a trial with several devices is started.
+        distributed_program: In place of ``program`` for a trial with several devices; "" for the same one.
         max_attempts: Times that a trial is begun before it counts as failed.
         max_failures: Failed trials in a row after which the sweep stops.
         seed: Of the search.
@@ -85,6 +94,8 @@ class Options:
     """
 
     num_gpus: int = 1
+    launcher: Launcher = Launcher.torchrun
+    distributed_program: str = ""
     max_attempts: int = 2
     max_failures: int = 3
     seed: int = 0

@@ -11,9 +11,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sweeps.command import overrides_of, trial_command
+from pipeline.sweeps.command import overrides_of, prepare_command, trial_command
 from pipeline.sweeps.parameters import read_parameters
-from pipeline.sweeps.spec import Method, Sweep
+from pipeline.sweeps.spec import Method, Options, Sweep
 
 BLOCK = {
     "lr": {"value": 1e-05},
@@ -35,16 +35,24 @@ VALUES = {
 MODEL = {"size": 2, "kinds": ["x"]}
 
 
-def words(*command: str, values: dict[str, Any] = VALUES) -> list[str]:
-    sweep = Sweep(
+ENVIRONMENT = {"HOME": "/home/me", "ODD": "${odd}"}
+
+
+def words(*command: str, values: dict[str, Any] = VALUES, num_gpus: int = 1, **options: Any) -> list[str]:
+    sweep = sweep_of(command, **options)
+    return trial_command(sweep, values, Path("/tmp/p.json"), num_gpus=num_gpus, environment=ENVIRONMENT)
+
+
+def sweep_of(command: tuple[str, ...], **options: Any) -> Sweep:
+    return Sweep(
         name="s",
         method=Method.random,
         metric=None,
         parameters={each.name: each for each in read_parameters(BLOCK)},
         program="train.py",
         command=command,
+        options=Options(**options),
     )
-    return trial_command(sweep, values, Path("/tmp/p.json"), {"HOME": "/home/me"})
 
 
 @pytest.mark.parametrize(
@@ -84,6 +92,7 @@ def words(*command: str, values: dict[str, Any] = VALUES) -> list[str]:
         ("${args_json_file}", ["/tmp/p.json"]),
         ("${envvar:HOME}/x", ["/home/me/x"]),
         ("${envvar:NOBODY}", ["NOBODY"]),
+        ("${envvar:ODD}", ["${odd}"]),
         ("--all=${args}", ["--all=${args}"]),
     ],
 )
@@ -93,6 +102,23 @@ def test_macros_are_filled_in_as_wandbs_agent_does(macro: str, made: list[str]) 
 
 def test_nothing_of_a_value_is_a_macro() -> None:
     assert words("${args}", values={"name": "${program}"}) == ["--name=${program}"]
+
+
+def test_a_trial_on_several_devices_may_have_another_program() -> None:
+    assert words("${program}", num_gpus=2) == ["train.py"]
+    assert words("${program}", num_gpus=2, distributed_program="ddp.py") == ["ddp.py"]
+    assert words("${program}", num_gpus=1, distributed_program="ddp.py") == ["train.py"]
+
+
+def test_what_is_run_before_the_first_trial_has_no_parameters() -> None:
+    prepare = ("${interpreter}", "${program}", "${args}", "${args_json}", "--only-data", "${envvar:HOME}")
+    assert prepare_command(sweep_of((), prepare=prepare), ENVIRONMENT) == [
+        sys.executable,
+        "train.py",
+        "--only-data",
+        "/home/me",
+    ]
+    assert prepare_command(sweep_of(())) == []
 
 
 # Keys of tables as Hydra has them; values of any plain data.

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.sweeps.file import DEFAULT_COMMAND, read_sweep
 from pipeline.sweeps.space import Choice, Constant, LogUniform, Quantized, Uniform, WholeUniform
-from pipeline.sweeps.spec import Goal, Hyperband, Impute, Method, Metric, Options, Sweep
+from pipeline.sweeps.spec import Goal, Hyperband, Impute, Launcher, Method, Metric, Options, Sweep
 
 LEAST = "program: train.py\nmethod: random\nparameters:\n"
 WITH = "program: train.py\nmethod: random\nparameters: {a: {value: 1}}\n"
@@ -60,7 +60,15 @@ parameters:
 early_terminate: {type: hyperband, s: 2, eta: 3, max_iter: 27, strict: false}
 run_cap: 20
 command: [python, "${program}", 3]
-pipeline: {num_gpus: 2, max_attempts: 5, max_failures: 4, seed: 7, prepare: "make 'the data'", environment: {A: 1}}
+pipeline:
+  num_gpus: 2
+  launcher: none
+  distributed_program: ddp.py
+  max_attempts: 5
+  max_failures: 4
+  seed: 7
+  prepare: "make 'the data'"
+  environment: {A: 1}
 """)
     assert sweep == Sweep(
         name="lr",
@@ -79,6 +87,8 @@ pipeline: {num_gpus: 2, max_attempts: 5, max_failures: 4, seed: 7, prepare: "mak
         early_terminate=Hyperband(bands=(3, 9), eta=3.0, strict=False),
         options=Options(
             num_gpus=2,
+            launcher=Launcher.none,
+            distributed_program="ddp.py",
             max_attempts=5,
             max_failures=4,
             seed=7,
