@@ -126,3 +126,41 @@ def agent(
             grace_s=grace,
         )
         raise typer.Exit(code)
+
+
+Name = Annotated[str, typer.Argument(help="The sweep.")]
+
+
+def _tell(word: str, name: str, output_dir: Path) -> None:
+    from pipeline.commands import sweep_run
+    from pipeline.sweeps.halting import Word
+
+    with answering():
+        sweep_run.tell(name, output_dir, Word[word], make_console())
+
+
+@app.command(help="Begin no more trials; those under way go on.", epilog=examples("pipeline sweep stop lr"))
+def stop(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
+    """Stop a sweep."""
+    _tell("stop", name, output_dir)
+
+
+@app.command(help="Give a sweep up: end its trials now.", epilog=examples("pipeline sweep cancel lr"))
+def cancel(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
+    """Cancel a sweep."""
+    _tell("cancel", name, output_dir)
+
+
+@app.command(help="Begin no more trials until `sweep resume`.", epilog=examples("pipeline sweep pause lr"))
+def pause(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
+    """Pause a sweep."""
+    _tell("pause", name, output_dir)
+
+
+@app.command(
+    help="Let a sweep go on that was paused, stopped or cancelled; what has failed gets another chance.",
+    epilog=examples("pipeline sweep resume lr"),
+)
+def resume(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
+    """Resume a sweep."""
+    _tell("resume", name, output_dir)

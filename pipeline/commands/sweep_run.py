@@ -11,13 +11,17 @@ from rich.console import Console
 from pipeline.commands.run_messages import INTERRUPTED
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.errors import StoreError
+from pipeline.errors import ConfigError, StoreError
+from pipeline.sweeps import halting
 from pipeline.sweeps.agent import Agent, Bounds, Told
 from pipeline.sweeps.beginning import begin_sweep
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.folder import SweepFolder
+from pipeline.sweeps.halting import Word
 from pipeline.sweeps.pool import Pool, choose_pool
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep
+from pipeline.sweeps.search import Search
+from pipeline.sweeps.searches import make_search
 from pipeline.sweeps.spec import Sweep
 from pipeline.sweeps.trials import TrialState, best_trial
 from pipeline.terminal.console import say
@@ -48,8 +52,9 @@ def run(
     pool = choose_pool(device, agents=agents, each=each, ids=ids, otherwise=sweep.options.num_gpus)
     for note in sweep.notes:
         say(console, note)
-    folder = begin_sweep(sweep, file, overrides, output_dir)
-    return work(sweep, folder, pool, Bounds(total=count, grace_s=grace_s), console)
+    search = make_search(sweep)
+    folder = begin_sweep(sweep, file, output_dir, overrides=overrides, count=count)
+    return work(sweep, folder, pool, Bounds(grace_s=grace_s), search, console)
 
 
 def agent(
@@ -71,16 +76,32 @@ def agent(
     """
     folder = choose_sweep(output_dir.absolute(), name)
     view = RecordedSweep(folder).view
+    if view.halted == "finished":
+        say(console, f"sweep {name} is finished: nothing is left for an agent")
+        return 0
+    if view.halted in ("stopped", "cancelled"):
+        raise ConfigError(
+            f"sweep {name} is {view.halted}: {view.reason}. `python -m pipeline sweep resume {name}` lets it go on"
+        )
     sweep = read_sweep(folder.file, name=name, overrides=view.overrides)
     sweep = replace(sweep, folder=Path(view.folder or sweep.folder))
     pool = choose_pool(device, agents=agents, each=each, ids=ids, otherwise=sweep.options.num_gpus)
-    return work(sweep, folder, pool, Bounds(own=count, grace_s=grace_s), console)
+    return work(sweep, folder, pool, Bounds(own=count, grace_s=grace_s), make_search(sweep), console)
 
 
-def work(sweep: Sweep, folder: SweepFolder, pool: Pool, bounds: Bounds, console: Console) -> int:
+def tell(name: str, output_dir: Path, word: Word, console: Console) -> None:
+    """Tell a sweep to stop, to be given up, to pause or to go on.
+
+    Raises:
+        PipelineError: There is none, or it makes no sense now.
+    """
+    say(console, halting.tell(choose_sweep(output_dir.absolute(), name), word))
+
+
+def work(sweep: Sweep, folder: SweepFolder, pool: Pool, bounds: Bounds, search: Search, console: Console) -> int:
     """Be an agent of a sweep; the exit code: 0 all well, 1 some failed, 130 and 143 interrupted."""
     with StopSignals() as signals:
-        one = Agent(sweep, folder, pool, bounds, Told(say=lambda text: say(console, text)))
+        one = Agent(sweep, folder, pool, bounds, search, Told(say=lambda text: say(console, text)))
         try:
             one.run(signals)
         except StoreError as error:

@@ -15,21 +15,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from pipeline.engine.devices.inventory import Device, usable_cores
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.workers.reaper import Reaper
-from pipeline.errors import ConfigError
 from pipeline.machine import descendants
 from pipeline.sweeps import turn
 from pipeline.sweeps.folder import SweepFolder
-from pipeline.sweeps.orders import as_written, order_of, write_parameters
+from pipeline.sweeps.orders import order_of, write_parameters
+from pipeline.sweeps.owner import Chooser, note_lost, refuse_several
 from pipeline.sweeps.pool import Pool
-from pipeline.sweeps.record import Record, next_trial_number, present
+from pipeline.sweeps.record import Record, present
 from pipeline.sweeps.running import Curve, Running
 from pipeline.sweeps.search import Search
-from pipeline.sweeps.searches import make_search
 from pipeline.sweeps.spec import Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 
@@ -45,12 +44,10 @@ class Bounds:
     """How much an agent does.
 
     Attributes:
-        total: The most trials that the sweep is to have; None for no bound.
         own: The most that this agent begins; None for no bound.
         grace_s: Seconds that a program has to end once it was told to.
     """
 
-    total: int | None = None
     own: int | None = None
     grace_s: int = 30
 
@@ -82,8 +79,8 @@ class Agent:
         folder: SweepFolder,
         pool: Pool,
         bounds: Bounds,
+        search: Search,
         told: Told,
-        search: Callable[[Sweep], Search] = make_search,
     ) -> None:
         """Prepare.
 
@@ -92,19 +89,21 @@ class Agent:
             folder: Where it is.
             pool: Where trials run.
             bounds: How much is done.
+            search: Chooses settings.
             told: Who is told what happens.
-            search: Makes the search, when it is needed for the first time.
         """
         self.id = self.interrupted = ""
         self._sweep, self._folder, self._record = sweep, folder, Record(folder)
         self._pool, self._bounds, self._told = pool, bounds, told
-        self._make_search, self._search = search, cast("Search | None", None)
+        self._search = search
+        self._chooser = Chooser(
+            self._record, sweep, search, devices=len(pool.devices), each=pool.each, latest=self._latest
+        )
         self._running: list[Running] = []
         self._ended: list[Running] = []
         self._curves: dict[tuple[int, int], Curve] = {}
         self._blocked: dict[Device, tuple[float, float]] = {}
         self._begun: set[int] = set()
-        self._exhausted = False
         self._leaving = False
         self._tag = descendants.new_tag()
 
@@ -138,14 +137,9 @@ class Agent:
 
     def _join(self, held: ExitStack) -> None:
         with self._record.turn():
-            self._note_lost()
-            view = self._record.view
-            if not self._record.has_locks and view.agents:
-                raise ConfigError(
-                    f"{self._folder.path} is on a file system without locks, where one agent alone can work on a "
-                    f"sweep, and {', '.join(view.agents)} may still be there"
-                )
-            self.id = f"a{view.joined + 1}"
+            note_lost(self._record)
+            refuse_several(self._record)
+            self.id = f"a{self._record.view.joined + 1}"
             held.enter_context(present(self._folder, self.id))
             self._record.write(
                 "AgentJoined",
@@ -201,7 +195,7 @@ class Agent:
     def _judge(self, one: Running) -> None:
         values = {number: _finite(curve) for number, curve in self._all_curves().items()}
         trial = replace(one.trial, value=one.curve.latest)
-        if reason := self._searched().stops(trial, values):
+        if reason := self._search.stops(trial, values):
             one.ask(TrialState.stopped, reason)
 
     def _all_curves(self) -> dict[int, Curve]:
@@ -219,6 +213,12 @@ class Agent:
             self._curves[number, attempt] = Curve(self._folder.trial(number), attempt, metric)
         return self._curves[number, attempt]
 
+    def _latest(self, trial: Trial) -> float | None:
+        """What a running trial, be it another agent's, has logged last."""
+        curve = self._curve(trial.number, trial.attempts)
+        curve.refresh()
+        return curve.latest
+
     def _end_all(self) -> None:
         for one in self._running:
             one.kill()
@@ -228,7 +228,8 @@ class Agent:
     def _take_turn(self) -> None:
         with self._record.turn():
             self._note_ends()
-            self._note_lost()
+            for trial in note_lost(self._record, self.id):
+                self._told.say(f"trial {trial.number}: {trial.reason}")
             self._heed()
             chosen = self._choose()
         for trial, attempt, devices in chosen:
@@ -262,20 +263,6 @@ class Agent:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             self._blocked[device] = (time.monotonic() + pause, pause)
 
-    def _note_lost(self) -> None:
-        view, record = self._record.view, self._record
-        gone = [agent for agent in view.agents if agent != self.id and record.agent_lives(agent) is False]
-        for trial in view.having(TrialState.running):
-            if trial.agent in gone or (trial.agent not in view.agents and trial.agent != self.id):
-                state = TrialState.failed if trial.losses + 1 >= turn.MAX_LOSSES else TrialState.lost
-                reason = f"agent {trial.agent} is gone"
-                fields = {"state": state.value, "reason": reason}
-                record.write("TrialEnded", trial=trial.number, attempt=trial.attempts, **fields)
-                self._told.say(f"trial {trial.number}: {reason}; it is tried again")
-        for agent in gone:
-            record.write("AgentLeft", agent=agent)
-            (self._folder.agents / agent).unlink(missing_ok=True)
-
     def _heed(self) -> None:
         """Do what the state of the sweep asks for."""
         view = self._record.view
@@ -293,7 +280,7 @@ class Agent:
         while free := self._free([device for _, _, devices in chosen for device in devices]):
             if len(self._running) + len(chosen) >= self._pool.at_once:
                 break
-            trial = self._next()
+            trial = self._chooser.next(new=self._bounds.own is None or len(self._begun) < self._bounds.own)
             if trial is None:
                 self._leaving = not self._running and not chosen
                 break
@@ -305,45 +292,8 @@ class Agent:
             self._begun.add(trial.number)
             chosen.append((trial, attempt, devices))
         if self._leaving:
-            self._finish()
+            self._chooser.finish()
         return chosen
-
-    def _next(self) -> Trial | None:
-        """The trial whose turn it is here, be it a new one; None where nothing is left for this agent."""
-        view = self._record.view
-        if view.halted or (self._bounds.own is not None and len(self._begun) >= self._bounds.own):
-            return None
-        size = len(self._pool.devices)
-        for _ in range(_MANY):
-            waiting = turn.ready(view, self._sweep.options.max_attempts)
-            if (trial := turn.next_of(waiting, size)) is not None:
-                return trial
-            if not self._create():
-                return None
-        return None
-
-    def _create(self) -> bool:
-        view = self._record.view
-        if self._exhausted or not turn.may_create(view, self._sweep, self._bounds.total):
-            return False
-        trials = [view.trials[number] for number in sorted(view.trials)]
-        for at, trial in enumerate(trials):
-            if trial.state is TrialState.running:
-                curve = self._curve(trial.number, trial.attempts)
-                curve.refresh()
-                trials[at] = replace(trial, value=curve.latest)
-        parameters = self._searched().ask(trials)
-        if parameters is None:
-            self._exhausted = True
-            return False
-        number = next_trial_number(self._folder, max(view.trials, default=-1) + 1)
-        self._record.write(
-            "TrialCreated",
-            trial=number,
-            num_gpus=turn.devices_needed(parameters, self._pool.each),
-            **as_written(parameters),
-        )
-        return True
 
     def _free(self, taken: Sequence[Device]) -> list[Device]:
         used = [*taken, *(device for one in self._running for device in one.devices)]
@@ -353,14 +303,6 @@ class Agent:
             for device in self._pool.devices
             if device not in used and self._blocked.get(device, (0.0, 0.0))[0] <= now
         ]
-
-    def _finish(self) -> None:
-        view = self._record.view
-        if view.halted or view.having(TrialState.running) or turn.ready(view, self._sweep.options.max_attempts):
-            return
-        if not self._exhausted and turn.may_create(view, self._sweep, self._bounds.total):
-            return
-        self._record.write("SweepFinished", reason=turn.reached(view, self._sweep.metric))
 
     # -- starting ----------------------------------------------------------------------------------------------
 
@@ -379,11 +321,6 @@ class Agent:
         value = f", {metric.name} {ended.value:.6g}" if metric and ended.value is not None else ""
         reason = f" ({ended.reason})" if ended.reason else ""
         self._told.say(f"trial {number}: {ended.state.value}{value}{reason}")
-
-    def _searched(self) -> Search:
-        if self._search is None:
-            self._search = self._make_search(self._sweep)
-        return self._search
 
 
 def _finite(curve: Curve) -> list[float]:

@@ -18,14 +18,17 @@ _FIXED = ("method", "metric", "parameters", "program", "command")
 """What trials have in common; a sweep with others is another sweep."""
 
 
-def begin_sweep(sweep: Sweep, file: Path, overrides: Sequence[str], output_dir: Path) -> SweepFolder:
+def begin_sweep(
+    sweep: Sweep, file: Path, output_dir: Path, *, overrides: Sequence[str] = (), count: int | None = None
+) -> SweepFolder:
     """Make the folder of a sweep, or see that the one which is there is the same sweep.
 
     Args:
         sweep: What is asked for.
         file: Where it was read.
-        overrides: Settings of the command line, which `sweep` has.
         output_dir: Folder of all runs.
+        overrides: Settings of the command line, which `sweep` has.
+        count: The most trials; None for no bound.
 
     Raises:
         ConfigError: There is another sweep of that name.
@@ -49,6 +52,7 @@ def begin_sweep(sweep: Sweep, file: Path, overrides: Sequence[str], output_dir: 
                 goal=sweep.metric.goal.value if sweep.metric else None,
                 folder=str(sweep.folder.absolute()),
                 overrides=list(overrides),
+                count=count,
                 pid=os.getpid(),
                 host=socket.gethostname(),
             )

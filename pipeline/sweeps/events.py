@@ -32,6 +32,7 @@ class _SweepStarted(TypedDict):
     host: NotRequired[str]
     folder: NotRequired[str]
     overrides: NotRequired[list[str]]
+    count: NotRequired[_Number | None]
 
 
 class _AgentJoined(TypedDict):

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,14 @@ class Record(RecordedSweep):
             self._journal_file = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    """Who an agent is, as its file says."""
+
+    pid: int
+    host: str
+
+
 @contextmanager
 def present(folder: SweepFolder, agent: str) -> Iterator[None]:
     """Be seen as an agent that lives: its file is locked until this process ends, however it ends.
@@ -102,7 +111,7 @@ def present(folder: SweepFolder, agent: str) -> Iterator[None]:
         with suppress(LocksUnsupportedError):
             lock(descriptor)
         with suppress(OSError):
-            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+            os.write(descriptor, json.dumps(asdict(Present(pid=os.getpid(), host=socket.gethostname()))).encode())
         yield
         with suppress(OSError):
             path.unlink()

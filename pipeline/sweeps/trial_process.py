@@ -140,8 +140,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
         port = held.enter_context(own_port())
         environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     levels = read_levels(devices)
-    with _started(order, devices, environment, port) as told:
-        log = held.enter_context(Path(order.log).open("ab", buffering=0))
+    with _started(order, devices, environment, port) as told, Path(order.log).open("ab", buffering=0) as log:
         told["exit_code"] = code = supervise(
             words,
             environment,

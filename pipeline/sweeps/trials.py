@@ -1,6 +1,6 @@
 """Trials of a sweep, as its journal tells them: a pure fold of events, the same for whoever runs or looks.
 
-    SweepStarted(name, method, metric, goal, pid, host, folder, overrides)
+    SweepStarted(name, method, metric, goal, pid, host, folder, overrides, count)
     Prepared()
     AgentJoined(agent, host, pid, devices)   AgentLeft(agent)
     TrialCreated(trial, parameters, num_gpus, exact)
@@ -98,6 +98,7 @@ class SweepView:
         prepared: Whether what comes before the first trial has been done.
         folder: In which the sweep was begun, and programs start.
         overrides: Settings of the command line that are fixed for every trial.
+        count: The most trials, as the command line says; None for no bound.
     """
 
     method: str = ""
@@ -115,6 +116,7 @@ class SweepView:
     prepared: bool = False
     folder: str = ""
     overrides: tuple[str, ...] = ()
+    count: int | None = None
 
     def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take events in their order; those of a later version or of unknown trials are passed over."""
@@ -134,6 +136,7 @@ class SweepView:
         self.goal = Goal(event.get("goal") or Goal.minimize)
         self.started = event["time"] if self.started is None else self.started
         self.folder, self.overrides = event.get("folder", ""), tuple(event.get("overrides", ()))
+        self.count = event.get("count")
         self._go_on(event)
 
     def _go_on(self, event: Mapping[str, Any]) -> None:

@@ -52,16 +52,10 @@ def too_large(trials: Sequence[Trial], pool: int) -> list[Trial]:
     return [trial for trial in trials if trial.num_gpus > pool]
 
 
-def may_create(view: SweepView, sweep: Sweep, total: int | None) -> bool:
-    """Whether a further trial may be chosen.
-
-    Args:
-        view: The trials so far.
-        sweep: What is asked for.
-        total: The most trials that this command wants the sweep to have; None for no bound.
-    """
-    caps = [cap for cap in (sweep.run_cap, total) if cap is not None]
-    return len(view.trials) < min(caps, default=len(view.trials) + 1) and not reached(view, sweep.metric)
+def may_create(view: SweepView, sweep: Sweep) -> bool:
+    """Whether a further trial may be chosen: neither the file nor the command that began the sweep has enough."""
+    caps = [cap for cap in (sweep.run_cap, view.count) if cap is not None]
+    return len(view.trials) < min(caps, default=len(view.trials) + 1)
 
 
 def reached(view: SweepView, metric: Metric | None) -> str:
