@@ -63,10 +63,5 @@ def _what_follows(record: Record, word: Word) -> str:
         Word.stop: f"sweep {record.name} begins no more trials; {running} under way go on to their end",
         Word.cancel: f"sweep {record.name} is given up; {running} under way are ended",
         Word.pause: f"sweep {record.name} begins no more trials until it is resumed; {running} under way go on",
-        Word.resume: f"sweep {record.name} goes on"
-        + (
-            ""
-            if record.view.agents
-            else f", once an agent works on it: `python -m pipeline sweep agent {record.name}`"
-        ),
+        Word.resume: f"sweep {record.name} goes on{'' if record.view.agents else joins}",
     }[word]
