@@ -55,7 +55,8 @@ def order_of(
     place = folder.trial(trial.number)
     on_gpus = devices[0].kind == "cuda"
     return Order(
-        words=trial_command(sweep, trial.parameters, place.parameters.absolute()),
+        words=trial_command(sweep, trial.parameters, place.parameters.absolute(), num_gpus=trial.num_gpus),
+        launcher=sweep.options.launcher,
         gpus=[places[device.uuid or ""] for device in devices] if on_gpus else None,
         slots=len(devices),
         holder=f"sweep {folder.name}, trial {trial.number}",

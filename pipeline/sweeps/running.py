@@ -6,7 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+
+import msgspec
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.journal import JournalReader
@@ -95,7 +96,7 @@ class Running:
         self._child = Child(
             MODULE,
             descendants.with_tag(os.environ, tag),
-            {"order": asdict(order)},
+            {"order": msgspec.to_builtins(order)},
             max_bytes=_MESSAGE_BYTES,
             send_timeout_s=5.0,
             own_group=True,

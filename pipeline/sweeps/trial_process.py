@@ -24,6 +24,7 @@ from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, read_levels, wait_until_all_free
+from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.engine.launch.ports import own_port
 from pipeline.engine.launch.request import LOOPBACK, LaunchRequest, Meeting, find_program
 from pipeline.engine.launch.run import listen, rank_environment, ranks_command, take_devices
@@ -34,6 +35,7 @@ from pipeline.foreign import converted
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 from pipeline.sweeps.programs import as_ranks, is_tracker
+from pipeline.sweeps.spec import Launcher
 
 MODULE = "pipeline.sweeps.trial_process"
 
@@ -47,7 +49,8 @@ class Order:
         gpus: Positions of its GPUs in the visible set; None for the CPU.
         slots: How many CPU slots it has, without GPUs.
         cores: Cores that its processes share.
-        leases: Whether the program takes its devices itself.
+        leases: Whether the program takes its devices itself: it sees all that this process does.
+        launcher: How it is started on several devices.
         holder: Who has the devices, for the messages of others.
         variables: Of its environment, besides those that it has from this process.
         folder: Where it starts.
@@ -61,6 +64,7 @@ class Order:
     slots: int = 1
     cores: int = 1
     leases: bool = False
+    launcher: Launcher = Launcher.torchrun
     holder: str = ""
     variables: dict[str, str] = field(default_factory=dict)
     folder: str = "."
@@ -125,10 +129,11 @@ def _request(order: Order) -> LaunchRequest:
 
 
 def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
-    base = {name: value for name, value in arithmetic.outside(os.environ).items() if not is_tracker(name)}
-    environment = {**rank_environment(base, devices, order.cores, alone=True), **order.variables}
+    environment = {**_base(order, devices), **order.variables}
     words, server, ranks = order.words, None, None
-    if len(devices) > 1 and not order.leases and (ranks := as_ranks(order.words)) is not None:
+    if len(devices) > 1 and not order.leases and order.launcher is Launcher.torchrun:
+        ranks = as_ranks(order.words)
+    if ranks is not None:
         program = find_program(ranks, Path(order.folder))
         server = held.enter_context(listen(None))
         port = server.getsockname()[1]
@@ -152,6 +157,14 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
             own=ranks is not None,
         )
     return Said(exit_code=code, notes=wait_until_all_free(devices, levels, FREE_TIMEOUT_S))
+
+
+def _base(order: Order, devices: list[Device]) -> dict[str, str]:
+    """What a program finds in its environment, before what is its own."""
+    base = {name: value for name, value in arithmetic.outside(os.environ).items() if not is_tracker(name)}
+    if order.leases:
+        return {name: value for name, value in base.items() if not is_of_launcher(name)}
+    return rank_environment(base, devices, order.cores, alone=True)
 
 
 @contextmanager
