@@ -29,6 +29,7 @@ from pipeline.commands.run_messages import (
 )
 from pipeline.commands.start import settle
 from pipeline.commands.track import tracked
+from pipeline.commands.trial import TrialRounds
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import StageChoice
 from pipeline.engine.journal import Journal
@@ -80,8 +81,10 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
+            rounds = TrialRounds(request)
             with tracked(run, config.tracking, console, signals) as hear:
-                outcome = _run_missing(request, stored.missing, verified, run, console, signals, hear)
+                outcome = _run_missing(request, stored.missing, verified, run, console, signals, hear, rounds)
+                rounds.conclude()
                 if outcome is not None:
                     _link_stored(request, run, _found_stored(stored.missing, outcome))
                 return _end(request, outcome, verified, run, console)
@@ -180,6 +183,7 @@ def _run_missing(
     console: Console,
     signals: StopSignals,
     hear: Callable[[], None],
+    rounds: TrialRounds,
 ) -> Outcome | None:
     if not missing:
         _record_nothing_to_do(request, run)
@@ -194,6 +198,7 @@ def _run_missing(
             hear()
             gpus.update(live.view, live.view.elapsed_s(live.now))
             reports.update(live.view, live.view.elapsed_s(live.now))
+            rounds.update(live.view)
 
         def stop(text: str) -> None:
             live.stopping = text

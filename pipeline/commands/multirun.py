@@ -23,6 +23,7 @@ from pipeline.plan.job import chain_name
 from pipeline.runs.primary import PRIMARY_METRICS, primary_metric
 from pipeline.runs.record import ResultRow
 from pipeline.runs.rows import collect_rows
+from pipeline.sweeps.reporting import own_trial
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""
@@ -62,8 +63,11 @@ def in_multirun() -> bool:
 
 
 def group_of_run() -> str:
-    """What the runs of a multirun have in common, and no other run has; "" for a run of its own."""
-    return str(HydraConfig.get().sweep.dir) if in_multirun() else ""
+    """What the runs of a multirun or a sweep have in common, and no other run has; "" for a run of its own."""
+    if in_multirun():
+        return str(HydraConfig.get().sweep.dir)
+    trial = own_trial()
+    return str(trial.parents[1]) if trial is not None else ""
 
 
 def run_label(arguments: Sequence[str]) -> str:
@@ -123,13 +127,15 @@ def objective(config: Config) -> float | None:
     if not _wanted(config):
         return None
     request = prepare(config)
-    rows = [
-        row
-        for row in collect_rows(request.store, request.plan.jobs.values())
-        if row.round == config.rounds_of_training
-        and _chosen(config, _name(config, row.dataset, row.model, row.reference, row.seed, row.algo))
-    ]
-    return primary_result(rows)
+    rows = collect_rows(request.store, request.plan.jobs.values())
+    return primary_result(
+        [row for row in rows if row.round == config.rounds_of_training and is_judged(config, row)]
+    )
+
+
+def is_judged(config: Config, row: ResultRow) -> bool:
+    """Whether settings are chosen by the chain that a row is of."""
+    return _chosen(config, _name(config, row.dataset, row.model, row.reference, row.seed, row.algo))
 
 
 def primary_result(rows: Sequence[ResultRow]) -> float:

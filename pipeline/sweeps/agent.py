@@ -308,9 +308,17 @@ class Agent:
 
     def _start(self, trial: Trial, attempt: int, devices: list[Device]) -> None:
         write_parameters(self._sweep, self._folder, trial)
-        order = order_of(self._sweep, self._folder, trial, attempt, devices, self._pool.places)
         cores = max(1, usable_cores() * len(devices) // len(self._pool.devices))
-        order = replace(order, cores=cores, grace_s=self._bounds.grace_s)
+        order = order_of(
+            self._sweep,
+            self._folder,
+            trial,
+            attempt,
+            devices,
+            self._pool.places,
+            cores=cores,
+            grace_s=self._bounds.grace_s,
+        )
         curve = self._curve(trial.number, attempt)
         self._running.append(Running(trial, attempt, devices, curve, order, self._tag))
         where = ", ".join(device.label for device in devices)

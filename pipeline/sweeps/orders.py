@@ -11,7 +11,8 @@ from pipeline.engine.devices.inventory import Device
 from pipeline.errors import StoreError
 from pipeline.files import json_text, write_whole
 from pipeline.sweeps.command import trial_command
-from pipeline.sweeps.folder import SweepFolder
+from pipeline.sweeps.folder import SweepFolder, TrialFolder
+from pipeline.sweeps.own_runs import is_own, own_command
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.space import nested
 from pipeline.sweeps.spec import Sweep
@@ -41,6 +42,9 @@ def order_of(
     attempt: int,
     devices: Sequence[Device],
     places: Mapping[str, int],
+    *,
+    cores: int,
+    grace_s: int,
 ) -> Order:
     """What is run for an attempt at a trial.
 
@@ -51,24 +55,39 @@ def order_of(
         attempt: Which attempt, from 1.
         devices: Where it is to run.
         places: UUID -> position in the visible set.
+        cores: That its processes share.
+        grace_s: Seconds that it has to end.
     """
     place = folder.trial(trial.number)
-    on_gpus = devices[0].kind == "cuda"
+    own = is_own(sweep)
+    if own:
+        words = own_command(sweep, folder, trial.parameters, devices, places, workers=cores)
+    else:
+        json_file = place.parameters.absolute()
+        words = trial_command(sweep, trial.parameters, json_file, num_gpus=trial.num_gpus)
     return Order(
-        words=trial_command(sweep, trial.parameters, place.parameters.absolute(), num_gpus=trial.num_gpus),
-        launcher=sweep.options.launcher,
-        gpus=[places[device.uuid or ""] for device in devices] if on_gpus else None,
+        words=words,
+        gpus=[places[device.uuid or ""] for device in devices] if devices[0].kind == "cuda" else None,
         slots=len(devices),
+        cores=cores,
+        leases=own,
+        launcher=sweep.options.launcher,
         holder=f"sweep {folder.name}, trial {trial.number}",
-        variables={
-            **sweep.options.environment,
-            VARIABLE: str(place.metrics(attempt).absolute()),
-            "WANDB_DIR": str(place.path.absolute()),
-        },
+        variables=variables_of(sweep, place, attempt),
         folder=str(sweep.folder),
         log=str(place.log(attempt).absolute()),
         start=str(place.start(attempt).absolute()),
+        grace_s=grace_s,
     )
+
+
+def variables_of(sweep: Sweep, place: TrialFolder, attempt: int) -> dict[str, str]:
+    """What the environment of a trial has of its own."""
+    return {
+        **sweep.options.environment,
+        VARIABLE: str(place.metrics(attempt).absolute()),
+        "WANDB_DIR": str(place.path.absolute()),
+    }
 
 
 def as_written(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,6 +53,12 @@ def log(
     _append(Path(place), {"step": _steps[place], "values": numbers, "time": round(time.time(), 3)})
 
 
+def own_trial() -> Path | None:
+    """The folder of the trial that this process is the program of; None outside of a sweep."""
+    place = os.environ.get(VARIABLE)
+    return Path(place).parent if place else None
+
+
 def _number(name: str, value: SupportsFloat) -> float | None:
     """A finite number; None for one that is not, which JSON does not have."""
     try:
