@@ -18,11 +18,15 @@ from pipeline.sweeps.impute import Told, told
 from pipeline.sweeps.random_search import share
 from pipeline.sweeps.space import (
     LEAST_SHARE,
+    Beta,
     Choice,
     Constant,
     Distribution,
+    LogNormal,
     LogUniform,
+    Normal,
     Parameter,
+    Quantized,
     Uniform,
     WholeUniform,
 )
@@ -45,13 +49,18 @@ def check_installed() -> None:
     Raises:
         ConfigError: There is not; says how to install it.
     """
-    from importlib.util import find_spec
-
-    if find_spec("optuna") is None:
+    if not installed():
         raise ConfigError(
             f"method: bayes is Optuna's search, which is not installed: {install_command('sweeps')}, or say "
             "`method: random`"
         )
+
+
+def installed() -> bool:
+    """Whether there is Optuna."""
+    from importlib.util import find_spec
+
+    return find_spec("optuna") is not None
 
 
 def suggest(sweep: Sweep, metric: Metric, trials: Sequence[Trial]) -> dict[str, Any]:
@@ -175,6 +184,21 @@ def axis_of(parameter: Parameter) -> Axis:
             return Axis(FloatDistribution(low, high, log=True), of)
         case of:
             return Axis(FloatDistribution(0.0, 1.0), of, shares=True)
+
+
+def shown_axis(parameter: Parameter) -> Axis:
+    """How the values of a parameter are shown: as themselves, where they are searched by shares."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+    match parameter.distribution:
+        case Choice(values=values) as of:
+            return Axis(CategoricalDistribution(labels_of(values)), of, labels_of(values))
+        case Quantized(of=Uniform() | LogUniform() | Normal() | LogNormal() | Beta() as inner, q=q) as of:
+            low, high = inner.at(LEAST_SHARE), inner.at(1 - LEAST_SHARE)
+            return Axis(FloatDistribution(low - q, high + q), of)
+        case Normal() | LogNormal() | Beta() | WholeUniform() as of if axis_of(parameter).shares:
+            return Axis(FloatDistribution(of.at(LEAST_SHARE), of.at(1 - LEAST_SHARE)), of)
+    return axis_of(parameter)
 
 
 def labels_of(values: Sequence[Any]) -> tuple[str, ...]:
