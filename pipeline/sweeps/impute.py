@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.sweeps.spec import Goal, Impute, Metric
-from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.sweeps.trials import Trial, TrialState, is_number
 
 _ENDED = {TrialState.done, TrialState.stopped}
 _WITHOUT = {TrialState.failed}
@@ -40,27 +40,23 @@ def told(trial: Trial, trials: Sequence[Trial], metric: Metric) -> Told | None:
     if trial.state in _ENDED and is_number(trial.value):
         return Told(trial.value)
     if trial.state in _ENDED | _WITHOUT:
-        return Told(_imputed(metric.impute, trial, trials, metric.goal))
+        return Told(_imputed(metric.impute, trial, trials, metric))
     if trial.state is TrialState.running and metric.impute_while_running is not None:
-        return Told(_imputed(metric.impute_while_running, trial, trials, metric.goal))
+        return Told(_imputed(metric.impute_while_running, trial, trials, metric))
     return Told()
 
 
-def is_number(value: float | None) -> bool:
-    """Whether there is a value that can be compared."""
-    return value is not None and math.isfinite(value)
-
-
-def _imputed(rule: Impute, trial: Trial, trials: Sequence[Trial], goal: Goal) -> float:
+def _imputed(rule: Impute, trial: Trial, trials: Sequence[Trial], metric: Metric) -> float:
     """The value that stands for that of a trial.
 
     The worst is of the trials that have ended, 0 where none has a number, as at W&B. One that has logged nothing
     counts as the worst by every rule: W&B takes 0 then, which may be better than all others.
     """
-    own = {Impute.latest: trial.value, Impute.best: trial.best, Impute.worst: None}[rule]
+    latest = trial.values.get(metric.name) if trial.value is None else trial.value
+    own = {Impute.latest: latest, Impute.best: trial.best, Impute.worst: None}[rule]
     if own is not None and math.isfinite(own):
         return own
     known = [each.value for each in trials if each.state in _ENDED and each.value is not None]
     numbers = [value for value in known if math.isfinite(value)]
-    worst = max if goal is Goal.minimize else min
+    worst = max if metric.goal is Goal.minimize else min
     return worst(numbers, default=0.0)

@@ -13,10 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pipeline.sweeps.impute import is_number
 from pipeline.sweeps.optuna_search import Axis, installed, quiet, searched, shown_axis
 from pipeline.sweeps.spec import Metric, Sweep
-from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.sweeps.trials import Trial, TrialState, is_number
 
 if TYPE_CHECKING:
     from optuna import Study

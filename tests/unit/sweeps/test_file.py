@@ -1,14 +1,17 @@
 """A sweep file: what it may say, and what is said of one that is wrong."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline.errors import ConfigError
 from pipeline.sweeps.file import DEFAULT_COMMAND, read_sweep
+from pipeline.sweeps.schema import DISTRIBUTIONS, SCHEMA
+from pipeline.sweeps.searches import make_search
 from pipeline.sweeps.space import Choice, Constant, LogUniform, Quantized, Uniform, WholeUniform
 from pipeline.sweeps.spec import Goal, Hyperband, Impute, Launcher, Method, Metric, Options, Sweep
 
@@ -383,3 +386,53 @@ def test_a_setting_that_cannot_be_read_is_named(read: Read, override: str) -> No
 def test_a_name_that_is_no_folder_is_refused(read: Read) -> None:
     with pytest.raises(ConfigError, match="is no name for a sweep"):
         read(WITH, name="a/b")
+
+
+# -- files as people have them -----------------------------------------------------------------------------------
+
+DATA = Path(__file__).parents[2] / "data" / "sweeps"
+
+
+@pytest.mark.parametrize("name", ["multi_gpu", "grid", "distributions", "deprecated"])
+def test_files_as_people_have_them_are_read(name: str) -> None:
+    sweep = read_sweep(DATA / f"{name}.yaml")
+    assert make_search(sweep).ask([]) is not None
+    assert bool(sweep.notes) == (name == "deprecated")
+
+
+def test_what_wandb_has_others_do_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_sweep(DATA / "elsewhere.yaml")
+    assert [line.partition(": ")[2].partition(": ")[0] for line in str(raised.value).splitlines()[1:]] == [
+        "what a trial runs (`job` and `image_uri` are of W&B Launch, which is not run here)",
+        "method",
+        "metrics",
+        "scheduler",
+    ]
+
+
+def test_the_files_have_every_key_that_a_file_may_have() -> None:
+    """So that nothing is in the schema that was never read."""
+    seen = {key for path in DATA.glob("*.yaml") for key in _keys_in(yaml.safe_load(path.read_text()))}
+    assert set(_keys_of(SCHEMA)) - seen == set()
+    named = {given["distribution"] for path in DATA.glob("*.yaml") for given in _parameters_in(path)}
+    assert named == set(DISTRIBUTIONS)
+
+
+def _keys_in(data: object) -> Iterator[str]:
+    if isinstance(data, dict):
+        yield from data
+    for inside in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from _keys_in(inside)
+
+
+def _keys_of(schema: object) -> Iterator[str]:
+    if isinstance(schema, dict):
+        yield from schema["properties"] if isinstance(schema.get("properties"), dict) else ()
+    for inside in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _keys_of(inside)
+
+
+def _parameters_in(path: Path) -> Iterator[dict[str, str]]:
+    given = yaml.safe_load(path.read_text())["parameters"]
+    yield from (each for each in given.values() if "distribution" in each)

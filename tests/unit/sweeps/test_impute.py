@@ -56,7 +56,8 @@ def test_one_that_a_user_has_ended_says_nothing() -> None:
     ],
 )
 def test_the_rule_says_which_value_stands_for_a_missing_one(rule: Impute, goal: Goal, expected: float) -> None:
-    failed = trial(9, TrialState.failed, value=0.4, best=0.3)
+    failed = trial(9, TrialState.failed, best=0.3)
+    failed.values = {"loss": 0.4, "other": 9.0}
     running = trial(9, TrialState.running, value=0.4, best=0.3)
     metric = Metric(name="loss", goal=goal, impute=rule, impute_while_running=rule)
     assert told(failed, DONE, metric) == told(running, DONE, metric) == Told(expected)
