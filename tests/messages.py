@@ -16,7 +16,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "pipeline"
 GAP = "…"
-RULES = ("config", "learning", "plan")
+RULES = ("config", "learning", "plan", "sweeps")
 """Wings whose functions yield what is wrong with a request."""
 _UNKNOWN = f"unknown {GAP} '{GAP}'. Did you mean '{GAP}'? Known: {GAP}."
 """What `unknown_name` words."""
@@ -80,7 +80,7 @@ class _Reader:
             elif isinstance(node, ast.Call) and _name(node.func) == "__init__" and _in_error(self._tree, scope):
                 yield from (text for argument in node.args[:1] for text in self._of(argument, scope, 0))
             elif isinstance(node, ast.Yield) and self._rules and node.value and _yields_texts(scope):
-                yield from self._of(node.value, scope, 0)
+                yield from self._of(_said(node.value), scope, 0)
 
     def _of(self, node: ast.expr, scope: Function | None, depth: int) -> list[str]:
         """All that an expression may say."""
@@ -128,7 +128,16 @@ def _in_error(tree: ast.Module, scope: Function | None) -> bool:
 
 
 def _yields_texts(scope: Function | None) -> bool:
-    return scope is not None and scope.returns is not None and ast.unparse(scope.returns) == "Iterator[str]"
+    """Whether what a function yields are faults: texts, or places with texts."""
+    return scope is not None and scope.returns is not None and ast.unparse(scope.returns) in _FAULTS
+
+
+_FAULTS = ("Iterator[str]", "Iterator[Fault]")
+
+
+def _said(value: ast.expr) -> ast.expr:
+    """The text of a fault that has a place."""
+    return value.elts[-1] if isinstance(value, ast.Tuple) else value
 
 
 def _sets(node: ast.Assign, name: str) -> bool:

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from pipeline.errors import ConfigError
+from pipeline.sweeps.command import MACROS
 from pipeline.sweeps.file import DEFAULT_COMMAND, read_sweep
-from pipeline.sweeps.schema import DISTRIBUTIONS, SCHEMA
+from pipeline.sweeps.schema import DISTRIBUTIONS, METHODS, SCHEMA
 from pipeline.sweeps.searches import make_search
 from pipeline.sweeps.space import Choice, Constant, LogUniform, Quantized, Uniform, WholeUniform
 from pipeline.sweeps.spec import Goal, Hyperband, Impute, Launcher, Method, Metric, Options, Sweep
@@ -417,6 +418,13 @@ def test_the_files_have_every_key_that_a_file_may_have() -> None:
     assert set(_keys_of(SCHEMA)) - seen == set()
     named = {given["distribution"] for path in DATA.glob("*.yaml") for given in _parameters_in(path)}
     assert named == set(DISTRIBUTIONS)
+
+
+def test_the_page_of_the_file_has_every_key() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sweep-file.md").read_text()
+    named = [*_keys_of(SCHEMA), *DISTRIBUTIONS, *METHODS]
+    assert [name for name in named if f"`{name}`" not in page] == []
+    assert [macro for macro in MACROS if f"`${{{macro}}}`" not in page] == []
 
 
 def _keys_in(data: object) -> Iterator[str]:
