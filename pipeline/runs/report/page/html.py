@@ -17,38 +17,41 @@ from typing import Any
 import msgspec
 
 from pipeline.files import replacing
-from pipeline.runs.report.page.model import Page
 from pipeline.terminal.text import printable
 
 ASSETS = Path(__file__).parent / "assets"
 PLOTLY = "plotly-basic-4.1.1.min.js"
-SCRIPTS = ("dom.js", "charts.js", "results.js", "work.js", "samples.js", "main.js")
-"""Ours, in order; together they are one."""
+FRAME = tuple(ASSETS / name for name in ("dom.js", "charts.js", "frame.js"))
+"""Ours that every page has, in order; with those of its kind they are one."""
+OF_RUNS = tuple(ASSETS / name for name in ("results.js", "work.js", "samples.js", "main.js"))
+"""Those that draw a `Page` of runs."""
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def write_page(path: Path, page: Page) -> None:
+def write_page(path: Path, page: object, scripts: tuple[Path, ...] = OF_RUNS) -> None:
     """Write a page; a browser finds the one before or this one, never a part.
+
+    Args:
+        path: The file.
+        page: The data that its scripts draw from, a `Page` or another dataclass.
+        scripts: Those that draw it, after those of the frame.
 
     Raises:
         OSError: It cannot be written.
     """
     with replacing(path, durable=False) as temporary:  # it can be made anew
-        temporary.write_text(page_html(page), encoding="utf-8", newline="")
+        temporary.write_text(page_html(page, scripts), encoding="utf-8", newline="")
 
 
-def page_html(page: Page) -> str:
-    """The whole page."""
-    parts = _SLOT.split(_asset("page.html"))
-    return "".join(part if at % 2 == 0 else _filled(part, page) for at, part in enumerate(parts))
+def page_html(page: object, scripts: tuple[Path, ...] = OF_RUNS) -> str:
+    """The whole page, see `write_page`."""
+    parts = _SLOT.split(_text(ASSETS / "page.html"))
+    filled = {**_fixed(scripts), "data": _data(page)}
+    return "".join(part if at % 2 == 0 else filled[part] for at, part in enumerate(parts))
 
 
-def _filled(slot: str, page: Page) -> str:
-    return _data(page) if slot == "data" else _fixed()[slot]
-
-
-def _data(page: Page) -> str:
+def _data(page: object) -> str:
     text = msgspec.json.encode(_shown(msgspec.to_builtins(page))).decode()
     for sign, escape in _ESCAPED.items():
         text = text.replace(sign, escape)
@@ -67,12 +70,12 @@ def _shown(value: Any) -> Any:
 
 
 @cache
-def _fixed() -> dict[str, str]:
-    """What is the same on every page."""
-    ours = "".join(_asset(name) for name in SCRIPTS)
+def _fixed(scripts: tuple[Path, ...]) -> dict[str, str]:
+    """What is the same on every page of a kind."""
+    ours = "".join(map(_text, (*FRAME, *scripts)))
     found = {
-        "style": _asset("page.css"),
-        "plotly": _asset(PLOTLY),
+        "style": _text(ASSETS / "page.css"),
+        "plotly": _text(ASSETS / PLOTLY),
         "script": f'(() => {{\n"use strict";\n{ours}}})();\n',
     }
     scripts = " ".join(_hash(found[name]) for name in ("plotly", "script"))
@@ -87,5 +90,5 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

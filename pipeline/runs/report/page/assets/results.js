@@ -39,26 +39,6 @@ function errors(values, lows, highs, colour) {
 
 // -- tables ---------------------------------------------------------------------------------------------------
 
-/** A heading that may go on in another line after each part of a name. */
-const breakable = (name) => name.split(/(?<=[_.])/).flatMap((one, at) => at ? [make("wbr"), one] : [one]);
-
-function fullTable(table, className = "") {
-  const compared = table.headings.indexOf("vs ref");
-  const cells = (row, at) => row.map((cell, column) => {
-    const marked = column === compared && table.marks[at];
-    const said = marked ? `${cell} ${marked === "better" ? "▲" : "▼"}` : cell;
-    return make("td", { class: [table.right[column] ? "right" : "", marked || "", column === 0 && cell.length > 24 ? "long" : ""].join(" ").trim() || null }, said);
-  });
-  const head = table.headings.map((one, at) => make("th", { scope: "col", class: table.right[at] ? "right" : null }, breakable(one)));
-  const body = table.rows.map((row, at) => make("tr", { class: table.ends.includes(at) ? "end" : null }, cells(row, at)));
-  const marks = Object.keys(table.marks).length ? "▲ better, ▼ worse than the reference: the test tells them apart.\n" : "";
-  return [
-    table.title ? make("h3", {}, table.title) : null,
-    make("div", { class: `scroll whole ${className}`, tabindex: "0" }, make("table", {}, make("thead", {}, make("tr", {}, head)), make("tbody", {}, body))),
-    marks || table.caption ? make("p", { class: "said" }, marks + table.caption) : null,
-  ];
-}
-
 function sideBySide() {
   if (!data.comparison.length) return;
   const section = part("comparison", "Comparison", "Comparison");

@@ -65,14 +65,14 @@ def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else() -> None:
 
 def test_charts_come_with_their_licence_and_without_a_way_out() -> None:
     assert "MIT License" in (html.ASSETS / "plotly-LICENSE.txt").read_text()
-    ours = "".join((html.ASSETS / name).read_text() for name in html.SCRIPTS)
+    ours = "".join(path.read_text() for path in (*html.FRAME, *html.OF_RUNS))
     assert "showSendToCloud: false" in ours
     assert 'plotlyServerURL: ""' in ours
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https?:", ours)
 
 
 def test_the_scripts_know_every_field_that_a_page_may_have_at_its_top() -> None:
-    ours = "".join((html.ASSETS / name).read_text() for name in html.SCRIPTS)
+    ours = "".join(path.read_text() for path in (*html.FRAME, *html.OF_RUNS))
     assert not [one.name for one in fields(Page) if f"data.{one.name}" not in ours]
 
 
