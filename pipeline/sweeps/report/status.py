@@ -14,7 +14,8 @@ from pipeline.runs.report.format import count, duration
 from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.tables import STYLES, SweepRow, about_trial, seconds_of, trials_table
-from pipeline.sweeps.trials import Trial, TrialState, best_trial
+from pipeline.sweeps.spec import Goal
+from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
 from pipeline.terminal.text import printable
 
 MOST_ROWS = 50
@@ -63,7 +64,7 @@ def sweep_page(sweep: RecordedSweep, now: float) -> list[RenderableType]:
     trials = [trial for _, trial in sorted(view.trials.items())]
     parts: list[RenderableType] = [headline(sweep, now)]
     if trials:
-        shown = sorted(foremost(trials, sweep)[:MOST_ROWS], key=lambda trial: trial.number)
+        shown = sorted(foremost(trials, view.goal)[:MOST_ROWS], key=lambda trial: trial.number)
         parts += ["", trials_table(trials, shown, view.metric, now)]
         if len(trials) > len(shown):
             parts.append(Text(f"and {len(trials) - len(shown):,} more; `sweep export {sweep.name}` lists all"))
@@ -107,17 +108,22 @@ def _hint(sweep: RecordedSweep, state: str) -> str:
     }.get(state, "")
 
 
-def foremost(trials: Sequence[Trial], sweep: RecordedSweep) -> list[Trial]:
-    """Trials, those first that one wants to see: what runs, the best ones, what is to come, then the others."""
-    goal, ranks = sweep.view.goal, {TrialState.running: 0, TrialState.done: 1}
-    sign = 1 if goal.value == "minimize" else -1
-    return sorted(
-        trials,
-        key=lambda trial: (
-            ranks.get(trial.state, 2),
-            sign * (trial.value or 0.0) if trial.state is TrialState.done else -trial.number,
-        ),
-    )
+def foremost(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
+    """Trials, those first that one wants to see: what runs, the best ones, then those without a value."""
+    running = [trial for trial in trials if trial.state is TrialState.running]
+    return [*running, *(trial for trial in ranked(trials, goal) if trial.state is not TrialState.running)]
+
+
+def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
+    """Trials, those with the best values first, then those without one, the newest first."""
+    sign = 1.0 if goal is Goal.minimize else -1.0
+
+    def place(trial: Trial) -> tuple[bool, float, int]:
+        if trial.state is TrialState.done and trial.value is not None and is_number(trial.value):
+            return False, sign * trial.value, trial.number
+        return True, 0.0, -trial.number
+
+    return sorted(trials, key=place)
 
 
 def _failed(trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:

@@ -30,7 +30,7 @@ def watched_sweep(sweep: RecordedSweep, now: float, height: int) -> list[Rendera
     top.no_wrap, top.overflow = True, "ellipsis"
     failed = view.having(TrialState.failed, TrialState.lost)[-_MOST_FAILURES:]
     bottom = [Text(printable(f"{_failure(trial)}"), "red", no_wrap=True, overflow="ellipsis") for trial in failed]
-    trials = foremost(list(view.trials.values()), sweep)
+    trials = foremost(list(view.trials.values()), view.goal)
     room = height - 2 - len(top.plain.splitlines()) - len(bottom)  # headings, and the line of the cursor
     parts: list[RenderableType] = [top]
     if trials and room > 0:

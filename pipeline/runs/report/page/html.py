@@ -78,9 +78,9 @@ def _fixed(scripts: tuple[Path, ...]) -> dict[str, str]:
         "plotly": _text(ASSETS / PLOTLY),
         "script": f'(() => {{\n"use strict";\n{ours}}})();\n',
     }
-    scripts = " ".join(_hash(found[name]) for name in ("plotly", "script"))
+    allowed = " ".join(_hash(found[name]) for name in ("plotly", "script"))
     found["policy"] = (
-        f"default-src 'none'; script-src {scripts}; style-src {_hash(found['style'])} {_hash('')}; "
+        f"default-src 'none'; script-src {allowed}; style-src {_hash(found['style'])} {_hash('')}; "
         "base-uri 'none'; form-action 'none'"
     )
     return found

@@ -1,0 +1,181 @@
+"""The page of a sweep: what it left, read once and put into the form of `model`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pipeline import __version__
+from pipeline.foreign import ForeignDataError, read_plain
+from pipeline.runs.report.format import count, duration, shown_path
+from pipeline.runs.report.page.html import write_page
+from pipeline.runs.report.page.results import page_table
+from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.report.axes import axes_of
+from pipeline.sweeps.report.importance import FEWEST, best_of, importance
+from pipeline.sweeps.report.measures import curves_of, measured_of, measures_of, values_of
+from pipeline.sweeps.report.model import FailedTrial, SweepPage
+from pipeline.sweeps.report.status import ranked
+from pipeline.sweeps.report.tables import trials_table
+from pipeline.sweeps.report.values import in_words, measured, said
+from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
+
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = tuple(ASSETS / name for name in ("trials.js", "search.js", "sweep.js"))
+"""In order; they come after those of the frame."""
+_LONGEST = 20_000
+"""Characters of a reason."""
+_UNFINISHED = {
+    "running": "The sweep was going on when this page was written.",
+    "stopping": "The sweep was stopped; its running trials were coming to their end when this page was written.",
+    "idle": "The sweep is not over, and no agent was at work when this page was written.",
+    "paused": "The sweep was paused when this page was written.",
+    "stopped": "The sweep was stopped before its end.",
+    "cancelled": "The sweep was cancelled before its end.",
+}
+
+
+def write_sweep_page(path: Path, sweep: RecordedSweep) -> None:
+    """Write the page of a sweep; a browser finds the one before or this one, never a part.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    write_page(path, sweep_page_of(sweep, time.time()), SCRIPTS)
+
+
+def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
+    """What the page of a sweep shows.
+
+    Args:
+        sweep: The sweep.
+        now: Seconds since 1970.
+    """
+    view = sweep.view
+    trials = [trial for _, trial in sorted(view.trials.items())]
+    found = measured_of(sweep.folder, trials, view.metric)
+    values = values_of(trials, found, view.metric)
+    curves, about_curves = curves_of(trials, found)
+    shares = importance(trials, view.goal)
+    places = {trial.number: at for at, trial in enumerate(trials)}
+    return SweepPage(
+        title=sweep.name,
+        made=f"{datetime.now():%Y-%m-%d %H:%M}",
+        version=__version__,
+        state=sweep.state(),
+        unfinished=list(_unfinished(sweep)),
+        facts=list(_facts(sweep, trials)),
+        metric=view.metric,
+        goal=view.goal.value,
+        target=None,
+        numbers=[trial.number for trial in trials],
+        states=[trial.state.value for trial in trials],
+        values=[
+            value if is_number(value) and trial.state not in _NOT_DONE else None
+            for trial, value in zip(trials, values, strict=True)
+        ],
+        ended=[_after(trial, view.started, now) for trial in trials],
+        words=[in_words(trial.parameters) for trial in trials],
+        ranking=[places[trial.number] for trial in ranked(trials, view.goal)],
+        axes=axes_of(trials),
+        measures=measures_of(view, trials, found),
+        curves=curves,
+        curves_about=about_curves,
+        importance=list(shares.items()),
+        importance_about=_about_importance(sweep, shares),
+        table=page_table(trials_table(trials, trials, view.metric, now)),
+        tested=[(name, _number(value)) for name, value in view.tested.items()],
+        failures=[_failed(sweep, trial) for trial in trials if trial.state in _NOT_DONE],
+        file=_text(sweep.folder.file),
+        command=f"python -m pipeline sweep agent {shlex.quote(sweep.name)}",
+        about=list(_about(sweep)),
+    )
+
+
+_NOT_DONE = (TrialState.failed, TrialState.lost, TrialState.cancelled)
+
+
+def _number(value: object) -> str:
+    return measured(value) if isinstance(value, float) else said(value)
+
+
+def _after(trial: Trial, began: float | None, now: float) -> float | None:
+    """Seconds from the begin of the sweep to the end of a trial, or until now."""
+    if began is None or trial.started is None:
+        return None
+    return (trial.ended or now) - began
+
+
+def _unfinished(sweep: RecordedSweep) -> Iterator[str]:
+    state, view = sweep.state(), sweep.view
+    if state in _UNFINISHED:
+        done = len(view.having(TrialState.done, TrialState.stopped))
+        yield f"{_UNFINISHED[state]} {done:,} of {count(len(view.trials), 'trial')} so far came to an end."
+    if view.reason:
+        yield f"Why: {view.reason}"
+    if sweep.unreadable:
+        yield f"{count(sweep.unreadable, 'line')} of its journal cannot be read; what they told is missing here."
+
+
+def _facts(sweep: RecordedSweep, trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:
+    view = sweep.view
+    if best := best_trial(trials, view.goal):
+        yield f"best {view.metric}", f"{measured(best.value)} (trial {best.number})"
+        yield "with", in_words(best.parameters, [axis.name for axis in axes_of(trials)] or None)
+    yield "search", view.method
+    if view.metric:
+        yield "goal", f"{view.goal.value} {view.metric}"
+    for state in TrialState:
+        if number := len(view.having(state)):
+            yield f"trials {state.value}", f"{number:,}"
+    if view.started is not None:
+        yield "began", f"{datetime.fromtimestamp(view.started):%Y-%m-%d %H:%M}"
+        yield "took", duration((view.last or view.started) - view.started)
+    devices = {device for trial in trials for device in trial.devices}
+    if devices:
+        yield "devices", next(iter(devices)) if len(devices) == 1 else f"{len(devices)}"
+
+
+def _about_importance(sweep: RecordedSweep, shares: object) -> str:
+    view = sweep.view
+    done = sum(is_number(trial.value) for trial in view.having(TrialState.done))
+    if shares:
+        return (
+            f"How much each parameter decides whether a trial is among the best {best_of(done)} of {done} "
+            "(PED-ANOVA, as Optuna computes it). It says nothing about the direction; of few trials it is a hint."
+        )
+    if done < FEWEST:
+        return f"With fewer than {FEWEST} trials that came to their end ({done}) such shares say nothing."
+    return "The trials do not tell which parameter matters, or Optuna is not installed (`pip install optuna`)."
+
+
+def _failed(sweep: RecordedSweep, trial: Trial) -> FailedTrial:
+    log = sweep.folder.trial(trial.number).log(max(1, trial.attempts))
+    return FailedTrial(
+        trial=trial.number,
+        state=trial.state.value,
+        attempts=trial.attempts,
+        reason=(trial.reason or _exit(trial))[:_LONGEST],
+        parameters=in_words(trial.parameters),
+        log=str(log.relative_to(sweep.folder.path)),
+    )
+
+
+def _exit(trial: Trial) -> str:
+    return "" if trial.exit_code is None else f"exit code {trial.exit_code}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_plain(path).decode("utf-8", "replace")
+    except (OSError, ForeignDataError):
+        return ""
+
+
+def _about(sweep: RecordedSweep) -> Iterator[tuple[str, str]]:
+    yield "folder", shown_path(sweep.folder.path)
+    for agent, devices in sweep.view.agents.items():
+        yield f"agent {agent}", ", ".join(devices)
