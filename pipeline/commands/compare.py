@@ -31,10 +31,10 @@ def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path
     if html is not None:
         refuse_records("--html", html, runs, is_page=True)
     if html is not None:
-        _written(html, lambda: write_report(plain_target(html), [run.folder for run in runs]), console)
+        written(html, lambda: write_report(plain_target(html), [run.folder for run in runs]), console)
     comparison = compare_runs([compared(run) for run in runs])
     if csv is not None:
-        _written(csv, lambda: write_whole(plain_target(csv), comparison_csv(comparison)), console)
+        written(csv, lambda: write_whole(plain_target(csv), comparison_csv(comparison)), console)
     if csv is not None or html is not None:
         return
     for table in comparison_tables(comparison):
@@ -91,7 +91,12 @@ def _newest_by_settings(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
     return list(newest.values())
 
 
-def _written(path: Path, write: Callable[[], None], console: Console) -> None:
+def written(path: Path, write: Callable[[], None], console: Console) -> None:
+    """Write a file that a user has named, and say where it is.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
     try:
         write()
     except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.engine.run_folder import RunFolder
@@ -33,15 +35,26 @@ def logs(
         KeyboardInterrupt: The user has seen enough.
     """
     run = LoadedRun(choose_run(output_dir, name, stamp), glance=job is None)
+    with log_output(raw=raw) as out:
+        if job is None:
+            _log_of_engine(run, out, lines, follow=follow)
+        else:
+            _log_of_job(run, find_job(run.plan.jobs, job), out, attempt, lines, follow=follow)
+
+
+@contextmanager
+def log_output(*, raw: bool) -> Iterator[LogOutput]:
+    """Where a log is printed to, until nobody reads it any more.
+
+    Args:
+        raw: On a terminal too, let it have the control characters in the log.
+    """
     console = make_console()
     out = LogOutput(
         raw=raw or not console.is_terminal, colours=console.color_system is not None and not console.no_color
     )
     try:
-        if job is None:
-            _log_of_engine(run, out, lines, follow=follow)
-        else:
-            _log_of_job(run, find_job(run.plan.jobs, job), out, attempt, lines, follow=follow)
+        yield out
     except NobodyReads:
         pass
     finally:
@@ -50,7 +63,7 @@ def logs(
 
 def _log_of_engine(run: LoadedRun, out: LogOutput, lines: int | None, *, follow: bool) -> None:
     if follow:
-        follow_run(run, out, _note, lines, sleep=out.pause)
+        follow_run(run, out, note_of_log, lines, sleep=out.pause)
     elif run.folder.log.is_file():
         print_log(run.folder.log, out, lines)
     else:
@@ -61,11 +74,11 @@ def _log_of_job(
     run: LoadedRun, job_id: str, out: LogOutput, attempt: int | None, lines: int | None, *, follow: bool
 ) -> None:
     if follow and run.view.jobs[job_id].status != "stored":
-        follow_job(run, job_id, out, _note, attempt=attempt, lines=lines, sleep=out.pause)
+        follow_job(run, job_id, out, note_of_log, attempt=attempt, lines=lines, sleep=out.pause)
         return
     path = _log_of(run, job_id, attempt)
     if path.stat().st_size == 0:
-        _note(f"{path} is empty: the job wrote nothing")
+        note_of_log(f"{path} is empty: the job wrote nothing")
     print_log(path, out, lines)
 
 
@@ -77,7 +90,7 @@ def _log_of(run: LoadedRun, job_id: str, attempt: int | None) -> Path:
         if made_by is None:
             where = run.view.jobs[job_id].status
             raise ConfigError(f"{job_id} has no log in run {run.stamp} of {run.name}, where it is {where}.")
-        _note(f"{job_id} did not run in {run.stamp}; this is its log from {made_by.stamp}")
+        note_of_log(f"{job_id} did not run in {run.stamp}; this is its log from {made_by.stamp}")
         found = logs_of(made_by, job_id)
     number = max(found) if attempt is None else attempt
     if number not in found:
@@ -94,5 +107,6 @@ def _maker(run: LoadedRun, job_id: str) -> RunFolder | None:
     return None
 
 
-def _note(text: str) -> None:
+def note_of_log(text: str) -> None:
+    """Tell the user something that is no part of the log."""
     say(make_console(stderr=True), f"==> {text}")

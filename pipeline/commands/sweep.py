@@ -164,3 +164,78 @@ def pause(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
 def resume(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
     """Resume a sweep."""
     _tell("resume", name, output_dir)
+
+
+@app.command(
+    help="Show the best trial: what it reached, and its settings.",
+    epilog=examples("pipeline sweep best lr", "pipeline sweep best lr --json"),
+)
+def best(
+    name: str,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON.")] = False,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Print one trial."""
+    from pipeline.commands import sweep_look
+
+    with answering():
+        sweep_look.best(output_dir, name, make_console(), as_json=as_json)
+
+
+@app.command(
+    help="Write all trials as a table for other programs.",
+    epilog=examples("pipeline sweep export lr > lr.csv", "pipeline sweep export lr --to lr.json"),
+)
+def export(
+    name: str,
+    to: Annotated[
+        Path | None, typer.Option(help="File to write, *.csv or *.json; standard output if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON rather than CSV.")] = False,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Write trials."""
+    from pipeline.commands import sweep_look
+
+    with answering():
+        sweep_look.export(output_dir, name, to, make_console(), as_json=as_json)
+
+
+@app.command(
+    help="Print what a trial printed.",
+    epilog=examples("pipeline sweep logs lr 7", "pipeline sweep logs lr -f"),
+)
+def logs(
+    name: str,
+    trial: Annotated[
+        int | None, typer.Argument(min=0, help="Number of the trial; the one that began last if left out.")
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Another attempt than the last.")] = None,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial is over.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="On a terminal too, let it have the control characters in the log.")
+    ] = False,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Print a log."""
+    from pipeline.commands import sweep_look
+
+    with answering():
+        sweep_look.logs(output_dir, name, trial, attempt=attempt, lines=lines, follow=follow, raw=raw)
+
+
+@app.command(
+    help="Write the page of a sweep: history, parameters, importance, front.",
+    epilog=examples("pipeline sweep report lr", "pipeline sweep report lr --out lr.html"),
+)
+def report(
+    name: str,
+    out: Annotated[Path | None, typer.Option(help="File to write; report.html of the sweep if left out.")] = None,
+    output_dir: OutputDir = Path("outputs"),
+) -> None:
+    """Write a page for a browser."""
+    from pipeline.commands import sweep_look
+
+    with answering():
+        sweep_look.report(output_dir, name, out, make_console())

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.errors import PipelineError
+from pipeline.commands.compare import written
+from pipeline.commands.logs import log_output, note_of_log
+from pipeline.errors import ConfigError, PipelineError, StoreError
+from pipeline.files import json_text, plain_target, write_whole
+from pipeline.runs.job_logs import logs_in
+from pipeline.runs.report.format import shown_path
+from pipeline.runs.report.logs import follow_attempts, print_log
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep, sweeps_in
+from pipeline.sweeps.report.best import best_json, best_lines
+from pipeline.sweeps.report.export import as_csv, export_rows
+from pipeline.sweeps.report.measures import measured_of
 from pipeline.sweeps.report.status import print_sweep, row_of, sweep_json
 from pipeline.sweeps.report.tables import SweepRow, sweeps_table
 from pipeline.sweeps.report.watched import News, is_over, watched_sweep
+from pipeline.sweeps.trials import TrialState
 from pipeline.terminal.console import print_json, say
 from pipeline.terminal.watch import watch
 
@@ -97,3 +109,120 @@ def _watch_all(output_dir: Path, console: Console, every_s: float) -> None:
         return [sweeps_table(shown), *rest] if rows else [Text(f"there are no sweeps in {output_dir}")]
 
     watch(console, every_s, look, page, lambda: news.of_sweeps(rows))
+
+
+# -- what came out ---------------------------------------------------------------------------------------------
+
+
+def best(output_dir: Path, name: str, console: Console, *, as_json: bool) -> None:
+    """Print the best trial.
+
+    Raises:
+        PipelineError: There is no such sweep, or no such trial.
+    """
+    sweep = RecordedSweep(choose_sweep(output_dir, name))
+    if as_json:
+        print_json(best_json(sweep, time.time()))
+        return
+    for line in best_lines(sweep):
+        say(console, line)
+
+
+def export(output_dir: Path, name: str, to: Path | None, console: Console, *, as_json: bool) -> None:
+    """Write all trials as a table for other programs: CSV, or JSON where the user or the file's name says so.
+
+    Raises:
+        PipelineError: There is no such sweep, or the file cannot be written.
+    """
+    sweep = RecordedSweep(choose_sweep(output_dir, name))
+    trials = [trial for _, trial in sorted(sweep.view.trials.items())]
+    rows = export_rows(trials, measured_of(sweep.folder, trials, ""), time.time())
+    as_json = as_json or (to is not None and to.suffix == ".json")
+    if to is None:
+        print_json(rows) if as_json else sys.stdout.write(as_csv(rows))
+        return
+    text = json_text(rows, indent=1) + "\n" if as_json else as_csv(rows)
+    written(to, lambda: write_whole(plain_target(to), text), console)
+
+
+def report(output_dir: Path, name: str, out: Path | None, console: Console) -> None:
+    """Write the page of a sweep anew, and say where it is.
+
+    Raises:
+        PipelineError: There is no such sweep, or the page cannot be written.
+    """
+    # Not with the other imports: what draws a page takes time to load, which the other commands need not wait for.
+    from pipeline.sweeps.report.page import write_sweep_page
+
+    sweep = RecordedSweep(choose_sweep(output_dir, name))
+    path = out or sweep.folder.report
+    try:
+        write_sweep_page(path if out is None else plain_target(out), sweep)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}. Give another file as --out.") from error
+    say(console, "report:", copy=shown_path(path.absolute()))
+
+
+# -- logs ------------------------------------------------------------------------------------------------------
+
+
+def logs(
+    output_dir: Path,
+    name: str,
+    number: int | None,
+    *,
+    attempt: int | None,
+    lines: int | None,
+    follow: bool,
+    raw: bool,
+) -> None:
+    """Print what a trial printed, until there is no more or nobody reads it any more.
+
+    Raises:
+        PipelineError: There is no such sweep, trial or attempt.
+        KeyboardInterrupt: The user has seen enough.
+    """
+    sweep = RecordedSweep(choose_sweep(output_dir, name))
+    trial = _chosen(sweep, number)
+    folder = sweep.folder.trial(trial).path
+
+    def look() -> tuple[str, Mapping[int, Path]]:
+        sweep.refresh()
+        return _over(sweep, trial), logs_in(folder)
+
+    with log_output(raw=raw) as out:
+        if follow:
+            follow_attempts(
+                f"trial {trial}", look, out, note_of_log, attempt=attempt, lines=lines, sleep=out.pause
+            )
+            return
+        found = logs_in(folder)
+        chosen = max(found, default=0) if attempt is None else attempt
+        if chosen not in found:
+            there = f"there are: {', '.join(map(str, found))}" if found else "it has not begun yet"
+            raise ConfigError(f"trial {trial} of {sweep.name} has no log of attempt {chosen or 1}; {there}.")
+        print_log(found[chosen], out, lines)
+
+
+def _chosen(sweep: RecordedSweep, number: int | None) -> int:
+    """The trial that is meant: of that number; if left out the one that began last, first of those that run."""
+    trials = sweep.view.trials
+    if number is not None:
+        if number not in trials:
+            known = f"0 to {max(trials)}" if trials else "none yet"
+            raise ConfigError(f"sweep {sweep.name} has no trial {number}. There are: {known}.")
+        return number
+    begun = [trial for trial in trials.values() if trial.started is not None]
+    if not begun:
+        raise ConfigError(f"no trial of sweep {sweep.name} has begun yet.")
+    newest = max(begun, key=lambda trial: (trial.state is TrialState.running, trial.started or 0.0))
+    note_of_log(f"trial {newest.number}, {newest.state.value}; `sweep logs {sweep.name} TRIAL` shows another")
+    return newest.number
+
+
+def _over(sweep: RecordedSweep, number: int) -> str:
+    """Why there is nothing more to come from a trial, or ""."""
+    trial = sweep.view.trials[number]
+    if trial.state in (TrialState.done, TrialState.stopped, TrialState.cancelled, TrialState.failed):
+        return f"trial {number}: {trial.state.value}" + (f": {trial.reason}" if trial.reason else "")
+    return "" if sweep.living_agents() else f"no agent of sweep {sweep.name} is at work"

@@ -14,11 +14,16 @@ _TAIL_BYTES = 4096
 
 def logs_of(folder: RunFolder, job_id: str) -> dict[int, Path]:
     """Number of attempt -> its log, of the attempts at a job in this run that have one."""
-    found: dict[int, Path] = {}
     if folder.jobs.is_symlink():
-        return found  # nothing ran: it shows those of an earlier run, see `links`
+        return {}  # nothing ran: it shows those of an earlier run, see `links`
+    return logs_in(folder.job(job_id))
+
+
+def logs_in(folder: Path) -> dict[int, Path]:
+    """Number of attempt -> its log, in the folder of what was attempted."""
+    found: dict[int, Path] = {}
     try:
-        paths = list(folder.job(job_id).iterdir())
+        paths = list(folder.iterdir())
     except (OSError, ValueError):  # there are none; a journal may name a job as no folder can be named
         return {}
     for path in paths:

@@ -141,24 +141,51 @@ def follow_job(
         lines: How many of the last lines there are so far come first; None for all.
         sleep: Waits so many seconds.
     """
+
+    def look() -> tuple[str, Mapping[int, Path]]:
+        run.refresh()
+        return _over(run, job_id, attempt), logs_of(run.folder, job_id)
+
+    follow_attempts(job_id, look, out, note, attempt=attempt, lines=lines, sleep=sleep)
+
+
+def follow_attempts(
+    what: str,
+    look: Callable[[], tuple[str, Mapping[int, Path]]],
+    out: Out,
+    note: Note,
+    *,
+    attempt: int | None = None,
+    lines: int | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Print the log of what may be tried several times until it is over; see `follow_job`.
+
+    Args:
+        what: Its name.
+        look: Why there is nothing more to come, or "", and after that number of attempt -> its log.
+        out: Gets the log.
+        note: Told of what is no part of it.
+        attempt: Follow this one only.
+        lines: How many of the last lines there are so far come first; None for all.
+        sleep: Waits so many seconds.
+    """
     tail: Tail | None = None
     shown = 0
     waiting = False
     while True:
-        run.refresh()
-        over = _over(run, job_id, attempt)  # before reading, so that what came last is still read
-        logs = logs_of(run.folder, job_id)
+        over, logs = look()  # before reading, so that what came last is still read
         for number in _to_show(logs, attempt, shown):
             if tail is not None:
                 tail.print_new(out)
                 tail.end(out)
-                note(f"attempt {number} of {job_id}")
+                note(f"attempt {number} of {what}")
             tail, shown, lines = Tail(logs[number], lines), number, None
         if tail is not None:
             tail.print_new(out)
         elif not over and not waiting:
             waiting = True
-            note(f"{job_id} has not begun yet; waiting for it")
+            note(f"{what} has not begun yet; waiting for it")
         if over:
             if tail is not None:
                 tail.end(out)

@@ -11,8 +11,11 @@ from pipeline.sweeps.trials import Trial
 
 def said(value: Any) -> str:
     """A parameter as it would be typed: numbers with as many digits as tell something."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
+    return f"{value:.4g}" if isinstance(value, float) else typed(value)
+
+
+def typed(value: Any) -> str:
+    """A parameter as it is typed, all digits of it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
