@@ -17,6 +17,8 @@ from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.outputs.formats import Number
 
+_TAIL_BYTES = 1 << 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Logged:
@@ -38,6 +40,15 @@ def logged_lines(path: Path) -> list[bytes]:
     with suppress(OSError), open_plain(path) as file:
         return list(whole_lines(file))
     return []
+
+
+def latest_values(path: Path) -> dict[str, float | None]:
+    """What was logged last of each metric, as far as the end of the file tells."""
+    with suppress(OSError), open_plain(path) as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        return last_values(parsed(whole_lines(file)))
+    return {}
 
 
 def naming(lines: Iterable[bytes], metric: str) -> list[bytes]:

@@ -13,6 +13,7 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.sweeps.events import read_sweep_event
 from pipeline.sweeps.folder import SweepFolder, sweep_folder
+from pipeline.sweeps.logged import latest_values
 from pipeline.sweeps.trials import SweepView, TrialState
 
 
@@ -84,6 +85,14 @@ class RecordedSweep:
             StoreError: The journal cannot be read.
         """
         self.view.feed(self._journal.new_events())
+
+    def so_far(self) -> dict[int, float | None]:
+        """Number of each running trial -> what it has logged of the metric last."""
+        running, metric = self.view.having(TrialState.running), self.view.metric
+        if not metric:
+            return {}
+        paths = {trial.number: self.folder.trial(trial.number).metrics for trial in running}
+        return {number: latest_values(path).get(metric) for number, path in paths.items()}
 
     def agent_lives(self, agent: str) -> bool | None:
         """Whether an agent that has joined is still there; None where nobody can tell.

@@ -86,7 +86,7 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
         curves_about=about_curves,
         importance=list(shares.items()),
         importance_about=_about_importance(sweep, shares),
-        table=page_table(trials_table(trials, trials, view.metric, now)),
+        table=page_table(trials_table(trials, trials, view.metric, now, _so_far(trials, values), brief=False)),
         tested=[(name, _number(value)) for name, value in view.tested.items()],
         failures=[_failed(sweep, trial) for trial in trials if trial.state in _NOT_DONE],
         file=_text(sweep.folder.file),
@@ -96,6 +96,12 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
 
 
 _NOT_DONE = (TrialState.failed, TrialState.lost, TrialState.cancelled)
+
+
+def _so_far(trials: Sequence[Trial], values: Sequence[float | None]) -> dict[int, float | None]:
+    """What trials that run have logged of the metric last."""
+    pairs = zip(trials, values, strict=True)
+    return {trial.number: value for trial, value in pairs if trial.state is TrialState.running}
 
 
 def _number(value: object) -> str:

@@ -14,6 +14,7 @@ from pipeline.runs.report.format import count, duration
 from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.tables import STYLES, SweepRow, about_trial, seconds_of, trials_table
+from pipeline.sweeps.report.values import varied
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
 from pipeline.terminal.text import printable
@@ -65,7 +66,7 @@ def sweep_page(sweep: RecordedSweep, now: float) -> list[RenderableType]:
     parts: list[RenderableType] = [headline(sweep, now)]
     if trials:
         shown = sorted(foremost(trials, view.goal)[:MOST_ROWS], key=lambda trial: trial.number)
-        parts += ["", trials_table(trials, shown, view.metric, now)]
+        parts += ["", trials_table(trials, shown, view.metric, now, sweep.so_far())]
         if len(trials) > len(shown):
             parts.append(Text(f"and {len(trials) - len(shown):,} more; `sweep export {sweep.name}` lists all"))
     lines = [*_failed(trials), *_unreadable(sweep)]
@@ -84,7 +85,7 @@ def headline(sweep: RecordedSweep, now: float) -> Text:
         text.append(f", {duration(_elapsed_s(sweep, state, now))}")
     text.append("\n" + ", ".join(_counted(sweep)))
     if best := best_trial(view.trials.values(), view.goal):
-        text.append(f"\nbest: {printable(about_trial(best, view.metric))}")
+        text.append(f"\nbest: {printable(about_trial(best, view.metric, varied(list(view.trials.values()))))}")
     if hint := _hint(sweep, state):
         text.append(f"\n{hint}", style="bold")
     return text

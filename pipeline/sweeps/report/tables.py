@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rich.text import Text
 
@@ -13,10 +14,15 @@ from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.report.values import in_words, measured, said, varied
 from pipeline.sweeps.trials import Trial, TrialState
 from pipeline.terminal.columns import EXTRA, Column, FittedTable
+from pipeline.terminal.shorten import shorten
 
 _LEAST_NAME = 12
 _LEAST_VALUE = 6
 _LEAST_DEVICE = 8
+_HEADING = 14
+"""Cells of a heading that somebody else has named."""
+_FIRST = 2
+"""Parameters that go before the time where there is little room."""
 STYLES = {
     "done": "green",
     "running": "bold",
@@ -97,7 +103,15 @@ def sweeps_table(rows: Iterable[SweepRow]) -> FittedTable:
     return table
 
 
-def trials_table(trials: Sequence[Trial], shown: Sequence[Trial], metric: str, now: float) -> FittedTable:
+def trials_table(
+    trials: Sequence[Trial],
+    shown: Sequence[Trial],
+    metric: str,
+    now: float,
+    values: Mapping[int, float | None] = MappingProxyType({}),
+    *,
+    brief: bool = True,
+) -> FittedTable:
     """Trials, a row each.
 
     Args:
@@ -105,13 +119,17 @@ def trials_table(trials: Sequence[Trial], shown: Sequence[Trial], metric: str, n
         shown: Those that are shown.
         metric: What they are judged by, or "".
         now: Seconds since 1970.
+        values: Number -> what a trial that has not ended has logged of the metric last.
+        brief: Cut long headings, which would leave no room for other columns.
     """
     names = varied(trials)
-    headings = headings_of(names)
+    headings = list(headings_of(names).values())
+    cut = shorten([metric, *headings], _HEADING) if brief else {name: name for name in [metric, *headings]}
     batches = {trial.number: effective_batch(trial.parameters, trial.num_gpus) for trial in trials}
-    table = FittedTable(_columns(metric, [headings[name] for name in names], batches), lines=False)
+    table = FittedTable(_columns(cut[metric], [cut[heading] for heading in headings], batches), lines=False)
     for trial in shown:
-        table.add_row(*_cells(trial, names, batches, now))
+        value = trial.value if trial.value is not None else values.get(trial.number)
+        table.add_row(*_cells(trial, value, names, batches, now))
     return table
 
 
@@ -119,8 +137,8 @@ def _columns(metric: str, parameters: Iterable[str], batches: dict[int, int | No
     yield Column(heading="trial", right=True)
     yield Column(heading="state", rank=2, width=len("cancelled"))
     yield Column(heading=metric or "value", right=True, rank=1, width=len("-1.2345e-05"))
-    for heading in parameters:
-        yield Column(heading=heading, right=True, rank=3, least=_LEAST_VALUE)
+    for at, heading in enumerate(parameters):
+        yield Column(heading=heading, right=True, rank=3 if at < _FIRST else 6, least=_LEAST_VALUE)
     if any(batch is not None for batch in batches.values()):
         yield Column(heading="batch", right=True, rank=5)
     yield Column(heading="time", right=True, rank=4, width=len("59 min 59 s"))
@@ -128,10 +146,12 @@ def _columns(metric: str, parameters: Iterable[str], batches: dict[int, int | No
     yield Column(heading="devices", rank=EXTRA, least=_LEAST_DEVICE)
 
 
-def _cells(trial: Trial, names: Sequence[str], batches: dict[int, int | None], now: float) -> Iterator[str | Text]:
+def _cells(
+    trial: Trial, value: float | None, names: Sequence[str], batches: dict[int, int | None], now: float
+) -> Iterator[str | Text]:
     yield str(trial.number)
     yield Text(trial.state.value, style=STYLES.get(trial.state.value, ""))
-    yield measured(trial.value)
+    yield measured(value)
     yield from (said(trial.parameters[name]) if name in trial.parameters else "" for name in names)
     if any(batch is not None for batch in batches.values()):
         yield str(batches[trial.number] or "")
@@ -148,7 +168,7 @@ def seconds_of(trial: Trial, now: float) -> float | None:
     return None if ended is None else max(0.0, ended - trial.started)
 
 
-def about_trial(trial: Trial, metric: str) -> str:
-    """A trial in a line: ``trial 7: val/loss 0.4123, lr=0.0003 eta=1``."""
+def about_trial(trial: Trial, metric: str, names: Sequence[str]) -> str:
+    """A trial in a line, with these of its parameters: ``trial 7: val/loss 0.4123, lr=0.0003 eta=1``."""
     value = f"{metric or 'value'} {measured(trial.value)}, " if trial.value is not None else ""
-    return f"trial {trial.number}: {value}{in_words(trial.parameters)}"
+    return f"trial {trial.number}: {value}{in_words(trial.parameters, names)}"

@@ -11,6 +11,7 @@ from pipeline.runs.report.screen import first
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.status import foremost, headline
 from pipeline.sweeps.report.tables import SweepRow, about_trial, trials_table
+from pipeline.sweeps.report.values import varied
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.terminal.text import printable
 
@@ -35,7 +36,7 @@ def watched_sweep(sweep: RecordedSweep, now: float, height: int) -> list[Rendera
     parts: list[RenderableType] = [top]
     if trials and room > 0:
         shown, more = first(trials, room, lambda _: 0)
-        parts.append(trials_table(trials, shown, view.metric, now))
+        parts.append(trials_table(trials, shown, view.metric, now, sweep.so_far()))
         if more:
             parts.append(Text(f"and {more:,} more", no_wrap=True, overflow="ellipsis"))
     return [*parts, *bottom]
@@ -53,11 +54,12 @@ class News:
 
     def of_trials(self, view: SweepView) -> Iterator[str]:
         """Trials that are over, or tried again, since the last time."""
+        names = varied(list(view.trials.values()))
         for trial in view.trials.values():
             said = trial.state.value if trial.state not in _AT_WORK else ""
             if self._last.get(trial.number, "") != said:
                 self._last[trial.number] = said
-                yield from [f"{trial.state.value}: {about_trial(trial, view.metric)}"] if said else []
+                yield from [f"{trial.state.value}: {about_trial(trial, view.metric, names)}"] if said else []
 
     def of_sweeps(self, rows: Iterable[SweepRow]) -> Iterator[str]:
         """Sweeps that are not as they were the last time."""
