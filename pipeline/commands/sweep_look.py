@@ -86,7 +86,7 @@ def watch_status(output_dir: Path, name: str | None, console: Console, every_s: 
         console,
         every_s,
         look,
-        lambda _width, height: watched_sweep(sweep, time.time(), height),
+        lambda width, height: watched_sweep(sweep, time.time(), width, height),
         lambda: news.of_trials(sweep.view),
     )
     if not console.is_interactive:

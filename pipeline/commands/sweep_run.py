@@ -13,13 +13,14 @@ from pipeline.config.schema import DeviceChoice
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError
 from pipeline.sweeps import halting
-from pipeline.sweeps.agent import Agent, Bounds, Told
+from pipeline.sweeps.agent import Agent, Bounds
 from pipeline.sweeps.beginning import begin_sweep
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.halting import Word
 from pipeline.sweeps.pool import Pool, choose_pool
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep
+from pipeline.sweeps.report.live import told_on
 from pipeline.sweeps.search import Search
 from pipeline.sweeps.searches import make_search
 from pipeline.sweeps.spec import Sweep
@@ -100,8 +101,8 @@ def tell(name: str, output_dir: Path, word: Word, console: Console) -> None:
 
 def work(sweep: Sweep, folder: SweepFolder, pool: Pool, bounds: Bounds, search: Search, console: Console) -> int:
     """Be an agent of a sweep; the exit code: 0 all well, 1 some failed, 130 and 143 interrupted."""
-    with StopSignals() as signals:
-        one = Agent(sweep, folder, pool, bounds, search, Told(say=lambda text: say(console, text)))
+    with StopSignals() as signals, told_on(console, folder) as told:
+        one = Agent(sweep, folder, pool, bounds, search, told)
         try:
             one.run(signals)
         except StoreError as error:

@@ -91,7 +91,7 @@ class RecordedSweep:
         running, metric = self.view.having(TrialState.running), self.view.metric
         if not metric:
             return {}
-        paths = {trial.number: self.folder.trial(trial.number).metrics for trial in running}
+        paths = {trial.number: self.folder.trial(trial.number).metrics(trial.attempts) for trial in running}
         return {number: latest_values(path).get(metric) for number, path in paths.items()}
 
     def agent_lives(self, agent: str) -> bool | None:

@@ -10,7 +10,11 @@ from typing import Any
 from pipeline.sweeps.folder import SweepFolder, sweep_folder
 
 BEGAN = 1.7e9
-UUID = "GPU-8f3a1b2c-0000-4000-8000-00000000000"
+
+
+def device(at: int) -> str:
+    """A GPU as agents name it."""
+    return f"GPU {at} GPU-8f3a1b2c-0000-4000-8000-00000000000{at}"
 
 
 class SweepOnPaper:
@@ -73,7 +77,7 @@ def searched(output_dir: Path, trials: int, name: str = "lr", *, seed: int = 0) 
     """A sweep of so many trials with curves, most of them done; some failed, were stopped early, or run."""
     chosen = random.Random(seed)
     sweep = SweepOnPaper(output_dir, name)
-    sweep.tell("AgentJoined", agent="host-1", host="h", pid=1, devices=[f"{UUID}{at}" for at in range(4)])
+    sweep.tell("AgentJoined", agent="host-1", host="h", pid=1, devices=[device(at) for at in range(4)])
     for number in range(trials):
         parameters = {
             "lr": 10 ** chosen.uniform(-5, -2),
@@ -86,7 +90,7 @@ def searched(output_dir: Path, trials: int, name: str = "lr", *, seed: int = 0) 
         }
         gpus = parameters["num_gpus"]
         sweep.create(number, parameters, gpus)
-        sweep.start(number, devices=[f"{UUID}{at}" for at in range(gpus)])
+        sweep.start(number, devices=[device(at) for at in range(gpus)])
         best = 0.4 + 0.3 * abs(math.log10(parameters["lr"]) + 3.4) + 0.4 * parameters["model.dropout"]
         steps = [{"val/loss": best + 2 * 0.6**step, "tokens_per_s": 1e4 * gpus} for step in range(1, 9)]
         kind = "failed" if number % 11 == 5 else "stopped" if number % 7 == 4 else "done"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.runs.report.format import count, shown_path
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.status import trial_json
@@ -43,7 +47,24 @@ def best_lines(sweep: RecordedSweep) -> Iterator[str]:
         yield f"  {name}={typed(value)}"
     for name, value in view.tested.items():
         yield f"on held-out data: {name} {measured(value) if isinstance(value, float) else typed(value)}"
-    yield f"folder: {shown_path(sweep.folder.trial(best.number).path)}"
+    folder = sweep.folder.trial(best.number)
+    yield f"folder: {shown_path(folder.path)}"
+    if command := _command(folder.start(best.attempts)):
+        yield f"it ran: {shlex.join(command)}"
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What of the file about the start of a trial is told."""
+
+    command: list[str] = field(default_factory=list)
+
+
+def _command(start: Path) -> list[str]:
+    try:
+        return read_json_file(start, _Start).command
+    except (OSError, ForeignDataError):
+        return []
 
 
 def best_json(sweep: RecordedSweep, now: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pipeline.runs.record import csv_cell
 from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.report.measures import Measured
 from pipeline.sweeps.report.tables import seconds_of
+from pipeline.sweeps.report.values import plain
 from pipeline.sweeps.trials import Trial
 
 PARAMETER, METRIC = "parameters.", "metrics."
@@ -32,7 +33,7 @@ def export_rows(trials: Sequence[Trial], measured: Sequence[Measured], now: floa
     return [
         {
             **_row(trial, now),
-            **{f"{PARAMETER}{name}": trial.parameters.get(name) for name in parameters},
+            **{f"{PARAMETER}{name}": plain(trial.parameters.get(name)) for name in parameters},
             **{f"{METRIC}{name}": found.values.get(name) for name in metrics},
         }
         for trial, found in zip(trials, measured, strict=True)
@@ -49,7 +50,7 @@ def _row(trial: Trial, now: float) -> dict[str, Any]:
         "effective_batch": effective_batch(trial.parameters, trial.num_gpus),
         "began": _moment(trial.started),
         "ended": _moment(trial.ended),
-        "seconds": seconds_of(trial, now),
+        "seconds": None if (seconds := seconds_of(trial, now)) is None else round(seconds, 3),
         "devices": " ".join(trial.devices),
         "exit_code": trial.exit_code,
         "reason": trial.reason,

@@ -1,34 +1,45 @@
-"""What a sweep shows while it runs: one view on a terminal, a line for each trial that ends elsewhere."""
+"""What a sweep shows while this process works on it: one view on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 
+from pipeline.sweeps.agent import Told
+from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.recorded import RecordedSweep
-from pipeline.sweeps.report.watched import News, watched_sweep
+from pipeline.sweeps.report.watched import watched_sweep
+from pipeline.sweeps.trials import SweepView
 from pipeline.terminal.console import say
 from pipeline.terminal.watch import in_place
 
 
 @contextmanager
-def shown_on(console: Console) -> Iterator[Callable[[RecordedSweep], None]]:
-    """Show a sweep that goes on.
+def told_on(console: Console, folder: SweepFolder) -> Iterator[Told]:
+    """Show what agents tell of a sweep.
 
     Yields:
-        What shows where the sweep is now, as far as it was read.
+        To be told: on a terminal it draws where the sweep stands, and below the last line that was said; elsewhere it
+        prints every line.
+
+    Raises:
+        StoreError: The journal of the sweep cannot be read.
     """
     if not console.is_interactive:
-        news = News()
-
-        def tell(sweep: RecordedSweep) -> None:
-            for line in news.of_trials(sweep.view):
-                say(console, line)
-
-        yield tell
+        yield Told(say=lambda text: say(console, text))
         return
+    sweep, last = RecordedSweep(folder), [""]
     with in_place(console) as draw:
-        yield lambda sweep: draw(watched_sweep(sweep, time.time(), console.height))
+
+        def show(_view: SweepView) -> None:
+            sweep.refresh()
+            draw(watched_sweep(sweep, time.time(), *console.size, said=last[0]))
+
+        def hear(text: str) -> None:
+            last[0] = text
+            show(sweep.view)
+
+        yield Told(say=hear, show=show)

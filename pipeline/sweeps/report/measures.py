@@ -43,7 +43,7 @@ def measured_of(folder: SweepFolder, trials: Sequence[Trial], metric: str) -> li
 
 
 def _read(folder: SweepFolder, trial: Trial, metric: str, most: int) -> Measured:
-    lines = logged_lines(folder.trial(trial.number).metrics)
+    lines = logged_lines(folder.trial(trial.number).metrics(max(1, trial.attempts)))
     of_metric = naming(lines, metric) if metric else []
     points = [
         (number if said.step is None else said.step, said.values[metric])
@@ -51,7 +51,9 @@ def _read(folder: SweepFolder, trial: Trial, metric: str, most: int) -> Measured
         for said in parsed([line])
         if metric in said.values
     ]
-    return Measured(values=last_values(parsed(lines[-_LAST:])), curve=points, logged=len(of_metric))
+    return Measured(
+        values={**last_values(parsed(lines[-_LAST:])), **trial.values}, curve=points, logged=len(of_metric)
+    )
 
 
 def values_of(trials: Sequence[Trial], measured: Sequence[Measured], metric: str) -> list[float | None]:

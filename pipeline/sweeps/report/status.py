@@ -14,7 +14,7 @@ from pipeline.runs.report.format import count, duration
 from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.tables import STYLES, SweepRow, about_trial, seconds_of, trials_table
-from pipeline.sweeps.report.values import varied
+from pipeline.sweeps.report.values import plain, varied
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
 from pipeline.terminal.text import printable
@@ -166,6 +166,7 @@ def trial_json(trial: Trial, now: float) -> dict[str, Any]:
     seconds = seconds_of(trial, now)
     return {
         **asdict(trial),
+        "parameters": plain(trial.parameters),
         "state": trial.state.value,
         "seconds": None if seconds is None else round(seconds, 3),
         "effective_batch": effective_batch(trial.parameters, trial.num_gpus),

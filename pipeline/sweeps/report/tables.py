@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,6 +22,7 @@ _LEAST_VALUE = 6
 _LEAST_DEVICE = 8
 _HEADING = 14
 """Cells of a heading that somebody else has named."""
+_UUID = re.compile(r" *\b(GPU|MIG)-[0-9a-fA-F/-]+$")
 _FIRST = 2
 """Parameters that go before the time where there is little room."""
 STYLES = {
@@ -157,7 +159,14 @@ def _cells(
         yield str(batches[trial.number] or "")
     yield "" if (taken := seconds_of(trial, now)) is None else duration(taken)
     yield str(trial.attempts or "")
-    yield ", ".join(trial.devices)
+    yield _devices(trial.devices)
+
+
+def _devices(words: Sequence[str]) -> str:
+    """Devices without the UUIDs by which they are known for certain: ``GPU 0, 1``."""
+    names = [_UUID.sub("", one) or one for one in words]
+    same = len(names) > 1 and all(re.fullmatch(r"GPU \d+", name) for name in names)
+    return ", ".join([names[0], *(name.removeprefix("GPU ") for name in names[1:])] if same else names)
 
 
 def seconds_of(trial: Trial, now: float) -> float | None:

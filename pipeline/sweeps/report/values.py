@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,18 @@ def said(value: Any) -> str:
 def typed(value: Any) -> str:
     """A parameter as it is typed, all digits of it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """Plain data in which all is JSON: a number that is infinite, or none, is said in words."""
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case dict():
+            return {name: plain(part) for name, part in value.items()}
+        case list() | tuple():
+            return [plain(part) for part in value]
+    return value
 
 
 def measured(value: float | None) -> str:

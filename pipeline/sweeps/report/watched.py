@@ -13,6 +13,7 @@ from pipeline.sweeps.report.status import foremost, headline
 from pipeline.sweeps.report.tables import SweepRow, about_trial, trials_table
 from pipeline.sweeps.report.values import varied
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
+from pipeline.terminal.columns import in_lines
 from pipeline.terminal.text import printable
 
 _MOST_FAILURES = 3
@@ -24,13 +25,24 @@ def is_over(sweep: RecordedSweep) -> bool:
     return sweep.state() in ("finished", "cancelled", "stopped")
 
 
-def watched_sweep(sweep: RecordedSweep, now: float, height: int) -> list[RenderableType]:
-    """One sweep for a terminal of so many lines: how far it is, what runs, the best trials, what failed last."""
+def watched_sweep(
+    sweep: RecordedSweep, now: float, width: int, height: int, *, said: str = ""
+) -> list[RenderableType]:
+    """One sweep for a terminal of so many lines: how far it is, what runs, the best trials, what failed last.
+
+    Args:
+        sweep: The sweep.
+        now: Seconds since 1970.
+        width: Columns of the terminal.
+        height: Its lines.
+        said: Stands at the bottom.
+    """
     view = sweep.view
     top = headline(sweep, now)
     top.no_wrap, top.overflow = True, "ellipsis"
     failed = view.having(TrialState.failed, TrialState.lost)[-_MOST_FAILURES:]
     bottom = [Text(printable(f"{_failure(trial)}"), "red", no_wrap=True, overflow="ellipsis") for trial in failed]
+    bottom += [Text(line, no_wrap=True, overflow="ellipsis") for line in in_lines(printable(said).split(), width)]
     trials = foremost(list(view.trials.values()), view.goal)
     room = height - 2 - len(top.plain.splitlines()) - len(bottom)  # headings, and the line of the cursor
     parts: list[RenderableType] = [top]
