@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from pipeline.runs.job_logs import logs_in
 from pipeline.runs.report.format import shown_path
 from pipeline.runs.report.logs import follow_attempts, print_log
 from pipeline.runs.report.screen import first
-from pipeline.sweeps.folder import sweep_folder
+from pipeline.sweeps.folder import SweepFolder, sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep, sweeps_in
 from pipeline.sweeps.report.best import best_json, best_lines
 from pipeline.sweeps.report.export import as_csv, export_rows
@@ -30,6 +31,8 @@ from pipeline.sweeps.report.watched import News, is_over, watched_sweep
 from pipeline.sweeps.trials import TrialState
 from pipeline.terminal.console import print_json, say
 from pipeline.terminal.watch import watch
+
+log = logging.getLogger("pipeline")
 
 
 def status(output_dir: Path, name: str | None, console: Console, *, as_json: bool) -> None:
@@ -151,16 +154,38 @@ def report(output_dir: Path, name: str, out: Path | None, console: Console) -> N
     Raises:
         PipelineError: There is no such sweep, or the page cannot be written.
     """
-    # Not with the other imports: what draws a page takes time to load, which the other commands need not wait for.
-    from pipeline.sweeps.report.page import write_sweep_page
-
     sweep = RecordedSweep(choose_sweep(output_dir, name))
     path = out or sweep.folder.report
     try:
-        write_sweep_page(path if out is None else plain_target(out), sweep)
+        _write_page(path if out is None else plain_target(out), sweep)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}. Give another file as --out.") from error
     say(console, "report:", copy=shown_path(path.absolute()))
+
+
+def _write_page(path: Path, sweep: RecordedSweep) -> None:
+    # Not with the other imports: what draws a page takes time to load, which the other commands need not wait for.
+    from pipeline.sweeps.report.page import write_sweep_page
+
+    write_sweep_page(path, sweep)
+
+
+def conclude(folder: SweepFolder, console: Console) -> None:
+    """Show where a sweep stands that this process has worked on, and leave its page; that changes nothing of it.
+
+    Raises:
+        StoreError: Its journal cannot be read.
+    """
+    sweep = RecordedSweep(folder)
+    print_sweep(sweep, time.time(), console)
+    try:
+        _write_page(folder.report, sweep)
+    except Exception as error:  # whatever is wrong with a page, the trials are there
+        log.warning("no report was written: %s", error, exc_info=True)
+        again = f"`python -m pipeline sweep report {sweep.name}` tries again"
+        say(console, f"warning: no report was written ({error}). {again}.", "bold")
+        return
+    say(console, "report:", copy=shown_path(folder.report.absolute()))
 
 
 # -- logs ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.commands.run_messages import INTERRUPTED
+from pipeline.commands.sweep_look import conclude
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError
@@ -24,7 +25,7 @@ from pipeline.sweeps.report.live import told_on
 from pipeline.sweeps.search import Search
 from pipeline.sweeps.searches import make_search
 from pipeline.sweeps.spec import Sweep
-from pipeline.sweeps.trials import TrialState, best_trial
+from pipeline.sweeps.trials import TrialState
 from pipeline.terminal.console import say
 
 FAILED = 1
@@ -108,18 +109,12 @@ def work(sweep: Sweep, folder: SweepFolder, pool: Pool, bounds: Bounds, search: 
         except StoreError as error:
             say(console, f"error: {error}. Mend that, then run the same command.", "red")
             return FAILED
-    return _conclude(folder, sweep, one.interrupted, console)
+    return _conclude(folder, one.interrupted, console)
 
 
-def _conclude(folder: SweepFolder, sweep: Sweep, interrupted: str, console: Console) -> int:
+def _conclude(folder: SweepFolder, interrupted: str, console: Console) -> int:
+    conclude(folder, console)
     view = RecordedSweep(folder).view
-    failed = view.having(TrialState.failed)
-    done = view.having(TrialState.done)
-    say(console, f"sweep {folder.name}: {len(done)} of {len(view.trials)} trials done, {len(failed)} failed")
-    if view.reason:
-        say(console, f"{view.halted}: {view.reason}")
-    if sweep.metric is not None and (best := best_trial(view.trials.values(), sweep.metric.goal)) is not None:
-        say(console, f"best: trial {best.number}, {sweep.metric.name} {best.value:.6g}")
     if interrupted:
         return INTERRUPTED[interrupted]
-    return FAILED if failed or view.halted == "stopped" else 0
+    return FAILED if view.having(TrialState.failed) or view.halted == "stopped" else 0

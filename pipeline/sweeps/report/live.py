@@ -22,8 +22,8 @@ def told_on(console: Console, folder: SweepFolder) -> Iterator[Told]:
     """Show what agents tell of a sweep.
 
     Yields:
-        To be told: on a terminal it draws where the sweep stands, and below the last line that was said; elsewhere it
-        prints every line.
+        To be told: on a terminal it draws where the sweep stands, and the last line that was said below; elsewhere
+        every line is printed.
 
     Raises:
         StoreError: The journal of the sweep cannot be read.
