@@ -105,3 +105,21 @@ def searched(output_dir: Path, trials: int, name: str = "lr", *, seed: int = 0) 
             value = steps[-1]["val/loss"] if kind == "done" else None
             sweep.end(number, kind, value, reason.get(kind, ""))
     return sweep
+
+
+def hostile(output_dir: Path, text: str) -> SweepOnPaper:
+    """A sweep with a text of strangers wherever one can be."""
+    metric = f"{text} loss"
+    sweep = SweepOnPaper(output_dir, "hostile", metric=metric)
+    sweep.folder.file.write_text(text)
+    states = ["done"] * 12 + ["failed", "lost", "cancelled", "stopped", "running"]
+    for number, state in enumerate(states):
+        parameters = {text: 10.0**-number, "text": text if number % 2 else "x", "list": [text, {text: number}]}
+        sweep.create(number, parameters)
+        sweep.start(number, devices=[text])
+        sweep.log(number, [{metric: 1.0 / (number + step), text: float(step)} for step in range(1, 4)])
+        if state != "running":
+            sweep.end(number, state, number**2 if state == "done" else None, text)
+    sweep.tell("WinnerTested", trial=0, results={text: 0.5})
+    sweep.tell("SweepStopped", reason=text)
+    return sweep

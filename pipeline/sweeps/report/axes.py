@@ -16,7 +16,7 @@ from pipeline.sweeps.trials import Trial
 _ORDERS = 50.0
 """A positive parameter whose largest value is so many times its smallest one is seen by its order of magnitude."""
 _FEW = 6
-"""Numbers of which there are no more stand in equal distances, as a grid has them."""
+"""Numbers that are tried again and again, and are no more than so many, stand in equal distances."""
 
 
 def axes_of(trials: Sequence[Trial]) -> list[Axis]:
@@ -36,7 +36,8 @@ def axes_of(trials: Sequence[Trial]) -> list[Axis]:
 
 def _axis(name: str, heading: str, own: Mapping[int, Any], trials: int) -> Axis:
     values = list(own.values())
-    if are_numbers(values) and len({key_of(value) for value in values}) > _FEW:
+    different = len({key_of(value) for value in values})
+    if are_numbers(values) and (different > _FEW or different == len(values)):
         numbers = [float(own[at]) if at in own else None for at in range(trials)]
         return Axis(name=name, heading=heading, kind="log" if by_size(values) else "linear", values=numbers)
     choices = sorted({key_of(value): value for value in values}.items(), key=lambda item: _order(item[1]))

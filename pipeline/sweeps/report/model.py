@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.runs.report.page.model import Numbers, PageTable
+from pipeline.runs.report.page.model import Looks, Numbers, PageTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +104,7 @@ class SweepPage:
         file: The sweep file as it was given.
         command: Goes on with the sweep.
         about: Label and value of what else is known.
+        looks: What lines and points are told apart by.
     """
 
     title: str
@@ -133,3 +134,4 @@ class SweepPage:
     file: str
     command: str
     about: list[tuple[str, str]]
+    looks: Looks = field(default_factory=Looks)

@@ -9,10 +9,12 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline import __version__
+from pipeline.errors import PipelineError
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.runs.report.format import count, duration, shown_path
 from pipeline.runs.report.page.html import write_page
 from pipeline.runs.report.page.results import page_table
+from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.axes import axes_of
 from pipeline.sweeps.report.importance import FEWEST, best_of, importance
@@ -22,12 +24,15 @@ from pipeline.sweeps.report.status import ranked
 from pipeline.sweeps.report.tables import trials_table
 from pipeline.sweeps.report.values import in_words, measured, said
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
+from pipeline.terminal.shorten import cut_middle
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = tuple(ASSETS / name for name in ("trials.js", "search.js", "sweep.js"))
 """In order; they come after those of the frame."""
 _LONGEST = 20_000
 """Characters of a reason."""
+_LONGEST_FACT = 200
+"""Cells of what stands at the top."""
 _UNFINISHED = {
     "running": "The sweep was going on when this page was written.",
     "stopping": "The sweep was stopped; its running trials were coming to their end when this page was written.",
@@ -67,10 +72,10 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
         version=__version__,
         state=sweep.state(),
         unfinished=list(_unfinished(sweep)),
-        facts=list(_facts(sweep, trials)),
+        facts=[(name, cut_middle(value, _LONGEST_FACT)) for name, value in _facts(sweep, trials)],
         metric=view.metric,
         goal=view.goal.value,
-        target=None,
+        target=_target(sweep),
         numbers=[trial.number for trial in trials],
         states=[trial.state.value for trial in trials],
         values=[
@@ -96,6 +101,15 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
 
 
 _NOT_DONE = (TrialState.failed, TrialState.lost, TrialState.cancelled)
+
+
+def _target(sweep: RecordedSweep) -> float | None:
+    """The value of the metric that would do, as the sweep file has it."""
+    try:
+        metric = read_sweep(sweep.folder.file, name=sweep.name).metric
+    except (PipelineError, OSError):
+        return None
+    return metric.target if metric else None
 
 
 def _so_far(trials: Sequence[Trial], values: Sequence[float | None]) -> dict[int, float | None]:

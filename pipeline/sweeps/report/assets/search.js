@@ -159,7 +159,7 @@ function drawSlice(there, { axis: name, scale }) {
   const ticks = chosen ? { tickvals: axis.choices.map((_, at) => at), ticktext: axis.choices.map((one) => label(brief(one, 18))), range: [-0.5, axis.choices.length - 0.5] } : axis.kind === "log" ? onScale("log") : {};
   return {
     traces, headings: ["trial", "state", axis.heading, metric], rows: own.map((at) => [String(data.numbers[at]), data.states[at], chosen ? axis.choices[axis.values[at]] : axis.values[at], data.values[at]]),
-    layout: { xaxis: { ...ticks, title: label(axis.name) }, yaxis: { title: label(`${metric}, ${minimized ? "less" : "more"} is better`), ...onScale(scale) } },
+    layout: { xaxis: { ...ticks, title: label(axis.name) }, yaxis: { title: axisTitle, ...onScale(scale) } },
   };
 }
 

@@ -1,6 +1,7 @@
 // What came of trials: all of them in a table, their metric one after the other, and while they ran.
 
 const metric = data.metric || "value";
+const axisTitle = label(brief(`${brief(metric, 40)}, ${data.goal === "minimize" ? "less" : "more"} is better`, 70));
 const every = data.numbers.map((_, at) => at);
 const ended = every.filter((at) => data.states[at] === "done" && data.values[at] !== null);
 /** Those that came to their end, the best first. */
@@ -37,11 +38,11 @@ function trialTable() {
   const found = unique(data.states);
   const draw = () => {
     const order = (state.order === "best" ? data.ranking : every).filter((at) => !state.states || data.states[at] === state.states);
-    const cell = (text, column, at) => make("td", { class: [data.table.right[column] ? "right" : "", column === 1 ? `trial-${data.states[at]}` : ""].join(" ").trim() || null }, text);
+    const cell = (text, column, at) => make("td", { class: [data.table.right[column] ? "right" : "", column === 1 ? `trial-${data.states[at]}` : ""].join(" ").trim() || null, title: text.length > 40 ? text : null }, text);
     const head = data.table.headings.map((one, column) => make("th", { scope: "col", class: data.table.right[column] ? "right" : null }, one));
     const body = order.slice(0, MOST_ROWS).map((at) => make("tr", { class: at === ranked[0] ? "best" : null }, data.table.rows[at].map((text, column) => cell(text, column, at))));
     box.replaceChildren(
-      make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, make("tr", {}, head)), make("tbody", {}, body))),
+      make("div", { class: "scroll trials", tabindex: "0" }, make("table", {}, make("thead", {}, make("tr", {}, head)), make("tbody", {}, body))),
       make("p", { class: "dim small", role: "status" }, order.length > MOST_ROWS ? `The first ${MOST_ROWS.toLocaleString("en")} of ${order.length.toLocaleString("en")} trials.` : `${order.length.toLocaleString("en")} of ${every.length.toLocaleString("en")} trials`),
     );
   };
@@ -79,11 +80,12 @@ function drawHistory({ over, scale }) {
   }
   const line = bestSoFar([...ended].sort((one, other) => x(one) - x(other)));
   if (line.length) traces.push({ type: "scatter", mode: "lines", name: "best so far", x: line.map(([at]) => x(at)), y: line.map(([, value]) => value), line: { shape: "hv", width: 2.4, color: variable("--text") }, hoverinfo: "skip" });
+  if (data.target !== null) traces.push({ type: "scatter", mode: "lines", name: `target ${shown(data.target)}`, x: [Math.min(...every.map(x)), Math.max(...every.map(x))], y: [data.target, data.target], line: { dash: "dot", width: 1.4, color: variable("--dim") }, hoverinfo: "skip" });
   const best = new Map(line);
   return {
     traces, headings: ["trial", "state", metric, "best so far", "seconds after the begin", "parameters"],
     rows: every.map((at) => [String(data.numbers[at]), data.states[at], data.values[at], best.get(at) ?? null, data.ended[at], data.words[at]]),
-    layout: { xaxis: { title: over === "number" ? "trial" : `${unit.name} since the begin` }, yaxis: { title: label(`${metric}, ${minimized ? "less" : "more"} is better`), ...onScale(scale) }, yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true } },
+    layout: { xaxis: over === "number" ? { title: "trial", dtick: every.length > 10 ? undefined : 1 } : { title: `${unit.name} since the begin` }, yaxis: { title: axisTitle, ...onScale(scale) }, yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true } },
   };
 }
 

@@ -1,0 +1,84 @@
+"""The page of a sweep: what it has of trials in every state, whatever their parameters and reasons hold."""
+
+import json
+import re
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pipeline.runs.report.page import html
+from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.report.model import SweepPage
+from pipeline.sweeps.report.page import SCRIPTS, sweep_page_of
+from pipeline.terminal.text import printable
+from tests.doubles.sweeps import SweepOnPaper, hostile, searched
+
+OURS = "".join(path.read_text() for path in (*html.FRAME, *SCRIPTS))
+
+
+def page_of(sweep: SweepOnPaper) -> SweepPage:
+    return sweep_page_of(RecordedSweep(sweep.folder), time.time())
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> SweepPage:
+    return page_of(searched(tmp_path_factory.mktemp("sweep"), 27))
+
+
+def test_every_column_has_a_place_for_every_trial(page: SweepPage) -> None:
+    columns = [page.numbers, page.states, page.values, page.ended, page.words, page.ranking, page.table.rows]
+    columns += [axis.values for axis in page.axes] + [one.values for one in page.measures]
+    assert {len(column) for column in columns} == {27}
+    assert {axis.name: axis.kind for axis in page.axes}["lr"] == "log"
+    assert {axis.name: axis.kind for axis in page.axes}["optimizer"] == "choices"
+
+
+def test_the_best_come_first_and_what_failed_has_no_value(page: SweepPage) -> None:
+    done = [at for at in page.ranking if page.states[at] == "done"]
+    values = [page.values[at] for at in done]
+    assert page.ranking[: len(done)] == done
+    assert values == sorted(values, key=lambda value: value or 0.0)
+    assert {page.states[at] for at, value in enumerate(page.values) if value is None} == {"failed"}
+    assert page.facts[0] == ("best val/loss", f"{values[0]:.5g} (trial {page.numbers[done[0]]})")
+
+
+def test_other_metrics_and_seconds_are_measures_for_a_front(page: SweepPage) -> None:
+    assert {one.name: one.goal for one in page.measures} == {
+        "val/loss": "minimize",
+        "tokens_per_s": "maximize",
+        "seconds": "minimize",
+    }
+
+
+def test_curves_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.sweeps.report.measures.points_each", lambda _: 5)
+    sweep = searched(tmp_path, 1)
+    sweep.log(0, [{"val/loss": 0.01 * at} for at in range(92)])
+    page = page_of(sweep)
+    assert [len(one.steps) for one in page.curves] == [5]
+    assert page.curves_about == "5 of 100 values that were logged, evenly spread."
+
+
+def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+    page = page_of(SweepOnPaper(tmp_path, metric=None, goal=None, method="grid"))
+    assert (page.metric, page.numbers, page.measures) == ("", [], page.measures)
+    assert page.unfinished
+    assert html.page_html(page, SCRIPTS)
+
+
+def test_text_of_strangers_is_data_and_nothing_else(tmp_path: Path) -> None:
+    text = "</script><script>alert(1)</script><!-- \x1b[2J \u2028 & \x00"
+    sweep = hostile(tmp_path, text)
+    written = html.page_html(page_of(sweep), SCRIPTS)
+    data = written.split('<script type="application/json" id="data">')[1].split("</script>")[0]
+    assert not re.search("[<>&\u2028\u2029\x00-\x1f]", data)
+    told = json.loads(data)
+    assert told["failures"][0]["reason"] == printable(text)
+    assert told["file"] == printable(text)
+
+
+def test_the_scripts_use_every_field_and_no_way_out() -> None:
+    assert not [one.name for one in fields(SweepPage) if not re.search(rf"\bdata\.{one.name}\b", OURS)]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https?:", OURS)

@@ -1,0 +1,119 @@
+"""Trials on a terminal: what is told of each, and what has room."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Group
+
+from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.report.best import best_lines
+from pipeline.sweeps.report.export import as_csv, export_rows
+from pipeline.sweeps.report.measures import measured_of
+from pipeline.sweeps.report.status import print_sweep, sweep_json
+from pipeline.sweeps.report.tables import trials_table
+from pipeline.sweeps.report.values import in_words, typed
+from pipeline.sweeps.report.watched import News, watched_sweep
+from pipeline.terminal.console import Terminal
+from tests.doubles.sweeps import BEGAN, SweepOnPaper, device, hostile, searched
+
+
+def written_to(console: Terminal) -> str:
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def lines_of(sweep: SweepOnPaper, width: int, height: int) -> list[str]:
+    console = Terminal(width=width, height=height, file=io.StringIO())
+    console.print(Group(*watched_sweep(RecordedSweep(sweep.folder), BEGAN + 2000, width, height)))
+    return written_to(console).splitlines()
+
+
+@pytest.mark.parametrize("trials", [0, 3, 27, 200])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (40, 8)])
+def test_a_sweep_fits_any_terminal(tmp_path: Path, trials: int, width: int, height: int) -> None:
+    lines = lines_of(searched(tmp_path, trials), width, height)
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+
+
+def test_what_runs_comes_first_then_the_best_and_on_80_columns_the_metric_and_parameters_are_there(
+    tmp_path: Path,
+) -> None:
+    lines = lines_of(searched(tmp_path, 27), 80, 24)
+    at = next(number for number, line in enumerate(lines) if line.startswith("trial"))
+    assert lines[at].split()[:5] == ["trial", "state", "val/loss", "lr", "optimizer"]
+    rows = [line.split() for line in lines[at + 1 :] if line.strip()[:1].isdigit()]
+    assert [row[1] for row in rows[:3]] == ["running", "running", "done"]
+    values = [float(row[2]) for row in rows if row[1] == "done"]
+    assert values == sorted(values)
+    assert float(rows[0][2]) > 0, "one that runs has what it has logged last"
+
+
+def test_text_of_strangers_is_shown_and_never_obeyed(tmp_path: Path) -> None:
+    text = "\x1b[2J[bold]\r\u202e" + "long " * 50
+    sweep = RecordedSweep(hostile(tmp_path, text).folder)
+    console = Terminal(width=80, markup=False, file=io.StringIO())
+    print_sweep(sweep, BEGAN, console)
+    assert not set("\x1b\r\u202e") & set(written_to(console))
+    assert f"  text={text}" not in written_to(console)
+    assert f"  {text}=1.0" in list(best_lines(sweep)), "the console itself sees to what it is given"
+
+
+def test_the_devices_and_effective_batch_of_a_trial_are_told(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    sweep.create(0, {"batch_size": 8, "num_gpus": 2, "gradient_accumulation_steps": 4}, 2)
+    sweep.start(0, devices=[device(0), device(3)])
+    view = RecordedSweep(sweep.folder).view
+    table = trials_table(list(view.trials.values()), list(view.trials.values()), "loss", BEGAN)
+    row = dict(zip([column.heading for column in table.columns], table.texts[0], strict=True))
+    assert (row["batch"], row["devices"]) == ("64", "GPU 0, 3")
+
+
+def test_a_line_is_told_for_each_trial_that_has_ended_since_the_last_time(tmp_path: Path) -> None:
+    sweep, news = SweepOnPaper(tmp_path), News()
+    for number in range(3):
+        sweep.create(number, {"lr": number})
+        sweep.start(number)
+    recorded = RecordedSweep(sweep.folder)
+    assert list(news.of_trials(recorded.view)) == []
+    sweep.end(1, "done", 0.5)
+    recorded.refresh()
+    assert list(news.of_trials(recorded.view)) == ["done: trial 1: val/loss 0.5, lr=1"]
+    sweep.end(0, "lost")
+    recorded.refresh()
+    assert list(news.of_trials(recorded.view)) == ["lost: trial 0: lr=0"]
+
+
+def test_a_table_for_other_programs_has_every_trial_and_all_digits(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    sweep.create(0, {"lr": 0.1 + 0.2, "state": "=1+1", "list": [1, 2]})
+    sweep.create(1, {"b": True})
+    sweep.log(0, [{"val/loss": 0.25, "state": 1.0}])
+    recorded = RecordedSweep(sweep.folder)
+    trials = list(recorded.view.trials.values())
+    header, first, second = as_csv(export_rows(trials, measured_of(sweep.folder, trials, ""), BEGAN)).splitlines()
+    assert header.endswith(
+        "reason,parameters.lr,parameters.state,parameters.list,parameters.b,metrics.val/loss,metrics.state"
+    )
+    assert first.endswith(',0.30000000000000004,\'=1+1,"[1, 2]",,0.25,1.0')
+    assert second.endswith(",,,,true,,")
+
+
+def test_numbers_that_json_does_not_have_are_said_in_words(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    sweep.tell("TrialCreated", trial=0, parameters={}, exact='{"eta": Infinity, "in": [NaN]}')
+    recorded = RecordedSweep(sweep.folder)
+    assert recorded.view.trials[0].parameters["eta"] == math.inf
+    told = json.loads(json.dumps(sweep_json(recorded, BEGAN), allow_nan=False))
+    assert told["all_trials"][0]["parameters"] == {"eta": "inf", "in": ["nan"]}
+
+
+def test_parameters_are_said_as_they_are_typed() -> None:
+    assert in_words({"lr": 0.00012345678, "flag": True, "none": None, "name": "a b", "list": [1, "x"]}) == (
+        'lr=0.0001235 flag=true none=null name=a b list=[1, "x"]'
+    )
+    assert typed(0.1 + 0.2) == "0.30000000000000004"
