@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rich.console import Console
 
+from pipeline.commands.compare_trials import compare_trials, trials_named
 from pipeline.commands.report import write_report
 from pipeline.commands.targets import refuse_records
+from pipeline.commands.typed import written
 from pipeline.errors import ConfigError
 from pipeline.files import plain_target, write_whole
 from pipeline.runs.comparison.runs import compare_runs, compared, same_settings
@@ -25,6 +27,9 @@ def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path
     Raises:
         PipelineError: There is no such run, its results cannot be read, or the file cannot be written.
     """
+    if len(names) == 1 and (trials := trials_named(output_dir, names[0])) is not None:
+        compare_trials(trials, csv, html, console)
+        return
     runs = runs_named(output_dir, names)
     if csv is not None:
         refuse_records("--csv", csv, runs)
@@ -89,16 +94,3 @@ def _newest_by_settings(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
     for run in runs:
         newest[same_settings(run.config)] = run
     return list(newest.values())
-
-
-def written(path: Path, write: Callable[[], None], console: Console) -> None:
-    """Write a file that a user has named, and say where it is.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
-    try:
-        write()
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
-    say(console, "written:", copy=str(path))

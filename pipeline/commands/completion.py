@@ -18,11 +18,14 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import PipelineError
 from pipeline.runs.index import choose_run, experiments, runs_of
 from pipeline.runs.loaded import LoadedRun
+from pipeline.sweeps.recorded import RecordedSweep, choose_sweep, sweeps_in
 
 _OF_HYDRA = ("--multirun", "--cfg", "--config-dir", "--hydra-help", "--help", "--version")
 _JOBS = ("logs", "why")
 """Commands whose second word is a job; the first word of each that takes a NAME is an experiment."""
-_CHAIN = "chain"
+_CHAIN, _TRIAL = "chain", "trial"
+_SWEEP = "sweep"
+"""The group of commands whose names are sweeps."""
 _RUNS = {"run", "against"}
 """Options whose value is the timestamp of a run."""
 _NAMES = {"name", "names", "experiment", "experiments"}
@@ -36,7 +39,7 @@ def candidates(program: Any, words: Sequence[str]) -> list[str]:
         words: Those of the command line, without the program.
     """
     *before, current = words or [""]
-    command, rest = program, list(before)
+    command, rest, group = program, list(before), ""
     while inside := getattr(command, "commands", {}):
         name = next((word for word in rest if not word.startswith("-")), None)
         if name is None:
@@ -44,15 +47,16 @@ def candidates(program: Any, words: Sequence[str]) -> list[str]:
             return _beginning(found, current)
         if name not in inside:
             return []
-        command, rest = inside[name], rest[rest.index(name) + 1 :]
-    if command.name == "run":
+        command, rest, group = inside[name], rest[rest.index(name) + 1 :], command.name or ""
+    if command.name == "run" and (group != _SWEEP or _places(command, rest)):
         return settings(current)
     if current[:1] == "-":
         return _beginning(_options(command), current)
     with suppress(PipelineError, OSError):
         if rest and (option := _valued(command).get(rest[-1])) is not None:
             return _beginning(_of_option(option, command, rest), current)
-        return _beginning(_words(command, rest), current)
+        found = _words_of_sweeps(command, rest) if group == _SWEEP else _words(command, rest)
+        return _beginning(found, current)
     return []
 
 
@@ -106,6 +110,15 @@ def _words(command: Any, before: Sequence[str]) -> Iterator[str]:
         yield from LoadedRun(_run(before, places[0])).plan.jobs
     elif any(param.name in _NAMES for param in command.params) and (not places or _takes_several(command)):
         yield from experiments(_output_dir(before))
+
+
+def _words_of_sweeps(command: Any, before: Sequence[str]) -> Iterator[str]:
+    """Of a command of `sweep`: sweeps, and trials of one."""
+    places = _places(command, before)
+    if not places and any(param.name in _NAMES for param in command.params):
+        yield from sweeps_in(_output_dir(before))
+    elif len(places) == 1 and any(param.name == _TRIAL for param in command.params):
+        yield from map(str, RecordedSweep(choose_sweep(_output_dir(before), places[0])).view.trials)
 
 
 def _chains(folder: RunFolder) -> Iterable[str]:

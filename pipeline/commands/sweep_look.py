@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.commands.compare import written
 from pipeline.commands.logs import log_output, note_of_log
+from pipeline.commands.typed import written
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text, plain_target, write_whole
 from pipeline.runs.job_logs import logs_in

@@ -12,6 +12,7 @@ from pipeline.runs.origin import Origin, write_origin
 from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import WrittenRun, chain_plan
+from tests.doubles.sweeps import searched
 from tests.unit.commands.test_report import data_of
 
 
@@ -84,3 +85,16 @@ def test_the_command_prints_a_table_or_writes_a_csv(outputs: Path, tmp_path: Pat
     assert (written.exit_code, len(csv.read_text().splitlines())) == (0, 3)
     refused = CliRunner().invoke(app, ["compare", "sweep", "--csv", str(outputs), "--output-dir", str(outputs)])
     assert (refused.exit_code, "cannot write" in refused.output) == (2, True)
+
+
+def test_trials_of_a_sweep_stand_side_by_side_the_best_first(tmp_path: Path) -> None:
+    searched(tmp_path, 8)
+    place = ["--output-dir", str(tmp_path)]
+    text = CliRunner().invoke(app, ["compare", "lr", *place]).output
+    rows = [line.split() for line in text.splitlines()[1:]]
+    assert [row[1] for row in rows[:3]] == ["running", "running", "done"]
+    assert len(rows) == 8
+    for option, begin in (("--csv", "trial,state,"), ("--html", "<!doctype html>")):
+        file = tmp_path / "written"
+        assert CliRunner().invoke(app, ["compare", "lr", *place, option, str(file)]).exit_code == 0
+        assert file.read_text().startswith(begin)

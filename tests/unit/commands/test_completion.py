@@ -13,6 +13,7 @@ from pipeline.__main__ import app
 from pipeline.commands.completion import candidates, settings
 from pipeline.commands.completion_scripts import SCRIPTS, Shell
 from tests.doubles.runs import WrittenRun, chain_plan
+from tests.doubles.sweeps import searched
 
 PROGRAM = typer.main.get_command(app)
 
@@ -23,6 +24,7 @@ def offered(*words: str) -> list[str]:
 
 def test_commands_and_options_are_offered() -> None:
     assert offered("st") == ["status", "store"]
+    assert offered("sweep", "st")[0] == "status"
     assert "complete" not in offered("")
     assert offered("store", "") == ["du", "gc", "verify"]
     assert offered("gpus", "--w") == ["--watch"]
@@ -60,6 +62,18 @@ def test_experiments_are_offered(tmp_path: Path) -> None:
         offered("logs", "--output-dir", str(tmp_path), "first_run", "") == []
     )  # a run without a plan has no jobs
     assert offered("status", "--output-dir", str(tmp_path / "none"), "fi") == []
+
+
+def test_sweeps_and_their_trials_are_offered(tmp_path: Path) -> None:
+    searched(tmp_path, 3)
+    (tmp_path / "first_run/latest").mkdir(parents=True)
+    place = ("--output-dir", str(tmp_path))
+    for command in ("status", "best", "logs", "report"):
+        assert offered("sweep", command, *place, "") == ["lr"]
+    assert offered("sweep", "logs", *place, "lr", "") == ["0", "1", "2"]
+    assert offered("sweep", "logs", *place, "none", "") == offered("sweep", "best", *place, "lr", "") == []
+    assert offered("sweep", "run", "al") == [], "the first word is a file"
+    assert "algos=" in offered("sweep", "run", "lr.yaml", "al")
 
 
 def test_of_options_the_values_are_offered(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""``compare`` of a sweep whose trials are no runs of this program: by the parameters in which they differ."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.commands.typed import written
+from pipeline.files import plain_target, write_whole
+from pipeline.sweeps.folder import sweep_folder
+from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.report.export import as_csv, export_rows
+from pipeline.sweeps.report.measures import measured_of
+from pipeline.sweeps.report.status import foremost
+from pipeline.sweeps.report.tables import trials_table
+from pipeline.terminal.console import say
+
+
+def trials_named(output_dir: Path, name: str) -> RecordedSweep | None:
+    """The sweep of that name, where there are no runs that are called so.
+
+    Raises:
+        StoreError: Its journal cannot be read.
+    """
+    folder = sweep_folder(output_dir, name)
+    if not folder.journal.is_file() or (output_dir / name / "latest").is_dir():
+        return None
+    return RecordedSweep(folder)
+
+
+def compare_trials(sweep: RecordedSweep, csv: Path | None, html: Path | None, console: Console) -> None:
+    """Print the trials of a sweep side by side, the best first, or write them as CSV or as its page.
+
+    Raises:
+        PipelineError: The file cannot be written.
+    """
+    view, now = sweep.view, time.time()
+    trials = list(view.trials.values())
+    if html is not None:
+        # Not with the other imports: what draws a page takes time to load.
+        from pipeline.sweeps.report.page import write_sweep_page
+
+        written(html, lambda: write_sweep_page(plain_target(html), sweep), console)
+    if csv is not None:
+        rows = export_rows(trials, measured_of(sweep.folder, trials, ""), now)
+        written(csv, lambda: write_whole(plain_target(csv), as_csv(rows)), console)
+    if csv is None and html is None:
+        table = trials_table(trials, foremost(trials, view.goal), view.metric, now, sweep.so_far())
+        console.print(table)
+        if not trials:
+            say(console, f"no trials yet: {sweep.name}")

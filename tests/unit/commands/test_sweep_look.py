@@ -1,0 +1,91 @@
+"""What the commands say of sweeps, and what they say instead of a traceback."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from tests.doubles.sweeps import SweepOnPaper, searched
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    outputs = tmp_path_factory.mktemp("outputs")
+    sweep = searched(outputs, 27)
+    for attempt, words in ((1, "first\n"), (2, "second\nlast\n")):
+        sweep.folder.trial(3).log(attempt).write_text(words)
+    sweep.folder.trial(17).start(1).write_text('{"command": ["python", "my train.py", "--lr=1"], "port": 1}')
+    SweepOnPaper(outputs, "begun", metric=None, goal=None)
+    (outputs / "damaged/sweep/journal.jsonl").parent.mkdir(parents=True)
+    (outputs / "damaged/sweep/journal.jsonl").write_text("x\n")
+    return outputs
+
+
+def told(outputs: Path, *words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["sweep", *words, "--output-dir", str(outputs)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_all_sweeps_stand_in_one_table_and_one_is_told_of_in_full(outputs: Path) -> None:
+    rows = {line.split()[0]: line.split()[1:] for line in told(outputs, "status").splitlines()}
+    assert rows["lr"][:6] == ["idle", "bayes", "23/27", "2", "2", "0.49902"]
+    assert {"begun", "damaged"} < set(rows)
+    text = told(outputs, "status", "lr")
+    assert "best: trial 17: val/loss 0.49902" in text
+    assert "trial 5: failed\n    exit code 1: torch.OutOfMemoryError" in text
+    assert "`python -m pipeline sweep agent lr` goes on" in text
+    assert "1 line of journal.jsonl cannot be read" in told(outputs, "status", "damaged")
+    assert len(json.loads(told(outputs, "status", "lr", "--json"))["all_trials"]) == 27
+
+
+def test_watching_ends_with_the_sweep_and_tells_each_trial_once(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 5)
+    sweep.tell("SweepFinished", reason="all trials were made")
+    text = told(tmp_path, "status", "lr", "--watch")
+    assert text.count("done: trial 0:") == 1
+    assert "lr: finished (all trials were made)" in text
+
+
+def test_the_best_trial_is_told_with_all_digits_and_how_it_ran(outputs: Path) -> None:
+    text = told(outputs, "best", "lr")
+    assert text.startswith("trial 17: val/loss 0.49902 (minimize; 20 trials ended)\n  lr=0.00036")
+    assert "it ran: python 'my train.py' --lr=1" in text
+    data = json.loads(told(outputs, "best", "lr", "--json"))
+    assert f"lr={data['parameters']['lr']}" in text
+    assert "names no metric" in told(outputs, "best", "begun", code=2)
+
+
+def test_trials_are_exported_as_csv_and_json(outputs: Path, tmp_path: Path) -> None:
+    assert len(told(outputs, "export", "lr").splitlines()) == 28
+    for name in ("lr.json", "lr.csv"):
+        told(outputs, "export", "lr", "--to", str(tmp_path / name))
+    rows = json.loads((tmp_path / "lr.json").read_text())
+    assert rows[17]["parameters.optimizer"] == "adamw"
+    assert (tmp_path / "lr.csv").read_text().splitlines()[:20] == told(outputs, "export", "lr").splitlines()[:20]
+    assert "cannot write" in told(outputs, "export", "lr", "--to", str(tmp_path / "no/lr.csv"), code=2)
+
+
+def test_the_log_of_a_trial_is_that_of_its_last_attempt(outputs: Path) -> None:
+    assert told(outputs, "logs", "lr", "3") == "second\nlast\n"
+    assert told(outputs, "logs", "lr", "3", "-n", "1", "--attempt", "1") == "first\n"
+    assert "last\n" in told(outputs, "logs", "lr", "3", "-f")
+    assert "There are: 0 to 26" in told(outputs, "logs", "lr", "99", code=2)
+    assert "it has not begun yet" in told(outputs, "logs", "lr", "4", code=2)
+    assert "no log of attempt 7; there are: 1, 2" in told(outputs, "logs", "lr", "3", "--attempt", "7", code=2)
+    assert "no trial of sweep begun has begun yet" in told(outputs, "logs", "begun", code=2)
+
+
+def test_the_page_of_a_sweep_is_written_where_it_is_asked_for(outputs: Path, tmp_path: Path) -> None:
+    assert told(outputs, "report", "begun").endswith("begun/sweep/report.html\n")
+    told(outputs, "report", "begun", "--out", str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert "--out" in told(outputs, "report", "begun", "--out", str(tmp_path / "no/page.html"), code=2)
+
+
+def test_a_sweep_that_is_not_there_is_told_with_those_that_are(outputs: Path, tmp_path: Path) -> None:
+    assert "Did you mean 'lr'" in told(outputs, "best", "lrr", code=2)
+    assert "there are no sweeps in" in told(tmp_path, "status")
+    assert "`python -m pipeline sweep run FILE` begins one" in told(tmp_path, "status", "lr", code=2)
