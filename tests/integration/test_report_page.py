@@ -1,8 +1,9 @@
-"""The report of a real run in a real browser: it works, asks nobody for anything, and runs nothing of others."""
+"""The pages of a real run and of sweeps in a real browser: they work, ask for nothing, run nothing of others."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,12 @@ from pipeline.runs.looks import MARKS, drawn_methods
 from pipeline.runs.report.page.html import write_page
 from pipeline.runs.report.page.model import Failure, Failures, Page, PageTable, RunPage
 from pipeline.runs.report.page.run import page_of
+from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.report.page import write_sweep_page
 from tests.doubles.browser import CHROMIUM, Tab, browser
 from tests.doubles.small_runs import calm_run
+from tests.doubles.sweeps import SweepOnPaper, searched
+from tests.doubles.sweeps import hostile as hostile_sweep
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 
@@ -192,4 +197,75 @@ def test_a_page_of_several_runs_has_all_of_them(tab: Tab, run: Path, tmp_path: P
     bars = tab.ask("document.querySelector('#cost .chart').data.map((one) => one.y)")
     assert all(len(set(names)) == len(names) for names in bars)  # the work of two runs is never one bar
     assert {"t · PITA", "other · PITA"} <= {name for names in bars for name in names}
+    nothing_happened(tab, path)
+
+
+# -- sweeps ----------------------------------------------------------------------------------------------------
+
+
+def opened(tab: Tab, sweep: SweepOnPaper, width: int = 1280) -> Path:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    tab.call("Emulation.setDeviceMetricsOverride", **size)
+    path = sweep.folder.report
+    write_sweep_page(path, RecordedSweep(sweep.folder))
+    tab.open(path)
+    return path
+
+
+def traces(tab: Tab, part: str) -> list[dict[str, Any]]:
+    found = tab.ask(f"document.querySelector('#{part} .chart').data.map(({{name, x, y}}) => ({{name, x, y}}))")
+    return list(found)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_of_a_sweep_can_be_read_sorted_and_switched(tab: Tab, tmp_path: Path, width: int) -> None:
+    path = opened(tab, searched(tmp_path, 60), width)
+    assert tab.ask(LOOK_AT_ALL) >= 6
+    assert tab.ask("document.documentElement.scrollWidth") == width, "nothing is wider than the page"
+    # the table, best first, and by number and state
+    first = "document.querySelector('#trials tbody tr').innerText.split('\\t')"
+    values = tab.ask("[...document.querySelectorAll('#trials tbody tr')].map((row) => row.cells[2].innerText)")
+    states = tab.ask("[...document.querySelectorAll('#trials tbody tr')].map((row) => row.cells[1].innerText)")
+    numbers = [float(value) for value in values if value]
+    assert tab.ask(first)[1] == "done"
+    assert numbers[:40] == sorted(numbers[:40])
+    tab.ask(f"({CHOOSE})(document.querySelector('#trials select'), 'number')")
+    assert tab.ask(first)[:1] == ["0"]
+    tab.ask(f"({CHOOSE})([...document.querySelectorAll('#trials select')].at(-1), 'failed')")
+    assert set(
+        tab.ask("[...document.querySelectorAll('#trials tbody tr')].map((row) => row.cells[1].innerText)")
+    ) == {"failed"}
+    # the best so far never gets worse
+    line = next(one for one in traces(tab, "history") if one["name"] == "best so far")
+    assert line["y"] == sorted(line["y"], reverse=True)
+    # every trial that came to its end has a line through all axes, one of which is the metric
+    lines = traces(tab, "parallel")
+    assert {one["name"].split(":")[0] for one in lines} >= {"best tenth", "last quarter"}
+    assert sum(one["x"].count(None) for one in lines) == states.count("done")
+    # a front of two measures, one of which is chosen
+    tab.ask(f"({CHOOSE})([...document.querySelectorAll('#front select')].at(2), 'seconds')")
+    assert "seconds" in tab.ask("document.querySelector('#front .chart').layout.xaxis.title.text")
+    # every chart has its numbers beside it
+    assert tab.ask("document.querySelectorAll('.plot + div summary').length") == 6
+    nothing_happened(tab, path)
+
+
+def test_text_of_strangers_on_the_page_of_a_sweep_is_shown_and_never_obeyed(tab: Tab, tmp_path: Path) -> None:
+    path = opened(tab, hostile_sweep(tmp_path, HOSTILE))
+    assert tab.ask(LOOK_AT_ALL) >= 5
+    assert tab.ask("document.querySelectorAll('main img, main script, header script').length") == 0
+    for place in ("#failures td.wrap", "#about > pre"):
+        assert SEEN in tab.ask(f"document.querySelector('{place}').textContent"), place
+    assert SEEN in tab.ask("[...document.querySelectorAll('#trials td')].map((one) => one.textContent)")
+    nothing_happened(tab, path)
+
+
+def test_a_sweep_without_a_metric_or_without_trials_has_a_page(tab: Tab, tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path, metric=None, goal=None, method="grid")
+    path = opened(tab, sweep)
+    assert tab.ask("document.querySelector('#trials .said').innerText") == "No trial was chosen yet."
+    nothing_happened(tab, path)
+    sweep.create(0, {"lr": 1})
+    opened(tab, sweep)
+    assert tab.ask("document.querySelectorAll('#trials tbody tr').length") == 1
     nothing_happened(tab, path)
