@@ -2,23 +2,28 @@
 
 They go before what the configuration says: together they replace it, so that ``--num-gpus 2`` means two GPUs also
 where a file says ``gpu_ids: [0, 1, 2, 3]`` or ``device: cpu``.
+
+``distributed.gpu_list=0,1,2,3`` means these four, though Hydra would take values with commas for several runs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError
 
 FLAGS = ("--num-gpus", "--gpu-ids", "--device")
+_BARE_IDS = re.compile(r"(\+{0,2}distributed\.gpu_(?:ids|list))=(\d+(?:,\d+)*)")
 
 
 def as_overrides(arguments: Sequence[str]) -> list[str]:
     """Turn the flags into overrides, placed after all others, so that they win; everything else stays as it is.
 
     Args:
-        arguments: A command line. Ids may be separated by spaces or commas: ``--gpu-ids 0 2 3``.
+        arguments: A command line. Ids may be separated by spaces or commas: ``--gpu-ids 0 2 3``. Those of a
+            setting may stand without brackets.
 
     Raises:
         ConfigError: A flag has no value or a wrong one, or is given twice.
@@ -30,7 +35,7 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         if flag not in FLAGS:
-            others.append(word)
+            others.append(_with_brackets(word))
             continue
         if flag in given:
             raise ConfigError(f"{flag} is given twice")
@@ -41,11 +46,17 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
         "device": _device(given["--device"]) if "--device" in given else DeviceChoice.auto.name,
         "distributed.num_gpus": _count(given["--num-gpus"]) if "--num-gpus" in given else "null",
         "distributed.gpu_ids": _ids(given["--gpu-ids"]) if "--gpu-ids" in given else "null",
+        "distributed.gpu_list": "null",
     }
     # Not at the very end: a flag of Hydra's that stands there may take the next word for its value.
     places = [place for place, word in enumerate(others, 1) if "=" in word and not word.startswith("--")]
     end = max(places, default=0)
     return [*others[:end], *(f"{key}={value}" for key, value in values.items()), *others[end:]]
+
+
+def _with_brackets(word: str) -> str:
+    bare = _BARE_IDS.fullmatch(word)
+    return f"{bare[1]}=[{bare[2]}]" if bare else word
 
 
 def _values(flag: str, rest: list[str]) -> list[str]:

@@ -127,10 +127,15 @@ def _ranks(config: Config) -> Iterator[str]:
             "system.use_parallel_execution=false runs everything in one process, and a training asks for "
             f"{several} devices: use training.gpus_per_job=1 and distributed.enabled=false, or leave it true"
         )
-    if asked.enabled and asked.num_gpus is None and asked.gpu_ids is None and config.training.gpus_per_job == 1:
+    if asked.enabled and asked.num_gpus is None and asked.ids is None and config.training.gpus_per_job == 1:
         yield (
             "distributed.enabled=true lets one training use several GPUs: say how many with "
             "training.gpus_per_job, or which with distributed.num_gpus or distributed.gpu_ids"
+        )
+    if asked.gpu_ids is not None and asked.gpu_list is not None:
+        yield (
+            f"distributed.gpu_ids={asked.gpu_ids} and distributed.gpu_list={asked.gpu_list}: these are two names "
+            "of one setting; give one of them, and null for the other where a file has it"
         )
     for key, strategy in (("training", config.training.strategy), ("distributed", asked.strategy)):
         if strategy is Strategy.single and config.training.gpus_per_job > 1:

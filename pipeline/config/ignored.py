@@ -177,7 +177,10 @@ RULES = (
     Rule("training.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
     Rule("generation.memory_mb", lambda run: not run.gpu, _NO_GPU),
     Rule("distributed.num_gpus", lambda run: not run.gpu and not run.config.distributed.enabled, _NO_GPU),
-    Rule("distributed.gpu_ids", lambda run: not run.gpu and not run.config.distributed.enabled, _NO_GPU),
+    *(
+        Rule(f"distributed.{name}", lambda run: not run.gpu and not run.config.distributed.enabled, _NO_GPU)
+        for name in ("gpu_ids", "gpu_list")
+    ),
     Rule("distributed.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
     Rule("distributed.fsdp_*", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
     Rule("distributed.master_port", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),

@@ -12,7 +12,7 @@ def devices_per_training(config: Config) -> int:
     asked = config.distributed
     if config.training.gpus_per_job > 1 or not asked.enabled:
         return config.training.gpus_per_job
-    return asked.num_gpus or len(asked.gpu_ids or ()) or 1
+    return asked.num_gpus or len(asked.ids or ()) or 1
 
 
 def spread(config: Config) -> dict[str, Any]:

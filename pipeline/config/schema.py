@@ -304,6 +304,8 @@ class DistributedConfig:
     """How many GPUs, the idlest first; null takes every visible one, or as many as `gpu_ids` names."""
     gpu_ids: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False)
     """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
+    gpu_list: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False)
+    """The same as `gpu_ids`, by its other name: `distributed.gpu_list=0,1,2,3`."""
     enabled: bool = False
     """Let one training use all GPUs that `num_gpus` or `gpu_ids` asks for. False gives every training as many as
     `training.gpus_per_job` says, one by default, and runs several side by side."""
@@ -315,6 +317,11 @@ class DistributedConfig:
         None, at_least=1024, at_most=65_535, hint=", or null to find a free one", affects_result=False
     )
     """TCP port where the processes of one training meet; null finds a free one, so that runs never collide."""
+
+    @property
+    def ids(self) -> list[int] | None:
+        """The GPUs that are asked for by number, under either name; None for any."""
+        return self.gpu_list if self.gpu_ids is None else self.gpu_ids
 
 
 class Tracker(Enum):

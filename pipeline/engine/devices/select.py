@@ -10,8 +10,6 @@ from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.resolve import Candidates, DeviceRequest, Inventory, candidates
 
-_NAMES = ("distributed.num_gpus", "distributed.gpu_ids")
-
 
 def choose_devices(
     choice: DeviceChoice,
@@ -61,5 +59,11 @@ def lease_devices(
 
 def _candidates(choice: DeviceChoice, workers: int | None, distributed: DistributedConfig | None) -> Candidates:
     distributed = distributed or DistributedConfig()
-    asked = DeviceRequest(device=choice, num_gpus=distributed.num_gpus, gpu_ids=distributed.gpu_ids, names=_NAMES)
+    ids = "gpu_ids" if distributed.gpu_list is None else "gpu_list"
+    asked = DeviceRequest(
+        device=choice,
+        num_gpus=distributed.num_gpus,
+        gpu_ids=distributed.ids,
+        names=("distributed.num_gpus", f"distributed.{ids}"),
+    )
     return candidates(asked, os.environ, Inventory(), workers=workers)
