@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.entries import several
 from pipeline.commands.launch import parse_ids
 from pipeline.commands.typed import Every, answering, examples, refuse_both
 from pipeline.config.schema import DeviceChoice
@@ -239,3 +240,6 @@ def report(
 
     with answering():
         sweep_look.report(output_dir, name, out, make_console())
+
+
+app.add_typer(several.app)

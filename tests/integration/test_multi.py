@@ -1,0 +1,159 @@
+"""Several programs side by side: devices, ends, signals. Real processes on GPUs that a fake driver tells of."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.devices.inventory import find_gpus
+from pipeline.engine.devices.lease import LeaseSet
+from pipeline.engine.devices.memory_reclaim import lives
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.sweeps.side_by_side import Ended, SideBySide, Task
+from pipeline.sweeps.trial_process import Order
+from tests.doubles import fake_nvml
+
+ROOT = Path(__file__).parents[2]
+
+
+def task(folder: Path, name: str, code: str, **options: object) -> Task:
+    order = {
+        "words": [sys.executable, "-c", code],
+        "log": str(folder / f"{name}.txt"),
+        "start": str(folder / f"{name}.json"),
+        **options,
+    }
+    return Task(name=name, order=Order(**order))  # type: ignore[arg-type]
+
+
+def carry_out(
+    tasks: list[Task], slots: int, rest_s: float = 0.0, say: Callable[[str], None] = print
+) -> tuple[str, list[Ended]]:
+    ended: list[Ended] = []
+    waiting = list(tasks)
+
+    def following(slot: int) -> Task | None:
+        return waiting.pop(0) if waiting else None
+
+    def note(one: Ended) -> float:
+        ended.append(one)
+        if one.busy:
+            waiting.append(one.task)
+            say(one.busy)
+        return rest_s
+
+    with StopSignals() as signals:
+        return SideBySide(slots, following, note, say).run(signals), ended
+
+
+def test_each_has_its_devices_log_and_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml.use(monkeypatch, tmp_path, "eight")
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("RANK", "3")
+    show = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('RANK'))"
+    lease = LeaseSet.acquire(find_gpus()[3:4], experiment="somebody")
+    said: list[str] = []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        lease.release()
+
+    interrupted, ended = carry_out(
+        [
+            task(tmp_path, "a", show, gpus=[1]),
+            task(tmp_path, "b", show + "; raise SystemExit(7)", gpus=[2]),
+            task(tmp_path, "waits", show, gpus=[3]),
+            task(tmp_path, "lost", "import os; os.kill(os.getpid(), 9)", gpus=[4]),
+            task(tmp_path, "takes its own", show, gpus=[5], leases=True),
+        ],
+        slots=3,
+        say=hear,
+    )
+    assert interrupted == ""
+    assert {one.task.name: one.exit_code for one in ended if not one.busy} == {
+        "a": 0,
+        "b": 7,
+        "waits": 0,
+        "lost": 137,
+        "takes its own": 0,
+    }
+    assert len(said) == 1
+    assert "'somebody'" in said[0]
+    uuids = [str(each.uuid) for each in find_gpus()]
+    assert (tmp_path / "a.txt").read_text() == f"{uuids[1]} None\n"
+    assert (tmp_path / "waits.txt").read_text() == f"{uuids[3]} None\n"
+    # Its ids are positions in the mask of this process, which has none.
+    assert (tmp_path / "takes its own.txt").read_text() == "None None\n"
+    assert json.loads((tmp_path / "b.json").read_text())["exit_code"] == 7
+
+
+@pytest.mark.parametrize("signals", [1, 2], ids=["one asks", "two kill"])
+def test_signals_end_what_runs_and_leave_nothing(tmp_path: Path, signals: int) -> None:
+    """The program starts another that outlives it and, to be killed, takes no notice of being asked."""
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" if signals == 2 else ""
+    program = f"""
+        {deaf}
+        import subprocess, sys, os, time
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        print(os.getpid(), child.pid, flush=True)
+        time.sleep(600)
+    """
+    script = f"""
+        import sys
+        from pathlib import Path
+        from tests.integration.test_multi import carry_out, task
+        folder = Path(sys.argv[1])
+        say = lambda text: print(text, flush=True)
+        print(carry_out([task(folder, "a", {textwrap.dedent(program)!r}, grace_s=60)], 1, say=say)[0], flush=True)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout
+    log = tmp_path / "a.txt"
+    while not (log.exists() and log.read_text().endswith("\n")):
+        assert process.poll() is None
+    family = list(map(int, log.read_text().split()))
+    process.send_signal(signal.SIGINT)
+    assert "stopping on SIGINT: waiting for a" in process.stdout.readline()
+    if signals == 2:
+        process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "SIGINT\n"
+    assert process.wait() == 0
+    process.stdout.close()
+    assert not [pid for pid in family if lives(pid)]
+
+
+def test_runs_of_one_command_have_sets_of_gpus_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml.use(monkeypatch, tmp_path, "eight")
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    words = [sys.executable, "-m", "pipeline", "sweep", "multi", "my", "2", "2"]
+    given = ["--output-dir", "it's out", "dry_run=true", "algos=[PITA],[DPO]"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*words, *more, *given], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    done = run("4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "my.run2  on GPU 2, GPU 3  algos=[DPO] experiment.seeds=[1]" in done.stdout
+    assert "2 of 2 runs done" in done.stdout
+    for number, ids in ((1, "0,1"), (2, "2,3")):
+        folder = tmp_path / "it's out" / f"my.run{number}"
+        command = json.loads((folder / "start.json").read_text())["command"]
+        assert f"distributed.gpu_list=[{ids}]" in command
+        assert "to run on 2 workers" in (folder / "output.txt").read_text()
+    with LeaseSet.acquire(find_gpus()[1:2], experiment="other"):
+        refused = run()
+    assert refused.returncode == 2
+    assert "GPU 1 by 'other'" in refused.stderr
