@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.runs.report.page.model import Looks, Numbers, PageTable
+from pipeline.runs.looks import Looks
+from pipeline.runs.report.page.model import Numbers, PageTable
 
 
 @dataclass(frozen=True, kw_only=True)
