@@ -35,7 +35,15 @@ def read_sweep(path: Path, *, name: str = "", overrides: Sequence[str] = ()) -> 
     Raises:
         ConfigError: Says everything that is wrong, each with its place, and what to try.
     """
-    document = read_yaml(path)
+    return sweep_of(read_yaml(path), path, name=name, overrides=overrides)
+
+
+def sweep_of(document: Document, path: Path, *, name: str = "", overrides: Sequence[str] = ()) -> Sweep:
+    """Check what a file holds, and make a sweep of it; see `read_sweep`.
+
+    Raises:
+        ConfigError: As there.
+    """
     if not isinstance(document.data, dict):
         raise ConfigError(f"{path}: {'is empty' if document.data is None else 'holds no table'}: {_AN_EXAMPLE}")
     _refuse(path, document, schema_faults(document.data))

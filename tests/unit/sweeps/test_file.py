@@ -1,20 +1,28 @@
 """A sweep file: what it may say, and what is said of one that is wrong."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.sweeps.command import MACROS
-from pipeline.sweeps.file import DEFAULT_COMMAND, read_sweep
+from pipeline.sweeps.command import MACROS, trial_command
+from pipeline.sweeps.file import DEFAULT_COMMAND, read_sweep, sweep_of
 from pipeline.sweeps.schema import DISTRIBUTIONS, METHODS, SCHEMA
-from pipeline.sweeps.searches import make_search
+from pipeline.sweeps.searches import make_search, most_trials
 from pipeline.sweeps.space import Choice, Constant, LogUniform, Quantized, Uniform, WholeUniform
 from pipeline.sweeps.spec import Goal, Hyperband, Impute, Launcher, Method, Metric, Options, Sweep
+from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.sweeps.wandb_file import wandb_config
+from pipeline.sweeps.yaml_file import Document, read_yaml
 
 LEAST = "program: train.py\nmethod: random\nparameters:\n"
 WITH = "program: train.py\nmethod: random\nparameters: {a: {value: 1}}\n"
@@ -444,3 +452,60 @@ def _keys_of(schema: object) -> Iterator[str]:
 def _parameters_in(path: Path) -> Iterator[dict[str, str]]:
     given = yaml.safe_load(path.read_text())["parameters"]
     yield from (each for each in given.values() if "distribution" in each)
+
+
+# -- whatever it says --------------------------------------------------------------------------------------------
+
+_JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 30),
+    st.floats(allow_nan=False),
+    st.sampled_from([10**299, -(10**299), 1e308, -1e308, 5e-324, math.inf, "1e-5", "", "grid", "loss", "${args}"]),
+    st.sampled_from([[], {}, [1], ["a", True], {"value": 1}, {"values": [1, 1.0, True]}, {"min": 1, "max": 2}]),
+    st.sampled_from([{"distribution": kind} for kind in DISTRIBUTIONS]),
+).map(copy.deepcopy)
+_KEYS_TO_SET = st.sampled_from(
+    sorted({*_keys_of(SCHEMA), "num_gpus", "a.b", "lr", *(key for key in ("distribution", "nonsense", "1"))})
+)
+
+
+def _places(data: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(data, dict | list):
+        yield place
+        for key, inside in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from _places(inside, (*place, key))
+
+
+@pytest.mark.properties
+@given(data=st.data(), name=st.sampled_from(["multi_gpu", "grid", "distributions", "deprecated", "elsewhere"]))
+def test_whatever_a_file_says_it_is_read_or_refused_in_words(data: st.DataObject, name: str) -> None:
+    """Files that were changed in up to three places: nothing but a message, or trials."""
+    changed = copy.deepcopy(_read(name))
+    for _ in range(data.draw(st.integers(1, 3))):
+        inside = changed
+        for key in data.draw(st.sampled_from(list(_places(changed)))):
+            inside = inside[key]
+        if isinstance(inside, list):
+            inside.append(data.draw(_JUNK))
+        elif inside and data.draw(st.booleans()):
+            inside[data.draw(st.sampled_from(list(inside)))] = data.draw(_JUNK)
+        else:
+            inside[data.draw(_KEYS_TO_SET)] = data.draw(_JUNK)
+    try:
+        sweep = sweep_of(Document(changed), Path("x.yaml"))
+    except ConfigError:
+        return
+    trials: list[Trial] = []
+    for number in range(2):
+        parameters = make_search(sweep).ask(trials)
+        if parameters is not None:
+            assert trial_command(sweep, parameters, Path("p.json"))
+            trials.append(Trial(number=number, parameters=parameters, state=TrialState.done, value=number))
+    wandb_config(sweep)
+    most_trials(sweep)
+
+
+@cache
+def _read(name: str) -> Any:
+    return read_yaml(DATA / f"{name}.yaml").data
