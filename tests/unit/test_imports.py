@@ -138,7 +138,7 @@ def test_what_decides_about_a_run_reaches_nothing_outside_of_it() -> None:
     assert not wrong
 
 
-HEAVY = "torch transformers trl datasets pandas scipy wandb trackio tensorboardX"
+HEAVY = "torch transformers trl datasets pandas scipy wandb trackio tensorboardX optuna jsonschema"
 """What takes seconds to import, or tenths of them."""
 
 
