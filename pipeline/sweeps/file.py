@@ -13,8 +13,8 @@ from pipeline.config.checks import refuse_all
 from pipeline.errors import ConfigError
 from pipeline.sweeps.checks import sweep_faults, sweep_notes
 from pipeline.sweeps.hyperband import bands_of
+from pipeline.sweeps.malformed import schema_faults
 from pipeline.sweeps.parameters import read_parameters
-from pipeline.sweeps.schema import schema_faults
 from pipeline.sweeps.spec import Goal, Hyperband, Impute, Launcher, Method, Metric, Options, Sweep
 from pipeline.sweeps.yaml_file import Document, Fault, parse_yaml, read_yaml
 
@@ -52,7 +52,7 @@ def sweep_of(document: Document, path: Path, *, name: str = "", overrides: Seque
     return _sweep(data, _name(path, data, name))
 
 
-_AN_EXAMPLE = "a sweep file has `method`, `parameters` and `program` at least, see docs/sweeps.md"
+_AN_EXAMPLE = "a sweep file has `method`, `parameters` and `program` at least, see docs/sweep-file.md"
 
 
 def _refuse(path: Path, document: Document, faults: Iterable[Fault]) -> None:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _LARGEST_WHOLE = 1 << 53
+_MOST_LABELS = 1_000
+"""Values of a choice that are told apart; of more, no search learns which is best."""
 
 
 def check_installed() -> None:
@@ -173,7 +175,7 @@ def axis_of(parameter: Parameter) -> Axis:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     match parameter.distribution:
-        case Choice(values=values, probabilities=None) as of:
+        case Choice(values=values, probabilities=None) as of if len(values) <= _MOST_LABELS:
             labels = labels_of(values)
             return Axis(CategoricalDistribution(labels), of, labels)
         case WholeUniform(min=low, max=high) as of if max(abs(low), abs(high)) <= _LARGEST_WHOLE:
@@ -191,7 +193,7 @@ def shown_axis(parameter: Parameter) -> Axis:
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     match parameter.distribution:
-        case Choice(values=values) as of:
+        case Choice(values=values) as of if len(values) <= _MOST_LABELS:
             return Axis(CategoricalDistribution(labels_of(values)), of, labels_of(values))
         case Quantized(of=Uniform() | LogUniform() | Normal() | LogNormal() | Beta() as inner, q=q) as of:
             low, high = inner.at(LEAST_SHARE), inner.at(1 - LEAST_SHARE)

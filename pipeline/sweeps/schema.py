@@ -1,4 +1,4 @@
-"""The sweep file as a JSON schema of our own writing, and what it has against a file, in words.
+"""The sweep file as a JSON schema of our own writing; what it has against a file is worded in `malformed`.
 
 It takes what W&B's takes, all of it, and the block ``pipeline:``. What joins values (``min`` below ``max``, the
 sum of probabilities, what a method needs) no schema can say: that is in `checks` and `parameters`.
@@ -6,18 +6,10 @@ sum of probabilities, what a method needs) no schema can say: that is in `checks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from pipeline.config.values import brief, short
-from pipeline.errors import unknown_name
 from pipeline.sweeps.spec import Launcher
-from pipeline.sweeps.yaml_file import Fault, Place
-
-if TYPE_CHECKING:
-    from jsonschema import Validator
-    from jsonschema.exceptions import ValidationError
 
 _Schema = dict[str, Any]
 
@@ -73,12 +65,7 @@ DISTRIBUTIONS: Mapping[str, tuple[Mapping[str, _Schema], Mapping[str, _Schema]]]
 }
 """Name -> keys that a parameter of this distribution must have, and those that it may have."""
 
-_SAYS_NOTHING = (
-    "says nothing of its values: give `value`, `values`, `min` and `max`, `parameters` (a table of more), or a "
-    "`distribution`"
-)
-
-_KEYS = (
+PARAMETER_KEYS = (
     "parameters",
     "distribution",
     *dict.fromkeys(key for keys in DISTRIBUTIONS.values() for part in keys for key in part),
@@ -86,21 +73,25 @@ _KEYS = (
 """All that a parameter may have."""
 
 
+_INFERRED = {
+    "parameters": "parameters",
+    "probabilities": "categorical_w_probabilities",
+    "values": "categorical",
+    "value": "constant",
+}
+"""Key -> what a parameter is that has it and names no distribution; the first that is there counts."""
+
+
 def kind_of(given: Mapping[str, Any]) -> str:
     """Name of a parameter's distribution: as it says, or as W&B infers it; ``parameters`` of a table of more."""
     if "distribution" in given:
         return str(given["distribution"])
-    inferred = {
-        "parameters": "parameters",
-        "probabilities": "categorical_w_probabilities",
-        "values": "categorical",
-        "value": "constant",
-    }
-    kind = next((kind for key, kind in inferred.items() if key in given), None)
-    return kind or ("int_uniform" if all(_is_whole(given.get(key)) for key in ("min", "max")) else "uniform")
+    kind = next((kind for key, kind in _INFERRED.items() if key in given), None)
+    return kind or ("int_uniform" if all(is_whole(given.get(key)) for key in ("min", "max")) else "uniform")
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number as it is written: ``1``, and neither ``1.0`` nor ``true``."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -115,14 +106,12 @@ def _parameter() -> _Schema:
         for name in DISTRIBUTIONS
     ]
     both_whole = {"properties": {"min": WHOLE, "max": WHOLE}, "required": ["min", "max"]}
+    by_key = [(_has(key), kind) for key, kind in _INFERRED.items()]
     inferred: _Schema = {"not": {}}
     for condition, name in (
         ({"anyOf": [_has("min"), _has("max")]}, "uniform"),
         (both_whole, "int_uniform"),
-        (_has("value"), "constant"),
-        (_has("values"), "categorical"),
-        (_has("probabilities"), "categorical_w_probabilities"),
-        (_has("parameters"), "nested"),
+        *reversed(by_key),
     ):
         inferred = {"if": condition, "then": {"$ref": f"#/$defs/{name}"}, "else": inferred}
     return {
@@ -164,7 +153,7 @@ _HYPERBAND = {
     "description": "`min_iter` is missing, or `max_iter` and `s`",
 }
 _WORD = {"type": ["string", "number"]}
-_OPTIONS = _table(
+OPTIONS = _table(
     {},
     {
         "name": TEXT,
@@ -182,7 +171,7 @@ _OPTIONS = _table(
         },
     },
 )
-_ELSEWHERE = ("custom", "optuna", "ax")
+ELSEWHERE = ("custom", "optuna", "ax")
 """What is known, and refused with words of its own."""
 METHODS = ["grid", "random", "bayes"]
 _ONLY_TEXT = ("name", "description", "entity", "project", "job", "image_uri", "apiVersion")
@@ -192,13 +181,13 @@ SCHEMA: _Schema = {
     "title": "Sweep file",
     "$defs": {
         "parameter": _parameter(),
-        "parameters": {
+        "block": {
             "type": "object",
             "minProperties": 1,
             "propertyNames": {"pattern": f"{_NAME}.-]*$(?!\n)"},
             "additionalProperties": {"$ref": "#/$defs/parameter"},
         },
-        "nested": _table({"parameters": {"$ref": "#/$defs/parameters"}}),
+        "parameters": _table({"parameters": {"$ref": "#/$defs/block"}}),
         **{
             name: _table(required, {**optional, "distribution": {"const": name}})
             for name, (required, optional) in DISTRIBUTIONS.items()
@@ -207,14 +196,14 @@ SCHEMA: _Schema = {
     **_table(
         {"method": {"enum": [*METHODS, "custom"]}},
         {
-            "parameters": {"$ref": "#/$defs/parameters"},
+            "parameters": {"$ref": "#/$defs/block"},
             "program": TEXT,
             "command": {**LIST, "items": _WORD},
             "metric": _METRIC,
             "metrics": {"type": "array", "minItems": 2, "items": _METRIC},
             "early_terminate": _HYPERBAND,
             "run_cap": COUNT,
-            "pipeline": _OPTIONS,
+            "pipeline": OPTIONS,
             **{key: {"type": "string"} for key in _ONLY_TEXT},
             "kind": {"enum": ["sweep"]},
             "controller": _table({"type": {"enum": ["cloud", "local"]}}),
@@ -225,128 +214,3 @@ SCHEMA: _Schema = {
         },
     ),
 }
-
-
-# -- in words --------------------------------------------------------------------------------------------------
-
-
-def schema_faults(data: Any) -> Iterator[Fault]:
-    """What is wrong with single values and keys of a sweep file, each with its place.
-
-    Args:
-        data: The file as plain data.
-    """
-    for error in _validator().iter_errors(data):
-        yield from _in_words(error, tuple(error.absolute_path))
-
-
-@cache
-def _validator() -> Validator:
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import extend
-
-    # By JSON Schema 1.0 is an integer; here, as for W&B, it makes a range one of floats.
-    checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: _is_whole(value))
-    return extend(Draft202012Validator, type_checker=checker)(SCHEMA)
-
-
-_TYPES = {
-    "string": "a text",
-    "number": "a number",
-    "integer": "a whole number",
-    "boolean": "true or false",
-    "array": "a list",
-    "object": "a table",
-}
-
-
-def _in_words(error: ValidationError, place: Place) -> Iterator[Fault]:
-    given, rule = error.instance, error.validator_value
-    if error.validator == "additionalProperties":
-        known = error.schema["properties"]
-        yield from (((*place, key), _unknown_key(key, place, given, known)) for key in given if key not in known)
-    elif error.validator == "required":
-        yield from ((place, f"`{key}` is missing{_HELP.get(key, '')}") for key in rule if key not in given)
-    elif error.validator == "not":  # a parameter by no key of which its distribution can be inferred
-        strange = [key for key in given if key not in _KEYS]
-        yield from (((*place, key), unknown_name("key", key, _KEYS)) for key in strange)
-        if not strange:
-            yield place, _SAYS_NOTHING
-    else:
-        yield place, _of_value(error, given, rule, place)
-
-
-def _of_value(error: ValidationError, given: Any, rule: Any, place: Place) -> str:
-    match error.validator:
-        case "type":
-            wanted = " or ".join(_TYPES[kind] for kind in ([rule] if isinstance(rule, str) else rule))
-            return f"{_shown(given)}, where {wanted} must be{_hint(given, rule)}"
-        case "enum":
-            known = [value for value in rule if isinstance(value, str) and value not in _ELSEWHERE]
-            if not isinstance(given, str):
-                return f"{_shown(given)}, where one of these must be: {', '.join(known)}"
-            return unknown_name(str(place[-1]).replace("_", " "), given, known)
-        case "minItems" | "minProperties" | "minLength":
-            return "is empty" if rule == 1 else f"must have {rule} entries at least"
-        case "dependentRequired":
-            return "`max_iter` needs `s`, the number of comparisons before it"
-        case "minimum" | "exclusiveMinimum" | "maximum":
-            return _out_of_range(given, error.schema)
-        case "pattern":
-            return f"{brief(given)} is no name here: letters, digits and '_', also '.' and '-' in parameters"
-        case _:
-            return str(error.schema.get("description", error.message))
-
-
-_HELP = {
-    "method": ": grid, random or bayes",
-    "name": ": of the metric, as the program logs it",
-    "engine": ": leave out the block `scheduler`",
-    "min": ", as there is a `max` or a distribution that needs it",
-    "max": ", as there is a `min` or a distribution that needs it",
-}
-
-
-def _shown(value: object) -> str:
-    kind = (
-        "null"
-        if value is None
-        else next((word for type_, word in _OF.items() if type(value) is type_), type(value).__name__)
-    )
-    return kind if isinstance(value, list | dict) or value is None else f"{kind}, {brief(value)}"
-
-
-_OF = {str: "a text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a table"}
-
-
-def _hint(given: object, wanted: object) -> str:
-    if isinstance(given, str) and wanted in ("number", "integer"):
-        try:
-            float(given)
-        except ValueError:
-            return ""
-        return ": take away the quotes"
-    if wanted == "integer" and isinstance(given, float) and given.is_integer():
-        return f": write {int(given)}"
-    if wanted == "array":
-        return f": write [{brief(given)}]" if isinstance(given, str | int | float) else ""
-    return ""
-
-
-def _out_of_range(given: float, schema: _Schema) -> str:
-    if given in (float("inf"), float("-inf")):
-        return f"{given} is not finite: give a number"
-    if "exclusiveMinimum" in schema:
-        return f"{brief(given)} must be more than {short(schema['exclusiveMinimum'])}"
-    low, high = schema.get("minimum"), schema.get("maximum")
-    return f"{brief(given)} must be " + (f"from {low} to {high}" if high is not None else f"{low} or more")
-
-
-def _unknown_key(key: str, place: Place, given: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    said = unknown_name("key", key, known)
-    if not place and key in _OPTIONS["properties"]:
-        return f"{said} Options of this program belong in the block `pipeline:`."
-    if place[:1] != ("parameters",) or key not in _KEYS:
-        return said
-    owners = [name for name, (required, optional) in DISTRIBUTIONS.items() if key in {**required, **optional}]
-    return f"does not belong to {kind_of(given)} ({', '.join(known)}), but to {', '.join(owners)}"

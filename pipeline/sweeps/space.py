@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from statistics import NormalDist
 from typing import Any, Protocol
@@ -120,8 +121,14 @@ class Choice:
         Raises:
             ValueError: It is none of them.
         """
-        wanted = fingerprint(value)
-        return [fingerprint(each) for each in self.values].index(wanted)
+        place = self._places.get(fingerprint(value))
+        if place is None:
+            raise ValueError(f"{value!r} is none of the values")
+        return place
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {fingerprint(value): place for place, value in reversed(list(enumerate(self.values)))}
 
     @property
     def _last(self) -> int:
