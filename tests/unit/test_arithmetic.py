@@ -10,7 +10,7 @@ import pytest
 
 from pipeline import arithmetic
 from pipeline.commands.doctor.arithmetic import DOCUMENTED, MADE_WITH, compare
-from pipeline.commands.doctor.check import Verdict
+from pipeline.terminal.check import Verdict
 from pipeline.config.load import load_config
 
 CONTRARY = {

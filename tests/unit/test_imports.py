@@ -30,6 +30,7 @@ WINGS = [
     "engine",
     "runs",
     "sweeps",
+    "slurm",
     "commands",
     "cli",
     "__main__",

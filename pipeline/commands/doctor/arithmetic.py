@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pipeline import arithmetic
-from pipeline.commands.doctor.check import Check, failed, passed, warned
+from pipeline.terminal.check import Check, failed, passed, warned
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipeline.commands.doctor.check import Check, failed, passed, warned
+from pipeline.terminal.check import Check, failed, passed, warned
 from pipeline.commands.doctor.facts import Facts
 from pipeline.engine.devices.inventory import Device, Machine, visible_gpus
 from pipeline.engine.devices.mask import NOTHING, VISIBLE, read_mask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.commands.doctor.check import Check, passed, warned
+from pipeline.terminal.check import Check, passed, warned
 from pipeline.commands.doctor.facts import Facts
 from pipeline.engine.devices.mask import VISIBLE
 from pipeline.engine.devices.worker_env import is_of_launcher

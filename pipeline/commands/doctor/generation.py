@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.doctor.check import Check, Verdict
+from pipeline.terminal.check import Check, Verdict
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.select import choose_devices

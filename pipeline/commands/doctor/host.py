@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.commands.doctor.check import Check, failed, passed, warned
+from pipeline.terminal.check import Check, failed, passed, warned
 from pipeline.commands.doctor.facts import Facts
 
 FREE_DISK_GIB = 2

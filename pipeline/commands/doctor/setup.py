@@ -11,7 +11,7 @@ import tempfile
 from itertools import zip_longest
 from pathlib import Path
 
-from pipeline.commands.doctor.check import Check, Verdict
+from pipeline.terminal.check import Check, Verdict
 from pipeline.commands.doctor.facts import TorchFacts
 from pipeline.commands.doctor.host import WORKER_MEMORY_GIB
 from pipeline.config.install import conf_dir, install_command

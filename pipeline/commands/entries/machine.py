@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands import launch as launch_command
-from pipeline.commands.doctor.slurm import Starter
+from pipeline.slurm.rules import Starter
 from pipeline.commands.fetch import MODELS, report
 from pipeline.commands.typed import OutputDir, answering, examples
 from pipeline.terminal.console import make_console, say
@@ -38,7 +38,7 @@ def check(
 ) -> None:
     """Run every check; exit code 1 if one fails."""
     from pipeline.commands import check as preflight
-    from pipeline.commands.doctor.sbatch import check_script
+    from pipeline.slurm.lint import check_script
 
     with answering():
         if sbatch is not None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pipeline.commands import check as preflight
 from pipeline.commands.doctor import generation, setup
-from pipeline.commands.doctor.check import Check, Verdict, passed
+from pipeline.terminal.check import Check, Verdict, passed
 from pipeline.commands.doctor.facts import Facts, TorchFacts
 from pipeline.engine.devices.inventory import Device
 from pipeline.terminal.streams import LastingFile, LastingStream

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.doctor.check import Verdict
+from pipeline.terminal.check import Verdict
 from pipeline.commands.doctor.devices import gpu_checks
 from pipeline.commands.doctor.environment import environment_checks
 from pipeline.commands.doctor.facts import Facts, TorchFacts

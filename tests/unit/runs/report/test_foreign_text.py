@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.commands import check, exits, status, why
-from pipeline.commands.doctor.check import failed, passed
+from pipeline.terminal.check import failed, passed
 from pipeline.engine.store.gc import Garbage, GarbageKind
 from pipeline.engine.store.usage import OutputKind, Space, Usage
 from pipeline.engine.workers.messages import GpuLoad

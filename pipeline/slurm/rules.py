@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from pipeline.commands.doctor.check import Check, Verdict, failed, passed, warned
+from pipeline.terminal.check import Check, Verdict, failed, passed, warned
 from pipeline.engine.devices.mask import NOTHING, VISIBLE, entries_of
 
 

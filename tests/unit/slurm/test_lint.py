@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.doctor.check import Verdict
-from pipeline.commands.doctor.sbatch import check_script, read_job
-from pipeline.commands.doctor.slurm import SlurmJob, Starter
+from pipeline.terminal.check import Verdict
+from pipeline.slurm.lint import check_script, read_job
+from pipeline.slurm.rules import SlurmJob, Starter
 from pipeline.errors import ConfigError
 
 RIGHT = """#!/bin/bash

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.commands.doctor.check import Check, failed, warned
-from pipeline.commands.doctor.slurm import SlurmJob, Starter, check_slurm
+from pipeline.terminal.check import Check, failed, warned
+from pipeline.slurm.rules import SlurmJob, Starter, check_slurm
 from pipeline.errors import ConfigError
 
 _SHORT = {"-n": "ntasks", "-N": "nodes", "-c": "cpus-per-task", "-G": "gpus"}

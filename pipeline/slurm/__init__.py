@@ -1,0 +1,9 @@
+"""Jobs of Slurm: batch scripts written, looked through and handed over.
+
+header.py   #SBATCH lines, as sbatch reads them and as they are written
+request.py  what a job is to have, checked
+script.py   request -> the text of a batch script
+rules.py    what a job asks for against what its program needs: one message for each fault
+lint.py     a script -> rules
+submit.py   the one module that starts a program, sbatch
+"""
