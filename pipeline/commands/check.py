@@ -10,15 +10,15 @@ from rich.text import Text
 
 from pipeline.commands.doctor import setup
 from pipeline.commands.doctor.arithmetic import check_arithmetic
-from pipeline.terminal.check import Check, Verdict
 from pipeline.commands.doctor.devices import gpu_checks
 from pipeline.commands.doctor.environment import environment_checks
 from pipeline.commands.doctor.facts import Facts, read_facts
 from pipeline.commands.doctor.generation import check_generation
 from pipeline.commands.doctor.host import host_checks
-from pipeline.slurm.rules import slurm_checks
 from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.errors import ConfigError
+from pipeline.slurm.rules import slurm_checks
+from pipeline.terminal.check import Check, Verdict
 from pipeline.terminal.console import make_console, say
 from pipeline.terminal.text import printable
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.terminal.check import Check, failed, warned
-from pipeline.slurm.rules import SlurmJob, Starter, check_slurm
 from pipeline.errors import ConfigError
+from pipeline.slurm.rules import SlurmJob, Starter, check_slurm
+from pipeline.terminal.check import Check, failed, warned
 
 _SHORT = {"-n": "ntasks", "-N": "nodes", "-c": "cpus-per-task", "-G": "gpus"}
 _GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?P<type>:[A-Za-z][^:,(=]*)?(?:[:=](?P<count>\d+))?(?=$|[,(])")

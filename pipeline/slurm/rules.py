@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from pipeline.terminal.check import Check, Verdict, failed, passed, warned
 from pipeline.engine.devices.mask import NOTHING, VISIBLE, entries_of
+from pipeline.terminal.check import Check, Verdict, failed, passed, warned
 
 
 class Starter(Enum):

@@ -2,9 +2,9 @@
 
     the tests  -- a pipe -->  guard  ->  munged, slurmctld, slurmd n1, slurmd n2  ->  jobs
 
-The guard adopts orphans, so whatever daemons and jobs have started is below it and ends with it: when it is told to,
-and when the other end of the pipe closes, which the kernel sees to where the tests are killed. All is in one folder;
-daemons listen on the loopback interface alone, and know each other by a key of their own.
+The guard adopts orphans, so whatever daemons and jobs have started is below it and ends with it: when it is told
+to, and when the other end of the pipe closes, which the kernel sees to where the tests are killed. All is in one
+folder; daemons listen on the loopback interface alone, and know each other by a key of their own.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def two_nodes() -> Iterator[Slurm]:
         text=True,
         start_new_session=True,  # Ctrl-C is for the tests
     )
-    assert guard.stdin is not None and guard.stdout is not None
+    assert guard.stdin is not None
+    assert guard.stdout is not None
     try:
         said = guard.stdout.readline().strip()
         assert said == READY, said

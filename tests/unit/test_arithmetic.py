@@ -10,8 +10,8 @@ import pytest
 
 from pipeline import arithmetic
 from pipeline.commands.doctor.arithmetic import DOCUMENTED, MADE_WITH, compare
-from pipeline.terminal.check import Verdict
 from pipeline.config.load import load_config
+from pipeline.terminal.check import Verdict
 
 CONTRARY = {
     "ATEN_CPU_CAPABILITY": "avx512",

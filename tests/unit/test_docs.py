@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import pipeline
-from pipeline.terminal.check import Verdict
-from pipeline.slurm.lint import check_script
 from pipeline.config.known import known_keys
+from pipeline.slurm.lint import check_script
+from pipeline.terminal.check import Verdict
 from tests.messages import all_messages
 from tests.pages import DOCS, ROOT, home_place, made_pages, place_of, up_to_date
 

@@ -10,12 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pipeline import arithmetic
-from pipeline.terminal.check import Check, failed, passed, warned
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.terminal.check import Check, failed, passed, warned
 
 DOCUMENTED = "8ff19416777cfc0f"
 MADE_WITH = {"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipeline.terminal.check import Check, failed, passed, warned
 from pipeline.commands.doctor.facts import Facts
 from pipeline.engine.devices.inventory import Device, Machine, visible_gpus
 from pipeline.engine.devices.mask import NOTHING, VISIBLE, read_mask
 from pipeline.errors import DeviceError
+from pipeline.terminal.check import Check, failed, passed, warned
 
 GPU_IN_USE = 0.1
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[af]?$")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.terminal.check import Check, passed, warned
 from pipeline.commands.doctor.facts import Facts
 from pipeline.engine.devices.mask import VISIBLE
 from pipeline.engine.devices.worker_env import is_of_launcher
+from pipeline.terminal.check import Check, passed, warned
 
 CONTAINER_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _NO_GPU = ("void", "none", "")

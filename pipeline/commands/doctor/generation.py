@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.terminal.check import Check, Verdict
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.select import choose_devices
@@ -17,6 +16,7 @@ from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.terminal.check import Check, Verdict
 
 
 def check_generation(workers: int | None = None, *, prompts: int = 16, new_tokens: int = 32) -> Iterator[Check]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.terminal.check import Check, failed, passed, warned
 from pipeline.commands.doctor.facts import Facts
+from pipeline.terminal.check import Check, failed, passed, warned
 
 FREE_DISK_GIB = 2
 FREE_FILES = 10_000

@@ -11,7 +11,6 @@ import tempfile
 from itertools import zip_longest
 from pathlib import Path
 
-from pipeline.terminal.check import Check, Verdict
 from pipeline.commands.doctor.facts import TorchFacts
 from pipeline.commands.doctor.host import WORKER_MEMORY_GIB
 from pipeline.config.install import conf_dir, install_command
@@ -23,6 +22,7 @@ from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.store.store import Store
 from pipeline.errors import PipelineError
 from pipeline.machine.memory import memory_available_bytes
+from pipeline.terminal.check import Check, Verdict
 
 MINIMUM_PYTHON = (3, 11)
 PACKAGES = (

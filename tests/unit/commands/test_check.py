@@ -8,9 +8,9 @@ from rich.console import Console
 
 from pipeline.commands import check as preflight
 from pipeline.commands.doctor import generation, setup
-from pipeline.terminal.check import Check, Verdict, passed
 from pipeline.commands.doctor.facts import Facts, TorchFacts
 from pipeline.engine.devices.inventory import Device
+from pipeline.terminal.check import Check, Verdict, passed
 from pipeline.terminal.streams import LastingFile, LastingStream
 from tests.doubles import fake_nvml
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.terminal.check import Verdict
+from pipeline.errors import ConfigError
 from pipeline.slurm.lint import check_script, read_job
 from pipeline.slurm.rules import SlurmJob, Starter
-from pipeline.errors import ConfigError
+from pipeline.terminal.check import Verdict
 
 RIGHT = """#!/bin/bash
 #SBATCH --job-name=x

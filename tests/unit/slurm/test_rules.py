@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.terminal.check import Verdict
 from pipeline.slurm.rules import RULES, SlurmJob, Starter, check_slurm, job_of_environment, slurm_checks
+from pipeline.terminal.check import Verdict
 
 RIGHT = SlurmJob(gpus=8, tasks=1, tasks_per_node=1, cpus_per_task=128, mask="0,1,2,3,4,5,6,7", visible=8)
 PER_TASK = replace(RIGHT, starter=Starter.slurm, tasks=8, tasks_per_node=8, cpus_per_task=16, in_step=True)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.terminal.check import Verdict
 from pipeline.commands.doctor.devices import gpu_checks
 from pipeline.commands.doctor.environment import environment_checks
 from pipeline.commands.doctor.facts import Facts, TorchFacts
 from pipeline.commands.doctor.host import host_checks
 from pipeline.engine.devices.inventory import Machine, read_machine
+from pipeline.terminal.check import Verdict
 from tests.doubles import fake_nvml
 
 GIB = 2**30

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.commands import check, exits, status, why
-from pipeline.terminal.check import failed, passed
 from pipeline.engine.store.gc import Garbage, GarbageKind
 from pipeline.engine.store.usage import OutputKind, Space, Usage
 from pipeline.engine.workers.messages import GpuLoad
@@ -29,6 +28,7 @@ from pipeline.runs.report.live import PlainLines, shown_on
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.store import garbage_table, usage_table
 from pipeline.runs.report.tables import result_tables
+from pipeline.terminal.check import failed, passed
 from pipeline.terminal.console import Terminal, make_console, print_json, say
 from pipeline.terminal.streams import LastingFile, LastingStream
 from tests.doubles.live import live_run
