@@ -1,25 +1,25 @@
-"""Reads a batch script before it costs a day in the queue: its #SBATCH lines and how it starts its program."""
+"""Looks through a batch script before it costs a day in the queue: what it asks for, how it starts a program."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.slurm.body import commands_of, exports, faults_of_lines, has_step, passes_cpus, traps
+from pipeline.slurm.header import MARK, Header, read_header
+from pipeline.slurm.request import LEAST_NOTICE_S, counts_gpus, gpus_of, seconds_of
 from pipeline.slurm.rules import SlurmJob, Starter, check_slurm
-from pipeline.terminal.check import Check, failed, warned
+from pipeline.terminal.check import Check, Verdict, failed, warned
 
-_SHORT = {"-n": "ntasks", "-N": "nodes", "-c": "cpus-per-task", "-G": "gpus"}
-_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?P<type>:[A-Za-z][^:,(=]*)?(?:[:=](?P<count>\d+))?(?=$|[,(])")
-_EXPORT = re.compile(r"^\s*export\s+([A-Z_]+)=(\S*)")
-_SETS_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_LARGEST = 4 << 20
+"""Bytes of a script that sbatch takes, unless it was told otherwise."""
 _OWN = ("torchrun", "torch.distributed", "pipeline", "run_parallel.py", "accelerate", "deepspeed")
 
 
-def check_script(path: Path, starter: Starter | None = None) -> Iterator[Check]:
+def check_script(path: Path, starter: Starter | None = None) -> list[Check]:
     """Check a batch script.
 
     Args:
@@ -27,104 +27,236 @@ def check_script(path: Path, starter: Starter | None = None) -> Iterator[Check]:
         starter: Who starts the ranks of its program; None guesses from the command, Lightning unless it names a
             launcher and there is more than one GPU or task.
 
+    Returns:
+        What is wrong with it, or one check that passed.
+
     Raises:
         ConfigError: It cannot be read, or is no batch script.
     """
     try:
-        text = path.read_text(errors="replace")
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    if "#SBATCH" not in text:
+    if len(data) > _LARGEST:
+        raise ConfigError(f"{path} is larger than {_LARGEST:,} bytes, which sbatch does not take")
+    text = data.decode(errors="replace")
+    if MARK.lower() not in text.lower().replace("# ", "#"):
         raise ConfigError(f"{path} has no #SBATCH line. Give the file that you would give to sbatch.")
-    lines = text.splitlines()
-    yield from _check_lines(lines)
-    yield from check_slurm(read_job(lines, starter))
+    return check_text(text, starter)
+
+
+def check_text(text: str, starter: Starter | None = None) -> list[Check]:
+    """Check the text of a batch script; see `check_script`."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    read = read_header(lines)
+    faults = [*_whole(text), *_of_header(read), *faults_of_lines(lines), *_joined(lines, read)]
+    of_job = check_slurm(read_job(lines, starter))
+    if not faults:
+        return of_job
+    return [*faults, *(check for check in of_job if check.verdict is not Verdict.PASS)]
 
 
 def read_job(lines: Sequence[str], starter: Starter | None = None) -> SlurmJob:
     """What a script asks for."""
-    options = _options(lines)
-    commands = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
-    exports = {match[1]: match[2].strip("\"'") for line in lines if (match := _EXPORT.match(line))}
-    nodes = _number(options.get("nodes")) or 1
+    options, body = read_header(lines).options, commands_of(lines)
+    nodes = _number(options.get("nodes", "").rpartition("-")[2]) or 1
     tasks = _number(options.get("ntasks"))
+    gpus = _gpus_per_node(options, nodes, tasks) or 0
+    per_gpu = _number(options.get("ntasks-per-gpu"))
     job = SlurmJob(
-        starter=starter or _guess(commands),
+        starter=starter or _guess(body),
         nodes=nodes,
-        gpus=_gpus_per_node(options, nodes, tasks),
+        gpus=gpus,
         tasks=tasks,
-        tasks_per_node=_number(options.get("ntasks-per-node")),
+        tasks_per_node=_number(options.get("ntasks-per-node")) or (per_gpu and gpus and per_gpu * gpus) or None,
         cpus_per_task=_number(options.get("cpus-per-task")),
-        gpus_per_task=_number(options.get("gpus-per-task")),
+        gpus_per_task=_count(options.get("gpus-per-task")),
         gpu_bind=options.get("gpu-bind"),
-        mask=exports.get("CUDA_VISIBLE_DEVICES"),
-        loaders=_number(_last(r"num_workers[= ](\d+)", commands)) or 0,
-        in_step=bool(re.search(r"(^|[\s;&|(])srun\s", commands)),
+        mask=exports(lines).get("CUDA_VISIBLE_DEVICES"),
+        loaders=_number(_last(r"num_workers[= ](\d+)", body)) or 0,
+        in_step=has_step(body),
     )
-    return replace(job, gpus=job.gpus or 0)
+    per_each = _number(options.get("cpus-per-gpu"))
+    if job.cpus_per_task is None and per_each and job.here == 1:
+        job = replace(job, cpus_per_task=per_each * gpus)
+    return job
 
 
-def _check_lines(lines: Sequence[str]) -> Iterator[Check]:
-    began = False
-    for number, line in enumerate(lines, 1):
-        bare = line.strip()
-        if bare.startswith("#SBATCH") and began:
-            yield failed(
-                "Slurm: late line",
-                f"line {number}, {bare!r}, comes after a command, so sbatch ignores it",
-                "move it up",
+# -- the header ------------------------------------------------------------------------------------------------
+
+
+def _whole(text: str) -> Iterator[Check]:
+    if "\r\n" in text:
+        yield failed(
+            "Slurm: DOS line ends",
+            "its lines end as in DOS (\\r\\n), and sbatch refuses it",
+            "sed -i 's/\\r$//' FILE; and have the editor write Unix lines",
+        )
+    if not text.startswith("#!"):
+        yield failed(
+            "Slurm: no interpreter",
+            "its first line does not begin with #!, and sbatch refuses it",
+            "let the very first line be #!/bin/bash",
+        )
+
+
+def _of_header(read: Header) -> Iterator[Check]:
+    for number, line in read.late:
+        yield failed(
+            "Slurm: late line",
+            f"line {number}, {line!r}, comes after a command, so sbatch ignores it",
+            "move it up",
+        )
+    for number, line in read.misspelt:
+        yield failed(
+            "Slurm: not read",
+            f"line {number}, {line!r}, is a remark to sbatch: it reads lines that begin with #SBATCH, "
+            "so written and in the first column",
+            "write it so; or ##SBATCH where it is not meant to count",
+        )
+    for number, problem in read.refused.items():
+        yield failed("Slurm: refused line", f"line {number}: {problem}", "see man sbatch")
+    for number, line in read.lines:
+        if found := re.search(r"\$\{?\w+|=~/", line.partition(" #")[0]):
+            yield warned(
+                "Slurm: no shell",
+                f"line {number} has {found[0].lstrip('=')!r}, which sbatch does not replace: no shell reads it",
+                "write it out, or give the option on the command line of sbatch; file names may have %j, %u, %x",
             )
-        if bare and not bare.startswith("#"):
-            began = True
-        if re.search(r"\\\s+(#.*)?$", line) and not bare.startswith("#"):
-            yield failed(
-                "Slurm: broken command",
-                f"line {number} has something after its backslash, so the command ends there and the rest is lost",
-                "let the backslash be the very last character; put remarks on lines of their own",
-            )
-        if (match := _EXPORT.match(line)) and match[1] in _SETS_RANKS:
-            yield failed(
-                "Slurm: ranks by hand",
-                f"line {number} sets {match[1]}: frameworks take it for a sign that the ranks exist already",
-                "leave it out; the launcher sets it",
-            )
-    for line in lines:
-        match = _GPUS.search(_options([line]).get("gres", ""))
-        if match and match["count"] is None:
-            yield warned("Slurm: no number", f"{line.strip()} asks for one GPU", "write the number: --gres=gpu:8")
+        if not counts_gpus(read_header([line]).options.get("gres", "")):
+            yield warned("Slurm: no number", f"{line} asks for one GPU", "write the number: --gres=gpu:8")
+    if read.others:
+        yield warned(
+            "Slurm: several components",
+            "lines after `hetjob` are of another component of the job, and were not looked at",
+            "check each component in a script of its own",
+        )
+    try:
+        seconds_of(read.options.get("time", "1"))
+    except ValueError:
+        yield failed(
+            "Slurm: no time", f"--time={read.options['time']}: sbatch refuses it", "as in --time=1-12:30:00"
+        )
+    yield from _output(read.options)
 
 
-def _options(lines: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in lines:
-        if not line.startswith("#SBATCH"):
-            continue
-        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-        while words:
-            word = words.pop(0)
-            name, equals, value = word.partition("=")
-            if not equals and words and not words[0].startswith("-"):
-                value = words.pop(0)
-            found[_SHORT.get(name, name.removeprefix("--"))] = value
-    return found
+def _output(options: Mapping[str, str]) -> Iterator[Check]:
+    folder = Path(options.get("output", "")).parent
+    if "%" not in str(folder) and not (Path(options.get("chdir", ".")) / folder).is_dir():
+        yield warned(
+            "Slurm: no folder for the output",
+            f"--output={options['output']}: there is no folder {folder}, and Slurm makes none: the job would fail "
+            "without a word",
+            f"mkdir -p {folder}",
+        )
+    if "array" in options and not re.search(r"%\d*[aAjJx]", options.get("output", "%a")):
+        yield warned(
+            "Slurm: one output for all",
+            f"--output={options['output']} with --array: all tasks write into one file",
+            "--output=slurm-%A_%a.out",
+        )
 
 
-def _gpus_per_node(options: dict[str, str], nodes: int, tasks: int | None) -> int | None:
-    if match := _GPUS.search(options.get("gres", "")):
-        return int(match["count"] or 1)
+# -- the header and the commands together ------------------------------------------------------------------------
+
+
+def _joined(lines: Sequence[str], read: Header) -> Iterator[Check]:
+    """What happens when the time is up, when others come first, and what srun leaves behind."""
+    options, body = read.options, commands_of(lines)
+    notice = _notice(options.get("signal", ""))
+    if notice is not None:
+        yield from _told(notice, options, lines)
+    requeues = "requeue" in options
+    if requeues and notice is not None and not re.search(r"scontrol\s+requeue\b", body):
+        yield warned(
+            "Slurm: not put back",
+            "--requeue puts a job back that was preempted or whose node was lost, not one that has ended "
+            "since its time was up",
+            'end the script by: if it was told to stop (exit code 143), scontrol requeue "$SLURM_JOB_ID"',
+        )
+    if requeues and "output" in options and options.get("open-mode") != "append":
+        yield warned(
+            "Slurm: output lost",
+            "a job that is put back into the queue empties its output when it begins again",
+            "#SBATCH --open-mode=append",
+        )
+    if has_step(body) and "cpus-per-task" in options and not passes_cpus(body):
+        yield warned(
+            "Slurm: one CPU for a step",
+            "srun does not take --cpus-per-task over from the job (since Slurm 22.05): the step has one CPU",
+            'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" before srun',
+        )
+
+
+def _told(notice: tuple[bool, str, int], options: Mapping[str, str], lines: Sequence[str]) -> Iterator[Check]:
+    to_shell, signal, seconds = notice
+    body = commands_of(lines)
+    shown = f"--signal={options['signal']}"
+    if not to_shell and not has_step(body):
+        yield failed(
+            "Slurm: nobody is told",
+            f"{shown} goes to what srun has started, and nothing is: the program is killed when the time is up",
+            "start the program by srun",
+        )
+    if to_shell and not traps(body, signal) and not re.search(r"^\s*exec\s", body, re.MULTILINE):
+        yield failed(
+            "Slurm: the shell ends",
+            f"{shown} goes to the shell of the script, which {signal} ends, and the job with it",
+            f"leave out B: and start the program by srun; or `exec` it, or have a `trap` for {signal}",
+        )
+    limit = _limit(options)
+    if limit is not None and limit <= seconds + LEAST_NOTICE_S:
+        yield warned(
+            "Slurm: told at once",
+            f"{shown} with --time={options['time']}: the job is told to stop about when it begins",
+            "ask for more time, or tell it later",
+        )
+
+
+def _limit(options: Mapping[str, str]) -> int | None:
+    """Seconds that the job may take; None where it does not say, or not in a way that can be read."""
+    try:
+        return seconds_of(options["time"]) if "time" in options else None
+    except ValueError:
+        return None
+
+
+def _notice(text: str) -> tuple[bool, str, int] | None:
+    """Whether the shell is told, by which signal and how many seconds before the end; None for no notice."""
+    if not (found := re.fullmatch(r"(?:([RB]+):)?(?:SIG)?(\w+)(?:@(\d+))?", text)):
+        return None
+    return "B" in (found[1] or ""), found[2], int(found[3] or 60)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------
+
+
+def _gpus_per_node(options: Mapping[str, str], nodes: int, tasks: int | None) -> int | None:
+    if (found := gpus_of(options.get("gres", ""))) is not None:
+        return found
     for name, share in (("gpus-per-node", 1), ("gpus", nodes)):
-        count = _number(options.get(name, "").rpartition(":")[2])
+        count = _count(options.get(name))
         if count is not None:
             return -(-count // share)
-    each = _number(options.get("gpus-per-task", "").rpartition(":")[2])
+    each = _count(options.get("gpus-per-task"))
+    if each is None:
+        each = gpus_of(options.get("tres-per-task", ""))
     if each is None:
         return None
     here = _number(options.get("ntasks-per-node")) or -(-(tasks or nodes) // nodes)
     return each * here
 
 
-def _guess(commands: str) -> Starter:
-    if any(word in commands for word in _OWN):
+def _count(text: str | None) -> int | None:
+    """GPUs of ``a100:4,h100:2`` or ``8``, together."""
+    counts = [_number(part.rpartition(":")[2]) for part in (text or "").split(",")]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _guess(body: str) -> Starter:
+    if any(word in body for word in _OWN):
         return Starter.itself
     return Starter.lightning
 
@@ -135,4 +267,4 @@ def _last(pattern: str, text: str) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
+    return int(text) if text and text.isdecimal() and len(text) < 9 else None

@@ -1,0 +1,269 @@
+"""What a job is to have, in sbatch's own words, and the checks that need no Slurm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pipeline.errors import ConfigError
+from pipeline.slurm.header import KNOWN
+from pipeline.terminal.text import obeyed
+
+NOTICE_S = 300
+"""Seconds before the end of its time at which a job is told, where there are that many."""
+LEAST_NOTICE_S = 60
+"""Slurm looks once a minute or so, and may tell a minute early."""
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
+    r"|(?P<first>\d+)(?::(?P<second>\d+)(?::(?P<third>\d+))?)?)"
+)
+_ENDLESS = ("infinite", "unlimited", "-1")
+_ARRAY = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?(?:,\d+(?:-\d+(?::[1-9]\d*)?)?)*(?:%[1-9]\d*)?")
+_GRES = re.compile(r"[\w.-]+(?::[\w.-]+)*(?:,[\w.-]+(?::[\w.-]+)*)*")
+_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?P<type>:[A-Za-z][^:,(=]*)?(?:[:=](?P<count>\d+))?(?=$|[,(])")
+_NODES = re.compile(r"[\w.-]+(?:\[[\d,-]+\][\w.-]*)*(?:,[\w.-]+(?:\[[\d,-]+\][\w.-]*)*)*")
+_MEM = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
+_NAME = re.compile(r"[^\s,]+")
+
+
+class Kind(Enum):
+    """What a job runs: the first word of the command."""
+
+    run = "run"  # an experiment: one task, whose engine starts its workers
+    sweep = "sweep"  # an agent of a sweep, of which an array has many
+    launch = "launch"  # a program on every GPU, over one node or several
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """A job of Slurm.
+
+    Attributes:
+        command: What it runs: the words of a command of this package, as ``run experiment.name=x``.
+        name: Of the job.
+        account: Who pays; None leaves it to Slurm, here and in what follows.
+        partition: Where it waits.
+        qos: With which priority and limits.
+        time: How long it may take, in any of sbatch's forms.
+        gres: Devices of each node, as ``gpu:8`` or ``gpu:h200:8``.
+        cpus_per_task: CPUs of each node, which has one task.
+        mem: Memory of each node, as ``200G``.
+        nodes: Machines.
+        array: Indices of an array, as ``0-3`` or ``0-15%4``.
+        exclude: Nodes that it must not have.
+        nodelist: Nodes that it must have.
+        constraint: Features that nodes must have.
+        output: File for what it prints; None for one named by its number, in the folder of submission.
+        notice_s: Seconds before the end of its time at which it is told to save and stop; None for what is usual.
+        requeue: Whether it goes back into the queue when it was told to stop, preempted, or its node was lost.
+        others: Further options of sbatch, long name -> value.
+        setup: Lines of shell that come first, as ``module load cuda``.
+    """
+
+    command: Sequence[str]
+    name: str
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    gres: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    nodes: int = 1
+    array: str | None = None
+    exclude: str | None = None
+    nodelist: str | None = None
+    constraint: str | None = None
+    output: str | None = None
+    notice_s: int | None = None
+    requeue: bool = True
+    others: Mapping[str, str] = field(default_factory=dict)
+    setup: Sequence[str] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """What it runs."""
+        return Kind(self.command[0])
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each node."""
+        return gpus_of(self.gres or "") or 0
+
+    @property
+    def seconds(self) -> int | None:
+        """How long it may take; None for no bound of its own."""
+        return None if self.time is None else seconds_of(self.time)
+
+    @property
+    def notice(self) -> int:
+        """Seconds before its end at which it is told; 0 for never. Of a short job it is a quarter of its time.
+
+        A program that is launched is told only where that was asked for, since a signal that it does not expect
+        ends it.
+        """
+        if self.notice_s is not None:
+            return self.notice_s
+        if self.kind is Kind.launch or not self.requeue:
+            return 0
+        return NOTICE_S if self.seconds is None else max(LEAST_NOTICE_S, min(NOTICE_S, self.seconds // 4))
+
+
+def gpus_of(gres: str) -> int | None:
+    """GPUs that ``--gres`` names, of all types together; None where it names none."""
+    counts = [int(found["count"] or 1) for found in _GPUS.finditer(gres)]
+    return sum(counts) if counts else None
+
+
+def counts_gpus(gres: str) -> bool:
+    """Whether every GPU of ``--gres`` has its number: ``gpu:h200`` is one."""
+    return all(found["count"] for found in _GPUS.finditer(gres))
+
+
+def seconds_of(time: str) -> int | None:
+    """A time as sbatch reads it: ``90`` are minutes, ``1:30`` minutes and seconds, ``1-12`` days and hours.
+
+    Returns:
+        Seconds; None where there is no bound.
+
+    Raises:
+        ValueError: It is no time.
+    """
+    if time.lower() in _ENDLESS:
+        return None
+    found = _TIME.fullmatch(time)
+    if found is None:
+        raise ValueError(time)
+    part = {name: int(value or 0) for name, value in found.groupdict().items()}
+    if found["days"] is not None:
+        return (part["days"] * 24 + part["day_hours"]) * 3600 + part["day_minutes"] * 60 + part["day_seconds"]
+    if found["third"] is not None:
+        return part["first"] * 3600 + part["second"] * 60 + part["third"]
+    return part["first"] * 60 + part["second"]
+
+
+def check_request(request: JobRequest) -> None:
+    """Refuse what sbatch would, and what would not do what was meant.
+
+    Raises:
+        ConfigError: The first thing that is wrong.
+    """
+    for problem in _problems(request):
+        raise ConfigError(problem)
+
+
+def _problems(request: JobRequest) -> Iterator[str]:
+    yield from _odd_texts(request)
+    yield from _of_form(request)
+    yield from _numbers(request)
+    yield from _of_kind(request)
+
+
+_LONGEST = 1000
+
+
+def _odd_texts(request: JobRequest) -> Iterator[str]:
+    given = {name: value for name, value in _texts(request).items() if value is not None}
+    for name, value in (given | {"job-name": request.name}).items():
+        if not value.strip():
+            yield f"--{name} is empty: leave it out, or give it a value"
+    for name, value in (given | {"job-name": request.name} | dict(request.others)).items():
+        if obeyed(value) or "\n" in value or "\t" in value:
+            yield f"--{name} {value!r}: without line breaks, tabs and other control characters"
+        if len(value) > _LONGEST:
+            yield f"--{name} has {len(value):,} characters: at most {_LONGEST:,}, or sbatch does not take it"
+
+
+def _texts(request: JobRequest) -> dict[str, str | None]:
+    return {
+        "account": request.account,
+        "partition": request.partition,
+        "qos": request.qos,
+        "time": request.time,
+        "gres": request.gres,
+        "mem": request.mem,
+        "array": request.array,
+        "exclude": request.exclude,
+        "nodelist": request.nodelist,
+        "constraint": request.constraint,
+        "output": request.output,
+    }
+
+
+_FORMS = {
+    "account": (_NAME, "one word"),
+    "partition": (re.compile(r"[^\s,]+(,[^\s,]+)*"), "one word, or several with commas between"),
+    "qos": (_NAME, "one word"),
+    "gres": (_GRES, "as gpu:8, gpu:h200:8 or gpu:4,nvme:1"),
+    "mem": (_MEM, "a number of megabytes, or one with K, M, G or T: 200G"),
+    "array": (_ARRAY, "indices, as 0-3, 1,5,7 or 0-15%4, of which 4 run at once"),
+    "exclude": (_NODES, "names of nodes, as n1,n7 or n[1-4]"),
+    "nodelist": (_NODES, "names of nodes, as n1,n7 or n[1-4]"),
+}
+
+
+def _of_form(request: JobRequest) -> Iterator[str]:
+    for name, value in _texts(request).items():
+        if value is not None and name in _FORMS and not _FORMS[name][0].fullmatch(value):
+            yield f"--{name} {value}: {_FORMS[name][1]}"
+    if request.time is not None:
+        try:
+            seconds_of(request.time)
+        except ValueError:
+            yield (
+                f"--time {request.time}: as 90 (minutes), 1:30:00 (hours), 2-12 (days and hours), 2-12:30 or "
+                "2-12:30:00"
+            )
+    for name in request.others:
+        if name not in KNOWN:
+            yield f"--option {name}: sbatch has no option --{name}"
+        if name in _WRITTEN:
+            yield f"--option {name}: the script has a line of its own for --{name}; see --help"
+
+
+_WRITTEN = {
+    *(
+        "account",
+        "array",
+        "constraint",
+        "cpus-per-task",
+        "exclude",
+        "gres",
+        "job-name",
+        "mem",
+        "nodelist",
+        "nodes",
+    ),
+    *("no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "partition", "qos", "requeue", "signal"),
+    *("time", "wrap"),
+}
+"""Options that are written as fields of a request say, or that would contradict what it runs."""
+
+
+def _numbers(request: JobRequest) -> Iterator[str]:
+    for name, value in (("nodes", request.nodes), ("cpus-per-task", request.cpus_per_task)):
+        if value is not None and value < 1:
+            yield f"--{name} {value}: at least 1"
+    seconds = request.seconds
+    if request.notice_s is not None and request.notice_s < LEAST_NOTICE_S:
+        yield f"--notice {request.notice_s}: at least {LEAST_NOTICE_S} seconds, as Slurm looks once a minute"
+    if seconds is not None and seconds < 2 * request.notice:
+        yield (
+            f"--time {request.time} with a notice of {request.notice} s: the job would stop as soon as it has "
+            "begun. Give it more time, a shorter --notice, or --no-requeue"
+        )
+
+
+def _of_kind(request: JobRequest) -> Iterator[str]:
+    if request.kind is not Kind.launch and request.nodes > 1:
+        yield (
+            f"--nodes {request.nodes}: a run has workers on one machine. Several machines take part in a sweep as "
+            "an array of agents (--array 0-3), or in a training of yours by launch"
+        )
+    if request.kind is not Kind.sweep and request.array is not None:
+        yield (
+            f"--array {request.array}: every task would do the same. An array is for agents of a sweep: "
+            "sweep agent NAME"
+        )
