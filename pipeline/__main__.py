@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import gpus, store, sweep
+from pipeline.commands import gpus, slurm, store, sweep
 from pipeline.commands.entries import explaining, looking, machine, taking
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -51,6 +51,7 @@ for family in (machine, looking, taking):
 app.add_typer(store.app, name="store")
 app.add_typer(gpus.app, name="gpus")
 app.add_typer(sweep.app, name="sweep")
+app.add_typer(slurm.app, name="slurm")
 app.add_typer(explaining.app)
 
 

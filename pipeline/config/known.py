@@ -19,7 +19,7 @@ NAMED_GROUPS = tuple(table.group for table in TABLES.values())
 """Groups that take several choices at once."""
 COMMANDS = (
     *("check", "compare", "completion", "export", "fetch", "figures", "gpus", "help", "launch", "logs"),
-    *("report", "run", "show", "status", "store", "sweep", "track", "why"),
+    *("report", "run", "show", "slurm", "status", "store", "sweep", "track", "why"),
 )
 """Those of ``python -m pipeline``."""
 _ALIASES = {"lr": "learning_rate"}

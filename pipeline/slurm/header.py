@@ -205,6 +205,25 @@ def options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options of sbatch, and what comes after them: the script and its arguments.
+
+    Raises:
+        Unreadable: The last option lacks its value.
+    """
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        if words[at] == "--":
+            return list(words[:at]), list(words[at + 1 :])
+        try:
+            list(options_of(words[at : at + 1]))
+            at += 1
+        except Unreadable:
+            list(options_of(words[at : at + 2]))
+            at += 2
+    return list(words[:at]), list(words[at:])
+
+
 def _whole(name: str) -> str:
     """A long option that was cut short, whole: getopt takes any beginning that only one has."""
     begun = [known for known in KNOWN if known.startswith(name)]

@@ -19,13 +19,16 @@ _LARGEST = 4 << 20
 _OWN = ("torchrun", "torch.distributed", "pipeline", "run_parallel.py", "accelerate", "deepspeed")
 
 
-def check_script(path: Path, starter: Starter | None = None) -> list[Check]:
+def check_script(
+    path: Path, starter: Starter | None = None, given: Mapping[str, str] | None = None
+) -> list[Check]:
     """Check a batch script.
 
     Args:
         path: The script.
         starter: Who starts the ranks of its program; None guesses from the command, Lightning unless it names a
             launcher and there is more than one GPU or task.
+        given: Options of the command line of sbatch, which win over those of the script.
 
     Returns:
         What is wrong with it, or one check that passed.
@@ -43,15 +46,16 @@ def check_script(path: Path, starter: Starter | None = None) -> list[Check]:
     text = data.decode(errors="replace")
     if MARK.lower() not in text.lower().replace("# ", "#"):
         raise ConfigError(f"{path} has no #SBATCH line. Give the file that you would give to sbatch.")
-    return check_text(text, starter)
+    return check_text(text, starter, given)
 
 
-def check_text(text: str, starter: Starter | None = None) -> list[Check]:
+def check_text(text: str, starter: Starter | None = None, given: Mapping[str, str] | None = None) -> list[Check]:
     """Check the text of a batch script; see `check_script`."""
     lines = text.replace("\r\n", "\n").split("\n")
     read = read_header(lines)
+    read.options.update(given or {})
     faults = [*_whole(text), *_of_header(read), *faults_of_lines(lines), *_joined(lines, read)]
-    of_job = check_slurm(read_job(lines, starter))
+    of_job = check_slurm(_job(lines, read.options, starter))
     if not faults:
         return of_job
     return [*faults, *(check for check in of_job if check.verdict is not Verdict.PASS)]
@@ -59,7 +63,11 @@ def check_text(text: str, starter: Starter | None = None) -> list[Check]:
 
 def read_job(lines: Sequence[str], starter: Starter | None = None) -> SlurmJob:
     """What a script asks for."""
-    options, body = read_header(lines).options, commands_of(lines)
+    return _job(lines, read_header(lines).options, starter)
+
+
+def _job(lines: Sequence[str], options: Mapping[str, str], starter: Starter | None) -> SlurmJob:
+    body = commands_of(lines)
     nodes = _number(options.get("nodes", "").rpartition("-")[2]) or 1
     tasks = _number(options.get("ntasks"))
     gpus = _gpus_per_node(options, nodes, tasks) or 0

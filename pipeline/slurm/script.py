@@ -11,6 +11,7 @@ What it is built on, as Slurm does none of it by itself:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def script_text(request: JobRequest, python: str, file: str) -> str:
 
 def interpreter(executable: str, folder: Path) -> str:
     """How an interpreter is called from a folder: by a relative path where it is below it."""
-    path = Path(executable)
+    path = Path(os.path.abspath(executable))  # noqa: PTH100 - not resolved: a link says which environment it is
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
