@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -27,10 +28,11 @@ from pipeline.machine import descendants
 NODES, GPUS, CPUS = ("n1", "n2"), 4, 8
 DEVICES = ("null", "zero", "full", "urandom")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "sinfo", "srun")
+UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED")
 READY = "ready"
 _ATTEMPTS = 3
 """Another program may take a port between its choice and its use."""
-_WAIT_S = 600.0
+_WAIT_S = 300.0
 """For what would never come."""
 _START_S = 60.0
 
@@ -41,7 +43,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=2
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
 CryptoType=crypto/munge
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 SlurmctldPort={ports[0]}
@@ -114,22 +116,28 @@ class Slurm:
     def job(self, job_id: str) -> dict[str, str]:
         """What Slurm says of a job."""
         said = self.command("scontrol", "--oneliner", "show", "job", job_id)
-        return dict(word.partition("=")[::2] for word in said.split() if "=" in word)
+        # Values may have spaces.
+        return {name: value.strip() for name, value in re.findall(r"(\S+?)=(.*?)(?= [\w/:.]+=|$)", said.strip())}
 
     def state(self, job_id: str) -> str:
         """Of a job, as RUNNING."""
         return self.job(job_id)["JobState"]
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is so."""
+    def until(self, condition: Callable[[], bool], job_id: str = "") -> None:
+        """Wait until something is so, which comes before the end of a job if one is named."""
         give_up = time.monotonic() + _WAIT_S
         while not condition():
             assert time.monotonic() < give_up, "waited too long:\n" + self.command("squeue", "--long")
+            assert not job_id or self.state(job_id) in UNDER_WAY, self.printed(job_id)
             time.sleep(0.1)
+
+    def printed(self, job_id: str) -> str:
+        """What a job has printed."""
+        return Path(self.job(job_id)["StdOut"]).read_text()
 
     def until_over(self, job_id: str) -> str:
         """Wait for the end of a job; its state then."""
-        self.until(lambda: self.state(job_id) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"))
+        self.until(lambda: self.state(job_id) not in UNDER_WAY)
         return self.state(job_id)
 
 

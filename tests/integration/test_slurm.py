@@ -1,0 +1,76 @@
+"""On a real Slurm of two nodes, which these tests start: what is written is accepted, and what is stopped goes on."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from tests.doubles.slurm import Slurm, two_nodes, why_not
+from tests.doubles.small_runs import SMALL, calm_run, events, results
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"Slurm is {why_not()}")
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    with two_nodes() as running:
+        yield running
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm: Slurm) -> Path:
+    """The folder in which commands are typed, from where they reach this Slurm alone."""
+    folder = tmp_path / "an odd näme"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    return folder
+
+
+def command(*words: str, code: int = 0) -> str:
+    """What `python -m pipeline slurm` prints."""
+    done = CliRunner().invoke(app, ["slurm", *words])
+    assert done.exit_code == code, done.output
+    return done.stdout.strip()
+
+
+def without(store: Path, run: Path, *jobs: str) -> None:
+    """Remove outputs of some jobs."""
+    plan = json.loads((run / "plan.json").read_text())
+    removed = [job["key"] for job in plan["jobs"] if any(name in job["id"] for name in jobs)]
+    assert removed
+    for key in removed:
+        shutil.rmtree(store / key[:2] / key)
+
+
+TRAINING = "addition/tiny/reference/train"
+REFERENCE = (TRAINING, "reference/evaluate", "reference/metrics")
+
+
+def test_a_preempted_run_is_put_back_and_ends_in_the_same_bytes(
+    slurm: Slurm, here: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It is told as others come first, saves a checkpoint in the middle of a training, and goes on from it."""
+    calm, outputs = calm_run(tmp_path_factory), here / "outputs"
+    shutil.copytree(calm / ".store", outputs / ".store", symlinks=True)
+    without(outputs / ".store", calm / "t" / "latest", *REFERENCE)
+    settings = ["experiment.name=t", *SMALL, "execution.workers=1", "device=cpu"]
+    job = command(
+        *("write", "--gres", "gpu:4", "--nodelist", "n1", "--cpus-per-task", "4", "--submit", "--parsable"),
+        *("run", *settings),
+    )
+    slurm.until(lambda: started(outputs) == [TRAINING], job)
+    slurm.submit("--partition=urgent", "--nodelist=n1", "--gres=gpu:4", "--wrap=true", cwd=here)
+    slurm.until(lambda: slurm.job(job)["Restarts"] == "1", job)
+    assert slurm.until_over(job) == "COMPLETED", (here / f"slurm-{job}.out").read_text()
+    assert results(outputs) == results(calm)
+    (log,) = (outputs / "t" / "latest" / "jobs" / TRAINING).glob("log*.txt")
+    assert "going on from the checkpoint of step" in log.read_text()
+
+
+def started(outputs: Path) -> list[str]:
+    return events(outputs, "JobStarted") if (outputs / "t" / "latest" / "journal.jsonl").exists() else []
