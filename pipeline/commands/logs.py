@@ -12,6 +12,7 @@ from pipeline.runs.by_name import find_job
 from pipeline.runs.index import choose_run, runs_before
 from pipeline.runs.job_logs import logs_of
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
 from pipeline.terminal.console import make_console, say
 from pipeline.terminal.log import LogOutput, NobodyReads
@@ -62,6 +63,8 @@ def log_output(*, raw: bool) -> Iterator[LogOutput]:
 
 
 def _log_of_engine(run: LoadedRun, out: LogOutput, lines: int | None, *, follow: bool) -> None:
+    if told := slurm_in_words(run.origin.slurm):
+        _note(f"{told}; what it printed is in that job's output")
     if follow:
         follow_run(run, out, note_of_log, lines, sleep=out.pause)
     elif run.folder.log.is_file():

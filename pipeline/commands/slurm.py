@@ -236,7 +236,13 @@ def _write(request: JobRequest, file: Path, *, submit: bool, parsable: bool) -> 
 
 def _refuse_foreign(file: Path) -> None:
     """Leave alone what somebody has written by hand."""
-    if file.exists() and ORIGIN not in file.read_text(errors="replace").split("\n")[:2]:
+    try:
+        begin = file.read_text(errors="replace").split("\n")[:2]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
+    if ORIGIN not in begin:
         raise ConfigError(f"there is a file {file} that this command has not written; give another by --out")
 
 

@@ -41,6 +41,7 @@ class Origin:
         devices: On which it ran.
         machine: What it is: ``host``, ``system``, ``processor``, ``cpus``, ``memory_gib``.
         versions: Package -> version, of Python too.
+        slurm: The job of Slurm in which it ran, see `slurm_job`; empty outside of one.
     """
 
     command: list[str] = field(default_factory=list)
@@ -51,6 +52,7 @@ class Origin:
     devices: list[str] = field(default_factory=list)
     machine: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    slurm: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command_line(self) -> str:
@@ -76,7 +78,47 @@ def this_origin(
         devices=list(devices),
         machine=_machine(),
         versions=_versions(),
+        slurm=slurm_job(os.environ),
     )
+
+
+_OF_SLURM = {
+    "job": "SLURM_JOB_ID",
+    "array": "SLURM_ARRAY_JOB_ID",
+    "task": "SLURM_ARRAY_TASK_ID",
+    "name": "SLURM_JOB_NAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "nodes": "SLURM_JOB_NODELIST",
+    "restarts": "SLURM_RESTART_COUNT",
+    "cluster": "SLURM_CLUSTER_NAME",
+}
+
+
+def slurm_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The job of Slurm that a process is in: ``job`` its id, ``restarts`` how often it was put back, and so on.
+
+    Args:
+        environ: Variables of the process.
+    """
+    if not environ.get("SLURM_JOB_ID"):
+        return {}
+    return {name: environ[variable] for name, variable in _OF_SLURM.items() if environ.get(variable)}
+
+
+def slurm_in_words(job: Mapping[str, str]) -> str:
+    """As in ``Slurm job 41 (4_1 of an array) on n1, partition main, put back 2 times``; "" outside of one."""
+    if "job" not in job:
+        return ""
+    parts = [f"Slurm job {job['job']}"]
+    if "array" in job and "task" in job:
+        parts[0] += f" ({job['array']}_{job['task']} of an array)"
+    if "nodes" in job:
+        parts[0] += f" on {job['nodes']}"
+    if "partition" in job:
+        parts.append(f"partition {job['partition']}")
+    if job.get("restarts", "0") != "0":
+        parts.append(f"put back {job['restarts']} time{'s' if job['restarts'] != '1' else ''}")
+    return ", ".join(parts)
 
 
 def _here() -> str:

@@ -99,6 +99,7 @@ class Header:
         lines: Number and text of each line that sbatch reads, from 1.
         late: The same for lines that come after a command, which it does not read.
         misspelt: The same for lines that look like one and are none.
+        continued: The same for lines that end in a backslash, which does not continue them.
         refused: Number of a line -> why sbatch refuses it.
         others: Whether there are further lines, of a second component of the job.
     """
@@ -107,6 +108,7 @@ class Header:
     lines: list[tuple[int, str]] = field(default_factory=list)
     late: list[tuple[int, str]] = field(default_factory=list)
     misspelt: list[tuple[int, str]] = field(default_factory=list)
+    continued: list[tuple[int, str]] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
     others: bool = False
 
@@ -127,6 +129,7 @@ def read_header(lines: Sequence[str]) -> Header:
                 others = True
             elif not others:
                 header.lines.append((number, bare))
+                header.continued.extend([(number, bare)] if bare.endswith("\\") else [])
                 _take(header, number, line.removeprefix(MARK))
         elif _LOOKS_LIKE_ONE.match(line):
             header.misspelt.append((number, bare))
@@ -161,6 +164,8 @@ def words_of(text: str) -> list[str]:
         if not quote and char in _SPACE:
             words += [word] if within else []
             word, within = "", False
+        elif char == "\\" and at + 1 == len(text) and not quote:
+            pass  # it would continue the line for a shell; sbatch forgets it
         elif char == "\\" and at + 1 < len(text) and (quote or text[at + 1] not in _SPACE):
             at += 1
             word, within = word + text[at], True
@@ -197,7 +202,7 @@ def options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             name, value = _SHORT[word[1]], word[2:].removeprefix("=")
             takes = not value
         else:
-            raise Unreadable(_no_option(word))
+            raise Unreadable(f"{word!r} is no option, and sbatch refuses the script")
         if takes:
             if not left:
                 raise Unreadable(f"{word} lacks its value")
@@ -228,12 +233,6 @@ def _whole(name: str) -> str:
     """A long option that was cut short, whole: getopt takes any beginning that only one has."""
     begun = [known for known in KNOWN if known.startswith(name)]
     return begun[0] if name not in KNOWN and len(begun) == 1 else name
-
-
-def _no_option(word: str) -> str:
-    if word == "\\":
-        return "a line cannot be continued by a backslash: begin each line with #SBATCH"
-    return f"{word!r} is no option, and sbatch refuses the script"
 
 
 def written(name: str, value: str = "") -> str:

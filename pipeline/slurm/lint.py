@@ -68,8 +68,8 @@ def read_job(lines: Sequence[str], starter: Starter | None = None) -> SlurmJob:
 
 def _job(lines: Sequence[str], options: Mapping[str, str], starter: Starter | None) -> SlurmJob:
     body = commands_of(lines)
-    nodes = _number(options.get("nodes", "").rpartition("-")[2]) or 1
-    tasks = _number(options.get("ntasks"))
+    tasks, each = _number(options.get("ntasks")), _number(options.get("ntasks-per-node"))
+    nodes = _number(options.get("nodes", "").rpartition("-")[2]) or -(-(tasks or 1) // (each or tasks or 1))
     gpus = _gpus_per_node(options, nodes, tasks) or 0
     per_gpu = _number(options.get("ntasks-per-gpu"))
     job = SlurmJob(
@@ -77,7 +77,7 @@ def _job(lines: Sequence[str], options: Mapping[str, str], starter: Starter | No
         nodes=nodes,
         gpus=gpus,
         tasks=tasks,
-        tasks_per_node=_number(options.get("ntasks-per-node")) or (per_gpu and gpus and per_gpu * gpus) or None,
+        tasks_per_node=each or (per_gpu and gpus and per_gpu * gpus) or None,
         cpus_per_task=_number(options.get("cpus-per-task")),
         gpus_per_task=_count(options.get("gpus-per-task")),
         gpu_bind=options.get("gpu-bind"),
@@ -122,6 +122,12 @@ def _of_header(read: Header) -> Iterator[Check]:
             f"line {number}, {line!r}, is a remark to sbatch: it reads lines that begin with #SBATCH, "
             "so written and in the first column",
             "write it so; or ##SBATCH where it is not meant to count",
+        )
+    for number, line in read.continued:
+        yield failed(
+            "Slurm: continued line",
+            f"line {number}, {line!r}, ends in a backslash, which continues no line for sbatch",
+            "begin each line with #SBATCH",
         )
     for number, problem in read.refused.items():
         yield failed("Slurm: refused line", f"line {number}: {problem}", "see man sbatch")

@@ -249,7 +249,7 @@ def _numbers(request: JobRequest) -> Iterator[str]:
     seconds = request.seconds
     if request.notice_s is not None and request.notice_s < LEAST_NOTICE_S:
         yield f"--notice {request.notice_s}: at least {LEAST_NOTICE_S} seconds, as Slurm looks once a minute"
-    if seconds is not None and seconds < 2 * request.notice:
+    if seconds is not None and request.notice and seconds < request.notice + 2 * LEAST_NOTICE_S:
         yield (
             f"--time {request.time} with a notice of {request.notice} s: the job would stop as soon as it has "
             "begun. Give it more time, a shorter --notice, or --no-requeue"

@@ -168,6 +168,16 @@ RULES = (
         lambda _: "leave out --ntasks; --nodes and --ntasks-per-node say it all",
     ),
     Rule(
+        "more tasks than places",
+        Verdict.FAIL,
+        lambda job: job.tasks_per_node is not None and (job.tasks or 0) > job.nodes * job.tasks_per_node,
+        lambda job: (
+            f"--ntasks={job.tasks} contradicts --nodes={job.nodes} with --ntasks-per-node={job.tasks_per_node}: "
+            "Slurm refuses it, or drops one of them"
+        ),
+        lambda _: "leave out --ntasks; --nodes and --ntasks-per-node say it all",
+    ),
+    Rule(
         "no srun",
         Verdict.FAIL,
         lambda job: job.nodes > 1 and not job.in_step,

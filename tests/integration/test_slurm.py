@@ -1,4 +1,4 @@
-"""On a real Slurm of two nodes, which these tests start: what is written is accepted, and what is stopped goes on."""
+"""On a real Slurm of two nodes, which these tests start: scripts are accepted, and what is stopped goes on."""
 
 import json
 import shutil
@@ -9,8 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from pipeline.slurm.header import read_header, written
 from tests.doubles.slurm import Slurm, two_nodes, why_not
 from tests.doubles.small_runs import SMALL, calm_run, events, results
+from tests.unit.slurm.test_header import READ, REFUSED
+from tests.unit.slurm.test_script import ODD
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"Slurm is {why_not()}")
 
@@ -45,6 +48,49 @@ def without(store: Path, run: Path, *jobs: str) -> None:
     assert removed
     for key in removed:
         shutil.rmtree(store / key[:2] / key)
+
+
+def taken(slurm: Slurm, line: str, folder: Path) -> dict[str, str] | None:
+    """What Slurm makes of a script with such a line; None where sbatch refuses it."""
+    (folder / "s.sh").write_text(f"#!/bin/bash\n#SBATCH --hold {line}\ntrue\n")
+    said = slurm.command("sbatch", "--parsable", "s.sh", cwd=folder, check=False).strip()
+    if not said.isdecimal():
+        return None
+    job = slurm.job(said)
+    slurm.command("scancel", said)
+    return job
+
+
+SHOWN = {
+    "job-name": ("JobName", "s.sh"),
+    "ntasks": ("NumTasks", "1"),
+    "cpus-per-task": ("CPUs/Task", "1"),
+    "exclude": ("ExcNodeList", "(null)"),
+}
+"""Options -> what Slurm calls them, and what it makes of a script without them."""
+
+
+def test_lines_are_read_as_sbatch_reads_them(slurm: Slurm, here: Path) -> None:
+    """The examples that the reader's own tests have, asked of the real one; so is what is written."""
+    odd = [written("job-name", name) for name in ODD if name.isprintable() and name]
+    for line, options in [*READ, *((each[len("#SBATCH ") :], None) for each in odd)]:
+        options = options or read_header([f"#SBATCH {line}"]).options
+        job = taken(slurm, line, here)
+        assert job is not None, line
+        wanted = {shown: options.get(name, default) for name, (shown, default) in SHOWN.items()}
+        assert {shown: job[shown] for shown in wanted} == wanted, line
+    assert [line for line in REFUSED if taken(slurm, line, here) is not None] == []
+
+
+def test_what_slurm_refuses_is_one_message(here: Path) -> None:
+    def refused(*options: str) -> str:
+        done = CliRunner().invoke(app, ["slurm", "write", "--submit", *options, "run", "experiment.name=t"])
+        assert done.exit_code == 2
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    assert "sbatch refuses t.sbatch: invalid partition specified: nope" in refused("--partition", "nope")
+    assert "Invalid node name specified" in refused("--nodelist", "n9")
 
 
 TRAINING = "addition/tiny/reference/train"

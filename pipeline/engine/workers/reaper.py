@@ -123,7 +123,8 @@ def _note(watched: Watched, message: list[Any]) -> None:
 
 def main() -> None:
     """Read registrations until the engine is gone, then clean up."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Slurm sends what it has to say to every process of a job.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     watched: Watched = {}
     for line in sys.stdin.buffer:

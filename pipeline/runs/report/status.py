@@ -14,6 +14,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.runs.job_logs import last_line, log_path
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
 from pipeline.runs.report.grid import progress, whole_grids
 from pipeline.runs.run_view import RunView, failures
@@ -139,7 +140,14 @@ def run_page(run: LoadedRun, now: float, width: int) -> list[RenderableType]:
     if running:
         stale = "" if engine else " (when the engine was last heard of)"
         parts += ["", running_table(run.folder, running, now if engine else view.last, stale)]
-    lines = [*_failed(run), *_blocked(view), *_waiting(view), *_quarantined(view), *_retries(view)]
+    lines = [
+        *_of_slurm(run),
+        *_failed(run),
+        *_blocked(view),
+        *_waiting(view),
+        *_quarantined(view),
+        *_retries(view),
+    ]
     lines += list(_unreadable(run))
     return parts + [Text(printable(text), style=style) for text, style in lines]
 
@@ -203,6 +211,11 @@ def _in_brief(line: str) -> str:
 
 Lines = Iterator[tuple[str, str]]
 """Text and its style."""
+
+
+def _of_slurm(run: LoadedRun) -> Lines:
+    if told := slurm_in_words(run.origin.slurm):
+        yield f"\n{told}", ""
 
 
 def _failed(run: LoadedRun) -> Lines:
@@ -295,6 +308,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "halted": view.halted or None,
         "pid": view.pid,
         "host": view.host,
+        "slurm": dict(run.origin.slurm) or None,
         "counts": {**asdict(counts), "pending": counts.left},
         "cells": [
             {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells.items()

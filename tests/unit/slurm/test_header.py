@@ -23,9 +23,10 @@ READ = [
     ("--ntasks=2 --ntasks=4", {"ntasks": "4"}),
     ("--exclude n[1-2]", {"exclude": "n[1-2]"}),
     ("--cpus-per-t=3", {"cpus-per-task": "3"}),
+    ("--ntasks=2 \\", {"ntasks": "2"}),
     ("--requeue --exclusive=user", {"requeue": "", "exclusive": "user"}),
 ]
-REFUSED = ["-J a b", "ntasks=2", "--ntasks=2 \\", "-J 'open", "--foo=2", "--ntasks", r"-J a\ b", "X --ntasks=2"]
+REFUSED = ["-J a b", "ntasks=2", r"--ntasks=2 \\", "-J 'open", "--foo=2", "--ntasks", r"-J a\ b", "X --ntasks=2"]
 
 
 @pytest.mark.parametrize(("line", "options"), READ)

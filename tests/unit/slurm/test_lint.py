@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.slurm.lint import check_script, read_job
+from pipeline.slurm.lint import check_script, check_text, read_job
 from pipeline.slurm.rules import SlurmJob, Starter
 from pipeline.terminal.check import Verdict
 
@@ -53,6 +55,67 @@ def test_a_right_script_passes(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(old: str, new: str, wrong: list[str], tmp_path: Path) -> None:
     assert old in RIGHT
     assert names(tmp_path, RIGHT.replace(old, new)) == wrong
+
+
+TOLD = """#!/bin/bash
+#SBATCH --gres=gpu:8 --ntasks-per-node=1
+#SBATCH --time=12:00:00
+#SBATCH --signal=USR2@300
+
+srun python -m pipeline run experiment.name=x
+"""
+PUT_BACK = '[ $? -eq 143 ] && scontrol requeue "$SLURM_JOB_ID"'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ("", "", []),
+        ("srun ", "", ["nobody is told"]),
+        ("srun ", "trap 'kill -USR2 $!' USR2; ", ["nobody is told"]),
+        ("USR2@300", "B:USR2@300", ["the shell ends"]),
+        ("=USR2@300\n\nsrun ", "=B:USR2@300\n\nexec ", []),
+        ("=USR2@300\n\nsrun ", "=B:SIGUSR2@300\n\ntrap 'kill -USR2 $!' SIGUSR2\n", []),
+        ("12:00:00", "5", ["told at once"]),
+        ("12:00:00", "12 hours", ["refused line"]),
+        ("12:00:00", "noon", ["no time"]),
+        ("--time", "--requeue --time", ["not put back"]),
+        ("experiment.name=x", f"experiment.name=x\n{PUT_BACK}", []),
+        ("--time", "--cpus-per-task=64 --time", ["one CPU for a step"]),
+        ("srun ", "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\nsrun ", []),
+        ("--time", "--output=nowhere/%j.out --time", ["no folder for the output"]),
+        ("--time", "--output=one.out --array=0-3 --time", ["one output for all"]),
+        ("--time", "--output=%A_%a.out --array=0-3 --time", []),
+        ("--time", "--account=$USER --time", ["no shell"]),
+        ("--time", "--nodes=1 # $USER is in here\n#SBATCH --time", []),
+        ("#SBATCH --time", "# SBATCH --mem=9G\n#SBATCH --time", ["not read"]),
+        ("#SBATCH --time", " #SBATCH --mem=9G\n#SBATCH --time", ["not read"]),
+        ("#SBATCH --time", "#SBATCH --mem=9G \\\n#SBATCH --time", ["continued line"]),
+        ("#SBATCH --time", "#SBATCH\t--mem=9G\n#SBATCH\t--time", []),
+        ("--time", "--walltime=1 --time", ["refused line"]),
+        ("run exp", "run \\\n  # a remark\n  exp", ["broken command"]),
+        ("#!/bin/bash\n", "", ["no interpreter"]),
+        ("\n", "\r\n", ["DOS line ends"]),
+        ("#SBATCH --time", "#SBATCH hetjob\n#SBATCH --time", ["several components"]),
+        ("gpu:8", "gpu:a100:4,gpu:h100:4", []),
+        ("--ntasks-per-node=1", "--ntasks-per-gpu=1", ["several copies"]),
+    ],
+)
+def test_what_befalls_a_job_later_is_named_too(old: str, new: str, wrong: list[str], tmp_path: Path) -> None:
+    assert old in TOLD
+    assert names(tmp_path, TOLD.replace(old, new)) == wrong
+
+
+def test_options_of_the_command_line_count(tmp_path: Path) -> None:
+    (tmp_path / "job").write_text(TOLD)
+    checks = check_script(tmp_path / "job", None, {"ntasks-per-node": "8"})
+    assert [check.name for check in checks] == ["Slurm: several copies"]
+
+
+@pytest.mark.properties
+@given(st.lists(st.sampled_from([*TOLD, "\\", "\n#SBATCH ", "#", '"', "'", "\x00", "=", "--"])))
+def test_any_text_is_looked_through_to_its_end(parts: list[str]) -> None:
+    assert check_text("".join(parts))
 
 
 def test_one_gpu_for_eight_tasks(tmp_path: Path) -> None:

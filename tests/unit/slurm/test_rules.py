@@ -50,6 +50,13 @@ WRONG: list[tuple[str, SlurmJob, dict[str, Any], str, str]] = [
     ),
     ("fewer tasks than per node", PER_TASK, {"tasks": 4}, "contradicts --ntasks-per-node=8", "leave out --ntasks"),
     (
+        "more tasks than places",
+        RIGHT,
+        {"tasks": 8, "tasks_per_node": 1},
+        "contradicts --nodes=1",
+        "leave out --ntasks",
+    ),
+    (
         "no srun",
         RIGHT,
         {"nodes": 2, "tasks": 2},

@@ -17,6 +17,7 @@ from pipeline.runs.cost import Compute, total
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.looks import drawn_methods, in_order_of_work
 from pipeline.runs.notes import failed_rewards
+from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import count, decimal, duration
@@ -315,6 +316,7 @@ def _config(run: LoadedRun) -> str:
 def _environment(run: LoadedRun) -> list[tuple[str, str]]:
     origin = run.origin
     found = [("folder", origin.folder), ("devices", ", ".join(origin.devices)), *origin.machine.items()]
+    found.append(("Slurm", slurm_in_words(origin.slurm).removeprefix("Slurm ")))
     return [(name, value) for name, value in found if value] + list(origin.versions.items())
 
 

@@ -1,0 +1,128 @@
+"""What users type, and what they are told: scripts written, looked through, handed over."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+
+RUN = ["run", "experiment.name=x"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an sbatch that notes what it is given."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "sbatch"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/given"\necho 41\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["slurm", *words])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def refused(*words: str) -> str:
+    told = said(*words, code=2)
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    return told
+
+
+def given(here: Path) -> list[str]:
+    return (here / "given").read_text().splitlines()
+
+
+def test_a_script_is_written_and_handed_over(here: Path) -> None:
+    told = said("write", "--gres", "gpu:2", "-t", "1:00:00", "--submit", *RUN)
+    assert "wrote x.sbatch" in told
+    assert "submitted job 41" in told
+    assert "slurm-41.out" in told
+    assert given(here) == ["--parsable", str(here / "x.sbatch")]
+    assert "\n#SBATCH --time=1:00:00\n" in (here / "x.sbatch").read_text()
+    assert "1 passed, 0 warned, 0 failed" in said("lint", "x.sbatch")
+    assert said("write", "--gres", "gpu:2", "--submit", "--parsable", *RUN) == "41\n"  # its own it writes anew
+
+
+def test_a_script_is_printed(here: Path) -> None:
+    assert said("write", "--gres", "gpu:2", "--out", "-", *RUN).startswith("#!/bin/bash\n")
+    assert "the job has no GPU" in said("write", "--out", "-", *RUN)
+    assert list(here.iterdir()) == [here / "bin"]
+
+
+def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
+    (here / "x.sbatch").write_text("#!/bin/bash\n#SBATCH -n 1\n")
+    assert "has not written" in refused("write", *RUN)
+    (here / "x.sbatch").unlink()
+    (here / "x.sbatch").mkdir()
+    assert "x.sbatch" in refused("write", *RUN)
+    assert "cannot write" in refused("write", "--out", "no/where.sbatch", *RUN)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "what is the job to run?"),
+        (["rum", "experiment.name=x"], "Did you mean 'run'?"),
+        (["run"], "experiment.name"),
+        (["run", "experiment.nam=x"], "Did you mean 'experiment.name'?"),
+        (["run", "experiment.name=x", "rounds_of_training=-1"], "rounds_of_training=-1"),
+        (["sweep", "status", "x"], "a job of a sweep is an agent of it"),
+        (["launch", "--", "missing.py"], "there is no file missing.py"),
+        (["--option", "foo=1", *RUN], "sbatch has no option --foo"),
+        (["--array", "0-3", *RUN], "every task would do the same"),
+        (["--out", "-", "--submit", *RUN], "--out - prints the script"),
+    ],
+)
+def test_a_wrong_request_is_one_message_and_no_file(here: Path, words: list[str], told: str) -> None:
+    assert told in refused("write", *words)
+    assert list(here.iterdir()) == [here / "bin"]
+
+
+def test_a_script_of_ones_own_is_looked_through_first(here: Path) -> None:
+    (here / "own.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:1 --ntasks=8\nsrun python train.py\n")
+    told = said("submit", "own.sh", code=2)
+    assert "8 tasks on a node with 1 GPU" in told
+    assert "--anyway" in told
+    assert not (here / "given").exists()
+    assert said("submit", "--parsable", "--anyway", "own.sh").endswith("41\n")
+    said("submit", "-p", "long", "--gres=gpu:8", "--ntasks-per-node", "8", "own.sh", "its", "words")
+    assert given(here)[1:] == [
+        "-p",
+        "long",
+        "--gres=gpu:8",
+        "--ntasks-per-node",
+        "8",
+        str(here / "own.sh"),
+        "its",
+        "words",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "which script?"),
+        (["--foo", "own.sh"], "sbatch has no option --foo"),
+        (["--partition"], "--partition lacks its value"),
+        (["own.sh", "--partition", "long"], "comes after the script"),
+        (["missing.sh"], "cannot read missing.sh"),
+    ],
+)
+def test_wrong_words_for_a_submission(here: Path, words: list[str], told: str) -> None:
+    (here / "own.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:1\npython train.py\n")
+    assert told in refused("submit", *words)
+    assert not (here / "given").exists()
+
+
+def test_names_become_files_that_can_be_typed(here: Path) -> None:
+    said("write", "--job-name", "a/b $(x) é", *RUN)
+    assert [path.name for path in here.iterdir() if path.is_file()] == ["a-b-x-é.sbatch"]
+    assert json.dumps("a/b $(x) é", ensure_ascii=False) in (here / "a-b-x-é.sbatch").read_text()

@@ -1,0 +1,103 @@
+"""What a job is to have is checked before a script is written."""
+
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.slurm.request import JobRequest, check_request, counts_gpus, gpus_of, seconds_of
+
+RUN, AGENT, LAUNCH = ["run", "experiment.name=x"], ["sweep", "agent", "x"], ["launch", "--", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("24:00:00", 86400),
+        ("2-12", 216000),
+        ("2-12:30", 217800),
+        ("2-12:30:15", 217815),
+        ("infinite", None),
+        ("UNLIMITED", None),
+    ],
+)
+def test_times_are_those_of_sbatch(time: str, seconds: int | None) -> None:
+    assert seconds_of(time) == seconds
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus", "counted"),
+    [
+        ("gpu:8", 8, True),
+        ("gpu:h200:8", 8, True),
+        ("gpu:a100:4,gpu:h100:2,nvme:1", 6, True),
+        ("gpu", 1, False),
+        ("gpu:h200", 1, False),
+        ("gpu:2(S:0-1)", 2, True),
+        ("gres/gpu:3", 3, True),
+        ("nvme:1", None, True),
+    ],
+)
+def test_gpus_of_gres(gres: str, gpus: int | None, counted: bool) -> None:
+    assert (gpus_of(gres), counts_gpus(gres)) == (gpus, counted)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {
+            "command": RUN,
+            "gres": "gpu:8",
+            "time": "24:00:00",
+            "account": "acc-1",
+            "partition": "a,b",
+            "mem": "200G",
+        },
+        {"command": RUN, "exclude": "n1,n[4-7]", "nodelist": "gpu-[01-03,7]", "output": "logs/%x-%j.out"},
+        {"command": AGENT, "array": "0-15%4", "time": "10"},
+        {"command": AGENT, "array": "1,5,7-9:2"},
+        {"command": LAUNCH, "nodes": 4, "time": "5", "others": {"licenses": "matlab", "exclusive": ""}},
+        {"command": RUN, "time": "3", "requeue": False},
+    ],
+)
+def test_what_can_be_had(given: dict[str, Any]) -> None:
+    check_request(JobRequest(**{"name": "x", **given}))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"time": "soon"}, "--time soon: as 90"),
+        ({"time": "1:2:3:4"}, "--time"),
+        ({"time": "2"}, "would stop as soon as it has begun"),
+        ({"time": "15", "notice_s": 1000}, "notice of 1000 s"),
+        ({"notice_s": 5}, "--notice 5: at least 60"),
+        ({"gres": "gpu 8"}, "--gres gpu 8: as gpu:8"),
+        ({"gres": ""}, "--gres is empty"),
+        ({"array": "0-3"}, "every task would do the same"),
+        ({"command": AGENT, "array": "0..3"}, "--array 0..3: indices"),
+        ({"command": AGENT, "array": "0-3%0"}, "--array 0-3%0"),
+        ({"nodes": 2}, "a run has workers on one machine"),
+        ({"nodes": 0}, "--nodes 0: at least 1"),
+        ({"cpus_per_task": -1}, "--cpus-per-task -1: at least 1"),
+        ({"exclude": "n1 n2"}, "--exclude n1 n2: names of nodes"),
+        ({"nodelist": "$(date)"}, "--nodelist"),
+        ({"account": "a b"}, "--account a b: one word"),
+        ({"mem": "lots"}, "--mem lots"),
+        ({"name": "a\nb"}, "--job-name 'a\\nb': without line breaks"),
+        ({"name": "a\x1b[31mb"}, "without line breaks"),
+        ({"name": " "}, "--job-name is empty"),
+        ({"output": "o" * 2000}, "has 2,000 characters"),
+        ({"others": {"foo": "1"}}, "sbatch has no option --foo"),
+        ({"others": {"comment": "a\tb"}}, "without line breaks"),
+        ({"others": {"ntasks": "8"}}, "has a line of its own for --ntasks"),
+        ({"others": {"gres": "gpu:1"}}, "has a line of its own for --gres"),
+    ],
+)
+def test_what_cannot_is_one_message(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_request(JobRequest(**{"name": "x", "command": RUN, **given}))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

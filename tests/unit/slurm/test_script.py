@@ -1,0 +1,178 @@
+"""A written script asks for what was meant, passes words on as they are, and goes back into the queue."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.slurm.header import read_header
+from pipeline.slurm.lint import check_text, read_job
+from pipeline.slurm.request import JobRequest
+from pipeline.slurm.rules import SlurmJob
+from pipeline.slurm.script import interpreter, script_text
+from pipeline.terminal.check import Verdict
+
+ODD = [
+    "a b",
+    "it's",
+    'say "x"',
+    "$(touch hurt)",
+    "`touch hurt`",
+    "a\nb\n#SBATCH --nodes=9",
+    "a\\",
+    "*?[x]",
+    "~",
+    "#x",
+]
+ODD += ["", "\r\n", "\t", "\x1b[31m", "é漢", "a;b|c&d>e", "$HOME ${x}", "!!", "-", "'\\''", "\u2028"]
+
+PROGRAMS = {
+    "srun": '#!/bin/bash\nprintf "%s\\0" "${@:4}" > words\nexit $(cat code)\n',
+    "scontrol": '#!/bin/bash\n[ "$1" = requeue ] && echo "$2" > requeued || echo n7\n',
+}
+
+
+def text_of(command: list[str], **given: Any) -> str:
+    return script_text(JobRequest(**{"command": command, "name": "x", **given}), ".venv/bin/python", "x.sbatch")
+
+
+def carry_out(folder: Path, text: str, code: int = 0, **environment: str) -> int:
+    """Have bash run a script with an srun that notes the words after `-m pipeline`, and ends so."""
+    for name, body in PROGRAMS.items():
+        (folder / name).write_text(body)
+        (folder / name).chmod(0o755)
+    (folder / "code").write_text(str(code))
+    variables = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "41", "SLURM_CPUS_PER_TASK": "8"}
+    script = folder / "script"
+    script.write_text(text)
+    done = subprocess.run(["bash", str(script)], cwd=folder, env={**variables, **environment}, check=False)
+    return done.returncode
+
+
+def words(folder: Path) -> list[str]:
+    return [word.decode() for word in (folder / "words").read_bytes().split(b"\0")[:-1]]
+
+
+def test_a_run(tmp_path: Path) -> None:
+    text = text_of(["run", "experiment.name=x", "profile=a100_80gb"], gres="gpu:8", time="24:00:00", account="me")
+    options = read_header(text.split("\n")).options
+    assert options == {
+        "job-name": "x",
+        "account": "me",
+        "nodes": "1",
+        "ntasks-per-node": "1",
+        "gres": "gpu:8",
+        "cpus-per-task": "64",
+        "time": "24:00:00",
+        "output": "slurm-%j.out",
+        "open-mode": "append",
+        "signal": "USR2@300",
+        "requeue": "",
+    }
+    assert read_job(text.split("\n")) == SlurmJob(gpus=8, tasks_per_node=1, cpus_per_task=64, in_step=True)
+    carry_out(tmp_path, text)
+    assert words(tmp_path) == ["run", "experiment.name=x", "profile=a100_80gb", "execution.stop_grace_s=240"]
+
+
+def test_agents_and_a_launch(tmp_path: Path) -> None:
+    array = text_of(["sweep", "agent", "lr"], gres="gpu:2", array="0-3%2", time="10")
+    options = read_header(array.split("\n")).options
+    assert (options["array"], options["output"], options["signal"]) == ("0-3%2", "slurm-%A_%a.out", "USR2@150")
+    carry_out(tmp_path, array)
+    assert words(tmp_path) == ["sweep", "agent", "lr"]
+    nodes = text_of(["launch", "--grace", "20", "--", "train.py", "--lr", "1e-3"], gres="gpu:8", nodes=2)
+    carry_out(tmp_path, nodes, SLURM_NNODES="2", SLURM_JOB_NODELIST="n[7-8]")
+    meeting = ["--nnodes", "2", "--master-addr", "n7", "--master-port", "20041"]
+    assert words(tmp_path) == ["launch", *meeting, "--grace", "20", "--", "train.py", "--lr", "1e-3"]
+    assert "signal" not in read_header(nodes.split("\n")).options  # a program may not expect it
+
+
+@pytest.mark.parametrize(("code", "restarts", "again"), [(143, "", True), (0, "", False), (1, "", False)])
+def test_what_was_told_to_stop_goes_back_into_the_queue(
+    tmp_path: Path, code: int, restarts: str, again: bool
+) -> None:
+    assert carry_out(tmp_path, text_of(["run", "experiment.name=x"]), code) == code
+    assert (tmp_path / "requeued").exists() == again
+
+
+def test_a_job_does_not_go_back_for_ever_or_where_it_is_not_to(tmp_path: Path) -> None:
+    text = text_of(["run", "experiment.name=x"])
+    assert carry_out(tmp_path, text, 143, SLURM_RESTART_COUNT="100") == 143
+    assert carry_out(tmp_path, text_of(["run", "experiment.name=x"], requeue=False), 143) == 143
+    assert not (tmp_path / "requeued").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        (["run", "experiment.name=x"], {"gres": "gpu:8", "time": "24:00:00", "output": "%x-%j.out"}),
+        (["run", "experiment.name=x"], {"gres": "gpu:h200:1", "requeue": False}),
+        (["sweep", "agent", "x"], {"gres": "gpu:2", "array": "0-3"}),
+        (["launch", "--", "train.py", "data.num_workers=7"], {"gres": "gpu:8", "nodes": 2}),
+        (
+            ["launch", "--", "train.py"],
+            {"gres": "gpu:2", "notice_s": 120, "time": "1-0", "setup": ["module load x"]},
+        ),
+        (["run", "experiment.name=x", *ODD], {"gres": "gpu:8", "others": {"comment": "a b #c"}}),
+    ],
+)
+def test_ours_has_no_fault(command: list[str], given: dict[str, Any]) -> None:
+    assert [check for check in check_text(text_of(command, **given)) if check.verdict is not Verdict.PASS] == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "fault"),
+    [
+        ("--gres=gpu:8\n", "--gres=gpu:h200:1\n#SBATCH --ntasks=8\n", "more tasks than places"),
+        (
+            "--ntasks-per-node=1\n#SBATCH --gres=gpu:8",
+            "--ntasks=8\n#SBATCH --gres=gpu:h200:1",
+            "fewer GPUs than tasks",
+        ),
+        ("--ntasks-per-node=1", "--ntasks=8", "several copies"),
+        ("--ntasks-per-node=1", "--ntasks-per-node=8", "several copies"),
+        ("--cpus-per-task=64", "--cpus-per-task=16", "few CPUs"),
+        ("-- train.py", "\\   # on all GPUs\n    -- train.py", "broken command"),
+        ("gpu:8", "gpu:1\n#SBATCH --comment=x\n\nexport CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7", "mask of its own"),
+        ("srun .venv/bin/python -m pipeline launch", "srun python train.py", "one GPU of several"),
+    ],
+)
+def test_what_hung_is_found_wherever_it_is_put_into_ours(ours: str, theirs: str, fault: str) -> None:
+    """The settings that made eight processes wait for GPUs that did not exist, or train on one of eight."""
+    text = text_of(["launch", "--", "train.py", "num_workers=4"], gres="gpu:8")
+    assert ours in text
+    wrong = text.replace(ours, theirs, 1)
+    if "train.py" in theirs and "-- train.py" not in theirs:
+        wrong = wrong.replace("\\\n    -- train.py", "").replace("pipeline", "x")
+    assert f"Slurm: {fault}" in [check.name for check in check_text(wrong)]
+
+
+def test_odd_words_arrive_as_they_are_and_do_no_harm(tmp_path: Path) -> None:
+    odd = [word for word in ODD if word]
+    text = text_of(["run", *odd], setup=["true"], name="$(touch hurt) 'x' #", requeue=False)
+    assert carry_out(tmp_path, text) == 0
+    assert words(tmp_path) == ["run", *odd]
+    assert not (tmp_path / "hurt").exists()
+    assert read_header(text.split("\n")).options["job-name"] == "$(touch hurt) 'x' #"
+
+
+@pytest.mark.properties
+@given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))), min_size=1))
+def test_any_words_make_a_script_that_sbatch_can_read(given_words: list[str]) -> None:
+    text = text_of(["launch", "--", *given_words])
+    body = text[text.index("\nsrun ") : text.index("\ncode=$?")]
+    done = subprocess.run(
+        ["bash", "-c", f"srun() {{ printf '%s\\0' \"${{@:6}}\"; }}\n{body}"], capture_output=True, check=True
+    )
+    assert [word.decode() for word in done.stdout.split(b"\0")[:-1]] == given_words
+    assert "\r" not in text
+    assert read_header(text.split("\n")).late == []
+
+
+def test_the_interpreter_is_named_as_from_the_folder(tmp_path: Path) -> None:
+    assert interpreter(str(tmp_path / ".venv/bin/python"), tmp_path) == ".venv/bin/python"
+    assert interpreter("/usr/bin/python3", tmp_path) == "/usr/bin/python3"
