@@ -15,9 +15,13 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 import pipeline
+from pipeline.__main__ import app
 from pipeline.config.meaning import Meaning, shipped_meanings, shipped_sections
 from pipeline.config.tables import TABLES
+from pipeline.slurm.script import interpreter
 from tests.messages import all_messages
 
 ROOT = Path(__file__).parents[1]
@@ -161,7 +165,23 @@ def _code(text: str) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
-MAKERS: dict[str, Callable[[Sequence[str]], str]] = {"keys": _keys, "names": _names, "messages": _messages}
+# -- Slurm -------------------------------------------------------------------------------------------------------
+
+
+def _slurm(words: Sequence[str]) -> str:
+    """What a command prints that writes a batch script, in an environment as the README makes it."""
+    done = CliRunner().invoke(app, ["slurm", "write", "--out", "-", *words])
+    assert done.exit_code == 0, done.output
+    text = done.stdout.replace(interpreter(sys.executable, Path.cwd()), ".venv/bin/python")
+    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
+
+
+MAKERS: dict[str, Callable[[Sequence[str]], str]] = {
+    "keys": _keys,
+    "names": _names,
+    "messages": _messages,
+    "slurm": _slurm,
+}
 
 
 def main(arguments: Sequence[str]) -> int:

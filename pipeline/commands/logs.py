@@ -64,7 +64,7 @@ def log_output(*, raw: bool) -> Iterator[LogOutput]:
 
 def _log_of_engine(run: LoadedRun, out: LogOutput, lines: int | None, *, follow: bool) -> None:
     if told := slurm_in_words(run.origin.slurm):
-        _note(f"{told}; what it printed is in that job's output")
+        note_of_log(f"{told}; what it printed is in that job's output")
     if follow:
         follow_run(run, out, note_of_log, lines, sleep=out.pause)
     elif run.folder.log.is_file():

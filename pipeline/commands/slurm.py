@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -119,7 +119,11 @@ def write(
         check_request(request)
         if submit and str(out) == "-":
             raise ConfigError("--out - prints the script; with --submit it needs a file")
-        _write(request, out or Path(f"{_plain(request.name)}.sbatch"), submit=submit, parsable=parsable)
+        file = Path(f"{_plain(request.name)}.sbatch")
+        if str(out) == "-":
+            _print(request, file)
+        else:
+            _write(request, out or file, submit=submit, parsable=parsable)
 
 
 @app.command(
@@ -213,19 +217,24 @@ def _plain(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "job"
 
 
+def _text(request: JobRequest, file: Path) -> str:
+    return script_text(request, interpreter(sys.executable, Path.cwd()), file.name)
+
+
+def _print(request: JobRequest, file: Path) -> None:
+    text = _text(request, file)
+    _tell(filter(_wrong, check_text(text)), parsable=True)
+    sys.stdout.write(text)
+
+
 def _write(request: JobRequest, file: Path, *, submit: bool, parsable: bool) -> None:
-    text = script_text(request, interpreter(sys.executable, Path.cwd()), file.name)
-    faults = [check for check in check_text(text) if _wrong(check)]
-    if str(file) == "-":
-        _tell(faults, parsable=True)
-        sys.stdout.write(text)
-        return
+    text = _text(request, file)
     _refuse_foreign(file)
     try:
         write_whole(file, text)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}") from error
-    _tell(faults, parsable=parsable)
+    _tell(filter(_wrong, check_text(text)), parsable=parsable)
     if not parsable:
         say(make_console(), f"wrote {file}")
     if submit:
@@ -277,7 +286,7 @@ def _wrong(check: Check) -> bool:
     return check.verdict is not Verdict.PASS
 
 
-def _tell(faults: Sequence[Check], *, parsable: bool) -> None:
+def _tell(faults: Iterable[Check], *, parsable: bool) -> None:
     console = make_console(stderr=parsable)
     for check in faults:
         say(console, f"{check.verdict.name.lower()}: {check.name}: {check.detail}. Try: {check.remedy}", "bold")

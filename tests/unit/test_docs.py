@@ -106,8 +106,8 @@ def test_links_of_pages_outside_of_the_site_lead_somewhere() -> None:
 
 
 def test_the_script_for_slurm_passes_the_doctor(tmp_path: Path) -> None:
-    page = (DOCS / "several-machines.md").read_text()
-    found = re.search(r"^    #!/bin/bash\n(?:    .*\n)+", page, re.MULTILINE)
+    page = (DOCS / "slurm.md").read_text()
+    found = re.search(r"^    #!/bin/bash\n(?:    .*\n|\n(?=    ))+", page, re.MULTILINE)
     assert found
     script = tmp_path / "compare.sbatch"
     script.write_text(re.sub(r"^    ", "", found[0], flags=re.MULTILINE))

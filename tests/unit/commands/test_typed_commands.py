@@ -89,9 +89,9 @@ def arguments_of(words: list[str]) -> tuple[str, list[str]]:
     program, *rest = words
     name = Path(program).name
     if name == "srun":
-        while rest and not rest[0].startswith("python"):
+        while rest and not Path(rest[0]).name.startswith("python"):
             rest.pop(0)
-        name, rest = (rest[0], rest[1:]) if rest else ("", [])
+        name, rest = (Path(rest[0]).name, rest[1:]) if rest else ("", [])
     if name in ("python", "python3") and rest[:2] == ["-m", "pipeline"]:
         name, rest = "pipeline", rest[2:]
     if name == "pipeline":
