@@ -98,5 +98,10 @@ def shown_path(path: Path) -> str:
 
 def logs_command(output_dir: Path, name: str, job_id: str) -> str:
     """What to type to read the log of a job."""
+    return command(f"logs {name} {job_id}", output_dir)
+
+
+def command(words: str, output_dir: Path) -> str:
+    """What to type here to have a command look into that folder."""
     where = "" if shown_path(output_dir) == "outputs" else f" --output-dir {shlex.quote(shown_path(output_dir))}"
-    return f"python -m pipeline logs {name} {job_id}{where}"
+    return f"python -m pipeline {words}{where}"

@@ -63,6 +63,7 @@ class FailedTrial:
         reason: In words.
         parameters: In a line.
         log: Of its last attempt, in the sweep's folder.
+        tail: The last lines of that.
     """
 
     trial: int
@@ -71,6 +72,7 @@ class FailedTrial:
     reason: str
     parameters: str
     log: str
+    tail: str
 
 
 @dataclass(frozen=True, kw_only=True)

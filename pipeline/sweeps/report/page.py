@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -11,7 +10,7 @@ from pathlib import Path
 from pipeline import __version__
 from pipeline.errors import PipelineError
 from pipeline.foreign import ForeignDataError, read_plain
-from pipeline.runs.report.format import count, duration, shown_path
+from pipeline.runs.report.format import command, count, duration, shown_path
 from pipeline.runs.report.page.html import write_page
 from pipeline.runs.report.page.results import page_table
 from pipeline.sweeps.file import read_sweep
@@ -22,6 +21,7 @@ from pipeline.sweeps.report.measures import curves_of, measured_of, measures_of,
 from pipeline.sweeps.report.model import FailedTrial, SweepPage
 from pipeline.sweeps.report.status import ranked
 from pipeline.sweeps.report.tables import trials_table
+from pipeline.sweeps.report.tails import log_tail
 from pipeline.sweeps.report.values import in_words, measured, said
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
 from pipeline.terminal.shorten import cut_middle
@@ -31,6 +31,7 @@ SCRIPTS = tuple(ASSETS / name for name in ("trials.js", "search.js", "sweep.js")
 """In order; they come after those of the frame."""
 _LONGEST = 20_000
 """Characters of a reason."""
+_TAIL_LINES = 20
 _LONGEST_FACT = 200
 """Cells of what stands at the top."""
 _UNFINISHED = {
@@ -95,7 +96,7 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
         tested=[(name, _number(value)) for name, value in view.tested.items()],
         failures=[_failed(sweep, trial) for trial in trials if trial.state in _NOT_DONE],
         file=_text(sweep.folder.file),
-        command=f"python -m pipeline sweep agent {shlex.quote(sweep.name)}",
+        command=command(f"sweep agent {sweep.name}", sweep.folder.path.parent.parent),
         about=list(_about(sweep)),
     )
 
@@ -181,6 +182,7 @@ def _failed(sweep: RecordedSweep, trial: Trial) -> FailedTrial:
         reason=(trial.reason or _exit(trial))[:_LONGEST],
         parameters=in_words(trial.parameters),
         log=str(log.relative_to(sweep.folder.path)),
+        tail=log_tail(sweep.folder, trial, _TAIL_LINES),
     )
 
 

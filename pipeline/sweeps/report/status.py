@@ -10,10 +10,11 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.runs.report.format import count, duration
+from pipeline.runs.report.format import command, count, duration
 from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.tables import STYLES, SweepRow, about_trial, seconds_of, trials_table
+from pipeline.sweeps.report.tails import log_tail
 from pipeline.sweeps.report.values import plain, varied
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
@@ -69,7 +70,7 @@ def sweep_page(sweep: RecordedSweep, now: float) -> list[RenderableType]:
         parts += ["", trials_table(trials, shown, view.metric, now, sweep.so_far())]
         if len(trials) > len(shown):
             parts.append(Text(f"and {len(trials) - len(shown):,} more; `sweep export {sweep.name}` lists all"))
-    lines = [*_failed(trials), *_unreadable(sweep)]
+    lines = [*_failed(sweep, trials), *_unreadable(sweep)]
     return parts + [Text(printable(text), style=style) for text, style in lines]
 
 
@@ -104,9 +105,14 @@ def _counted(sweep: RecordedSweep) -> Iterator[str]:
 
 def _hint(sweep: RecordedSweep, state: str) -> str:
     return {
-        "idle": f"No agent is at work; `python -m pipeline sweep agent {sweep.name}` goes on.",
-        "paused": f"`python -m pipeline sweep resume {sweep.name}` goes on.",
+        "idle": f"No agent is at work; `{_command(sweep, 'agent')}` goes on.",
+        "paused": f"`{_command(sweep, 'resume')}` goes on.",
+        "stopped": f"`{_command(sweep, 'resume')}` lets it go on.",
     }.get(state, "")
+
+
+def _command(sweep: RecordedSweep, word: str, *more: str) -> str:
+    return command(" ".join(["sweep", word, sweep.name, *more]), sweep.folder.path.parent.parent)
 
 
 def foremost(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
@@ -127,13 +133,17 @@ def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
     return sorted(trials, key=place)
 
 
-def _failed(trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:
+def _failed(sweep: RecordedSweep, trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:
     found = [trial for trial in trials if trial.state in (TrialState.failed, TrialState.lost)]
     if found:
         yield f"\nnot done: {count(len(found), 'trial')}", "bold red"
     for trial in found[-MOST_FAILURES:]:
         yield f"  trial {trial.number}: {trial.state.value}", ""
         yield f"    {trial.reason or f'exit code {trial.exit_code}'}", "red"
+        if said := log_tail(sweep.folder, trial, 1):
+            yield f"    it said last: {said}", ""
+    if found:
+        yield f"  read more: {_command(sweep, 'logs', str(found[-1].number))}", ""
     if len(found) > MOST_FAILURES:
         yield f"  and {len(found) - MOST_FAILURES} more before; --json lists all", ""
 

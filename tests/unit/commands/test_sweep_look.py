@@ -36,7 +36,7 @@ def test_all_sweeps_stand_in_one_table_and_one_is_told_of_in_full(outputs: Path)
     text = told(outputs, "status", "lr")
     assert "best: trial 17: val/loss 0.49902" in text
     assert "trial 5: failed\n    exit code 1: torch.OutOfMemoryError" in text
-    assert "`python -m pipeline sweep agent lr` goes on" in text
+    assert f"`python -m pipeline sweep agent lr --output-dir {outputs}` goes on" in text
     assert "1 line of journal.jsonl cannot be read" in told(outputs, "status", "damaged")
     assert len(json.loads(told(outputs, "status", "lr", "--json"))["all_trials"]) == 27
 

@@ -117,3 +117,14 @@ def test_parameters_are_said_as_they_are_typed() -> None:
         'lr=0.0001235 flag=true none=null name=a b list=[1, "x"]'
     )
     assert typed(0.1 + 0.2) == "0.30000000000000004"
+
+
+def test_of_what_failed_the_reason_and_what_it_said_last_are_told(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 9)
+    sweep.folder.trial(5).log(1).write_text("begin\nTraceback ...\nRuntimeError: out of luck \x1b[2J\n")
+    console = Terminal(width=200, markup=False, file=io.StringIO())
+    print_sweep(RecordedSweep(sweep.folder), BEGAN, console)
+    told = written_to(console)
+    assert "exit code 1: torch.OutOfMemoryError" in told
+    assert "it said last: RuntimeError: out of luck \\x1b[2J" in told
+    assert f"python -m pipeline sweep logs lr 5 --output-dir {tmp_path}" in told
