@@ -17,8 +17,11 @@ SECONDS = "seconds"
 _LAST = 50
 """Lines at the end of a log in which every metric is named that is still logged."""
 _MOST = 12
-"""Measures that a page offers, the ones that most trials have."""
-_LESS_IS_BETTER = re.compile(r"loss|error|perplexity|ppl|(^|[/._])kl|second|time|latency|memory|flops|cost", re.I)
+"""Measures that a page offers, those that most trials have; one that is the same in all of them tells nothing."""
+_LESS_IS_BETTER = re.compile(
+    r"loss|error|perplexity|ppl|(^|[/._])kl|regret|crash|truncated|second|time|latency|memory|flops|cost",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,8 @@ def measures_of(view: SweepView, trials: Sequence[Trial], measured: Sequence[Mea
         for name, value in one.values.items():
             found.setdefault(name, [None] * len(trials))[at] = value
     found.pop(view.metric, None)
-    others = sorted(found, key=lambda name: -sum(value is not None for value in found[name]))[:_MOST]
+    telling = [name for name, values in found.items() if len(set(values) - {None}) > 1]
+    others = sorted(telling, key=lambda name: -sum(value is not None for value in found[name]))[:_MOST]
     seconds = [_seconds(trial) for trial in trials]
     own = [Measure(name=view.metric, goal=view.goal.value, values=values_of(trials, measured, view.metric))]
     return [
