@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pipeline.commands.targets import refuse_records
 from pipeline.commands.typed import written
 from pipeline.files import plain_target, write_whole
 from pipeline.sweeps.folder import sweep_folder
@@ -38,6 +39,9 @@ def compare_trials(sweep: RecordedSweep, csv: Path | None, html: Path | None, co
     """
     view, now = sweep.view, time.time()
     trials = list(view.trials.values())
+    for option, path in (("--csv", csv), ("--html", html)):
+        if path is not None:
+            refuse_records(option, path, (), is_page=path is html)
     if html is not None:
         # Not with the other imports: what draws a page takes time to load.
         from pipeline.sweeps.report.page import write_sweep_page

@@ -185,7 +185,7 @@ def best(
 
 @app.command(
     help="Write all trials as a table for other programs.",
-    epilog=examples("pipeline sweep export lr > lr.csv", "pipeline sweep export lr --to lr.json"),
+    epilog=examples("pipeline sweep export lr --to lr.csv", "pipeline sweep export lr --to lr.json"),
 )
 def export(
     name: str,

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pipeline.commands.logs import log_output, note_of_log
+from pipeline.commands.targets import refuse_records
 from pipeline.commands.typed import written
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text, plain_target, write_whole
@@ -138,6 +139,8 @@ def export(output_dir: Path, name: str, to: Path | None, console: Console, *, as
         PipelineError: There is no such sweep, or the file cannot be written.
     """
     sweep = RecordedSweep(choose_sweep(output_dir, name))
+    if to is not None:
+        refuse_records("--to", to, ())
     trials = [trial for _, trial in sorted(sweep.view.trials.items())]
     rows = export_rows(trials, measured_of(sweep.folder, trials, ""), time.time())
     as_json = as_json or (to is not None and to.suffix == ".json")
@@ -155,6 +158,8 @@ def report(output_dir: Path, name: str, out: Path | None, console: Console) -> N
         PipelineError: There is no such sweep, or the page cannot be written.
     """
     sweep = RecordedSweep(choose_sweep(output_dir, name))
+    if out is not None:
+        refuse_records("--out", out, (), is_page=True)
     path = out or sweep.folder.report
     try:
         _write_page(path if out is None else plain_target(out), sweep)

@@ -8,16 +8,17 @@ from pathlib import Path
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError
 from pipeline.runs.loaded import LoadedRun
+from pipeline.sweeps.folder import SweepFolder
 
 
 def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_page: bool = False) -> None:
-    """Refuse a place that is inside the store of some runs or the folder of any, also by a link that leads there.
+    """Refuse a place inside the store of some runs or the folder of any run or sweep, also by a link to there.
 
     Args:
         option: As it is typed.
         path: What was given with it.
         runs: Those that the command is about.
-        is_page: Whether a report is written, which may take the place of the report of a run.
+        is_page: Whether a report is written, which may take the place of the report of a run or sweep.
 
     Raises:
         ConfigError: It is.
@@ -35,4 +36,11 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
             raise ConfigError(
                 f"{option} {path}: that is inside the folder of a run, {folder.path}, which holds what the run "
                 "left alone; name a place outside of it"
+            )
+    for path_of_sweep in (target, *target.parents):
+        sweep = SweepFolder(path_of_sweep)
+        if sweep.begun and not (is_page and target == sweep.report):
+            raise ConfigError(
+                f"{option} {path}: that is inside the folder of a sweep, {sweep.path}, which holds what its "
+                "trials left alone; name a place outside of it"
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+_NAME = "sweep"
+
 
 @dataclass(frozen=True)
 class TrialFolder:
@@ -40,6 +42,11 @@ class SweepFolder:
     def name(self) -> str:
         """Name of the sweep."""
         return self.path.parent.name
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is one that has begun, by its name and its journal."""
+        return self.path.name == _NAME and self.journal.is_file()
 
     @property
     def file(self) -> Path:
@@ -83,4 +90,4 @@ class SweepFolder:
 
 def sweep_folder(output_dir: Path, name: str) -> SweepFolder:
     """The folder of the sweep of that name, whether or not there is one."""
-    return SweepFolder(output_dir / name / "sweep")
+    return SweepFolder(output_dir / name / _NAME)

@@ -89,3 +89,19 @@ def test_a_sweep_that_is_not_there_is_told_with_those_that_are(outputs: Path, tm
     assert "Did you mean 'lr'" in told(outputs, "best", "lrr", code=2)
     assert "there are no sweeps in" in told(tmp_path, "status")
     assert "`python -m pipeline sweep run FILE` begins one" in told(tmp_path, "status", "lr", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["export", "lr", "--to"], "journal.jsonl"),
+        (["export", "lr", "--to"], "report.html"),
+        (["report", "lr", "--out"], "trials/0000/log.txt"),
+        (["report", "lr", "--out"], "../sweep/sweep.yaml"),
+    ],
+)
+def test_nothing_is_written_over_what_a_sweep_has_recorded(outputs: Path, words: list[str], file: str) -> None:
+    target = outputs / "lr/sweep" / file
+    before = target.read_bytes() if target.exists() else None
+    assert "inside the folder of a sweep" in told(outputs, *words, str(target), code=2)
+    assert (target.read_bytes() if target.exists() else None) == before
