@@ -23,6 +23,7 @@ from pipeline.plan.job import chain_name
 from pipeline.runs.primary import PRIMARY_METRICS, primary_metric
 from pipeline.runs.record import ResultRow
 from pipeline.runs.rows import collect_rows
+from pipeline.sweeps.folder import TRIALS
 from pipeline.sweeps.reporting import own_trial
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -67,7 +68,7 @@ def group_of_run() -> str:
     if in_multirun():
         return str(HydraConfig.get().sweep.dir)
     trial = own_trial()
-    return str(trial.parents[1]) if trial is not None else ""
+    return str(trial.parents[1]) if trial is not None and trial.parent.name == TRIALS else ""
 
 
 def run_label(arguments: Sequence[str]) -> str:

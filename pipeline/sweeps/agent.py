@@ -17,13 +17,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.engine.devices.inventory import Device, usable_cores
+from pipeline.engine.devices.inventory import Device
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.machine import descendants
 from pipeline.sweeps import turn
 from pipeline.sweeps.folder import SweepFolder
-from pipeline.sweeps.orders import order_of, write_parameters
+from pipeline.sweeps.once import Once
+from pipeline.sweeps.orders import Orders, write_parameters
 from pipeline.sweeps.owner import Chooser, note_lost, refuse_several
 from pipeline.sweeps.pool import Pool
 from pipeline.sweeps.record import Record, present
@@ -95,7 +96,7 @@ class Agent:
         self.id = self.interrupted = ""
         self._sweep, self._folder, self._record = sweep, folder, Record(folder)
         self._pool, self._bounds, self._told = pool, bounds, told
-        self._search = search
+        self._search, self._orders = search, Orders(sweep, folder, pool, bounds.grace_s)
         self._chooser = Chooser(
             self._record, sweep, search, devices=len(pool.devices), each=pool.each, latest=self._latest
         )
@@ -106,6 +107,7 @@ class Agent:
         self._begun: set[int] = set()
         self._leaving = False
         self._tag = descendants.new_tag()
+        self._once = Once(sweep, self._record, pool, self._chooser, self._orders, told.say, self._tag)
 
     def run(self, signals: StopSignals) -> None:
         """Work until there is nothing left.
@@ -123,11 +125,14 @@ class Agent:
             reaper.watch_tag(self._tag)
             self._join(held)
             try:
+                self.interrupted = self._once.prepare(signals)
+                self._leaving = bool(self.interrupted)
                 self._take_turn()
                 while not self._over():
                     self._wait(signals)
                     self._collect()
                     self._take_turn()
+                self.interrupted = self.interrupted or self._once.test_winner(signals)
             finally:
                 self._end_all()
             self._leave()
@@ -308,17 +313,7 @@ class Agent:
 
     def _start(self, trial: Trial, attempt: int, devices: list[Device]) -> None:
         write_parameters(self._sweep, self._folder, trial)
-        cores = max(1, usable_cores() * len(devices) // len(self._pool.devices))
-        order = order_of(
-            self._sweep,
-            self._folder,
-            trial,
-            attempt,
-            devices,
-            self._pool.places,
-            cores=cores,
-            grace_s=self._bounds.grace_s,
-        )
+        order = self._orders.trial(trial, attempt, devices)
         curve = self._curve(trial.number, attempt)
         self._running.append(Running(trial, attempt, devices, curve, order, self._tag))
         where = ", ".join(device.label for device in devices)

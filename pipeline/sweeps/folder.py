@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NAME = "sweep"
+TRIALS = "trials"
+"""The folder of all trials."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,16 @@ class SweepFolder:
         return self.path / "agents"
 
     @property
+    def preparing(self) -> TrialFolder:
+        """What was done before the first trial."""
+        return TrialFolder(self.path / "prepare")
+
+    @property
+    def winner(self) -> TrialFolder:
+        """The test of the best trial."""
+        return TrialFolder(self.path / "winner")
+
+    @property
     def report(self) -> Path:
         """The sweep as one page."""
         return self.path / "report.html"
@@ -85,7 +97,7 @@ class SweepFolder:
 
     def trial(self, number: int) -> TrialFolder:
         """The folder of a trial."""
-        return TrialFolder(self.path / "trials" / f"{number:04d}")
+        return TrialFolder(self.path / TRIALS / f"{number:04d}")
 
 
 def sweep_folder(output_dir: Path, name: str) -> SweepFolder:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.inventory import Device, usable_cores
 from pipeline.errors import StoreError
 from pipeline.files import json_text, write_whole
-from pipeline.sweeps.command import trial_command
+from pipeline.sweeps.command import prepare_command, trial_command
 from pipeline.sweeps.folder import SweepFolder, TrialFolder
-from pipeline.sweeps.own_runs import is_own, own_command
+from pipeline.sweeps.own_runs import SPLIT, is_own, own_command
+from pipeline.sweeps.pool import Pool
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.space import nested
 from pipeline.sweeps.spec import Sweep
@@ -35,59 +37,75 @@ def write_parameters(sweep: Sweep, folder: SweepFolder, trial: Trial) -> None:
         raise StoreError(f"cannot write {place.path}: {error.strerror}") from error
 
 
-def order_of(
-    sweep: Sweep,
-    folder: SweepFolder,
-    trial: Trial,
-    attempt: int,
-    devices: Sequence[Device],
-    places: Mapping[str, int],
-    *,
-    cores: int,
-    grace_s: int,
-) -> Order:
-    """What is run for an attempt at a trial.
+class Orders:
+    """What the processes of one agent are told to run."""
 
-    Args:
-        sweep: The sweep.
-        folder: Where it is.
-        trial: The trial; `write_parameters` was called.
-        attempt: Which attempt, from 1.
-        devices: Where it is to run.
-        places: UUID -> position in the visible set.
-        cores: That its processes share.
-        grace_s: Seconds that it has to end.
-    """
-    place = folder.trial(trial.number)
-    own = is_own(sweep)
-    if own:
-        words = own_command(sweep, folder, trial.parameters, devices, places, workers=cores)
-    else:
-        json_file = place.parameters.absolute()
-        words = trial_command(sweep, trial.parameters, json_file, num_gpus=trial.num_gpus)
-    return Order(
-        words=words,
-        gpus=[places[device.uuid or ""] for device in devices] if devices[0].kind == "cuda" else None,
-        slots=len(devices),
-        cores=cores,
-        leases=own,
-        launcher=sweep.options.launcher,
-        holder=f"sweep {folder.name}, trial {trial.number}",
-        variables=variables_of(sweep, place, attempt),
-        folder=str(sweep.folder),
-        log=str(place.log(attempt).absolute()),
-        start=str(place.start(attempt).absolute()),
-        grace_s=grace_s,
-    )
+    def __init__(self, sweep: Sweep, folder: SweepFolder, pool: Pool, grace_s: int) -> None:
+        """Prepare.
 
+        Args:
+            sweep: The sweep.
+            folder: Where it is.
+            pool: Devices of the agent.
+            grace_s: Seconds that a program has to end once it was told to.
+        """
+        self._sweep, self._folder, self._pool, self._grace_s = sweep, folder, pool, grace_s
+        self._own = is_own(sweep)
 
-def variables_of(sweep: Sweep, place: TrialFolder, attempt: int) -> dict[str, str]:
-    """What the environment of a trial has of its own."""
-    return {
-        **sweep.options.environment,
-        VARIABLE: str(place.metrics(attempt).absolute()),
-        "WANDB_DIR": str(place.path.absolute()),
-    }
+    def trial(self, trial: Trial, attempt: int, devices: Sequence[Device]) -> Order:
+        """An attempt at a trial; `write_parameters` was called."""
+        place = self._folder.trial(trial.number)
+        if self._own:
+            words = self._run(trial, devices, f"{SPLIT}=validation")
+        else:
+            json_file = place.parameters.absolute()
+            words = trial_command(self._sweep, trial.parameters, json_file, num_gpus=trial.num_gpus)
+        return self._order(words, place, attempt, devices, f"trial {trial.number}")
+
+    def prepare(self, first: Trial, devices: Sequence[Device]) -> Order:
+        """What is run before the first trial: what that needs of datasets is there when trials ask for it."""
+        words = prepare_command(self._sweep)
+        if own := not words:
+            words = self._run(first, devices, f"{SPLIT}=validation", "stage=prepare")
+        order = self._order(words, self._folder.preparing, 1, devices, "preparing")
+        variables = {name: value for name, value in order.variables.items() if name != VARIABLE}
+        return replace(order, leases=own, variables=variables)
+
+    def winner(self, best: Trial, devices: Sequence[Device]) -> Order:
+        """The best trial once more, evaluated on the test split."""
+        words = self._run(best, devices, f"{SPLIT}=test")
+        return self._order(words, self._folder.winner, 1, devices, f"test of trial {best.number}")
+
+    def _run(self, trial: Trial, devices: Sequence[Device], *more: str) -> list[str]:
+        cores = self._cores(devices)
+        parameters, places = trial.parameters, self._pool.places
+        return own_command(self._sweep, self._folder, parameters, devices, places, workers=cores, more=more)
+
+    def _cores(self, devices: Sequence[Device]) -> int:
+        return max(1, usable_cores() * len(devices) // len(self._pool.devices))
+
+    def _order(
+        self, words: list[str], place: TrialFolder, attempt: int, devices: Sequence[Device], what: str
+    ) -> Order:
+        places = [self._pool.places[device.uuid or ""] for device in devices if device.kind == "cuda"]
+        return Order(
+            words=words,
+            gpus=places or None,
+            slots=len(devices),
+            cores=self._cores(devices),
+            leases=self._own,
+            launcher=self._sweep.options.launcher,
+            holder=f"sweep {self._folder.name}, {what}",
+            variables={
+                **self._sweep.options.environment,
+                VARIABLE: str(place.metrics(attempt).absolute()),
+                "WANDB_DIR": str(place.path.absolute()),
+            },
+            folder=str(self._sweep.folder),
+            log=str(place.log(attempt).absolute()),
+            start=str(place.start(attempt).absolute()),
+            grace_s=self._grace_s,
+        )
 
 
 def as_written(parameters: Mapping[str, Any]) -> dict[str, Any]:

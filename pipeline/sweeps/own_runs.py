@@ -66,7 +66,7 @@ def own_command(
     places: Mapping[str, int],
     *,
     workers: int,
-    more: Sequence[str] = (f"{SPLIT}=validation",),
+    more: Sequence[str],
 ) -> list[str]:
     """The command of one run.
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.sweeps.reporting import VARIABLE
+
 STARTS_RANKS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "ray"}
 _MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "pipeline"}
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
@@ -13,9 +15,9 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _TRACKER = ("WANDB_RUN_ID", "WANDB_RUN_NAME", "WANDB_SERVICE", "WANDB__SERVICE", "WANDB_SWEEP_ID", "WANDB_RESUME")
 
 
-def is_tracker(name: str) -> bool:
-    """Whether a variable ties a program to a run that somebody else tracks."""
-    return name.startswith(_TRACKER)
+def is_of_outer(name: str) -> bool:
+    """Whether a variable ties a program to a run that somebody else tracks, or to the trial of an outer sweep."""
+    return name == VARIABLE or name.startswith(_TRACKER)
 
 
 def as_ranks(words: Sequence[str]) -> list[str] | None:

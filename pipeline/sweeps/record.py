@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.engine.journal import Journal
 from pipeline.errors import StoreError
 from pipeline.locks import LocksUnsupportedError, lock
-from pipeline.sweeps.folder import SweepFolder
+from pipeline.sweeps.folder import TRIALS, SweepFolder
 from pipeline.sweeps.recorded import RecordedSweep
 
 _POLL_S = 0.02
@@ -126,7 +126,7 @@ def next_trial_number(folder: SweepFolder, known: int) -> int:
         folder: Of the sweep.
         known: The first number after those in the journal.
     """
-    used = [int(name) for name in _names(folder.path / "trials") if name.isdigit()]
+    used = [int(name) for name in _names(folder.path / TRIALS) if name.isdigit()]
     return max([known - 1, *used]) + 1
 
 

@@ -61,35 +61,29 @@ def _read_line(line: bytes) -> dict[str, float | None]:
     return {**read_json(line, Logged).values}
 
 
-class Running:
-    """One attempt at a trial.
+class Program:
+    """A program under way in a process that looks after it.
 
     Attributes:
-        trial: The trial.
-        attempt: Which attempt, from 1.
         devices: Where it runs.
         curve: What it has logged.
         asked: What it is being ended for, and why; None while it may go on.
         said: What its process has told at its end.
     """
 
-    def __init__(
-        self, trial: Trial, attempt: int, devices: Sequence[Device], curve: Curve, order: Order, tag: str
-    ) -> None:
+    def __init__(self, devices: Sequence[Device], curve: Curve, order: Order, tag: str) -> None:
         """Start it.
 
         Args:
-            trial: The trial.
-            attempt: Which attempt.
             devices: Where.
-            curve: Of this attempt.
+            curve: For what it logs.
             order: What is run.
             tag: Of the agent, by which its processes are found should it be gone.
 
         Raises:
             OSError: No process can be started.
         """
-        self.trial, self.attempt, self.devices, self.curve = trial, attempt, list(devices), curve
+        self.devices, self.curve = list(devices), curve
         self.asked: tuple[TrialState, str] | None = None
         self.said: Said | None = None
         self._grace_s, self._end = order.grace_s, float("inf")
@@ -139,3 +133,19 @@ class Running:
         self._child.wait()
         self.curve.refresh()
         return self.said.exit_code if self.said is not None else None
+
+
+class Running(Program):
+    """One attempt at a trial.
+
+    Attributes:
+        trial: The trial.
+        attempt: Which attempt, from 1.
+    """
+
+    def __init__(
+        self, trial: Trial, attempt: int, devices: Sequence[Device], curve: Curve, order: Order, tag: str
+    ) -> None:
+        """Start it, see `Program`."""
+        super().__init__(devices, curve, order, tag)
+        self.trial, self.attempt = trial, attempt

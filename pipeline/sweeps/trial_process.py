@@ -34,7 +34,7 @@ from pipeline.files import json_text, write_whole
 from pipeline.foreign import converted
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
-from pipeline.sweeps.programs import as_ranks, is_tracker
+from pipeline.sweeps.programs import as_ranks, is_of_outer
 from pipeline.sweeps.spec import Launcher
 
 MODULE = "pipeline.sweeps.trial_process"
@@ -161,7 +161,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
 
 def _base(order: Order, devices: list[Device]) -> dict[str, str]:
     """What a program finds in its environment, before what is its own."""
-    base = {name: value for name, value in arithmetic.outside(os.environ).items() if not is_tracker(name)}
+    base = {name: value for name, value in arithmetic.outside(os.environ).items() if not is_of_outer(name)}
     if order.leases:
         return {name: value for name, value in base.items() if not is_of_launcher(name)}
     return rank_environment(base, devices, order.cores, alone=True)

@@ -93,6 +93,7 @@ class SweepView:
         halted: ``paused``, ``stopped``, ``cancelled``, ``finished``, or "" while trials are begun.
         reason: Why.
         tested: Results of the best trial on held-out data, metric -> value.
+        winner: Which trial that was.
         failing: Trials that have failed since one ended well, each once.
         joined: How many agents there were so far.
         prepared: Whether what comes before the first trial has been done.
@@ -111,6 +112,7 @@ class SweepView:
     halted: str = ""
     reason: str = ""
     tested: Mapping[str, Any] = field(default_factory=dict)
+    winner: int | None = None
     failing: list[int] = field(default_factory=list)
     joined: int = 0
     prepared: bool = False
@@ -189,7 +191,7 @@ class SweepView:
         self.halted, self.reason = _HALTS[event["event"]], event.get("reason", "")
 
     def _tested(self, event: Mapping[str, Any]) -> None:
-        self.tested = event["results"]
+        self.tested, self.winner = event["results"], event.get("trial")
 
 
 _HALTS = {
