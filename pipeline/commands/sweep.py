@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.entries import several
-from pipeline.commands.launch import parse_ids
 from pipeline.commands.typed import Every, answering, examples, refuse_both
 from pipeline.config.schema import DeviceChoice
 from pipeline.terminal.console import make_console
@@ -63,11 +62,23 @@ Grace = Annotated[int, typer.Option(min=1, help="Seconds that a trial has to end
         "pipeline sweep run lr.yaml --agents 4 --gpus-per-agent 2",
         "pipeline sweep run lr.yaml --gpu-list 0,1,2,3 --count 20",
         "pipeline sweep run lr.yaml --device cpu --agents 2 epochs=3",
+        "pipeline sweep run lr.yaml balanced 27 2",
     ),
 )
 def run_(
     file: Annotated[Path, typer.Argument(help="The sweep file, as W&B has it.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Settings of every trial: KEY=VALUE ...")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="AGENTS DEVICES, or a strategy and its numbers; then settings of every trial: KEY=VALUE."
+        ),
+    ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="The same: simple, balanced, spread, efficient, auto, explore or continuous, with numbers."
+        ),
+    ] = "",
     name: Annotated[str, typer.Option(help="Of the sweep; that in the file, or the file's, if left out.")] = "",
     agents: Agents = None,
     each: Each = None,
@@ -83,14 +94,11 @@ def run_(
     with answering():
         code = sweep_run.run(
             file,
-            overrides or [],
+            [*strategy.split(), *(words or [])],
             output_dir,
             make_console(),
+            sweep_run.chosen(device, agents, each, gpu_list),
             name=name,
-            device=device,
-            agents=agents,
-            each=each,
-            ids=None if gpu_list is None else parse_ids(gpu_list),
             count=count,
             grace_s=grace,
         )
@@ -119,10 +127,7 @@ def agent(
             name,
             output_dir,
             make_console(),
-            device=device,
-            agents=agents,
-            each=each,
-            ids=None if gpu_list is None else parse_ids(gpu_list),
+            sweep_run.chosen(device, agents, each, gpu_list),
             count=count,
             grace_s=grace,
         )

@@ -3,71 +3,136 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
+from pipeline.commands.launch import parse_ids
 from pipeline.commands.run_messages import INTERRUPTED
 from pipeline.commands.sweep_look import conclude
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError
+from pipeline.runs.report.format import count as counted
 from pipeline.sweeps import halting
 from pipeline.sweeps.agent import Agent, Bounds
 from pipeline.sweeps.beginning import begin_sweep
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.halting import Word
-from pipeline.sweeps.pool import Pool, choose_pool
+from pipeline.sweeps.own_runs import check_own
+from pipeline.sweeps.pool import Pool, check_fits, choose_pool, count_gpus
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep
 from pipeline.sweeps.report.live import told_on
 from pipeline.sweeps.search import Search
-from pipeline.sweeps.searches import make_search
+from pipeline.sweeps.searches import make_search, most_trials
 from pipeline.sweeps.spec import Sweep
+from pipeline.sweeps.strategies import AgentPlan, fit_agents, plan_agents, split_words
 from pipeline.sweeps.trials import TrialState
+from pipeline.sweeps.turn import ready, too_large
 from pipeline.terminal.console import say
 
 FAILED = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """The devices that were asked for; see `choose_pool`."""
+
+    device: DeviceChoice = DeviceChoice.auto
+    agents: int | None = None
+    each: int | None = None
+    ids: Sequence[int] | None = None
+
+    def pool(self, sweep: Sweep) -> Pool:
+        """The devices.
+
+        Raises:
+            PipelineError: They cannot be had, or would do for no trial.
+        """
+        return choose_pool(
+            self.device, agents=self.agents, each=self.each, ids=self.ids, otherwise=sweep.options.num_gpus
+        )
+
+
+def chosen(device: DeviceChoice, agents: int | None, each: int | None, gpu_list: str | None) -> Where:
+    """From the options of a command.
+
+    Raises:
+        ConfigError: The list is none.
+    """
+    return Where(device=device, agents=agents, each=each, ids=None if gpu_list is None else parse_ids(gpu_list))
+
+
 def run(
     file: Path,
-    overrides: Sequence[str],
+    words: Sequence[str],
     output_dir: Path,
     console: Console,
+    where: Where,
     *,
     name: str = "",
-    device: DeviceChoice = DeviceChoice.auto,
-    agents: int | None = None,
-    each: int | None = None,
-    ids: Sequence[int] | None = None,
     count: int | None = None,
     grace_s: int = 30,
 ) -> int:
     """Begin a sweep, or go on with it, and work on it until nothing is left; the exit code.
 
+    Args:
+        file: The sweep file.
+        words: A strategy and its numbers, then settings of every trial.
+        output_dir: Folder of all runs.
+        console: Where it is told.
+        where: On which devices.
+        name: Of the sweep; "" for that of the file.
+        count: The most trials of the sweep; None for no bound.
+        grace_s: Seconds that a trial has to end.
+
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
+    strategy, overrides = split_words(words)
     sweep = read_sweep(file, name=name, overrides=overrides)
-    pool = choose_pool(device, agents=agents, each=each, ids=ids, otherwise=sweep.options.num_gpus)
-    for note in sweep.notes:
-        say(console, note)
-    search = make_search(sweep)
+    check_own(sweep)
+    if strategy:
+        plan = _planned(strategy, sweep, where)
+        where = replace(where, agents=plan.at_once, each=plan.devices)
+        count = min((each for each in (count, plan.total) if each is not None), default=None)
+        for line in plan.lines("GPU" if count_gpus(where.device, where.ids) else "CPU slot"):
+            say(console, line)
+        if plan.confirm and console.is_interactive and not typer.confirm("Begin?"):
+            return 0
+    pool, search = where.pool(sweep), make_search(sweep)
+    for note in (*sweep.notes, check_fits(sweep, pool)):
+        if note:
+            say(console, note)
     folder = begin_sweep(sweep, file, output_dir, overrides=overrides, count=count)
     return work(sweep, folder, pool, Bounds(grace_s=grace_s), search, console)
+
+
+def _planned(strategy: Sequence[str], sweep: Sweep, where: Where) -> AgentPlan:
+    """What a strategy means on the devices that there are.
+
+    Raises:
+        ConfigError: There is no such strategy, or its agents do not fit.
+    """
+    if where.agents is not None or where.each is not None:
+        raise ConfigError(
+            f"{' '.join(strategy)}: a strategy says how many agents and devices there are; leave out --agents and "
+            "--gpus-per-agent"
+        )
+    plan = plan_agents(strategy, most_trials(sweep))
+    there = count_gpus(where.device, where.ids)
+    return replace(plan, at_once=plan.agents) if there is None else fit_agents(plan, there)
 
 
 def agent(
     name: str,
     output_dir: Path,
     console: Console,
+    where: Where,
     *,
-    device: DeviceChoice = DeviceChoice.auto,
-    agents: int | None = None,
-    each: int | None = None,
-    ids: Sequence[int] | None = None,
     count: int | None = None,
     grace_s: int = 30,
 ) -> int:
@@ -87,7 +152,9 @@ def agent(
         )
     sweep = read_sweep(folder.file, name=name, overrides=view.overrides)
     sweep = replace(sweep, folder=Path(view.folder or sweep.folder))
-    pool = choose_pool(device, agents=agents, each=each, ids=ids, otherwise=sweep.options.num_gpus)
+    pool = where.pool(sweep)
+    if note := check_fits(sweep, pool):
+        say(console, note)
     return work(sweep, folder, pool, Bounds(own=count, grace_s=grace_s), make_search(sweep), console)
 
 
@@ -109,12 +176,16 @@ def work(sweep: Sweep, folder: SweepFolder, pool: Pool, bounds: Bounds, search: 
         except StoreError as error:
             say(console, f"error: {error}. Mend that, then run the same command.", "red")
             return FAILED
-    return _conclude(folder, one.interrupted, console)
+    return _conclude(folder, sweep, one.interrupted, console, len(pool.devices))
 
 
-def _conclude(folder: SweepFolder, interrupted: str, console: Console) -> int:
+def _conclude(folder: SweepFolder, sweep: Sweep, interrupted: str, console: Console, devices: int) -> int:
     conclude(folder, console)
     view = RecordedSweep(folder).view
     if interrupted:
         return INTERRUPTED[interrupted]
+    left = too_large(ready(view, sweep.options.max_attempts), devices)
+    if left and not view.halted:
+        say(console, f"left: {counted(len(left), 'trial')} that need more devices than the {devices} here")
+        return FAILED
     return FAILED if view.having(TrialState.failed) or view.halted == "stopped" else 0

@@ -21,6 +21,7 @@ from pipeline.engine.devices.inventory import Device
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.machine import descendants
+from pipeline.machine.log_tail import tail
 from pipeline.sweeps import turn
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.once import Once
@@ -273,6 +274,8 @@ class Agent:
         view = self._record.view
         if not view.halted and (reason := turn.why_stop(view, self._sweep.options.max_failures)):
             self._record.write("SweepStopped", reason=reason)
+            last = view.trials[view.failing[-1]]
+            self._told.say(f"stopped: {reason}{tail(self._folder.trial(last.number).log(last.attempts))}")
         if view.halted == "cancelled":
             for one in self._running:
                 one.ask(TrialState.cancelled, "cancelled")

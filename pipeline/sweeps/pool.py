@@ -10,6 +10,10 @@ from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device, cpu_slots, find_gpus
 from pipeline.engine.devices.resolve import DeviceRequest, Inventory, candidates
 from pipeline.errors import ConfigError
+from pipeline.runs.report.format import count
+from pipeline.sweeps.space import Choice, Constant, WholeUniform
+from pipeline.sweeps.spec import Sweep
+from pipeline.sweeps.turn import NUM_GPUS, devices_needed
 
 _NAMES = ("--agents times --gpus-per-agent", "--gpu-list")
 
@@ -34,6 +38,68 @@ class Pool:
     def kind(self) -> str:
         """What one of its devices is called."""
         return "GPU" if self.devices[0].kind == "cuda" else "CPU slot"
+
+
+def count_gpus(
+    device: DeviceChoice, ids: Sequence[int] | None = None, environ: Mapping[str, str] | None = None
+) -> int | None:
+    """How many GPUs there are to choose from; None where trials run on the CPU.
+
+    Args:
+        device: As for `choose_pool`, like the others.
+        ids: Which.
+        environ: Where CUDA_VISIBLE_DEVICES is looked up.
+
+    Raises:
+        DeviceError: The driver does not work, or the variable names what is not there.
+    """
+    if device is DeviceChoice.cpu:
+        return None
+    found = find_gpus(os.environ if environ is None else environ)
+    if not found and device is DeviceChoice.auto:
+        return None
+    return len(found) if ids is None else len(ids)
+
+
+def needs_of(sweep: Sweep) -> tuple[int, int] | None:
+    """The fewest and the most devices that a trial of a sweep may need; None where that is not known."""
+    parameter = sweep.parameters.get(NUM_GPUS)
+    if parameter is None:
+        return None
+    match parameter.distribution:
+        case Constant(value):
+            values = [value]
+        case Choice(values):
+            values = list(values)
+        case WholeUniform(least, most):
+            values = [least, most]
+        case _:
+            return None
+    numbers = [devices_needed({NUM_GPUS: value}, 1) for value in values]
+    return min(numbers), max(numbers)
+
+
+def check_fits(sweep: Sweep, pool: Pool) -> str:
+    """See that the devices would do for some of the trials.
+
+    Returns:
+        What a user should know of the others; "" where they do for all.
+
+    Raises:
+        ConfigError: They would do for none.
+    """
+    least, most = needs_of(sweep) or (pool.each, pool.each)
+    verb = "is" if len(pool.devices) == 1 else "are"
+    there = f"there {verb} {count(len(pool.devices), pool.kind)} for this sweep"
+    if least > len(pool.devices):
+        more = "--agents and --gpus-per-agent say how many" if pool.kind == "GPU" else "--agents says how many"
+        raise ConfigError(f"every trial needs {count(least, pool.kind)} or more, and {there}: {more}")
+    if most > len(pool.devices):
+        return (
+            f"some trials need {count(most, pool.kind)}, and {there}: these are left for an agent with more "
+            f"(`python -m pipeline sweep agent {sweep.name}` elsewhere)"
+        )
+    return ""
 
 
 def choose_pool(

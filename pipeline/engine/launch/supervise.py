@@ -58,7 +58,7 @@ def supervise(
     descendants.adopt_orphans()
     fds = [server.fileno()] if server else []
     parent = os.getpid()
-    with _Signals(grace_s, to_group=not own) as signals:
+    with _Signals(grace_s + MARGIN_S if own else grace_s, to_group=not own) as signals:
         process = subprocess.Popen(
             words,
             env=environment,
@@ -136,7 +136,7 @@ class _Signals:
                 self._end = 0
             return
         self.received = number
-        self._end = time.monotonic() + self._grace_s + MARGIN_S
+        self._end = time.monotonic() + self._grace_s
         self._ask(number)
 
     def _ask(self, number: int) -> None:
