@@ -18,7 +18,9 @@ def view_of(*ends: str, num_gpus: int = 1) -> SweepView:
     view = SweepView()
     view.feed([STARTED])
     for number, state in enumerate(ends):
-        view.feed([{"event": "TrialCreated", "trial": number, "parameters": {}, "num_gpus": num_gpus, "time": 2.0}])
+        view.feed(
+            [{"event": "TrialCreated", "trial": number, "parameters": {}, "num_gpus": num_gpus, "time": 2.0}]
+        )
         if state != "-":
             end(view, number, state)
     return view

@@ -1,0 +1,231 @@
+"""Sweeps as users run them: agents and trials are processes, and are killed, interrupted and left alone."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.machine import descendants
+from tests.doubles import fake_nvml
+from tests.doubles.small_runs import wait_for
+
+ROOT = Path(__file__).parents[2]
+TRIAL = ROOT / "tests/doubles/trial.sh"
+
+
+class Sweeps:
+    """Commands of sweeps in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tag = folder, descendants.new_tag()
+        self.environment = descendants.with_tag(os.environ, self.tag)
+
+    def file(self, name: str, **block: Any) -> None:
+        block.setdefault("method", "grid")
+        block.setdefault("metric", {"name": "loss"})
+        (self.folder / f"{name}.yaml").write_text(json.dumps(block))
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipeline", "sweep", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *words: str, code: int = 0) -> str:
+        process = self.start(*words)
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == code, said
+        return said
+
+    def journal(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / "outputs" / name / "sweep" / "journal.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def events(self) -> list[list[str]]:
+        path = self.folder / "events"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def processes(self) -> set[int]:
+        """All that was started here, however deep, and is still there."""
+        return {process.pid for process in descendants.tagged({self.tag})}
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
+    """Nothing that was started is left when a test is over."""
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found = Sweeps(tmp_path)
+    yield found
+    wait_for(lambda: not found.processes(), 60)
+
+
+def ends(journal: list[dict[str, Any]], state: str) -> Counter[int]:
+    return Counter(
+        event["trial"] for event in journal if event["event"] == "TrialEnded" and event["state"] == state
+    )
+
+
+def check_no_overlap(journal: list[dict[str, Any]]) -> None:
+    """No device had two trials at a time."""
+    busy: dict[str, int] = {}
+    for event in journal:
+        if event["event"] == "TrialStarted":
+            assert not set(event["devices"]) & set(busy), event
+            busy |= dict.fromkeys(event["devices"], event["trial"])
+        if event["event"] == "TrialEnded":
+            busy = {device: trial for device, trial in busy.items() if trial != event["trial"]}
+
+
+def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps.environment[fake_nvml.VARIABLE] = fake_nvml.write(
+        sweeps.folder / "nvml.json", fake_nvml.MACHINES["eight"]
+    )
+    three = {"values": [1, 2, 3]}
+    sweeps.file(
+        "g",
+        command=["sh", str(TRIAL), str(sweeps.folder), "${args}"],
+        parameters={"a": three, "b": three, "num_gpus": {"values": [1, 2, 4]}},
+        pipeline={"max_attempts": 30, "max_failures": 30, "launcher": "none"},
+    )
+    hold, chosen = sweeps.folder / "hold", random.Random(0)
+    hold.touch()
+    agents = 0
+    agent = sweeps.start("run", "g.yaml")
+    for number in range(10):
+        wait_for(lambda: len(running(agent)) >= 2, 120)
+        kill(chosen.choice(running(agent)))
+        if number in (3, 7):
+            kill(agent.pid)
+            agent.communicate()
+            agents += 1
+            agent = sweeps.start("run", "g.yaml")
+    hold.unlink()
+    said, _ = agent.communicate(timeout=300)
+    assert agent.returncode == 0, said
+    journal = sweeps.journal("g")
+    assert agents == 2
+    assert ends(journal, "done") == Counter(range(27))
+    check_no_overlap(journal)
+    done = [event for event in sweeps.events() if event[0] == "end"]
+    assert len({tuple(event[3:]) for event in done}) == len(done) == 27
+    assert all(len(event[2].split(",")) == int(event[-1].removeprefix("--num_gpus=")) for event in done)
+
+
+def running(agent: subprocess.Popen[str]) -> list[int]:
+    """The processes of an agent's trials: those that look after them, and their programs."""
+    found = []
+    with suppress(psutil.Error):
+        for process in psutil.Process(agent.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if "sleep" not in process.name() and "reaper.py" not in process.cmdline()[-1]:
+                    found.append(process.pid)
+    return found
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+DEAF = """
+trap '' TERM
+echo "pid $$"
+setsid sleep 1000 &
+(setsid sleep 1000 &)
+echo '{"values": {"loss": 1}}' >> "$PIPELINE_TRIAL"
+[ -e finish ] && exit 0
+while :; do sleep 0.1; done
+"""
+
+
+def test_ctrl_c_ends_trials_in_order_and_the_same_command_goes_on(sweeps: Sweeps) -> None:
+    (sweeps.folder / "deaf.sh").write_text(DEAF)
+    sweeps.file("deaf", command=["sh", "deaf.sh"], parameters={"lr": {"values": [1, 2]}})
+    words = ("run", "deaf.yaml", "--device", "cpu", "--agents", "2")
+
+    def interrupted(times: int, grace: str) -> str:
+        agent = sweeps.start(*words, "--grace", grace)
+        wait_for(lambda: len(logs(sweeps, "deaf")) == 2, 60)
+        said = ""
+        for _ in range(times):
+            agent.send_signal(signal.SIGINT)
+            while "stopping" not in said:
+                said += agent.stdout.readline() if agent.stdout else ""
+        said += agent.communicate(timeout=120)[0]
+        assert agent.returncode == 130, said
+        assert not sweeps.processes(), "daemons of a program that is deaf to SIGTERM among them"
+        for path in logs(sweeps, "deaf"):
+            path.unlink()
+        return said
+
+    assert "trial 0: waiting (interrupted)" in interrupted(1, "1")
+    interrupted(2, "500")
+    (sweeps.folder / "finish").touch()
+    sweeps.run(*words)
+    assert ends(sweeps.journal("deaf"), "done") == Counter([0, 1])
+    assert sum(ends(sweeps.journal("deaf"), "failed").values()) == 0
+    before = len(sweeps.journal("deaf"))
+    sweeps.run(*words)
+    assert not any(event["event"].startswith("Trial") for event in sweeps.journal("deaf")[before:])
+
+
+def logs(sweeps: Sweeps, name: str) -> list[Path]:
+    return list((sweeps.folder / "outputs" / name / "sweep" / "trials").glob("*/metrics*.jsonl"))
+
+
+RUN = """
+import os, sys
+from pathlib import Path
+import pipeline.sweeps as sweeps
+settings = dict(word.split("=", 1) for word in sys.argv[1:])
+with Path("ran").open("a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+if "stage" not in settings:
+    for number in (1, 2):
+        sweeps.log(objective=number * float(settings["algos.PITA.eta"]), kl=1.0, step=number)
+"""
+
+
+def test_runs_of_this_package_are_prepared_once_and_the_winner_is_tested_once(sweeps: Sweeps) -> None:
+    (sweeps.folder / "run_parallel.py").write_text(RUN)
+    sweeps.file(
+        "eta",
+        program="run_parallel.py",
+        metric={"name": "objective", "goal": "maximize"},
+        parameters={"algos.PITA.eta": {"values": [0.5, 2.0]}, "model": {"value": "tiny"}},
+    )
+    first = sweeps.start("run", "eta.yaml", "--device", "cpu", "--agents", "1")
+    wait_for(lambda: bool(sweeps.journal("eta")), 60)
+    second = sweeps.start("agent", "eta", "--device", "cpu")
+    assert [agent.communicate(timeout=120)[0] and agent.returncode for agent in (first, second)] == [0, 0]
+    ran = [
+        dict(word.split("=", 1) for word in line.split())
+        for line in (sweeps.folder / "ran").read_text().splitlines()
+    ]
+    assert [run.get("stage") for run in ran] == ["prepare", None, None, None]
+    assert [run["evaluation.split"] for run in ran] == ["validation", "validation", "validation", "test"]
+    assert ran[-1]["algos.PITA.eta"] == "2.0"
+    assert {run["experiment.name"] for run in ran} == {"eta"}
+    assert {run["device"] for run in ran} == {"cpu"}
+    journal = sweeps.journal("eta")
+    (tested,) = [event for event in journal if event["event"] == "WinnerTested"]
+    assert (tested["trial"], tested["results"]) == (1, {"objective": 4.0, "kl": 1.0})
+    sweeps.run("run", "eta.yaml", "--device", "cpu")
+    assert len((sweeps.folder / "ran").read_text().splitlines()) == 4
