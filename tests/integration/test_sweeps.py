@@ -109,8 +109,7 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     agents = 0
     agent = sweeps.start("run", "g.yaml")
     for number in range(10):
-        wait_for(lambda: len(running(agent)) >= 2, 120)
-        kill(chosen.choice(running(agent)))
+        kill(chosen.choice(at_work(agent)))
         if number in (3, 7):
             kill(agent.pid)
             agent.communicate()
@@ -126,6 +125,11 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     done = [event for event in sweeps.events() if event[0] == "end"]
     assert len({tuple(event[3:]) for event in done}) == len(done) == 27
     assert all(len(event[2].split(",")) == int(event[-1].removeprefix("--num_gpus=")) for event in done)
+
+
+def at_work(agent: subprocess.Popen[str]) -> list[int]:
+    wait_for(lambda: len(running(agent)) >= 2, 120)
+    return running(agent)
 
 
 def running(agent: subprocess.Popen[str]) -> list[int]:

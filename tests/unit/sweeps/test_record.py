@@ -4,7 +4,7 @@ import errno
 import fcntl
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,11 @@ def paper(tmp_path: Path) -> SweepOnPaper:
 
 
 @pytest.fixture
-def without_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    yield
 
 
 def chooser(record: Record, search: Listed, devices: int = 4) -> Chooser:
