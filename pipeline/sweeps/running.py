@@ -19,6 +19,7 @@ from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.logged import Logged
 from pipeline.sweeps.trial_process import MODULE, Order, Said
 from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.sweeps.wandb_metrics import take_over
 
 _MARGIN_S = 15.0
 """What the process of a trial needs on top of the grace of its program, to clear up."""
@@ -36,7 +37,7 @@ class Curve:
     def __init__(self, folder: TrialFolder, attempt: int, metric: str) -> None:
         self.judged: list[float | None] = []
         self.last: dict[str, float | None] = {}
-        self._metric = metric
+        self._folder, self._attempt, self._metric = folder, attempt, metric
         self._lines = JournalReader(folder.metrics(attempt), _read_line)
 
     def refresh(self) -> bool:
@@ -50,6 +51,16 @@ class Curve:
         except PipelineError:  # it cannot be read now, and is looked at again
             return False
         return len(self.judged) > before
+
+    def conclude(self, since: float) -> None:
+        """Take what is new at the end; of a program that tells W&B instead, what it has told that.
+
+        Args:
+            since: When it began, in seconds since 1970.
+        """
+        if not self.refresh() and not self.judged:
+            take_over(self._folder, self._attempt, self._metric, since)
+            self.refresh()
 
     @property
     def latest(self) -> float | None:
@@ -87,6 +98,7 @@ class Program:
         self.asked: tuple[TrialState, str] | None = None
         self.said: Said | None = None
         self._grace_s, self._end = order.grace_s, float("inf")
+        self._began = time.time()
         self._child = Child(
             MODULE,
             descendants.with_tag(os.environ, tag),
@@ -131,7 +143,7 @@ class Program:
         """Clear up after its process has ended; the exit code of the program, None where that is not known."""
         children.end([self._child])
         self._child.wait()
-        self.curve.refresh()
+        self.curve.conclude(self._began)
         return self.said.exit_code if self.said is not None else None
 
 

@@ -17,6 +17,7 @@ from pipeline.__main__ import app
 from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.machine import descendants
 from pipeline.runs.tracking.feeders import Feeders
+from pipeline.sweeps.wandb_run import newest_run, read_wandb_run
 from tests.doubles.small_runs import ROOT, calm_run, results, run_here, wait_for
 from tests.doubles.tracked import TrackedRun, points
 
@@ -88,6 +89,15 @@ def test_a_tracker_that_is_killed_in_the_middle_is_told_the_rest_once(tmp_path: 
     assert len(list(tmp_path.glob("x/tracking/wandb/offline-run-*"))) == (tracker == "wandb")
     for name, expected in points().items():
         assert found[name] == [list(point) for point in expected], name
+    if tracker == "wandb":
+        path = newest_run(tmp_path / "x" / "tracking")
+        assert path
+        rows = read_wandb_run(path).rows
+        for name, expected in points().items():
+            values = [row[name] for row in rows if name in row]
+            assert [round(value, 6) for value in values if value is not None] == [
+                point[1] for point in expected
+            ], name
     shown = json.dumps(found)
     assert "algo.eta" in shown
     assert "[2J" in shown if tracker != "wandb" else "table-file" in shown
