@@ -86,12 +86,28 @@ def run_(
     device: DeviceKind = DeviceChoice.auto,
     count: Annotated[int | None, typer.Option(min=1, help="The most trials of the sweep.")] = None,
     grace: Grace = 30,
+    wandb: Annotated[bool, typer.Option("--wandb", help="Let W&B search; its agents run trials here.")] = False,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Run a sweep."""
-    from pipeline.commands import sweep_run
+    from pipeline.commands import sweep_online, sweep_run
 
     with answering():
+        if wandb:
+            code = sweep_online.run_online(
+                file,
+                overrides or [],
+                output_dir,
+                make_console(),
+                name=name,
+                device=device,
+                agents=agents,
+                each=each,
+                ids=None if gpu_list is None else parse_ids(gpu_list),
+                limit=count,
+                grace_s=grace,
+            )
+            raise typer.Exit(code)
         code = sweep_run.run(
             file,
             [*strategy.split(), *(words or [])],

@@ -27,6 +27,7 @@ _OURS = (
     "dry_run",
     "device",
     "distributed.gpu_ids",
+    "distributed.gpu_list",
     "distributed.num_gpus",
 )
 _WORKERS = "execution.workers"

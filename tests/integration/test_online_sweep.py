@@ -1,0 +1,173 @@
+"""A sweep that W&B searches: created once, its agents on devices of their own. W&B is a stand-in."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeline.commands.sweep_online import run_online
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.sweeps import online
+from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.online_slots import Patience
+from tests.doubles import fake_nvml, wandb_stand_in
+
+PROGRAM = """
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "WANDB_MODE", "WANDB_RUN_ID", "CUDA_VISIBLE_DEVICES")
+told = {"arguments": sys.argv[1:], **{name: os.environ.get(name) for name in names}}
+folder, rank = os.environ["WANDB_STAND_IN"], os.environ.get("RANK", "alone")
+with open(f"{folder}/{rank}-{'-'.join(sys.argv[1:])}.json", "w") as file:
+    json.dump(told, file)
+"""
+SWEEP = """
+program: train.py
+method: grid
+parameters:
+  lr: {values: [1e-3, 1e-2]}
+"""
+QUICK = Patience(checks=1, empty_s=0.0, failed_s=0.0, busy_s=0.1)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    environment: dict[str, str] = {"PIPELINE_LEASE_DIR": str(tmp_path / "leases")}
+    wandb_stand_in.install(tmp_path, environment)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(tmp_path / "site")  # which processes of ours inherit
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "lr.yaml").write_text(SWEEP)
+    return tmp_path
+
+
+def mode(place: Path, word: str) -> None:
+    (place / "server" / "mode").write_text(word)
+
+
+def sent(place: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((place / "server" / "sweep.json").read_text())["config"]
+    return config
+
+
+def told(place: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((place / "server").glob("*-*.json"))]
+
+
+def run(place: Path, **options: Any) -> tuple[int, str]:
+    with (place / "said").open("w+") as file:
+        given: dict[str, Any] = {"patience": QUICK, **options}
+        code = run_online(place / "lr.yaml", [], place / "out", Console(file=file, width=200), **given)
+        file.seek(0)
+        return code, file.read()
+
+
+def test_trials_run_on_devices_of_their_own_until_none_is_left(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run a second time, it goes on with the same sweep and finds nothing to do."""
+    fake_nvml.use(monkeypatch, place, "two")
+    code, said = run(place, agents=2)
+    assert code == 0, said
+    assert "me/sums/abc123" in said
+    assert "2 trials run" in said
+    kept = json.loads((place / "out" / "lr" / "sweep" / "wandb.json").read_text())
+    assert kept["path"] == "me/sums/abc123"
+    assert sent(place)["parameters"] == {"lr": {"values": [0.001, 0.01]}}
+    assert "command" not in sent(place)
+    assert [one["arguments"] for one in told(place)] == [["--lr=0.001"], ["--lr=0.01"]]
+    assert {one["WANDB_RUN_ID"] for one in told(place)} == {"run0", "run1"}
+    assert all(one["CUDA_VISIBLE_DEVICES"].count("GPU-") == 1 for one in told(place))
+    again, said = run(place, agents=1)
+    assert again == 0
+    assert "going on with" in said
+    assert "0 trials run" in said
+    (place / "lr.yaml").write_text(SWEEP.replace("1e-2", "1e-1"))
+    with pytest.raises(ConfigError, match="was created from another file"):
+        run(place)
+
+
+def test_of_a_trial_on_several_devices_rank_0_alone_is_a_run(place: Path) -> None:
+    (place / "lr.yaml").write_text(SWEEP.replace("[1e-3, 1e-2]", "[1e-3]") + "  num_gpus: {value: 2}\n")
+    code, said = run(place, agents=1)
+    assert code == 0, said
+    assert sent(place)["command"][:4] == ["${env}", "${interpreter}", "-m", "pipeline.sweeps.under_agent"]
+    assert [(one["RANK"], one["WORLD_SIZE"], one["WANDB_RUN_ID"], one["WANDB_MODE"]) for one in told(place)] == [
+        ("0", "2", "run0", None),
+        ("1", "2", None, "disabled"),
+    ]
+
+
+def test_what_wandb_does_wrong_is_one_message_and_starts_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode(place, "fails")
+    with pytest.raises(PipelineError, match=r"(?s)exit code 1\):.*api_key not configured"):
+        run(place)
+    mode(place, "garbage")
+    with pytest.raises(PipelineError, match="a sweep that cannot be"):
+        run(place)
+    mode(place, "hangs")
+    with pytest.raises(PipelineError, match=r"within 0.5 s"):
+        online.created({}, place / "kept", timeout_s=0.5)
+    monkeypatch.setattr(online, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="which is not installed"):
+        run(place)
+    assert not (place / "out" / "lr" / "sweep").exists()
+    (place / "lr.yaml").write_text(SWEEP.replace("train.py", "run_parallel.py"))
+    with pytest.raises(ConfigError, match="leave out --wandb"):
+        run(place)
+
+
+def test_agents_that_fail_stop_the_sweep_and_those_without_trials_end(place: Path) -> None:
+    mode(place, "agent fails")
+    code, said = run(place, agents=1)
+    assert code == 1
+    assert said.count("agent 1 failed: exit code 1") == 3
+    assert "BrokenPipeError" in said
+    mode(place, "nothing")
+    code, said = run(place, agents=1)
+    assert code == 0
+    assert "0 trials run" in said
+    mode(place, "")
+    code, said = run(place, agents=1, limit=1)
+    assert code == 0
+    assert "1 trial run" in said
+    assert len(told(place)) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "each", "needed"),
+    [
+        ("", None, 1),
+        ("num_gpus: {values: [1, 4, 2]}", None, 4),
+        ("num_gpus: {min: 1, max: 8}", None, 8),
+        ("num_gpus: {value: 2}", 4, 4),
+        ("num_gpus: {value: 2}", 1, "need up to 2"),
+    ],
+)
+def test_an_agent_has_what_the_largest_trial_needs(
+    tmp_path: Path, parameters: str, each: int | None, needed: int | str
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(f"program: train.py\nmethod: random\nparameters:\n  a: {{value: 1}}\n  {parameters}\n")
+    sweep = read_sweep(file)
+    if isinstance(needed, int):
+        assert online.most_devices(sweep, each) == needed
+        return
+    with pytest.raises(ConfigError, match=needed):
+        online.most_devices(sweep, each)
+
+
+def test_a_trial_that_needs_more_than_its_agent_has_says_so(place: Path) -> None:
+    words = [sys.executable, "-m", "pipeline.sweeps.under_agent", "train.py", "--num_gpus", "4"]
+    environment = {**os.environ, "PIPELINE_TRIAL_DEVICES": "2"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "this trial needs num_gpus=4, and its agent has 2" in done.stderr
