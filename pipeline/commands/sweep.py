@@ -96,14 +96,14 @@ def run_(
         if wandb:
             code = sweep_online.run_online(
                 file,
-                overrides or [],
+                words or [],
                 output_dir,
                 make_console(),
                 name=name,
                 device=device,
                 agents=agents,
                 each=each,
-                ids=None if gpu_list is None else parse_ids(gpu_list),
+                ids=sweep_run.chosen(device, agents, each, gpu_list).ids,
                 limit=count,
                 grace_s=grace,
             )

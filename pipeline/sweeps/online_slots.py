@@ -15,6 +15,7 @@ from pipeline.sweeps.side_by_side import Ended, SideBySide, Task
 from pipeline.sweeps.spec import Launcher, Sweep
 from pipeline.sweeps.trial_process import Order
 
+
 @dataclass(frozen=True, kw_only=True)
 class Patience:
     """How long a slot waits for what is not there.
