@@ -93,22 +93,8 @@ def run_(
     from pipeline.commands import sweep_online, sweep_run
 
     with answering():
-        if wandb:
-            code = sweep_online.run_online(
-                file,
-                words or [],
-                output_dir,
-                make_console(),
-                name=name,
-                device=device,
-                agents=agents,
-                each=each,
-                ids=sweep_run.chosen(device, agents, each, gpu_list).ids,
-                limit=count,
-                grace_s=grace,
-            )
-            raise typer.Exit(code)
-        code = sweep_run.run(
+        work = sweep_online.run_online if wandb else sweep_run.run
+        code = work(
             file,
             [*strategy.split(), *(words or [])],
             output_dir,

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from pipeline.commands.run_messages import INTERRUPTED
 from pipeline.commands.start import settle
-from pipeline.config.schema import DeviceChoice
+from pipeline.commands.sweep_run import Where, agreed, by_plan, planned
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError
-from pipeline.runs.report.format import count
+from pipeline.runs.report.format import count as counted
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.online import as_uploaded, created, most_devices, shares
 from pipeline.sweeps.online_slots import OnlineSlots, Patience, Slot
 from pipeline.sweeps.own_runs import is_own
-from pipeline.sweeps.pool import choose_pool
+from pipeline.sweeps.strategies import split_words
 from pipeline.sweeps.wandb_file import wandb_config
 from pipeline.terminal.console import say
 
@@ -29,16 +30,13 @@ KEPT = "wandb.json"
 
 def run_online(
     file: Path,
-    overrides: Sequence[str],
+    words: Sequence[str],
     output_dir: Path,
     console: Console,
+    where: Where,
     *,
     name: str = "",
-    device: DeviceChoice = DeviceChoice.auto,
-    agents: int | None = None,
-    each: int | None = None,
-    ids: Sequence[int] | None = None,
-    limit: int | None = None,
+    count: int | None = None,
     grace_s: int = 30,
     patience: Patience | None = None,
 ) -> int:
@@ -46,15 +44,12 @@ def run_online(
 
     Args:
         file: The sweep file.
-        overrides: Settings of all trials.
+        words: A strategy and its numbers, then settings of every trial.
         output_dir: Folder of all runs and sweeps.
         console: Where it is told.
+        where: On which devices.
         name: Of the sweep; "" for that in the file.
-        device: Which kind.
-        agents: The most trials at the same time.
-        each: Devices of each; None for what the file says.
-        ids: Exactly these GPUs.
-        limit: The most trials that are run here; None for no bound.
+        count: The most trials that are run here; None for no bound.
         grace_s: Seconds that a trial has to end once it was told to.
         patience: How long slots wait for trials, where there are none.
 
@@ -64,22 +59,28 @@ def run_online(
     Raises:
         PipelineError: The request is wrong, or W&B does not create the sweep. Nothing was started.
     """
+    strategy, overrides = split_words(words)
     sweep = read_sweep(file, name=name, overrides=overrides)
     if is_own(sweep):
         raise ConfigError(
             "run_parallel.py is searched on this machine: leave out --wandb. tracking.report_to=[wandb] among the "
             "parameters has each of its runs tracked there"
         )
-    share = most_devices(sweep, each)
-    pool = choose_pool(device, agents=agents, each=share, ids=ids, otherwise=share)
+    if strategy:
+        plan = planned(strategy, sweep, where)
+        where, count = by_plan(plan, where, count)
+        if not agreed(plan, where, console):
+            return 0
+    share = most_devices(sweep, where.each)
+    pool = replace(where, each=share).pool(sweep)
     parts = shares(pool.devices, share, pool.at_once)
     if not parts:
         there = f"there {'is' if len(pool.devices) == 1 else 'are'} {len(pool.devices)}"
-        raise ConfigError(f"trials of this sweep need {count(share, pool.kind)}, and {there}")
+        raise ConfigError(f"trials of this sweep need {counted(share, pool.kind)}, and {there}")
     folder = sweep_folder(output_dir.absolute(), sweep.name)
     online, new = created(as_uploaded(wandb_config(sweep), sweep, share), folder.path / KEPT)
     say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=online.path)
-    say(console, f"{count(len(parts), 'agent')} with {count(share, pool.kind)} each")
+    say(console, f"{counted(len(parts), 'agent')} with {counted(share, pool.kind)} each")
     slots = [
         Slot(devices=devices, place=folder.path / "slots" / f"{number:02d}")
         for number, devices in enumerate(parts, 1)
@@ -90,13 +91,13 @@ def run_online(
         slots,
         pool.places,
         lambda text: say(console, text),
-        limit=limit,
+        limit=count,
         grace_s=grace_s,
         patience=patience,
     )
     with StopSignals() as signals:
         interrupted = work.run(signals)
-        say(console, f"{count(work.trials, 'trial')} run; what they have reached is at W&B")
+        say(console, f"{counted(work.trials, 'trial')} run; what they have reached is at W&B")
         code = INTERRUPTED[interrupted] if interrupted else FAILED if work.gave_up else 0
         settle(code)
     return code

@@ -96,12 +96,9 @@ def run(
     sweep = read_sweep(file, name=name, overrides=overrides)
     check_own(sweep)
     if strategy:
-        plan = _planned(strategy, sweep, where)
-        where = replace(where, agents=plan.at_once, each=plan.devices)
-        count = min((each for each in (count, plan.total) if each is not None), default=None)
-        for line in plan.lines("GPU" if count_gpus(where.device, where.ids) else "CPU slot"):
-            say(console, line)
-        if plan.confirm and console.is_interactive and not typer.confirm("Begin?"):
+        plan = planned(strategy, sweep, where)
+        where, count = by_plan(plan, where, count)
+        if not agreed(plan, where, console):
             return 0
     pool, search = where.pool(sweep), make_search(sweep)
     for note in (*sweep.notes, check_fits(sweep, pool)):
@@ -111,7 +108,20 @@ def run(
     return work(sweep, folder, pool, Bounds(grace_s=grace_s), search, console)
 
 
-def _planned(strategy: Sequence[str], sweep: Sweep, where: Where) -> AgentPlan:
+def by_plan(plan: AgentPlan, where: Where, count: int | None) -> tuple[Where, int | None]:
+    """The devices of a plan, and the most trials; the smaller number where one was given."""
+    bounds = [each for each in (count, plan.total) if each is not None]
+    return replace(where, agents=plan.at_once, each=plan.devices), min(bounds, default=None)
+
+
+def agreed(plan: AgentPlan, where: Where, console: Console) -> bool:
+    """Tell a plan before anything starts; whether it may, where a person is to be asked."""
+    for line in plan.lines("GPU" if count_gpus(where.device, where.ids) else "CPU slot"):
+        say(console, line)
+    return not (plan.confirm and console.is_interactive) or typer.confirm("Begin?")
+
+
+def planned(strategy: Sequence[str], sweep: Sweep, where: Where) -> AgentPlan:
     """What a strategy means on the devices that there are.
 
     Raises:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands.sweep_online import run_online
+from pipeline.commands.sweep_run import Where
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.sweeps import online
 from pipeline.sweeps.file import read_sweep
@@ -62,8 +63,9 @@ def told(place: Path) -> list[dict[str, Any]]:
 
 def run(place: Path, **options: Any) -> tuple[int, str]:
     with (place / "said").open("w+") as file:
-        given: dict[str, Any] = {"patience": QUICK, **options}
-        code = run_online(place / "lr.yaml", [], place / "out", Console(file=file, width=200), **given)
+        where = Where(agents=options.pop("agents", None))
+        words, console = options.pop("words", []), Console(file=file, width=200)
+        code = run_online(place / "lr.yaml", words, place / "out", console, where, patience=QUICK, **options)
         file.seek(0)
         return code, file.read()
 
@@ -84,8 +86,9 @@ def test_trials_run_on_devices_of_their_own_until_none_is_left(
     assert [one["arguments"] for one in told(place)] == [["--lr=0.001"], ["--lr=0.01"]]
     assert {one["WANDB_RUN_ID"] for one in told(place)} == {"run0", "run1"}
     assert all(one["CUDA_VISIBLE_DEVICES"].count("GPU-") == 1 for one in told(place))
-    again, said = run(place, agents=1)
+    again, said = run(place, words=["simple"])
     assert again == 0
+    assert "agents    1, each with 1 GPU" in said
     assert "going on with" in said
     assert "0 trials run" in said
     (place / "lr.yaml").write_text(SWEEP.replace("1e-2", "1e-1"))
@@ -136,7 +139,7 @@ def test_agents_that_fail_stop_the_sweep_and_those_without_trials_end(place: Pat
     assert code == 0
     assert "0 trials run" in said
     mode(place, "")
-    code, said = run(place, agents=1, limit=1)
+    code, said = run(place, agents=1, count=1)
     assert code == 0
     assert "1 trial run" in said
     assert len(told(place)) == 1
