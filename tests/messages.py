@@ -17,7 +17,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "pipeline"
 GAP = "…"
 RULES = ("config", "learning", "plan", "sweeps")
-"""Wings whose functions yield what is wrong with a request."""
+"""Wings whose functions yield what is wrong with a request,"""
+REPORTS = ("sweeps/report",)
+"""but for these rooms, which yield what a reader is told."""
 _UNKNOWN = f"unknown {GAP} '{GAP}'. Did you mean '{GAP}'? Known: {GAP}."
 """What `unknown_name` words."""
 _DEEPEST = 3
@@ -71,7 +73,7 @@ class _Reader:
     def __init__(self, tree: ast.Module, module: str) -> None:
         self._functions = {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
         self._tree = tree
-        self._rules = module.startswith(RULES)
+        self._rules = module.startswith(RULES) and not module.startswith(REPORTS)
 
     def texts(self) -> Iterator[str]:
         for scope, node in _with_scope(self._tree, None):
