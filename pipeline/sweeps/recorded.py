@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.journal import JournalReader
-from pipeline.errors import ConfigError, unknown_name
+from pipeline.errors import ConfigError, PipelineError, unknown_name
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.sweeps.events import read_sweep_event
 from pipeline.sweeps.folder import SweepFolder, sweep_folder
 from pipeline.sweeps.logged import latest_values
+from pipeline.sweeps.spec import Sweep
 from pipeline.sweeps.trials import SweepView, TrialState
 
 
@@ -77,6 +78,25 @@ class RecordedSweep:
             return read_json_file(self.folder.best, dict[str, Any], follow=True)
         except (OSError, ForeignDataError):
             return {}
+
+    @cached_property
+    def asked(self) -> Sweep | None:
+        """What its file asks for; None where that cannot be read any more."""
+        # Not with the other imports: what reads the file takes time to load, which not everybody needs.
+        from pipeline.sweeps.file import read_sweep
+
+        try:
+            return read_sweep(self.folder.file, name=self.name, overrides=self.view.overrides)
+        except (PipelineError, OSError):
+            return None
+
+    @property
+    def most(self) -> int | None:
+        """How many trials it has at most; None where nobody knows."""
+        from pipeline.sweeps.searches import most_trials
+
+        bounds = [self.view.count, most_trials(self.asked) if self.asked is not None else None]
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def refresh(self) -> None:
         """Take what the journal has got since the last time.

@@ -8,12 +8,10 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline import __version__
-from pipeline.errors import PipelineError
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.runs.report.format import command, count, duration, shown_path
 from pipeline.runs.report.page.html import write_page
 from pipeline.runs.report.page.results import page_table
-from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.axes import axes_of
 from pipeline.sweeps.report.importance import FEWEST, best_of, importance
@@ -76,7 +74,7 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
         facts=[(name, cut_middle(value, _LONGEST_FACT)) for name, value in _facts(sweep, trials)],
         metric=view.metric,
         goal=view.goal.value,
-        target=_target(sweep),
+        target=sweep.asked.metric.target if sweep.asked is not None and sweep.asked.metric else None,
         numbers=[trial.number for trial in trials],
         states=[trial.state.value for trial in trials],
         values=[
@@ -102,15 +100,6 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
 
 
 _NOT_DONE = (TrialState.failed, TrialState.lost, TrialState.cancelled)
-
-
-def _target(sweep: RecordedSweep) -> float | None:
-    """The value of the metric that would do, as the sweep file has it."""
-    try:
-        metric = read_sweep(sweep.folder.file, name=sweep.name).metric
-    except (PipelineError, OSError):
-        return None
-    return metric.target if metric else None
 
 
 def _so_far(trials: Sequence[Trial], values: Sequence[float | None]) -> dict[int, float | None]:

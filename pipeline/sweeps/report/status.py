@@ -10,9 +10,10 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.runs.report.format import command, count, duration
+from pipeline.runs.report.format import command, count, duration, roughly
 from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.report.pace import remaining_s
 from pipeline.sweeps.report.tables import STYLES, SweepRow, about_trial, seconds_of, trials_table
 from pipeline.sweeps.report.tails import log_tail
 from pipeline.sweeps.report.values import plain, varied
@@ -84,6 +85,9 @@ def headline(sweep: RecordedSweep, now: float) -> Text:
         text.append(f" ({printable(view.reason)})")
     if view.started is not None:
         text.append(f", {duration(_elapsed_s(sweep, state, now))}")
+    left = remaining_s(list(view.trials.values()), sweep.most, now) if state == "running" else None
+    if left is not None:
+        text.append(f", about {roughly(left)} left")
     text.append("\n" + ", ".join(_counted(sweep)))
     if best := best_trial(view.trials.values(), view.goal):
         text.append(f"\nbest: {printable(about_trial(best, view.metric, varied(list(view.trials.values()))))}")
@@ -95,7 +99,8 @@ def headline(sweep: RecordedSweep, now: float) -> Text:
 def _counted(sweep: RecordedSweep) -> Iterator[str]:
     view = sweep.view
     judged = f", {view.goal.value} {view.metric}" if view.metric else ""
-    yield f"{view.method}{judged}: {count(len(view.trials), 'trial')}"
+    known, most = len(view.trials), sweep.most
+    yield f"{view.method}{judged}: " + (f"{known:,} of {count(most, 'trial')}" if most else count(known, "trial"))
     for state in TrialState:
         if number := len(view.having(state)):
             yield f"{number:,} {state.value}"
