@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.slurm.header import read_header, written
+from pipeline.sweeps.folder import sweep_folder
+from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.trials import Trial, TrialState
 from tests.doubles.slurm import Slurm, two_nodes, why_not
 from tests.doubles.small_runs import SMALL, calm_run, events, results
 from tests.unit.slurm.test_header import READ, REFUSED
@@ -116,6 +119,40 @@ def test_a_preempted_run_is_put_back_and_ends_in_the_same_bytes(
     assert results(outputs) == results(calm)
     (log,) = (outputs / "t" / "latest" / "jobs" / TRAINING).glob("log*.txt")
     assert "going on from the checkpoint of step" in log.read_text()
+
+
+SWEEP = """\
+name: lr
+method: grid
+metric: {name: loss}
+command: [/bin/sh, trial.sh, "${args_no_hyphens}"]
+parameters:
+  a: {values: [1, 2, 3, 4, 5, 6]}
+"""
+TRIAL = """\
+until [ -e go ]; do sleep 0.1; done
+echo "{\\"step\\": 1, \\"values\\": {\\"loss\\": ${1#a=}}, \\"time\\": 1}" >> "$PIPELINE_TRIAL"
+"""
+
+
+def test_an_array_of_agents_finishes_a_sweep_though_one_is_put_back(slurm: Slurm, here: Path) -> None:
+    (here / "lr.yaml").write_text(SWEEP)
+    (here / "trial.sh").write_text(TRIAL)
+    options = ["--array", "0-2", "--gres", "gpu:2", "--cpus-per-task", "2", "--submit", "--parsable"]
+    job = command("write", *options, "sweep", "run", "lr.yaml", "--device", "cpu", "--agents", "1")
+    sweep = RecordedSweep(sweep_folder(here / "outputs", "lr"))
+
+    def trials(state: TrialState) -> list[Trial]:
+        sweep.refresh()
+        return sweep.view.having(state)
+
+    slurm.until(lambda: sweep.folder.journal.exists() and len(trials(TrialState.running)) == 3)
+    slurm.command("scancel", "--signal=USR2", f"{job}_1")
+    slurm.until(lambda: slurm.job(f"{job}_1")["Restarts"] == "1")
+    (here / "go").touch()
+    assert [slurm.until_over(f"{job}_{task}") for task in range(3)] == ["COMPLETED"] * 3
+    assert [trial.value for trial in trials(TrialState.done)] == [1, 2, 3, 4, 5, 6]
+    assert sweep.view.halted == "finished"
 
 
 def started(outputs: Path) -> list[str]:
