@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import gpus, slurm, store, sweep
-from pipeline.commands.entries import explaining, looking, machine, taking
+from pipeline.commands import gpus, store, sweep
+from pipeline.commands.entries import explaining, looking, machine, slurm, taking
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 

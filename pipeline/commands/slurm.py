@@ -1,4 +1,4 @@
-"""``python -m pipeline slurm``: batch scripts written, looked through and handed to Slurm."""
+"""``slurm``: batch scripts written for commands of this program, and handed over."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
-from pipeline.commands.check import print_checks
-from pipeline.commands.typed import answering, examples
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
 from pipeline.engine.launch.request import find_program
@@ -21,156 +17,16 @@ from pipeline.files import write_whole
 from pipeline.slurm.header import KNOWN, Unreadable, options_of, split_words
 from pipeline.slurm.lint import check_script, check_text
 from pipeline.slurm.request import JobRequest, Kind, check_request
-from pipeline.slurm.rules import Starter
 from pipeline.slurm.script import ORIGIN, interpreter, output_of, script_text
 from pipeline.slurm.submit import submit as hand_over
+from pipeline.sweeps.file import read_sweep
 from pipeline.terminal.check import Check, Verdict
 from pipeline.terminal.console import make_console, say
-
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Batch scripts for Slurm: write one, look one through, hand one over.",
-    epilog=examples(
-        "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
-        "pipeline slurm lint compare.sbatch",
-        "pipeline slurm submit --partition long compare.sbatch",
-    ),
-)
-_WORDS = {"allow_extra_args": True, "allow_interspersed_args": False}
-_ANY_OPTION = {**_WORDS, "ignore_unknown_options": True}
-Parsable = Annotated[bool, typer.Option("--parsable", help="Print the id of the job and nothing else.")]
-
-
-@app.command(
-    context_settings=_WORDS,
-    help="Write a batch script for a command of this program; options are those of sbatch.",
-    epilog=examples(
-        "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
-        "pipeline slurm write --gres gpu:2 --array 0-3 --time 12:00:00 sweep agent lr",
-        "pipeline slurm write --nodes 2 --gres gpu:8 launch -- train.py --lr 1e-3",
-    ),
-)
-def write(
-    command: Annotated[
-        list[str] | None, typer.Argument(help="run SETTINGS, sweep agent NAME or launch -- PROGRAM.")
-    ] = None,
-    job_name: Annotated[str | None, typer.Option("--job-name", "-J", help="As of what it runs by itself.")] = None,
-    account: Annotated[str | None, typer.Option("--account", "-A", help="Who pays.")] = None,
-    partition: Annotated[str | None, typer.Option("--partition", "-p", help="Where it waits.")] = None,
-    qos: Annotated[str | None, typer.Option("--qos", "-q", help="With which priority and limits.")] = None,
-    time: Annotated[str | None, typer.Option("--time", "-t", help="How long: 90, 24:00:00, 2-12.")] = None,
-    gres: Annotated[str | None, typer.Option(help="Devices of each node: gpu:8, gpu:h200:8.")] = None,
-    cpus: Annotated[
-        int | None, typer.Option("--cpus-per-task", "-c", help="CPUs of each node; 8 for each GPU if left out.")
-    ] = None,
-    mem: Annotated[str | None, typer.Option(help="Memory of each node: 200G.")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", "-N", help="Machines; several for launch alone.")] = 1,
-    array: Annotated[
-        str | None, typer.Option("--array", "-a", help="Agents of a sweep: 0-3, or 0-15%4 for 4 at once.")
-    ] = None,
-    exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="Not these nodes: n1,n[4-7].")] = None,
-    nodelist: Annotated[str | None, typer.Option("--nodelist", "-w", help="These nodes.")] = None,
-    constraint: Annotated[str | None, typer.Option("--constraint", "-C", help="Features of the nodes.")] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="File for what it prints; slurm-%j.out if left out.")
-    ] = None,
-    notice: Annotated[
-        int | None, typer.Option(help="Seconds before its end at which it is told to save and stop.")
-    ] = None,
-    requeue: Annotated[
-        bool, typer.Option("--requeue/--no-requeue", help="Whether it goes back into the queue and on from there.")
-    ] = True,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Another option of sbatch, once for each: licenses=matlab.")
-    ] = None,
-    setup: Annotated[
-        list[str] | None, typer.Option(help="A line of shell that comes first, once for each: 'module load cuda'.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write, '-' to print; JOB-NAME.sbatch if left out.")
-    ] = None,
-    submit: Annotated[bool, typer.Option("--submit", help="Hand it to Slurm at once.")] = False,
-    parsable: Parsable = False,
-) -> None:
-    """Write a script."""
-    with answering():
-        words = command or []
-        request = JobRequest(
-            command=words,
-            name=job_name if job_name is not None else _name_of(words),
-            account=account,
-            partition=partition,
-            qos=qos,
-            time=time,
-            gres=gres,
-            cpus_per_task=cpus,
-            mem=mem,
-            nodes=nodes,
-            array=array,
-            exclude=exclude,
-            nodelist=nodelist,
-            constraint=constraint,
-            output=output,
-            notice_s=notice,
-            requeue=requeue,
-            others=dict(map(_other, option or [])),
-            setup=tuple(setup or ()),
-        )
-        check_request(request)
-        if submit and str(out) == "-":
-            raise ConfigError("--out - prints the script; with --submit it needs a file")
-        file = Path(f"{_plain(request.name)}.sbatch")
-        if str(out) == "-":
-            _print(request, file)
-        else:
-            _write(request, out or file, submit=submit, parsable=parsable)
-
-
-@app.command(
-    help="Say what is wrong with a batch script.",
-    epilog=examples("pipeline slurm lint compare.sbatch", "pipeline slurm lint train.sbatch --ranks slurm"),
-)
-def lint(
-    script: Path,
-    ranks: Annotated[
-        Starter | None, typer.Option(help="Who starts the ranks of its program; guessed if left out.")
-    ] = None,
-) -> None:
-    """Look a script through."""
-    with answering():
-        raise typer.Exit(print_checks(check_script(script, ranks), "sbatch may have it."))
-
-
-@app.command(
-    context_settings=_ANY_OPTION,
-    help="Look a batch script through and hand it to Slurm: [OPTIONS OF SBATCH] SCRIPT [ITS ARGUMENTS].",
-    epilog=examples(
-        "pipeline slurm submit compare.sbatch",
-        "pipeline slurm submit --partition long --exclude n7 compare.sbatch",
-    ),
-)
-def submit(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[OPTIONS] SCRIPT [ARGUMENTS]...")] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Also with faults that would stop it.")] = False,
-    parsable: Parsable = False,
-) -> None:
-    """Hand a script over."""
-    with answering():
-        options, script, arguments = _split(words or [])
-        faults = [check for check in check_script(script, None, dict(options_of(options))) if _wrong(check)]
-        _tell(faults, parsable=parsable)
-        if any(check.verdict is Verdict.FAIL for check in faults) and not anyway:
-            raise ConfigError(
-                f"{script} would not do what is meant, see above; --anyway hands it over all the same"
-            )
-        job = hand_over(script, options, arguments)
-        _tell_job(job, parsable=parsable)
-
 
 # -- writing ---------------------------------------------------------------------------------------------------
 
 
-def _name_of(words: Sequence[str]) -> str:
+def name_of(words: Sequence[str]) -> str:
     """What a job is called by what it runs, which is checked as far as can be told here.
 
     Raises:
@@ -200,17 +56,17 @@ def _sweep_name(words: Sequence[str]) -> str:
     if len(words) < 2 or words[0] not in ("agent", "run"):
         raise ConfigError("a job of a sweep is an agent of it: pipeline slurm write --array 0-3 sweep agent NAME")
     named = [word for word in words[1:] if not word.startswith("-")]
-    return Path(named[0]).stem if named else "sweep"
+    if words[0] == "agent":
+        return named[0] if named else "sweep"
+    files = [Path(word) for word in named if word.endswith((".yaml", ".yml"))]
+    if not files:
+        raise ConfigError("which sweep? Give its file: sweep run sweeps/lr.yaml")
+    return read_sweep(files[0], name=words[words.index("--name") + 1] if "--name" in words[:-1] else "").name
 
 
 def _launch_name(words: Sequence[str]) -> str:
     program = words[words.index("--") + 1 :] if "--" in words else list(words)
     return Path(find_program(program, Path.cwd()).name).stem
-
-
-def _other(text: str) -> tuple[str, str]:
-    name, _, value = text.removeprefix("--").partition("=")
-    return name, value
 
 
 def _plain(name: str) -> str:
@@ -219,6 +75,22 @@ def _plain(name: str) -> str:
 
 def _text(request: JobRequest, file: Path) -> str:
     return script_text(request, interpreter(sys.executable, Path.cwd()), file.name)
+
+
+def write(request: JobRequest, out: Path | None, *, submit: bool, parsable: bool) -> None:
+    """Write or print a script, and hand it over if asked.
+
+    Raises:
+        PipelineError: The request is wrong, the file cannot be written, or Slurm does not take it.
+    """
+    check_request(request)
+    if submit and str(out) == "-":
+        raise ConfigError("--out - prints the script; with --submit it needs a file")
+    file = Path(f"{_plain(request.name)}.sbatch")
+    if str(out) == "-":
+        _print(request, file)
+    else:
+        _write(request, out or file, submit=submit, parsable=parsable)
 
 
 def _print(request: JobRequest, file: Path) -> None:
@@ -256,6 +128,25 @@ def _refuse_foreign(file: Path) -> None:
 
 
 # -- handing over ------------------------------------------------------------------------------------------------
+
+
+def submit(words: Sequence[str], *, anyway: bool, parsable: bool) -> None:
+    """Look a script through and hand it over.
+
+    Args:
+        words: Options of sbatch, the script, its arguments.
+        anyway: Also with faults.
+        parsable: Print the id alone.
+
+    Raises:
+        PipelineError: The words are wrong, the script is, or Slurm does not take it.
+    """
+    options, script, arguments = _split(words)
+    faults = [check for check in check_script(script, None, dict(options_of(options))) if _wrong(check)]
+    _tell(faults, parsable=parsable)
+    if any(check.verdict is Verdict.FAIL for check in faults) and not anyway:
+        raise ConfigError(f"{script} would not do what is meant, see above; --anyway hands it over all the same")
+    _tell_job(hand_over(script, options, arguments), parsable=parsable)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], Path, list[str]]:

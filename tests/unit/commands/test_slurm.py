@@ -75,6 +75,8 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
         (["run", "experiment.nam=x"], "Did you mean 'experiment.name'?"),
         (["run", "experiment.name=x", "rounds_of_training=-1"], "rounds_of_training=-1"),
         (["sweep", "status", "x"], "a job of a sweep is an agent of it"),
+        (["sweep", "run", "missing.yaml"], "missing.yaml"),
+        (["sweep", "run", "--device", "cpu"], "which sweep?"),
         (["launch", "--", "missing.py"], "there is no file missing.py"),
         (["--option", "foo=1", *RUN], "sbatch has no option --foo"),
         (["--array", "0-3", *RUN], "every task would do the same"),

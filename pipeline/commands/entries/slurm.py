@@ -1,0 +1,148 @@
+"""Commands about Slurm: batch scripts written, looked through and handed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.typed import answering, examples
+from pipeline.slurm.request import JobRequest
+from pipeline.slurm.rules import Starter
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Batch scripts for Slurm: write one, look one through, hand one over.",
+    epilog=examples(
+        "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
+        "pipeline slurm lint compare.sbatch",
+        "pipeline slurm submit --partition long compare.sbatch",
+    ),
+)
+_WORDS = {"allow_extra_args": True, "allow_interspersed_args": False}
+_ANY_OPTION = {**_WORDS, "ignore_unknown_options": True}
+Parsable = Annotated[bool, typer.Option("--parsable", help="Print the id of the job and nothing else.")]
+
+
+@app.command(
+    context_settings=_WORDS,
+    help="Write a batch script for a command of this program; options are those of sbatch.",
+    epilog=examples(
+        "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
+        "pipeline slurm write --gres gpu:2 --array 0-3 --time 12:00:00 sweep agent lr",
+        "pipeline slurm write --nodes 2 --gres gpu:8 launch -- train.py --lr 1e-3",
+    ),
+)
+def write(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="run SETTINGS, sweep agent NAME or launch -- PROGRAM.")
+    ] = None,
+    job_name: Annotated[str | None, typer.Option("--job-name", "-J", help="As of what it runs by itself.")] = None,
+    account: Annotated[str | None, typer.Option("--account", "-A", help="Who pays.")] = None,
+    partition: Annotated[str | None, typer.Option("--partition", "-p", help="Where it waits.")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", "-q", help="With which priority and limits.")] = None,
+    time: Annotated[str | None, typer.Option("--time", "-t", help="How long: 90, 24:00:00, 2-12.")] = None,
+    gres: Annotated[str | None, typer.Option(help="Devices of each node: gpu:8, gpu:h200:8.")] = None,
+    cpus: Annotated[
+        int | None, typer.Option("--cpus-per-task", "-c", help="CPUs of each node; 8 for each GPU if left out.")
+    ] = None,
+    mem: Annotated[str | None, typer.Option(help="Memory of each node: 200G.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", "-N", help="Machines; several for launch alone.")] = 1,
+    array: Annotated[
+        str | None, typer.Option("--array", "-a", help="Agents of a sweep: 0-3, or 0-15%4 for 4 at once.")
+    ] = None,
+    exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="Not these nodes: n1,n[4-7].")] = None,
+    nodelist: Annotated[str | None, typer.Option("--nodelist", "-w", help="These nodes.")] = None,
+    constraint: Annotated[str | None, typer.Option("--constraint", "-C", help="Features of the nodes.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="File for what it prints; slurm-%j.out if left out.")
+    ] = None,
+    notice: Annotated[
+        int | None, typer.Option(help="Seconds before its end at which it is told to save and stop.")
+    ] = None,
+    requeue: Annotated[
+        bool, typer.Option("--requeue/--no-requeue", help="Whether it goes back into the queue and on from there.")
+    ] = True,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Another option of sbatch, once for each: licenses=matlab.")
+    ] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(help="A line of shell that comes first, once for each: 'module load cuda'.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, '-' to print; JOB-NAME.sbatch if left out.")
+    ] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Hand it to Slurm at once.")] = False,
+    parsable: Parsable = False,
+) -> None:
+    """Write a script."""
+    from pipeline.commands import slurm
+
+    with answering():
+        words = command or []
+        request = JobRequest(
+            command=words,
+            name=job_name if job_name is not None else slurm.name_of(words),
+            account=account,
+            partition=partition,
+            qos=qos,
+            time=time,
+            gres=gres,
+            cpus_per_task=cpus,
+            mem=mem,
+            nodes=nodes,
+            array=array,
+            exclude=exclude,
+            nodelist=nodelist,
+            constraint=constraint,
+            output=output,
+            notice_s=notice,
+            requeue=requeue,
+            others=dict(_other(text) for text in option or []),
+            setup=tuple(setup or ()),
+        )
+        slurm.write(request, out, submit=submit, parsable=parsable)
+
+
+@app.command(
+    help="Say what is wrong with a batch script.",
+    epilog=examples("pipeline slurm lint compare.sbatch", "pipeline slurm lint train.sbatch --ranks slurm"),
+)
+def lint(
+    script: Path,
+    ranks: Annotated[
+        Starter | None, typer.Option(help="Who starts the ranks of its program; guessed if left out.")
+    ] = None,
+) -> None:
+    """Look a script through."""
+    from pipeline.commands.check import print_checks
+    from pipeline.slurm.lint import check_script
+
+    with answering():
+        raise typer.Exit(print_checks(check_script(script, ranks), "sbatch may have it."))
+
+
+@app.command(
+    context_settings=_ANY_OPTION,
+    help="Look a batch script through and hand it to Slurm: [OPTIONS OF SBATCH] SCRIPT [ITS ARGUMENTS].",
+    epilog=examples(
+        "pipeline slurm submit compare.sbatch",
+        "pipeline slurm submit --partition long --exclude n7 compare.sbatch",
+    ),
+)
+def submit(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[OPTIONS] SCRIPT [ARGUMENTS]...")] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also with faults that would stop it.")] = False,
+    parsable: Parsable = False,
+) -> None:
+    """Hand a script over."""
+    from pipeline.commands import slurm
+
+    with answering():
+        slurm.submit(words or [], anyway=anyway, parsable=parsable)
+
+
+def _other(text: str) -> tuple[str, str]:
+    name, _, value = text.removeprefix("--").partition("=")
+    return name, value
