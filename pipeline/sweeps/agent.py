@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,12 +30,12 @@ from pipeline.sweeps.pool import Pool
 from pipeline.sweeps.record import Record, present
 from pipeline.sweeps.running import Curve, Running
 from pipeline.sweeps.search import Search
+from pipeline.sweeps.shelf import Shelf
 from pipeline.sweeps.spec import Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 
 POLL_S = 1.0
 """How long it takes at most until an agent sees what others have written, or a program has logged."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 _MANY = 100
 """Trials in a row that need more devices than there are, after which nothing else is expected."""
 
@@ -98,13 +97,11 @@ class Agent:
         self._sweep, self._folder, self._record = sweep, folder, Record(folder)
         self._pool, self._bounds, self._told = pool, bounds, told
         self._search, self._orders = search, Orders(sweep, folder, pool, bounds.grace_s)
-        self._chooser = Chooser(
-            self._record, sweep, search, devices=len(pool.devices), each=pool.each, latest=self._latest
-        )
+        self._chooser = Chooser(self._record, sweep, search, each=pool.each, latest=self._latest)
         self._running: list[Running] = []
         self._ended: list[Running] = []
         self._curves: dict[tuple[int, int], Curve] = {}
-        self._blocked: dict[Device, tuple[float, float]] = {}
+        self._shelf = Shelf(pool.devices, folder.name)
         self._begun: set[int] = set()
         self._leaving = False
         self._tag = descendants.new_tag()
@@ -253,21 +250,13 @@ class Agent:
 
     def _ending(self, one: Running, code: int | None) -> turn.Ending:
         said = one.said
+        self._shelf.put_back(one.devices, seen_free=said is not None)
         if said is not None and said.busy:
-            self._block(one.devices)
+            self._shelf.pause(one.devices)
             return turn.Ending(state=TrialState.waiting, values={}, reason=said.busy)
         if said is not None and said.refused:
             return turn.Ending(state=TrialState.failed, values={}, reason=said.refused)
-        for device in one.devices:
-            self._blocked.pop(device, None)
         return turn.ending(self._sweep.metric, one.curve.judged, one.curve.last, code, one.asked)
-
-    def _block(self, devices: Sequence[Device]) -> None:
-        """Leave devices alone for a while that somebody else has."""
-        for device in devices:
-            _, pause = self._blocked.get(device, (0.0, _FIRST_PAUSE_S / 2))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-            self._blocked[device] = (time.monotonic() + pause, pause)
 
     def _heed(self) -> None:
         """Do what the state of the sweep asks for."""
@@ -285,16 +274,17 @@ class Agent:
         chosen: list[tuple[Trial, int, list[Device]]] = []
         if self._leaving or self._record.view.halted == "paused":
             return chosen
-        while free := self._free([device for _, _, devices in chosen for device in devices]):
-            if len(self._running) + len(chosen) >= self._pool.at_once:
-                break
-            trial = self._chooser.next(new=self._bounds.own is None or len(self._begun) < self._bounds.own)
+        used = [device for one in self._running for device in one.devices]
+        free, reachable = self._shelf.free(used)
+        while free and len(self._running) + len(chosen) < self._pool.at_once:
+            trial = self._next(reachable)
             if trial is None:
-                self._leaving = not self._running and not chosen
+                nothing = reachable == len(self._pool.devices) or self._next(len(self._pool.devices)) is None
+                self._leaving = nothing and not self._running and not chosen
                 break
             if trial.num_gpus > len(free):
                 break
-            devices = free[: trial.num_gpus]
+            devices, free = free[: trial.num_gpus], free[trial.num_gpus :]
             attempt, names = trial.attempts + 1, [_words(device) for device in devices]
             self._record.write("TrialStarted", trial=trial.number, attempt=attempt, agent=self.id, devices=names)
             self._begun.add(trial.number)
@@ -303,14 +293,9 @@ class Agent:
             self._chooser.finish()
         return chosen
 
-    def _free(self, taken: Sequence[Device]) -> list[Device]:
-        used = [*taken, *(device for one in self._running for device in one.devices)]
-        now = time.monotonic()
-        return [
-            device
-            for device in self._pool.devices
-            if device not in used and self._blocked.get(device, (0.0, 0.0))[0] <= now
-        ]
+    def _next(self, devices: int) -> Trial | None:
+        new = self._bounds.own is None or len(self._begun) < self._bounds.own
+        return self._chooser.next(devices, new=new)
 
     # -- starting ----------------------------------------------------------------------------------------------
 

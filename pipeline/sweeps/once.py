@@ -101,7 +101,7 @@ class Once:
             return None
         with self._record.turn():
             view = self._record.view
-            return None if view.prepared or view.halted else self._chooser.next(new=True)
+            return None if view.prepared or view.halted else self._chooser.next(len(self._pool.devices), new=True)
 
     def _prepare(self, first: Trial, signals: StopSignals) -> str:
         self._say("preparing, once for all trials")

@@ -90,7 +90,6 @@ class Chooser:
         sweep: Sweep,
         search: Search,
         *,
-        devices: int,
         each: int,
         latest: Callable[[Trial], float | None],
     ) -> None:
@@ -100,25 +99,25 @@ class Chooser:
             record: Of the sweep.
             sweep: What is asked for.
             search: Chooses settings.
-            devices: How many the agent has.
             each: Devices of a trial, where that is no parameter.
             latest: What a running trial has logged last.
         """
         self._record, self._sweep, self._search, self._latest = record, sweep, search, latest
-        self._devices, self._each = devices, each
+        self._each = each
         self._exhausted = False
 
-    def next(self, *, new: bool) -> Trial | None:
+    def next(self, devices: int, *, new: bool) -> Trial | None:
         """The trial whose turn it is, be it a new one; None where nothing is left that the devices would do for.
 
         Args:
+            devices: How many there are, free or not.
             new: Whether a trial may be begun that this agent has not begun before.
         """
         view = self._record.view
         if view.halted or turn.reached(view, self._sweep.metric) or not new:
             return None
         for _ in range(_MANY):
-            if (trial := turn.next_of(self.ready(), self._devices)) is not None:
+            if (trial := turn.next_of(self.ready(), devices)) is not None:
                 return trial
             if not self._create():
                 return None

@@ -26,7 +26,7 @@ from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, read_levels, wait_until_all_free
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.engine.launch.ports import own_port
-from pipeline.engine.launch.request import LOOPBACK, LaunchRequest, Meeting, find_program
+from pipeline.engine.launch.request import LOOPBACK, LaunchRequest, Meeting, Program, find_program
 from pipeline.engine.launch.run import listen, rank_environment, ranks_command, take_devices
 from pipeline.engine.launch.supervise import supervise
 from pipeline.errors import DeviceError, PipelineError
@@ -139,7 +139,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
         port = server.getsockname()[1]
         meeting = Meeting(1, 0, LOOPBACK, port).torchrun()
         many = f"--nproc-per-node={len(devices)}"
-        arguments = [*meeting, many, *program.flags, program.name, *program.arguments]
+        arguments = [*meeting, many, *_as_rank(program)]
         words, environment = ranks_command(arguments, environment, max(1, order.grace_s), server)
     else:
         port = held.enter_context(own_port())
@@ -157,6 +157,15 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
             own=ranks is not None,
         )
     return Said(exit_code=code, notes=wait_until_all_free(devices, levels, FREE_TIMEOUT_S))
+
+
+def _as_rank(program: Program) -> list[str]:
+    """What torchrun starts: of several ranks of a Python program the first alone writes to a tracker."""
+    words = [*program.flags, program.name, *program.arguments]
+    if program.flags == ("--no-python",):
+        return words
+    module = ["-m"] if program.flags else []
+    return ["--module", "pipeline.sweeps.rank_zero", *module, program.name, *program.arguments]
 
 
 def _base(order: Order, devices: list[Device]) -> dict[str, str]:

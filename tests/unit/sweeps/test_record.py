@@ -48,9 +48,9 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", refuse)
 
 
-def chooser(record: Record, search: Listed, devices: int = 4) -> Chooser:
+def chooser(record: Record, search: Listed) -> Chooser:
     sweep = Sweep(name="lr", method=Method.grid, metric=None, parameters={}, program="p", command=())
-    return Chooser(record, sweep, search, devices=devices, each=1, latest=lambda _trial: 0.25)
+    return Chooser(record, sweep, search, each=1, latest=lambda _trial: 0.25)
 
 
 def states(record: RecordedSweep) -> dict[int, str]:
@@ -121,7 +121,7 @@ def test_the_search_sees_of_running_trials_what_they_logged_last(paper: SweepOnP
     paper.start(0)
     record, search = Record(paper.folder), Listed({"a": 0}, {"a": 1})
     with record.turn():
-        chosen = chooser(record, search).next(new=True)
+        chosen = chooser(record, search).next(4, new=True)
     assert chosen is not None
     assert (chosen.number, chosen.parameters) == (1, {"a": 1})
     assert [(trial.state, trial.value) for trial in search.shown[0]] == [(TrialState.running, 0.25)]
@@ -132,11 +132,11 @@ def test_trials_for_which_there_are_too_few_devices_are_left_and_others_chosen(p
     record, search = Record(paper.folder), Listed({"num_gpus": 8}, {"num_gpus": 4})
     with record.turn():
         choose = chooser(record, search)
-        chosen = choose.next(new=True)
+        chosen = choose.next(4, new=True)
         assert chosen is not None
         assert chosen.num_gpus == 4
         record.write("TrialStarted", trial=1, attempt=1, agent="a1")
-        assert choose.next(new=True) is None
+        assert choose.next(4, new=True) is None
         record.write("TrialEnded", trial=1, attempt=1, state="done")
         choose.finish()
     assert record.view.halted == "", "a trial is left, for an agent with more devices"
@@ -146,14 +146,14 @@ def test_a_sweep_is_finished_when_nothing_is_left_for_anybody(paper: SweepOnPape
     record, search = Record(paper.folder), Listed({})
     with record.turn():
         choose = chooser(record, search)
-        assert choose.next(new=True) is not None
+        assert choose.next(4, new=True) is not None
         choose.finish()
         assert record.view.halted == ""
         record.write("TrialStarted", trial=0, attempt=1, agent="a1")
         choose.finish()
         assert record.view.halted == "", "it may be lost yet"
         record.write("TrialEnded", trial=0, attempt=1, state="done")
-        assert choose.next(new=True) is None
+        assert choose.next(4, new=True) is None
         choose.finish()
     assert record.view.halted == "finished"
 
