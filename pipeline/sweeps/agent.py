@@ -31,7 +31,8 @@ from pipeline.sweeps.record import Record, present
 from pipeline.sweeps.running import Curve, Running
 from pipeline.sweeps.search import Search
 from pipeline.sweeps.shelf import Shelf
-from pipeline.sweeps.spec import Sweep
+from pipeline.sweeps.spec import Method, Sweep
+from pipeline.sweeps.study import open_study_log
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 
 POLL_S = 1.0
@@ -98,6 +99,7 @@ class Agent:
         self._pool, self._bounds, self._told = pool, bounds, told
         self._search, self._orders = search, Orders(sweep, folder, pool, bounds.grace_s)
         self._chooser = Chooser(self._record, sweep, search, each=pool.each, latest=self._latest)
+        self._study = open_study_log(folder.study, sweep)
         self._running: list[Running] = []
         self._ended: list[Running] = []
         self._curves: dict[tuple[int, int], Curve] = {}
@@ -155,6 +157,7 @@ class Agent:
     def _leave(self) -> None:
         with self._record.turn():
             self._record.write("AgentLeft", agent=self.id)
+            self._tell_optuna()
         self._told.show(self._record.view)
 
     def _over(self) -> bool:
@@ -192,7 +195,10 @@ class Agent:
             self._ended.append(one)
         for one in self._running:
             one.hurry()
-            if one.curve.refresh() and self._sweep.early_terminate is not None:
+            one.curve.refresh()
+            # Asking for one trial reads what all have logged, so news are known by their number.
+            if self._sweep.early_terminate is not None and one.compared < len(one.curve.judged):
+                one.compared = len(one.curve.judged)
                 self._judge(one)
 
     def _judge(self, one: Running) -> None:
@@ -230,7 +236,8 @@ class Agent:
 
     def _take_turn(self) -> None:
         with self._record.turn():
-            self._note_ends()
+            if self._note_ends() and self._sweep.method is Method.bayes:
+                self._tell_optuna()
             for trial in note_lost(self._record, self.id):
                 self._told.say(f"trial {trial.number}: {trial.reason}")
             self._heed()
@@ -239,7 +246,9 @@ class Agent:
             self._start(trial, attempt, devices)
         self._told.show(self._record.view)
 
-    def _note_ends(self) -> None:
+    def _note_ends(self) -> bool:
+        """Write how trials have ended; whether any has."""
+        any_ended = bool(self._ended)
         while self._ended:
             one = self._ended[0]
             code = one.close()
@@ -247,6 +256,7 @@ class Agent:
             self._record.write("TrialEnded", trial=one.trial.number, attempt=one.attempt, **ended.fields())
             self._ended.pop(0)
             self._tell_end(one.trial.number, ended)
+        return any_ended
 
     def _ending(self, one: Running, code: int | None) -> turn.Ending:
         said = one.said
@@ -257,6 +267,12 @@ class Agent:
         if said is not None and said.refused:
             return turn.Ending(state=TrialState.failed, values={}, reason=said.refused)
         return turn.ending(self._sweep.metric, one.curve.judged, one.curve.last, code, one.asked)
+
+    def _tell_optuna(self) -> None:
+        """Bring the journal for Optuna's tools up to date; a grid is not searched, and has none."""
+        if self._study is not None and self._sweep.method is not Method.grid:
+            curves = {number: curve.judged for number, curve in self._all_curves().items()}
+            self._study.update(self._record.view.trials.values(), curves)
 
     def _heed(self) -> None:
         """Do what the state of the sweep asks for."""
@@ -275,7 +291,7 @@ class Agent:
         if self._leaving or self._record.view.halted == "paused":
             return chosen
         used = [device for one in self._running for device in one.devices]
-        free, reachable = self._shelf.free(used)
+        free, reachable = self._shelf.free(used, self._promised())
         while free and len(self._running) + len(chosen) < self._pool.at_once:
             trial = self._next(reachable)
             if trial is None:
@@ -292,6 +308,12 @@ class Agent:
         if self._leaving:
             self._chooser.finish()
         return chosen
+
+    def _promised(self) -> set[str]:
+        """Words that name the devices of other agents' trials, their UUIDs among them."""
+        running = self._record.view.having(TrialState.running)
+        names = [name for trial in running if trial.agent != self.id for name in trial.devices]
+        return {word for name in names for word in name.split()}
 
     def _next(self, devices: int) -> Trial | None:
         new = self._bounds.own is None or len(self._begun) < self._bounds.own

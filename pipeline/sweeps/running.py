@@ -153,6 +153,7 @@ class Running(Program):
     Attributes:
         trial: The trial.
         attempt: Which attempt, from 1.
+        compared: How many of its values have been compared with those of other trials.
     """
 
     def __init__(
@@ -160,4 +161,4 @@ class Running(Program):
     ) -> None:
         """Start it, see `Program`."""
         super().__init__(devices, curve, order, tag)
-        self.trial, self.attempt = trial, attempt
+        self.trial, self.attempt, self.compared = trial, attempt, 0

@@ -37,23 +37,19 @@ class Shelf:
         self._pauses: dict[Device, tuple[float, float]] = {}
         self._suspects: dict[Device, float] = {}
 
-    def free(self, used: Collection[Device]) -> tuple[list[Device], int]:
+    def free(self, used: Collection[Device], promised: Collection[str] = ()) -> tuple[list[Device], int]:
         """Those that can be had now, and how many can be counted on, besides those that outsiders have.
 
         Args:
             used: Those on which trials of this agent run.
+            promised: UUIDs of those that other agents have chosen for theirs, which are perhaps just starting.
         """
         gpus = [device for device in self.devices if device.kind == "cuda" and device not in used]
         held = holders(gpus) if gpus else {}
         outside = [uuid for uuid, holder in held.items() if not self._is_ours(holder.experiment)]
-        free = [
-            device
-            for device in self.devices
-            if device not in used
-            and device.uuid not in held
-            and not self._paused(device)
-            and self._is_back(device)
-        ]
+        taken = {*held, *promised}
+        unused = [device for device in self.devices if device not in used and device.uuid not in taken]
+        free = [device for device in unused if not self._paused(device) and self._is_back(device)]
         return free, len(self.devices) - len(outside)
 
     def pause(self, devices: Sequence[Device]) -> None:

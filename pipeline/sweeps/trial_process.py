@@ -99,7 +99,7 @@ def main() -> int:
     try:
         said = _carry_out(order)
     except DeviceError as error:
-        said = Said(busy=str(error))
+        said = Said(busy=str(error).partition(". Ask for ")[0])
     except (PipelineError, OSError) as error:
         said = Said(refused=str(error))
     channel.send(msgspec.json.encode(said))

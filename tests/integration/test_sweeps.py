@@ -190,6 +190,29 @@ def test_ctrl_c_ends_trials_in_order_and_the_same_command_goes_on(sweeps: Sweeps
     assert not any(event["event"].startswith("Trial") for event in sweeps.journal("deaf")[before:])
 
 
+STAYS = """
+for step in 1 2 3; do echo "{\\"values\\": {\\"loss\\": $1}}" >> "$PIPELINE_TRIAL"; done
+while [ "$1" = 2 ] || ! [ -e stopped ]; do sleep 0.1; done
+"""
+
+
+def test_a_trial_that_is_worse_is_stopped_while_others_run(sweeps: Sweeps) -> None:
+    (sweeps.folder / "stays.sh").write_text(STAYS)
+    sweeps.file(
+        "early",
+        command=["sh", "-c", 'sh stays.sh "${0#--lr=}"', "${args}"],
+        parameters={"lr": {"values": [1, 2]}},
+        early_terminate={"type": "hyperband", "min_iter": 2, "eta": 4},
+    )
+    agent = sweeps.start("run", "early.yaml", "--device", "cpu", "--agents", "2")
+    wait_for(lambda: ends(sweeps.journal("early"), "stopped") == Counter([1]), 120)
+    (sweeps.folder / "stopped").touch()
+    said, _ = agent.communicate(timeout=120)
+    assert agent.returncode == 0, said
+    assert ends(sweeps.journal("early"), "done") == Counter([0])
+    assert "hyperband: its value 2 of the metric, 2, is worse than 1" in said
+
+
 def logs(sweeps: Sweeps, name: str) -> list[Path]:
     return list((sweeps.folder / "outputs" / name / "sweep" / "trials").glob("*/metrics*.jsonl"))
 

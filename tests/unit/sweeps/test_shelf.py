@@ -30,6 +30,7 @@ def test_what_others_have_is_not_chosen_and_what_is_ours_comes_back(gpus: list[D
     shelf = Shelf(gpus, "lr")
     assert shelf.free([]) == (gpus, 2)
     assert shelf.free(gpus[:1]) == (gpus[1:], 2)
+    assert shelf.free([], {"GPU", "0", gpus[0].uuid or ""}) == (gpus[1:], 2), "another agent has chosen it"
     with LeaseSet.acquire(gpus[:1], experiment="somebody"):
         assert shelf.free([]) == (gpus[1:], 1)
     for ours in ("lr", "sweep lr, trial 3"):
