@@ -41,21 +41,23 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("outputs/sweep_benchmark"))
     output_dir: Path = parser.parse_args().output_dir
     output_dir.mkdir(parents=True, exist_ok=True)
-    found = {(method, seed): _best_so_far(method, seed, output_dir) for seed in SEEDS for method in METHODS}
-    columns = [Column(heading="search"), *(Column(heading=f"after {number}", right=True) for number in AFTER)]
-    table = FittedTable(columns, title=f"best pass@1 on validation prompts, of seeds {', '.join(map(str, SEEDS))}")
+    found = {(method, seed): _values(method, seed, output_dir) for seed in SEEDS for method in METHODS}
+    headings = [*(f"best after {number}" for number in AFTER), f"mean of the last {TRIALS // 2}"]
+    columns = [Column(heading="search"), *(Column(heading=each, right=True) for each in headings)]
+    table = FittedTable(columns, title=f"pass@1 on validation prompts: seeds {SEEDS}, and their median")
     for method in METHODS:
         of = [found[method, seed] for seed in SEEDS]
-        table.add_row(method, *(_told([each[number - 1] for each in of]) for number in AFTER))
-    Console(width=100).print(table)
+        best = [_told([max(values[:number]) for values in of]) for number in AFTER]
+        table.add_row(method, *best, _told([statistics.fmean(values[-(TRIALS // 2) :]) for values in of]))
+    Console(width=120).print(table)
 
 
 def _told(values: list[float]) -> str:
-    return f"{' '.join(f'{value:.3f}' for value in values)}, median {statistics.median(values):.3f}"
+    return f"{' '.join(f'{value:.3f}' for value in values)}: {statistics.median(values):.3f}"
 
 
-def _best_so_far(method: str, seed: int, output_dir: Path) -> list[float]:
-    """The best value after each trial, in the order in which they ended."""
+def _values(method: str, seed: int, output_dir: Path) -> list[float]:
+    """The value of each trial, in the order in which they ended; those that failed are 0."""
     name = f"{method}-{seed}"
     file = output_dir / f"{name}.yaml"
     file.write_text(yaml.safe_dump(_file(method, seed), sort_keys=False))
@@ -63,8 +65,7 @@ def _best_so_far(method: str, seed: int, output_dir: Path) -> list[float]:
     subprocess.run([*command, "--output-dir", str(output_dir)], check=True, stdout=sys.stderr)
     trials = RecordedSweep(sweep_folder(output_dir, name)).view.trials.values()
     ended = sorted(trials, key=lambda trial: trial.ended or 0.0)
-    values = [trial.value if trial.value is not None else 0.0 for trial in ended]
-    return [max(values[: number + 1]) for number in range(len(values))]
+    return [trial.value if trial.value is not None else 0.0 for trial in ended]
 
 
 def _file(method: str, seed: int) -> dict[str, object]:
