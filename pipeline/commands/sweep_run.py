@@ -19,6 +19,7 @@ from pipeline.runs.report.format import count as counted
 from pipeline.sweeps import halting
 from pipeline.sweeps.agent import Agent, Bounds
 from pipeline.sweeps.beginning import begin_sweep
+from pipeline.sweeps.command import check_program
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.halting import Word
@@ -95,6 +96,7 @@ def run(
     strategy, overrides = split_words(words)
     sweep = read_sweep(file, name=name, overrides=overrides)
     check_own(sweep)
+    check_program(sweep)
     if strategy:
         plan = planned(strategy, sweep, where)
         where, count = by_plan(plan, where, count)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import ConfigError
 from pipeline.sweeps.space import nested
 from pipeline.sweeps.spec import Sweep
 
@@ -46,6 +47,21 @@ def trial_command(
     made = {"program": [several or sweep.program], "args_json_file": [str(json_file)]}
     values = nested(sweep.parameters, parameters)
     return _filled(sweep.command, made | {name: list(of(values)) for name, of in _ARGUMENTS.items()}, environment)
+
+
+def check_program(sweep: Sweep) -> None:
+    """Refuse a sweep whose script is not there, before every trial fails at that.
+
+    Raises:
+        ConfigError: Says where it was looked for.
+    """
+    programs = {"program": sweep.program, "pipeline.distributed_program": sweep.options.distributed_program}
+    for key, program in programs.items():
+        if program.endswith(".py") and not (sweep.folder / program).is_file():
+            raise ConfigError(
+                f"{key}: there is no file {program} in {sweep.folder}, where trials start: begin the sweep in the "
+                "folder that it is relative to, or give its whole path"
+            )
 
 
 def prepare_command(sweep: Sweep, environment: Mapping[str, str] | None = None) -> list[str]:

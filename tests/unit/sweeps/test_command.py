@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sweeps.command import overrides_of, prepare_command, trial_command
+from pipeline.errors import ConfigError
+from pipeline.sweeps.command import check_program, overrides_of, prepare_command, trial_command
 from pipeline.sweeps.parameters import read_parameters
 from pipeline.sweeps.spec import Method, Options, Sweep
 
@@ -108,6 +110,15 @@ def test_a_trial_on_several_devices_may_have_another_program() -> None:
     assert words("${program}", num_gpus=2) == ["train.py"]
     assert words("${program}", num_gpus=2, distributed_program="ddp.py") == ["ddp.py"]
     assert words("${program}", num_gpus=1, distributed_program="ddp.py") == ["train.py"]
+
+
+def test_a_program_that_is_not_there_is_told_before_a_trial_fails_at_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    check_program(replace(sweep_of(()), folder=tmp_path))
+    check_program(replace(sweep_of(()), folder=tmp_path, program="my-program"))
+    for where, options in ((tmp_path / "other", {}), (tmp_path, {"distributed_program": "ddp.py"})):
+        with pytest.raises(ConfigError, match=r"there is no file (train|ddp)\.py in /.*, where trials start"):
+            check_program(replace(sweep_of((), **options), folder=where))
 
 
 def test_what_is_run_before_the_first_trial_has_no_parameters() -> None:
