@@ -32,6 +32,7 @@ _WHAT = {
 }
 _OUTPUT, _ARRAY_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
 _PORT = "$((20000 + SLURM_JOB_ID % 10000))"
+"""Below those that the system gives to whoever asks for any."""
 _PLAIN = re.compile(r"[\w./:=,@%+-]+", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _GRACE_KEY = "execution.stop_grace_s"
@@ -133,8 +134,6 @@ def _body(request: JobRequest, python: str) -> Iterator[str]:
     yield from request.setup
     if request.setup:
         yield ""
-    if request.nodes > 1:
-        yield 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
     yield "# srun does not take this over by itself."
     yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
     yield from _broken([f"srun {shell_word(python)} -m pipeline", *_command(request)])
@@ -158,7 +157,7 @@ def _command(request: JobRequest) -> list[str]:
     """The words of the command, as a shell reads them; a line for each."""
     first, *rest = request.command
     if request.kind is Kind.launch:
-        meeting = f'--nnodes "$SLURM_NNODES" --master-addr "$head" --master-port "{_PORT}"'
+        meeting = f'--nnodes "$SLURM_NNODES" --master-addr "$(hostname)" --master-port "{_PORT}"'
         options, program = _options_and_program(rest)
         return [
             first,

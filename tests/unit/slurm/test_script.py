@@ -32,7 +32,8 @@ ODD += ["", "\r\n", "\t", "\x1b[31m", "é漢", "a;b|c&d>e", "$HOME ${x}", "!!", 
 
 PROGRAMS = {
     "srun": '#!/bin/bash\nprintf "%s\\0" "${@:4}" > words\nexit $(cat code)\n',
-    "scontrol": '#!/bin/bash\n[ "$1" = requeue ] && echo "$2" > requeued || echo n7\n',
+    "scontrol": '#!/bin/bash\n[ "$1" = requeue ] && echo "$2" > requeued\n',
+    "hostname": "#!/bin/bash\necho n7\n",
 }
 
 
@@ -85,7 +86,7 @@ def test_agents_and_a_launch(tmp_path: Path) -> None:
     carry_out(tmp_path, array)
     assert words(tmp_path) == ["sweep", "agent", "lr"]
     nodes = text_of(["launch", "--grace", "20", "--", "train.py", "--lr", "1e-3"], gres="gpu:8", nodes=2)
-    carry_out(tmp_path, nodes, SLURM_NNODES="2", SLURM_JOB_NODELIST="n[7-8]")
+    carry_out(tmp_path, nodes, SLURM_NNODES="2")
     meeting = ["--nnodes", "2", "--master-addr", "n7", "--master-port", "20041"]
     assert words(tmp_path) == ["launch", *meeting, "--grace", "20", "--", "train.py", "--lr", "1e-3"]
     assert "signal" not in read_header(nodes.split("\n")).options  # a program may not expect it
