@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from pipeline.engine.workers import reaper as reaper_module
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.files import remove_tree
+from tests.doubles.small_runs import wait_for
 from tests.unit.test_files import nest
 
 
@@ -59,6 +61,22 @@ def test_it_is_out_of_reach_of_the_terminal_and_ends_with_the_engine() -> None:
     os.kill(reaper.pid, signal.SIGTERM)  # ignored, or not yet set up: then it ends, which is noticed below
     reaper.close()
     assert not psutil.pid_exists(reaper.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1])
+def test_it_stays_when_every_process_of_a_job_is_told_something(number: signal.Signals) -> None:
+    """As Slurm does, to all that srun has started."""
+    reaper = Reaper()
+    wait_for(lambda: ignores(reaper.pid, number))
+    os.kill(reaper.pid, number)
+    reaper.close()
+    assert reaper._process.returncode == 0
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    told = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = re.findall(r"SigIgn:\s*(\w+)", told)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_a_reaper_that_was_killed_does_not_stop_the_engine() -> None:
