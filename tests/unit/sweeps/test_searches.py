@@ -1,6 +1,5 @@
 """Searches as a sweep asks them: pure for the trials so far, apart from each other, and to an end."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,21 +11,7 @@ from pipeline.sweeps.parameters import read_parameters
 from pipeline.sweeps.searches import make_search, most_trials
 from pipeline.sweeps.spec import Goal, Hyperband, Method, Metric, Options, Sweep
 from pipeline.sweeps.trials import Trial, TrialState
-
-EVERY: dict[str, Any] = {
-    "lr": {"distribution": "log_uniform_values", "min": 1e-5, "max": 0.1},
-    "x": {"min": -1.0, "max": 1.0},
-    "n": {"min": 1, "max": 9},
-    "many": {"min": -(10**20), "max": 10**20},
-    "kind": {"values": [1, True, 1.0, "1", [1], {"a": math.inf}, None]},
-    "rare": {"values": ["a", "b"], "probabilities": [0.9, 0.1]},
-    "width": {"distribution": "q_log_uniform_values", "min": 8, "max": 512, "q": 8},
-    "noise": {"distribution": "normal"},
-    "scale": {"distribution": "q_log_normal", "q": 0.5},
-    "share": {"distribution": "beta", "a": 2, "b": 5},
-    "seed": {"value": 3},
-    "model": {"parameters": {"depth": {"values": [1, 2]}}},
-}
+from tests.doubles.sweeps import EVERY
 
 
 def sweep_of(method: Method, block: Mapping[str, Any], **options: Any) -> Sweep:

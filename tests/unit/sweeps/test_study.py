@@ -16,7 +16,7 @@ from pipeline.sweeps.searches import make_search
 from pipeline.sweeps.spec import Method, Metric, Sweep
 from pipeline.sweeps.study import StudyLog, open_study_log
 from pipeline.sweeps.trials import Trial, TrialState
-from tests.unit.sweeps.test_searches import EVERY
+from tests.doubles.sweeps import EVERY
 
 SWEEP = Sweep(
     name="s",
