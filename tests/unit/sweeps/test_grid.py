@@ -60,11 +60,12 @@ def test_points_are_wandbs_in_its_order(block: dict[str, Any]) -> None:
 
 
 def test_names_are_sorted_table_by_table() -> None:
-    grid = grid_of(
-        b={"values": [1, 2]},
-        a={"parameters": {"z": {"values": [1, 2]}, "c": {"values": [1, 2]}}},
-    )
-    assert [list(grid.point(number).values()) for number in (1, 2, 4)] == [[2, 1, 1], [1, 2, 1], [1, 1, 2]]
+    """So a dotted name comes after a table of which it has the name before its dot, as W&B has it."""
+    two = {"values": [1, 2]}
+    grid = grid_of(**{"b": two, "a.d": two, "a": {"parameters": {"z": two, "c": two}}})
+    slowest_last = [grid.point(2**place) for place in range(4)]
+    changed = [next(name for name, value in point.items() if value == 2) for point in slowest_last]
+    assert changed == ["b", "a.d", "a.z", "a.c"]
 
 
 def test_points_that_are_missing_are_found_whatever_the_order() -> None:
