@@ -1,0 +1,1 @@
+"""Sweep files, and a program for one: docs/sweeps.md goes through them."""

@@ -1,0 +1,51 @@
+"""The sweep files that ship as examples are read, and what they set is understood by what they run."""
+
+from pathlib import Path
+
+import pytest
+
+from examples.sweeps import fit
+from pipeline.config.load import load_config
+from pipeline.sweeps.command import overrides_of, trial_command
+from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.logged import logged_lines, parsed
+from pipeline.sweeps.reporting import VARIABLE
+from pipeline.sweeps.searches import make_search
+from pipeline.sweeps.spec import Goal
+
+ROOT = Path(__file__).parents[3]
+FILES = ROOT / "examples/sweeps"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FILES.glob("*.yaml")))
+def test_a_sweep_of_the_examples_is_read_and_searched(name: str) -> None:
+    sweep = read_sweep(FILES / name)
+    assert (ROOT / sweep.program).is_file()
+    assert set(make_search(sweep).ask([]) or ()) == set(sweep.parameters)
+    assert f"examples/sweeps/{name}" in (ROOT / "docs/sweeps.md").read_text()
+    assert (FILES / name).read_text().startswith(f"# python -m pipeline sweep run examples/sweeps/{name}")
+
+
+def test_the_program_of_the_examples_takes_what_trials_are_given_and_logs_the_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = read_sweep(FILES / "fit.yaml")
+    given = make_search(sweep).ask([])
+    assert given is not None
+    words = trial_command(sweep, given, tmp_path / "parameters.json")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "metrics.jsonl"))
+    fit.main(words[words.index("examples/sweeps/fit.py") + 1 :])
+    assert sweep.metric is not None
+    values = [line.values[sweep.metric.name] for line in parsed(logged_lines(tmp_path / "metrics.jsonl"))]
+    assert len(values) == fit.STEPS
+    assert sweep.metric.goal is Goal.minimize
+    assert (values[-1] or 0.0) < (values[0] or 0.0)
+
+
+def test_the_settings_of_experiments_as_trials_are_settings() -> None:
+    sweep = read_sweep(FILES / "eta.yaml")
+    given = make_search(sweep).ask([])
+    assert given is not None
+    config = load_config(["experiment.name=x", *overrides_of(given)])
+    assert [name for name, chosen in config.algos.items() if chosen.enabled] == ["PITA"]
+    assert config.algos["PITA"].eta == given["algos.PITA.eta"]
