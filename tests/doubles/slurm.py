@@ -32,18 +32,19 @@ UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED")
 READY = "ready"
 _ATTEMPTS = 3
 """Another program may take a port between its choice and its use."""
-_WAIT_S = 300.0
+_WAIT_S = 600.0
 """For what would never come."""
 _START_S = 60.0
 
-# Jobs of `main` are preempted by those of `urgent`: told so, given time, and put into the queue again.
+# Jobs of `main` are preempted by those of `urgent`: told so, given time, and put into the queue again. There they
+# wait as long as what authorises a start is good for (`cred_expire`), which has to do on a busy machine.
 _CONFIGURATION = """\
 ClusterName=fake
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=5
+AuthInfo=socket={folder}/munge.sock,cred_expire=10
 CryptoType=crypto/munge
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 SlurmctldPort={ports[0]}
@@ -67,6 +68,7 @@ ReturnToService=2
 MailProg=/bin/true
 KillWait=30
 MessageTimeout=100
+BatchStartTimeout=300
 SlurmdTimeout=0
 InactiveLimit=0
 SlurmdParameters=config_overrides
@@ -74,7 +76,7 @@ GresTypes=gpu
 NodeName=DEFAULT CPUs={cpus} RealMemory=16000 Gres=gpu:{gpus} State=UNKNOWN
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=600
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 
