@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -145,17 +145,18 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
         port = held.enter_context(own_port())
         environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     levels = read_levels(devices)
-    with _started(order, devices, environment, port) as told, Path(order.log).open("ab", buffering=0) as log:
-        told["exit_code"] = code = supervise(
+    with _started(order, devices, environment, port) as tell, Path(order.log).open("ab", buffering=0) as log:
+        code = supervise(
             words,
             environment,
             order.grace_s,
             server=server,
             output=log.fileno(),
             folder=Path(order.folder),
-            on_start=lambda pid: told.update(pid=pid),
+            on_start=lambda pid: tell(pid=pid),
             own=ranks is not None,
         )
+        tell(exit_code=code)
     return Said(exit_code=code, notes=wait_until_all_free(devices, levels, FREE_TIMEOUT_S))
 
 
@@ -179,8 +180,8 @@ def _base(order: Order, devices: list[Device]) -> dict[str, str]:
 @contextmanager
 def _started(
     order: Order, devices: list[Device], environment: dict[str, str], port: int
-) -> Iterator[dict[str, object]]:
-    """Write down how it was started, and how that ended."""
+) -> Iterator[Callable[..., None]]:
+    """Write down how it was started, what is told of it meanwhile, and when it ended."""
     own = {name: value for name, value in environment.items() if os.environ.get(name) != value}
     told: dict[str, object] = {
         "command": order.words,
@@ -191,15 +192,15 @@ def _started(
         "started": round(time.time(), 3),
     }
 
-    def write() -> None:
+    def tell(**more: object) -> None:
+        told.update(more)
         write_whole(Path(order.start), json_text(told, indent=1) + "\n", durable=False)
 
-    write()
+    tell()
     try:
-        yield told
+        yield tell
     finally:
-        told["ended"] = round(time.time(), 3)
-        write()
+        tell(ended=round(time.time(), 3))
 
 
 if __name__ == "__main__":

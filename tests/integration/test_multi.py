@@ -120,6 +120,9 @@ def test_signals_end_what_runs_and_leave_nothing(tmp_path: Path, signals: int) -
     while not (log.exists() and log.read_text().endswith("\n")):
         assert process.poll() is None
     family = list(map(int, log.read_text().split()))
+    while (pid := json.loads((tmp_path / "a.json").read_text()).get("pid")) is None:
+        assert process.poll() is None
+    assert pid == family[0]
     process.send_signal(signal.SIGINT)
     assert "stopping on SIGINT: waiting for a" in process.stdout.readline()
     if signals == 2:
