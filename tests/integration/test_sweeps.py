@@ -71,9 +71,10 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     found = Sweeps(tmp_path)
     yield found
-    left = found.processes()
-    descendants.end(lambda: descendants.tagged({found.tag}))
-    assert not left
+    try:
+        wait_for(lambda: not found.processes(), 30)
+    finally:
+        descendants.end(lambda: descendants.tagged({found.tag}))
 
 
 def ends(journal: list[dict[str, Any]], state: str) -> Counter[int]:
