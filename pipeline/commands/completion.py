@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -55,7 +56,7 @@ def candidates(program: Any, words: Sequence[str]) -> list[str]:
     with suppress(PipelineError, OSError):
         if rest and (option := _valued(command).get(rest[-1])) is not None:
             return _beginning(_of_option(option, command, rest), current)
-        found = _words_of_sweeps(command, rest) if group == _SWEEP else _words(command, rest)
+        found = _words_of_sweeps(command, rest) if group == _SWEEP else _words(command, rest, current)
         return _beginning(found, current)
     return []
 
@@ -86,6 +87,8 @@ def _parts_of_keys(begun: str) -> list[str]:
 def _values(key: str) -> list[str]:
     if key in _groups():
         return sorted(path.stem for path in (conf_dir() / key).glob("*.yaml"))
+    if key == "experiment.name":
+        return experiments(Path("outputs"))
     meaning: Meaning | None = shipped_meanings().get(key)
     if meaning is None:
         return []
@@ -97,7 +100,7 @@ def _groups() -> list[str]:
     return sorted({*NAMED_GROUPS, *others})
 
 
-def _words(command: Any, before: Sequence[str]) -> Iterator[str]:
+def _words(command: Any, before: Sequence[str], current: str) -> Iterator[str]:
     """Of a command that is no group: experiments, jobs, keys."""
     places = _places(command, before)
     if command.name == "help":
@@ -105,9 +108,11 @@ def _words(command: Any, before: Sequence[str]) -> Iterator[str]:
     elif command.name == "completion":
         yield from (shell.name for shell in Shell)
     elif len(places) == 1 and any(param.name == _CHAIN for param in command.params):
-        yield from _chains(_run(before, places[0]))
+        yield from _with_ends(_chains(_run(before, places[0])), current)
     elif command.name in _JOBS and len(places) == 1:
-        yield from LoadedRun(_run(before, places[0])).plan.jobs
+        yield from _with_ends(LoadedRun(_run(before, places[0])).plan.jobs, current)
+    elif command.name == "why" and len(places) == 2:
+        yield from shipped_meanings()
     elif any(param.name in _NAMES for param in command.params) and (not places or _takes_several(command)):
         yield from experiments(_output_dir(before))
 
@@ -119,6 +124,16 @@ def _words_of_sweeps(command: Any, before: Sequence[str]) -> Iterator[str]:
         yield from sweeps_in(_output_dir(before))
     elif len(places) == 1 and any(param.name == _TRIAL for param in command.params):
         yield from map(str, RecordedSweep(choose_sweep(_output_dir(before), places[0])).view.trials)
+
+
+def _with_ends(names: Iterable[str], begun: str) -> Iterator[str]:
+    """Names, and once one has begun the ends that name one alone, as ``PITA/r1/train``."""
+    every = list(names)
+    yield from every
+    if begun:
+        parts = (name.split("/") for name in every)
+        ends = Counter("/".join(own[at:]) for own in parts for at in range(1, len(own)))
+        yield from (end for end, times in ends.items() if times == 1)
 
 
 def _chains(folder: RunFolder) -> Iterable[str]:

@@ -76,6 +76,18 @@ def test_sweeps_and_their_trials_are_offered(tmp_path: Path) -> None:
     assert "algos=" in offered("sweep", "run", "lr.yaml", "al")
 
 
+def test_ends_of_jobs_are_offered_that_name_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    WrittenRun(tmp_path / "outputs", chain_plan(rounds=2), name="first_run")
+    monkeypatch.chdir(tmp_path)
+    found = offered("logs", "first_run", "X/r1/")
+    assert "X/r1/train" in found
+    assert all(job.startswith("X/r1/") for job in found)
+    assert offered("logs", "first_run", "r1/tr") == ["r1/train"]
+    assert offered("logs", "first_run", "tr") == []
+    assert offered("why", "first_run", "X/r1/train", "algos.PITA.et") == ["algos.PITA.eta"]
+    assert settings("experiment.name=fi") == ["experiment.name=first_run"]
+
+
 def test_of_options_the_values_are_offered(tmp_path: Path) -> None:
     place = ("--output-dir", str(tmp_path))
     for second in (1, 2):
@@ -95,6 +107,7 @@ def test_of_an_export_the_chains_that_train_are_offered(tmp_path: Path) -> None:
     )
     assert offered("export", "--output-dir", str(tmp_path), "first_run", "d/") == ["d/m/s0/X"]
     assert offered("export", "--output-dir", str(tmp_path), "first_run", "d/m/s0/X", "") == []
+    assert offered("export", "--output-dir", str(tmp_path), "first_run", "X") == ["X"]
 
 
 BASH = """\
