@@ -29,6 +29,8 @@ def figures(
         say(console, note)
     run = load(folder)
     refuse_records("--out", out, [run])
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: that is a file, and each figure is one of its own; name a folder")
     written = write_figures(run, out, formats or FORMATS)
     if not written:
         raise ConfigError(f"{run.folder.path} has nothing to show in a figure yet: no job of it is done.")

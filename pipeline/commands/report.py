@@ -44,6 +44,7 @@ def report(output_dir: Path, names: Sequence[str], stamp: str | None, out: Path 
         refuse_records("--out", out, map(LoadedRun, folders), is_page=True)
     path = out or (folders[0].report if len(folders) == 1 else output_dir / FILE)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_report(path if out is None else plain_target(out), folders)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}. Give another file as --out.") from error

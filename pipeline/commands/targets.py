@@ -21,8 +21,10 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
         is_page: Whether a report is written, which may take the place of the report of a run or sweep.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: It is, or it is ``-``, which is no place.
     """
+    if str(path) == "-":
+        raise ConfigError(f"{option} -: nothing is written to the output of a command; name a file or folder")
     target = path.resolve()
     for root in {run.store.root.resolve() for run in runs}:
         if target.is_relative_to(root):

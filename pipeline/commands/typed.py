@@ -67,7 +67,8 @@ def written(path: Path, write: Callable[[], None], console: Console) -> None:
         ConfigError: It cannot be written.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write()
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}. Give another file") from error
     say(console, "written:", copy=str(path))

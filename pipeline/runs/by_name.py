@@ -50,7 +50,8 @@ def find_named(names: Iterable[str], given: str, what: str) -> str:
     if fitting:
         raise ConfigError(f"'{given}' fits {len(fitting)} {what}s; give more of it:\n" + listed(fitting))
     near = _near(known, wanted)
-    raise ConfigError(f"no {what} fits '{given}'." + (" Nearest:\n" + listed(near) if near else ""))
+    there = f" {'Nearest' if near else 'There are'}:\n{listed(near or known)}" if known else ""
+    raise ConfigError(f"no {what} fits '{given}'.{there}")
 
 
 def _fitting(known: list[str], wanted: str) -> list[str]:

@@ -79,6 +79,28 @@ def test_a_folder_of_other_programs_is_no_run(run: WrittenRun, tmp_path: Path) -
     assert _told(["compare", "x", "--csv"], tmp_path / "runs.csv", tmp_path)[0] == 0
 
 
+@pytest.mark.parametrize("words", [["compare", "x", "--csv"], ["report", "x", "--out"], ["figures", "x", "--out"]])
+def test_a_dash_is_no_place(run: WrittenRun, tmp_path: Path, words: list[str]) -> None:
+    code, said = _told(words, Path("-"), tmp_path)
+    assert (code, "nothing is written to the output of a command" in said) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words", [["compare", "x", "--csv"], ["compare", "x", "--html"], ["report", "x", "--out"]]
+)
+def test_folders_that_are_missing_are_made(run: WrittenRun, tmp_path: Path, words: list[str]) -> None:
+    target = tmp_path / "new" / "a" / "file"
+    assert _told(words, target, tmp_path)[0] == 0
+    assert target.is_file()
+
+
+def test_figures_need_a_folder(run: WrittenRun, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    code, said = _told(["figures", "x", "--out"], tmp_path / "file", tmp_path)
+    assert (code, "name a folder" in said) == (2, True)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def _written(tmp_path: Path, name: str) -> WrittenRun:
     run = WrittenRun(tmp_path / "outputs", chain_plan(rounds=1), name=name)
     write_results(run.folder, Results(rows=[], pooled=[pooled_row("PITA", 1, 0.5)]))
