@@ -19,7 +19,7 @@ from pipeline.slurm.lint import check_script, check_text
 from pipeline.slurm.request import JobRequest, Kind, check_request
 from pipeline.slurm.script import ORIGIN, interpreter, output_of, script_text
 from pipeline.slurm.submit import submit as hand_over
-from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.reading.file import read_sweep
 from pipeline.terminal.check import Check, Verdict
 from pipeline.terminal.console import make_console, say
 

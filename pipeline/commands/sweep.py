@@ -141,7 +141,7 @@ Name = Annotated[str, typer.Argument(help="The sweep.")]
 
 def _tell(word: str, name: str, output_dir: Path) -> None:
     from pipeline.commands import sweep_run
-    from pipeline.sweeps.halting import Word
+    from pipeline.sweeps.agents.halting import Word
 
     with answering():
         sweep_run.tell(name, output_dir, Word[word], make_console())

@@ -22,9 +22,9 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, DeviceError, describe_exit
 from pipeline.machine.log_tail import tail
 from pipeline.runs.report.format import count, duration, shown_path
-from pipeline.sweeps.multi import MemberRun, MultiPlan, plan_runs, split_total
-from pipeline.sweeps.side_by_side import Ended, SideBySide, Task
-from pipeline.sweeps.trial_process import Order
+from pipeline.sweeps.agents.trial_process import Order
+from pipeline.sweeps.several.multi import MemberRun, MultiPlan, plan_runs, split_total
+from pipeline.sweeps.several.side_by_side import Ended, SideBySide, Task
 from pipeline.terminal.console import say
 
 FAILED = 1

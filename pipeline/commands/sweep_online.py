@@ -14,13 +14,13 @@ from pipeline.commands.sweep_run import Where, agreed, by_plan, planned
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError
 from pipeline.runs.report.format import count as counted
-from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.agents.own_runs import is_own
+from pipeline.sweeps.agents.strategies import split_words
 from pipeline.sweeps.folder import sweep_folder
-from pipeline.sweeps.online import as_uploaded, created, most_devices, shares
-from pipeline.sweeps.online_slots import OnlineSlots, Patience, Slot
-from pipeline.sweeps.own_runs import is_own
-from pipeline.sweeps.strategies import split_words
-from pipeline.sweeps.wandb_file import wandb_config
+from pipeline.sweeps.online.at_wandb import as_uploaded, created, most_devices, shares
+from pipeline.sweeps.online.slots import OnlineSlots, Patience, Slot
+from pipeline.sweeps.online.wandb_file import wandb_config
+from pipeline.sweeps.reading.file import read_sweep
 from pipeline.terminal.console import say
 
 FAILED = 1

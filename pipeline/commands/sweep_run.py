@@ -16,23 +16,23 @@ from pipeline.config.schema import DeviceChoice
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError
 from pipeline.runs.report.format import count as counted
-from pipeline.sweeps import halting
-from pipeline.sweeps.agent import Agent, Bounds
-from pipeline.sweeps.beginning import begin_sweep
-from pipeline.sweeps.command import check_program
-from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.agents import halting
+from pipeline.sweeps.agents.agent import Agent, Bounds
+from pipeline.sweeps.agents.beginning import begin_sweep
+from pipeline.sweeps.agents.halting import Word
+from pipeline.sweeps.agents.own_runs import check_own
+from pipeline.sweeps.agents.pool import Pool, check_fits, choose_pool, count_gpus
+from pipeline.sweeps.agents.strategies import AgentPlan, fit_agents, plan_agents, split_words
+from pipeline.sweeps.agents.turn import ready, too_large
 from pipeline.sweeps.folder import SweepFolder
-from pipeline.sweeps.halting import Word
-from pipeline.sweeps.own_runs import check_own
-from pipeline.sweeps.pool import Pool, check_fits, choose_pool, count_gpus
+from pipeline.sweeps.reading.command import check_program
+from pipeline.sweeps.reading.file import read_sweep
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep
 from pipeline.sweeps.report.live import told_on
-from pipeline.sweeps.search import Search
-from pipeline.sweeps.searches import make_search, most_trials
+from pipeline.sweeps.searching.search import Search
+from pipeline.sweeps.searching.searches import make_search, most_trials
 from pipeline.sweeps.spec import Sweep
-from pipeline.sweeps.strategies import AgentPlan, fit_agents, plan_agents, split_words
 from pipeline.sweeps.trials import TrialState
-from pipeline.sweeps.turn import ready, too_large
 from pipeline.terminal.console import say
 
 FAILED = 1

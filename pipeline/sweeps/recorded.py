@@ -83,7 +83,7 @@ class RecordedSweep:
     def asked(self) -> Sweep | None:
         """What its file asks for; None where that cannot be read any more."""
         # Not with the other imports: what reads the file takes time to load, which not everybody needs.
-        from pipeline.sweeps.file import read_sweep
+        from pipeline.sweeps.reading.file import read_sweep
 
         try:
             return read_sweep(self.folder.file, name=self.name, overrides=self.view.overrides)
@@ -93,7 +93,7 @@ class RecordedSweep:
     @property
     def most(self) -> int | None:
         """How many trials it has at most; None where nobody knows."""
-        from pipeline.sweeps.searches import most_trials
+        from pipeline.sweeps.searching.searches import most_trials
 
         bounds = [self.view.count, most_trials(self.asked) if self.asked is not None else None]
         return min((bound for bound in bounds if bound is not None), default=None)

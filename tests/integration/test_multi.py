@@ -15,8 +15,8 @@ from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.memory_reclaim import lives
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.sweeps.side_by_side import Ended, SideBySide, Task
-from pipeline.sweeps.trial_process import Order
+from pipeline.sweeps.agents.trial_process import Order
+from pipeline.sweeps.several.side_by_side import Ended, SideBySide, Task
 from tests.doubles import fake_nvml
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from pipeline.__main__ import app
 from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.machine import descendants
 from pipeline.runs.tracking.feeders import Feeders
-from pipeline.sweeps.wandb_run import newest_run, read_wandb_run
+from pipeline.sweeps.agents.wandb_run import newest_run, read_wandb_run
 from tests.doubles.small_runs import ROOT, calm_run, results, run_here, wait_for
 from tests.doubles.tracked import TrackedRun, points
 

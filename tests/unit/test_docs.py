@@ -37,8 +37,10 @@ def test_a_message_is_found_with_what_differs_left_out() -> None:
     assert any(said.startswith("stored output …") for said in all_messages()["errors.py"])
     assert "execution.workers=…: at least one worker is needed" in all_messages()["engine/devices/resolve.py"]
     assert any(said.startswith("no algorithm is enabled") for said in all_messages()["config/checks.py"])
-    assert "the sum of the probabilities is …, and must be 1" in all_messages()["sweeps/parameters.py"]
-    assert any(said.startswith("a grid has no end of values") for said in all_messages()["sweeps/checks.py"])
+    assert "the sum of the probabilities is …, and must be 1" in all_messages()["sweeps/reading/parameters.py"]
+    assert any(
+        said.startswith("a grid has no end of values") for said in all_messages()["sweeps/reading/checks.py"]
+    )
 
 
 def test_every_public_name_has_a_place_on_the_pages() -> None:

@@ -53,6 +53,10 @@ ROOMS = {
             "run_jobs",
         ),
     ],
+    "sweeps": [
+        *("space", "spec", "trials", "folder", "events", "logged", "reporting", "batch", "searching", "reading"),
+        *("recorded", "record", "agents", "several", "online", "report"),
+    ],
 }
 """Rooms of a wing that has an order of its own, likewise."""
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from pipeline.sweeps.agent import Told
+from pipeline.sweeps.agents.agent import Told
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.watched import watched_sweep

@@ -6,11 +6,11 @@ import pytest
 
 from examples.sweeps import fit
 from pipeline.config.load import load_config
-from pipeline.sweeps.command import overrides_of, trial_command
-from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.logged import logged_lines, parsed
+from pipeline.sweeps.reading.command import overrides_of, trial_command
+from pipeline.sweeps.reading.file import read_sweep
 from pipeline.sweeps.reporting import VARIABLE
-from pipeline.sweeps.searches import make_search
+from pipeline.sweeps.searching.searches import make_search
 from pipeline.sweeps.spec import Goal
 
 ROOT = Path(__file__).parents[3]

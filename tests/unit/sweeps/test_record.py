@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.sweeps.halting import Word, tell
-from pipeline.sweeps.orders import as_written
-from pipeline.sweeps.owner import Chooser, is_gone, note_lost, refuse_several
+from pipeline.sweeps.agents.halting import Word, tell
+from pipeline.sweeps.agents.orders import as_written
+from pipeline.sweeps.agents.owner import Chooser, is_gone, note_lost, refuse_several
 from pipeline.sweeps.record import Record, next_trial_number, present
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.spec import Method, Sweep

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.sweeps.parameters import read_parameters
-from pipeline.sweeps.random_search import draw, share
+from pipeline.sweeps.reading.parameters import read_parameters
+from pipeline.sweeps.searching.random_search import draw, share
 from pipeline.sweeps.space import LEAST_SHARE, Choice, Distribution, Parameter, fingerprint, nested
 
 Rule = Callable[[np.ndarray], np.ndarray]

@@ -1,0 +1,170 @@
+"""What is done once, beside the trials: what comes before the first of them, and the test of the best one.
+
+Agents take turns by a lock of its own for each, so that it is done once however many there are.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from pipeline.engine.devices.inventory import Device
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.errors import describe_exit
+from pipeline.locks import claim
+from pipeline.machine.log_tail import tail
+from pipeline.sweeps.agents.orders import Orders
+from pipeline.sweeps.agents.own_runs import is_own
+from pipeline.sweeps.agents.owner import Chooser
+from pipeline.sweeps.agents.pool import Pool
+from pipeline.sweeps.agents.running import Curve, Program
+from pipeline.sweeps.agents.trial_process import Order
+from pipeline.sweeps.folder import TrialFolder
+from pipeline.sweeps.record import Record
+from pipeline.sweeps.spec import Sweep
+from pipeline.sweeps.trials import Trial, TrialState, best_trial
+
+_LOOK_S = 1.0
+
+
+class Once:
+    """The agent's part in what is done once."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        record: Record,
+        pool: Pool,
+        chooser: Chooser,
+        orders: Orders,
+        say: Callable[[str], None],
+        tag: str,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            sweep: What is asked for.
+            record: Of the sweep.
+            pool: Devices of the agent.
+            chooser: Chooses the first trial.
+            orders: What is run.
+            say: Told a line for the user.
+            tag: Of the agent.
+        """
+        self._sweep, self._record, self._pool = sweep, record, pool
+        self._chooser, self._orders, self._say, self._tag = chooser, orders, say, tag
+
+    def prepare(self, signals: StopSignals) -> str:
+        """See that what comes before the first trial has been done, by this agent or another.
+
+        Args:
+            signals: The first one ends it in order, a second one kills it.
+
+        Returns:
+            Name of a signal that came before it was done, or "".
+        """
+        while (first := self._unprepared()) is not None:
+            claimed = claim("prepare", self._record.folder.preparing.path / "lock")
+            if claimed is None:
+                if _heard(signals):
+                    return signals.received or ""
+                continue
+            with claimed:
+                # Whoever had it before may have done it.
+                return self._prepare(first, signals) if self._unprepared() is not None else ""
+        return ""
+
+    def test_winner(self, signals: StopSignals) -> str:
+        """Evaluate the best run of a finished sweep on what no setting was chosen by; otherwise as `prepare`."""
+        best = self._untested()
+        claimed = claim("winner", self._record.folder.winner.path / "lock") if best is not None else None
+        if best is None or claimed is None:
+            return ""
+        with claimed:
+            self._say(f"evaluating trial {best.number}, the best, on the test split")
+            devices = list(self._pool.devices[: best.num_gpus])
+            place = self._record.folder.winner
+            done = self._run(self._orders.winner(best, devices), place, devices, signals)
+            if done.asked is not None:
+                return signals.received or ""
+            if problem := _problem_of(done, place):
+                self._say(f"trial {best.number} was not evaluated on the test split: {problem}")
+                return ""
+            with self._record.turn():
+                self._record.write("WinnerTested", trial=best.number, results=done.curve.last)
+        return ""
+
+    def _unprepared(self) -> Trial | None:
+        """The first trial, if it needs something that has not been done."""
+        if not self._sweep.options.prepare and not is_own(self._sweep):
+            return None
+        with self._record.turn():
+            view = self._record.view
+            return None if view.prepared or view.halted else self._chooser.next(len(self._pool.devices), new=True)
+
+    def _prepare(self, first: Trial, signals: StopSignals) -> str:
+        self._say("preparing, once for all trials")
+        devices = list(self._pool.devices[: first.num_gpus])
+        place = self._record.folder.preparing
+        done = self._run(self._orders.prepare(first, devices), place, devices, signals)
+        if done.asked is not None:
+            return signals.received or ""
+        problem = _problem_of(done, place)
+        with self._record.turn():
+            if problem:
+                self._record.write("SweepStopped", reason=f"preparing failed: {problem}")
+            else:
+                self._record.write("Prepared")
+        return ""
+
+    def _untested(self) -> Trial | None:
+        metric = self._sweep.metric
+        if metric is None or not is_own(self._sweep):
+            return None
+        with self._record.turn():
+            view = self._record.view
+            best = best_trial(view.trials.values(), metric.goal) if view.halted == "finished" else None
+        return None if best is None or view.winner == best.number else best
+
+    def _run(self, order: Order, place: TrialFolder, devices: Sequence[Device], signals: StopSignals) -> Program:
+        """Run a program to its end, or to that of the agent; `asked` says which."""
+        place.path.mkdir(parents=True, exist_ok=True)
+        for old in (place.metrics(1), place.log(1)):
+            with suppress(FileNotFoundError):
+                old.unlink()
+        program = Program(devices, Curve(place, 1, ""), order, self._tag)
+        try:
+            while not program.is_over():
+                if _heard(signals, program.fileno()):
+                    if program.asked is not None:
+                        program.kill()
+                    self._say("stopping")
+                    program.ask(TrialState.waiting, "interrupted")
+                program.hurry()
+        except BaseException:
+            program.kill()
+            raise
+        program.close()
+        return program
+
+
+def _heard(signals: StopSignals, *others: int) -> bool:
+    """Whether a signal has come; waits a moment for that, or until one of the others can be read."""
+    poll = select.poll()
+    for descriptor in (signals.fileno(), *others):
+        poll.register(descriptor, select.POLLIN)
+    if signals.fileno() not in dict(poll.poll(_LOOK_S * 1000)):
+        return False
+    signals.drain()
+    return True
+
+
+def _problem_of(program: Program, place: TrialFolder) -> str:
+    """Why a program that has ended did not do what it was there for, with the end of its log; "" if it did."""
+    said = program.said
+    if said is not None and said.exit_code == 0:
+        return ""
+    if said is not None and (said.busy or said.refused):
+        return said.busy or said.refused
+    return describe_exit(said.exit_code if said is not None else None) + tail(place.log(1))

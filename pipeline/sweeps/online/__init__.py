@@ -1,0 +1,1 @@
+"""Sweeps whose search is that of W&B."""

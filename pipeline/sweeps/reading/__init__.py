@@ -1,0 +1,1 @@
+"""The sweep file: read, checked whole, turned into distributions and command lines."""

@@ -1,0 +1,146 @@
+"""What the schema has against a sweep file, in words: the place, what was given, what may be, what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.values import brief, short
+from pipeline.errors import unknown_name
+from pipeline.sweeps.reading.schema import (
+    DISTRIBUTIONS,
+    ELSEWHERE,
+    OPTIONS,
+    PARAMETER_KEYS,
+    SCHEMA,
+    is_whole,
+    kind_of,
+)
+from pipeline.sweeps.reading.yaml_file import Fault, Place
+
+if TYPE_CHECKING:
+    from jsonschema import Validator
+    from jsonschema.exceptions import ValidationError
+
+
+def schema_faults(data: Any) -> Iterator[Fault]:
+    """What is wrong with single values and keys of a sweep file, each with its place.
+
+    Args:
+        data: The file as plain data.
+    """
+    for error in _validator().iter_errors(data):
+        yield from _in_words(error, tuple(error.absolute_path))
+
+
+@cache
+def _validator() -> Validator:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    # By JSON Schema 1.0 is an integer; here, as for W&B, it makes a range one of floats.
+    checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: is_whole(value))
+    return extend(Draft202012Validator, type_checker=checker)(SCHEMA)
+
+
+_SAYS_NOTHING = (
+    "says nothing of its values: give `value`, `values`, `min` and `max`, `parameters` (a table of more), or a "
+    "`distribution`"
+)
+_TYPES = {
+    "string": "a text",
+    "number": "a number",
+    "integer": "a whole number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
+
+def _in_words(error: ValidationError, place: Place) -> Iterator[Fault]:
+    given, rule = error.instance, error.validator_value
+    if error.validator == "additionalProperties":
+        known = error.schema["properties"]
+        yield from (((*place, key), _unknown_key(key, place, given, known)) for key in given if key not in known)
+    elif error.validator == "required":
+        yield from ((place, f"`{key}` is missing{_HELP.get(key, '')}") for key in rule if key not in given)
+    elif error.validator == "not":  # a parameter by no key of which its distribution can be inferred
+        strange = [key for key in given if key not in PARAMETER_KEYS]
+        yield from (((*place, key), unknown_name("key", key, PARAMETER_KEYS)) for key in strange)
+        if not strange:
+            yield place, _SAYS_NOTHING
+    else:
+        yield place, _of_value(error, given, rule, place)
+
+
+def _of_value(error: ValidationError, given: Any, rule: Any, place: Place) -> str:
+    match error.validator:
+        case "type":
+            wanted = " or ".join(_TYPES[kind] for kind in ([rule] if isinstance(rule, str) else rule))
+            return f"{_shown(given)}, where {wanted} must be{_hint(given, rule)}"
+        case "enum":
+            known = [value for value in rule if isinstance(value, str) and value not in ELSEWHERE]
+            if not isinstance(given, str):
+                return f"{_shown(given)}, where one of these must be: {', '.join(known)}"
+            return unknown_name(str(place[-1]).replace("_", " "), given, known)
+        case "minItems" | "minProperties" | "minLength":
+            return "is empty" if rule == 1 else f"must have {rule} entries at least"
+        case "dependentRequired":
+            return "`max_iter` needs `s`, the number of comparisons before it"
+        case "minimum" | "exclusiveMinimum" | "maximum":
+            return _out_of_range(given, error.schema)
+        case "pattern":
+            return f"{brief(given)} is no name here: letters, digits and '_', also '.' and '-' in parameters"
+        case _:
+            return str(error.schema.get("description", error.message))
+
+
+_HELP = {
+    "method": ": grid, random or bayes",
+    "name": ": of the metric, as the program logs it",
+    "engine": ": leave out the block `scheduler`",
+    "min": ", as there is a `max` or a distribution that needs it",
+    "max": ", as there is a `min` or a distribution that needs it",
+}
+
+
+def _shown(value: object) -> str:
+    kind = _OF.get(type(value), "null")
+    return kind if value is None or isinstance(value, list | dict) else f"{kind}, {brief(value)}"
+
+
+_OF = {str: "a text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a table"}
+
+
+def _hint(given: object, wanted: object) -> str:
+    if isinstance(given, str) and wanted in ("number", "integer"):
+        try:
+            float(given)
+        except ValueError:
+            return ""
+        return ": take away the quotes"
+    if wanted == "integer" and isinstance(given, float) and given.is_integer():
+        return f": write {int(given)}"
+    if wanted == "array":
+        return f": write [{brief(given)}]" if isinstance(given, str | int | float) else ""
+    return ""
+
+
+def _out_of_range(given: float, schema: dict[str, Any]) -> str:
+    if given in (float("inf"), float("-inf")):
+        return f"{given} is not finite: give a number"
+    if "exclusiveMinimum" in schema:
+        return f"{brief(given)} must be more than {short(schema['exclusiveMinimum'])}"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    return f"{brief(given)} must be " + (f"from {low} to {high}" if high is not None else f"{low} or more")
+
+
+def _unknown_key(key: str, place: Place, given: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    said = unknown_name("key", key, known)
+    if not place and key in OPTIONS["properties"]:
+        return f"{said} Options of this program belong in the block `pipeline:`."
+    if place[:1] != ("parameters",) or key not in PARAMETER_KEYS:
+        return said
+    owners = [name for name, (required, optional) in DISTRIBUTIONS.items() if key in {**required, **optional}]
+    return f"does not belong to {kind_of(given)} ({', '.join(known)}), but to {', '.join(owners)}"

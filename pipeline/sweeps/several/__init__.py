@@ -1,0 +1,1 @@
+"""Commands side by side on devices of their own."""

@@ -1,0 +1,30 @@
+"""How the command of a trial is started on several devices."""
+
+import pytest
+
+from pipeline.sweeps.agents.programs import as_ranks, is_of_outer
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("/usr/bin/env python train.py --lr=1", "train.py --lr=1"),
+        ("/venv/bin/python3.11 -u train.py", "train.py"),
+        ("python -m my.train --lr 1", "-m my.train --lr 1"),
+        ("env A=1 python train.py", "env A=1 python train.py"),
+        ("bash run.sh 1", "bash run.sh 1"),
+        ("python -c pass", "python -c pass"),
+        ("torchrun --nproc-per-node=2 train.py", None),
+        ("/usr/bin/env accelerate launch train.py", None),
+        ("python -m torch.distributed.run train.py", None),
+        ("python -m pipeline launch -- train.py", None),
+    ],
+)
+def test_what_is_started_on_each_device(command: str, ranks: str | None) -> None:
+    assert as_ranks(command.split()) == (None if ranks is None else ranks.split())
+
+
+def test_runs_of_others_do_not_leak_into_trials() -> None:
+    leaking = ["WANDB_RUN_ID", "WANDB_SERVICE", "WANDB_SWEEP_ID", "PIPELINE_TRIAL"]
+    assert all(is_of_outer(name) for name in leaking)
+    assert not any(is_of_outer(name) for name in ("WANDB_API_KEY", "WANDB_MODE", "HF_HOME"))

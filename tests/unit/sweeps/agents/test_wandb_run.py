@@ -1,0 +1,156 @@
+"""What wandb has written on this machine, read without it; its own files are in integration/test_trackers.py."""
+
+import json
+import os
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.engine.journal import JournalReader
+from pipeline.sweeps.agents import wandb_run
+from pipeline.sweeps.agents.running import Curve
+from pipeline.sweeps.agents.wandb_run import newest_run, read_wandb_run
+from pipeline.sweeps.folder import TrialFolder
+from pipeline.sweeps.logged import Logged
+
+
+def varint(number: int) -> bytes:
+    more = number >> 7
+    return bytes([number & 0x7F | (0x80 if more else 0)]) + (varint(more) if more else b"")
+
+
+def part(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def item(name: str, value: Any) -> bytes:
+    names = b"".join(part(2, each.encode()) for each in name.split("."))
+    return (names if "." in name else part(1, name.encode())) + part(16, json.dumps(value).encode())
+
+
+def history(**values: Any) -> bytes:
+    return b"\x08\x05" + part(2, b"".join(part(1, item(name, value)) for name, value in values.items()))
+
+
+def summary(*removed: str, **values: Any) -> bytes:
+    updates = b"".join(part(1, item(name, value)) for name, value in values.items())
+    return part(3, updates + b"".join(part(2, part(1, name.encode())) for name in removed))
+
+
+def written(*records: bytes) -> bytes:
+    """As LevelDB writes logs: in pieces that do not cross the end of a block."""
+    data = bytearray(b":W&B\xe1\xbe\x00")
+    for record in records:
+        first = True
+        while True:
+            left = 2**15 - len(data) % 2**15
+            if left < 7:
+                data += bytes(left)
+                continue
+            piece, record = record[: left - 7], record[left - 7 :]
+            kind = (1 if not record else 2) if first else (4 if not record else 3)
+            data += struct.pack("<IHB", 0, len(piece), kind) + piece
+            first = False
+            if not record:
+                break
+    return bytes(data)
+
+
+def run_file(folder: Path, *records: bytes, name: str = "offline-run-1-abc") -> Path:
+    path = folder / "wandb" / name / "run-abc.wandb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(written(*records))
+    return path
+
+
+def test_rows_and_the_summary_by_dotted_names(tmp_path: Path) -> None:
+    path = run_file(
+        tmp_path,
+        part(17, b"the run"),
+        history(loss=1, **{"val.acc": 0.5}, text="x", flag=True, nan=float("nan"), big=10**400),
+        history(loss=0.25, table={"a": {"b": 3}}, long="y" * 100_000),
+        summary(loss=0.25, best={"max": 0.9}, gone=1),
+        summary("gone", final=7),
+        b"\x18\x01",
+    )
+    assert newest_run(tmp_path) == path
+    run = read_wandb_run(path)
+    assert run.rows == [
+        {"loss": 1.0, "val.acc": 0.5, "nan": None, "big": None},
+        {"loss": 0.25, "table.a.b": 3.0},
+    ]
+    assert run.summary == {"loss": 0.25, "best.max": 0.9, "final": 7.0}
+
+
+def test_a_file_that_is_cut_off_or_altered_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    rows = [history(loss=float(number), pad="z" * 3000) for number in range(40)]
+    path = run_file(tmp_path, *rows)
+    whole, chosen = path.read_bytes(), random.Random(0)
+    for cut in (0, 3, 7, 9, 3000, 32768, 32770, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        read = [row["loss"] for row in read_wandb_run(path).rows]
+        assert read == list(range(len(read)))
+    for _ in range(200):
+        altered = bytearray(whole)
+        for _ in range(chosen.randrange(1, 20)):
+            altered[chosen.randrange(len(altered))] = chosen.randrange(256)
+        path.write_bytes(bytes(altered))
+        read_wandb_run(path)
+    path.write_bytes(os.urandom(5000))
+    assert read_wandb_run(path).rows == []
+
+
+def test_of_a_large_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run_file(
+        tmp_path, *(history(loss=float(number), pad="z" * 3000) for number in range(40)), summary(loss=9)
+    )
+    monkeypatch.setattr(wandb_run, "LARGEST", 40_000)
+    run = read_wandb_run(path)
+    assert 10 < len(run.rows) < 30
+    assert run.rows[-1]["loss"] == 39.0
+    assert run.summary == {"loss": 9.0}
+
+
+def lines_of(place: TrialFolder, attempt: int) -> list[Logged]:
+    return [*JournalReader(place.metrics(attempt), lambda line: json.loads(line)).new_events()]
+
+
+def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path) -> None:
+    place = TrialFolder(tmp_path)
+    old = run_file(tmp_path, history(loss=7.0), name="offline-run-0-old")
+    os.utime(old, (1000, 1000))
+    run_file(
+        tmp_path,
+        history(loss=3.0, _step=5, _timestamp=1.5e9),
+        history(other=1.0),
+        history(loss=2.0, _step=6, _timestamp=1.5e9),
+        summary(loss=1.0, _step=6),
+    )
+    curve = Curve(place, 2, "loss")
+    curve.conclude(since=2000.0)
+    assert curve.judged == [3.0, 2.0, 1.0]
+    assert [line["step"] for line in lines_of(place, 2)] == [5, 6, 6]  # type: ignore[index]
+    assert not place.metrics(1).exists()
+
+
+def test_what_is_told_to_the_sweep_itself_comes_first(tmp_path: Path) -> None:
+    place = TrialFolder(tmp_path)
+    run_file(tmp_path, history(loss=3.0))
+    place.metrics(1).write_text('{"step": 1, "values": {"loss": 0.5}, "time": 1.0}\n')
+    curve = Curve(place, 1, "loss")
+    curve.conclude(since=0.0)
+    assert curve.judged == [0.5]
+
+
+def test_a_run_that_did_not_come_about_adds_nothing(tmp_path: Path) -> None:
+    curve = Curve(TrialFolder(tmp_path), 1, "loss")
+    curve.conclude(since=0.0)
+    assert curve.judged == []
+    path = run_file(tmp_path, history(loss=3.0))
+    path.unlink()
+    path.mkdir()
+    curve.conclude(since=0.0)
+    assert curve.judged == []

@@ -1,0 +1,175 @@
+"""The command line of a trial, by W&B's macros, and the settings of a run of this program."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import ConfigError
+from pipeline.sweeps.reading.command import check_program, overrides_of, prepare_command, trial_command
+from pipeline.sweeps.reading.parameters import read_parameters
+from pipeline.sweeps.spec import Method, Options, Sweep
+
+BLOCK = {
+    "lr": {"value": 1e-05},
+    "on": {"values": [True, False]},
+    "off": {"value": False},
+    "name": {"value": "a b"},
+    "none": {"value": None},
+    "model": {"parameters": {"size": {"values": [1, 2]}, "kinds": {"value": ["x"]}}},
+}
+VALUES = {
+    "lr": 1e-05,
+    "on": True,
+    "off": False,
+    "name": "a b",
+    "none": None,
+    "model.size": 2,
+    "model.kinds": ["x"],
+}
+MODEL = {"size": 2, "kinds": ["x"]}
+
+
+ENVIRONMENT = {"HOME": "/home/me", "ODD": "${odd}"}
+
+
+def words(*command: str, values: dict[str, Any] = VALUES, num_gpus: int = 1, **options: Any) -> list[str]:
+    sweep = sweep_of(command, **options)
+    return trial_command(sweep, values, Path("/tmp/p.json"), num_gpus=num_gpus, environment=ENVIRONMENT)
+
+
+def sweep_of(command: tuple[str, ...], **options: Any) -> Sweep:
+    return Sweep(
+        name="s",
+        method=Method.random,
+        metric=None,
+        parameters={each.name: each for each in read_parameters(BLOCK)},
+        program="train.py",
+        command=command,
+        options=Options(**options),
+    )
+
+
+@pytest.mark.parametrize(
+    ("macro", "made"),
+    [
+        ("${env}", ["/usr/bin/env"]),
+        ("${interpreter}", [sys.executable]),
+        ("${program}", ["train.py"]),
+        (
+            "${args}",
+            ["--lr=1e-05", "--on=True", "--off=False", "--name=a b", "--none=None", f"--model={MODEL}"],
+        ),
+        (
+            "${args_no_hyphens}",
+            ["lr=1e-05", "on=True", "off=False", "name=a b", "none=None", f"model={MODEL}"],
+        ),
+        (
+            "${args_no_equals}",
+            [
+                *("--lr", "1e-05", "--on", "True", "--off", "False"),
+                *("--name", "a b", "--none", "None", "--model", str(MODEL)),
+            ],
+        ),
+        ("${args_no_boolean_flags}", ["--lr=1e-05", "--on", "--name=a b", "--none=None", f"--model={MODEL}"]),
+        (
+            "${args_append_hydra}",
+            ["+lr=1e-05", "+on=True", "+off=False", "+name=a b", "+none=None", f"+model={MODEL}"],
+        ),
+        (
+            "${args_override_hydra}",
+            ["++lr=1e-05", "++on=True", "++off=False", "++name=a b", "++none=None", f"++model={MODEL}"],
+        ),
+        (
+            "${args_json}",
+            [json.dumps({**{key: VALUES[key] for key in ("lr", "on", "off", "name", "none")}, "model": MODEL})],
+        ),
+        ("${args_json_file}", ["/tmp/p.json"]),
+        ("${envvar:HOME}/x", ["/home/me/x"]),
+        ("${envvar:NOBODY}", ["NOBODY"]),
+        ("${envvar:ODD}", ["${odd}"]),
+        ("--all=${args}", ["--all=${args}"]),
+    ],
+)
+def test_macros_are_filled_in_as_wandbs_agent_does(macro: str, made: list[str]) -> None:
+    assert words("first", macro, "last") == ["first", *made, "last"]
+
+
+def test_nothing_of_a_value_is_a_macro() -> None:
+    assert words("${args}", values={"name": "${program}"}) == ["--name=${program}"]
+
+
+def test_a_trial_on_several_devices_may_have_another_program() -> None:
+    assert words("${program}", num_gpus=2) == ["train.py"]
+    assert words("${program}", num_gpus=2, distributed_program="ddp.py") == ["ddp.py"]
+    assert words("${program}", num_gpus=1, distributed_program="ddp.py") == ["train.py"]
+
+
+def test_a_program_that_is_not_there_is_told_before_a_trial_fails_at_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    check_program(replace(sweep_of(()), folder=tmp_path))
+    check_program(replace(sweep_of(()), folder=tmp_path, program="my-program"))
+    for where, options in ((tmp_path / "other", {}), (tmp_path, {"distributed_program": "ddp.py"})):
+        with pytest.raises(ConfigError, match=r"there is no file (train|ddp)\.py in /.*, where trials start"):
+            check_program(replace(sweep_of((), **options), folder=where))
+
+
+def test_what_is_run_before_the_first_trial_has_no_parameters() -> None:
+    prepare = ("${interpreter}", "${program}", "${args}", "${args_json}", "--only-data", "${envvar:HOME}")
+    assert prepare_command(sweep_of((), prepare=prepare), ENVIRONMENT) == [
+        sys.executable,
+        "train.py",
+        "--only-data",
+        "/home/me",
+    ]
+    assert prepare_command(sweep_of(())) == []
+
+
+# Keys of tables as Hydra has them; values of any plain data.
+_leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**20), 10**20),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8).filter(lambda text: "${" not in text),
+    st.sampled_from(["true", "Null", "inf", "1e5", "", "2.0->0.5@linear", "a,b", "it's", "\\", "a\\'"]),
+)
+_plain = st.recursive(
+    _leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), inner, max_size=3),
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.mark.properties
+@given(_plain)
+def test_hydra_reads_a_setting_as_it_was(value: object) -> None:
+    (override,) = OverridesParser.create().parse_overrides(overrides_of({"a.b": value}))
+    read = _unquoted(override.value())
+    assert (override.key_or_group, repr(read)) == ("a.b", repr(value))
+
+
+def _unquoted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_unquoted(key): _unquoted(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_unquoted(each) for each in value]
+    return getattr(value, "text", value)
+
+
+def test_settings_of_a_run_are_readable() -> None:
+    assert overrides_of({"algos.PITA.eta": math.inf, "dataset": "addition", "experiment.seeds": [0, 1]}) == [
+        "algos.PITA.eta=inf",
+        "dataset=addition",
+        "experiment.seeds=[0,1]",
+    ]
