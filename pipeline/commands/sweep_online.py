@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -15,8 +16,9 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError
 from pipeline.runs.report.format import count as counted
 from pipeline.sweeps.agents.own_runs import is_own
+from pipeline.sweeps.agents.pool import Pool
 from pipeline.sweeps.agents.strategies import split_words
-from pipeline.sweeps.folder import sweep_folder
+from pipeline.sweeps.folder import SweepFolder, sweep_folder
 from pipeline.sweeps.online.at_wandb import as_uploaded, created, most_devices, shares
 from pipeline.sweeps.online.slots import OnlineSlots, Patience, Slot
 from pipeline.sweeps.online.wandb_file import wandb_config
@@ -73,31 +75,28 @@ def run_online(
             return 0
     share = most_devices(sweep, where.each)
     pool = replace(where, each=share).pool(sweep)
-    parts = shares(pool.devices, share, pool.at_once)
-    if not parts:
-        there = f"there {'is' if len(pool.devices) == 1 else 'are'} {len(pool.devices)}"
-        raise ConfigError(f"trials of this sweep need {counted(share, pool.kind)}, and {there}")
     folder = sweep_folder(output_dir.absolute(), sweep.name)
+    slots = _slots(pool, share, folder)
     online, new = created(as_uploaded(wandb_config(sweep), sweep, share), folder.path / KEPT)
     say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=online.path)
-    say(console, f"{counted(len(parts), 'agent')} with {counted(share, pool.kind)} each")
-    slots = [
-        Slot(devices=devices, place=folder.path / "slots" / f"{number:02d}")
-        for number, devices in enumerate(parts, 1)
-    ]
-    work = OnlineSlots(
-        sweep,
-        online,
-        slots,
-        pool.places,
-        lambda text: say(console, text),
-        limit=count,
-        grace_s=grace_s,
-        patience=patience,
-    )
+    say(console, f"{counted(len(slots), 'agent')} with {counted(share, pool.kind)} each")
+    told = partial(say, console)
+    work = OnlineSlots(sweep, online, slots, pool.places, told, limit=count, grace_s=grace_s, patience=patience)
     with StopSignals() as signals:
         interrupted = work.run(signals)
         say(console, f"{counted(work.trials, 'trial')} run; what they have reached is at W&B")
         code = INTERRUPTED[interrupted] if interrupted else FAILED if work.gave_up else 0
         settle(code)
     return code
+
+
+def _slots(pool: Pool, share: int, folder: SweepFolder) -> list[Slot]:
+    """Places for agents, each with its share of the devices."""
+    parts = shares(pool.devices, share, pool.at_once)
+    if not parts:
+        there = f"there {'is' if len(pool.devices) == 1 else 'are'} {len(pool.devices)}"
+        raise ConfigError(f"trials of this sweep need {counted(share, pool.kind)}, and {there}")
+    return [
+        Slot(devices=devices, place=folder.path / "slots" / f"{number:02d}")
+        for number, devices in enumerate(parts, 1)
+    ]

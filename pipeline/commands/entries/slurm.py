@@ -22,6 +22,23 @@ app = typer.Typer(
 )
 _WORDS = {"allow_extra_args": True, "allow_interspersed_args": False}
 _ANY_OPTION = {**_WORDS, "ignore_unknown_options": True}
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", help="File for what it prints; slurm-%j.out if left out.")
+]
+Notice = Annotated[int | None, typer.Option(help="Seconds before its end at which it is told to save and stop.")]
+Options = Annotated[
+    list[str] | None, typer.Option(help="Another option of sbatch, once for each: licenses=matlab.")
+]
+Setup = Annotated[
+    list[str] | None, typer.Option(help="A line of shell that comes first, once for each: 'module load cuda'.")
+]
+Out = Annotated[Path | None, typer.Option(help="File to write, '-' to print; JOB-NAME.sbatch if left out.")]
+Cpus = Annotated[
+    int | None, typer.Option("--cpus-per-task", "-c", help="CPUs of each node; 8 for each GPU if left out.")
+]
+Array = Annotated[
+    str | None, typer.Option("--array", "-a", help="Agents of a sweep: 0-3, or 0-15%4 for 4 at once.")
+]
 Parsable = Annotated[bool, typer.Option("--parsable", help="Print the id of the job and nothing else.")]
 
 
@@ -44,35 +61,21 @@ def write(
     qos: Annotated[str | None, typer.Option("--qos", "-q", help="With which priority and limits.")] = None,
     time: Annotated[str | None, typer.Option("--time", "-t", help="How long: 90, 24:00:00, 2-12.")] = None,
     gres: Annotated[str | None, typer.Option(help="Devices of each node: gpu:8, gpu:h200:8.")] = None,
-    cpus: Annotated[
-        int | None, typer.Option("--cpus-per-task", "-c", help="CPUs of each node; 8 for each GPU if left out.")
-    ] = None,
+    cpus: Cpus = None,
     mem: Annotated[str | None, typer.Option(help="Memory of each node: 200G.")] = None,
     nodes: Annotated[int, typer.Option("--nodes", "-N", help="Machines; several for launch alone.")] = 1,
-    array: Annotated[
-        str | None, typer.Option("--array", "-a", help="Agents of a sweep: 0-3, or 0-15%4 for 4 at once.")
-    ] = None,
+    array: Array = None,
     exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="Not these nodes: n1,n[4-7].")] = None,
     nodelist: Annotated[str | None, typer.Option("--nodelist", "-w", help="These nodes.")] = None,
     constraint: Annotated[str | None, typer.Option("--constraint", "-C", help="Features of the nodes.")] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="File for what it prints; slurm-%j.out if left out.")
-    ] = None,
-    notice: Annotated[
-        int | None, typer.Option(help="Seconds before its end at which it is told to save and stop.")
-    ] = None,
+    output: Output = None,
+    notice: Notice = None,
     requeue: Annotated[
         bool, typer.Option("--requeue/--no-requeue", help="Whether it goes back into the queue and on from there.")
     ] = True,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Another option of sbatch, once for each: licenses=matlab.")
-    ] = None,
-    setup: Annotated[
-        list[str] | None, typer.Option(help="A line of shell that comes first, once for each: 'module load cuda'.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write, '-' to print; JOB-NAME.sbatch if left out.")
-    ] = None,
+    option: Options = None,
+    setup: Setup = None,
+    out: Out = None,
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to Slurm at once.")] = False,
     parsable: Parsable = False,
 ) -> None:

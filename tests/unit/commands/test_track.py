@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.commands import track
-from pipeline.config.schema import Tracker, TrackingConfig
+from pipeline.config.tracking import Tracker, TrackingConfig
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.runs.tracking.trackers import TRACKERS
 from tests.doubles.runs import WrittenRun, chain_plan

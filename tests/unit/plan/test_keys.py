@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from pipeline.config.load import load_config
-from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
+from pipeline.config.tracking import Tracker, TrackingConfig, TrackingMode
 from pipeline.plan.keys import determining, result_key
 
 
