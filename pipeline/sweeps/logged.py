@@ -15,7 +15,8 @@ from pathlib import Path
 from pipeline.engine.events import whole_lines
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json
-from pipeline.outputs.formats import Number
+from pipeline.outputs.formats import LARGEST
+from pipeline.sweeps.reporting import whole_step
 
 _TAIL_BYTES = 1 << 16
 
@@ -25,14 +26,36 @@ class Logged:
     """One line.
 
     Attributes:
-        values: Name of a metric -> its value; None for one that is no finite number.
+        values: Name of a metric -> its value; None for one that is no finite number, or beyond all use.
         step: As the program counts; None where it does not.
         time: When, in seconds since 1970.
     """
 
-    values: dict[str, Number | None]
+    values: dict[str, float | None]
     step: int | None = None
     time: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """As it is written, whatever numbers are in it."""
+
+    values: dict[str, int | float | None]
+    step: int | float | None = None
+    time: int | float | None = None
+
+
+def read_line(line: bytes) -> Logged:
+    """Read one line.
+
+    Raises:
+        ForeignDataError: It is none.
+    """
+    found = read_json(line, _Line, infinite=True)
+    values = {name: _usable(value) for name, value in found.values.items()}
+    return Logged(
+        values=values, step=None if found.step is None else whole_step(found.step), time=_usable(found.time)
+    )
 
 
 def logged_lines(path: Path) -> list[bytes]:
@@ -61,9 +84,14 @@ def parsed(lines: Iterable[bytes]) -> Iterator[Logged]:
     """What lines say, those left out that say nothing."""
     for line in lines:
         with suppress(ForeignDataError):
-            yield read_json(line, Logged)
+            yield read_line(line)
 
 
 def last_values(lines: Iterable[Logged]) -> dict[str, float | None]:
     """What was logged last of each metric."""
     return {name: value for line in lines for name, value in line.values.items()}
+
+
+def _usable(value: float | None) -> float | None:
+    """One number that nothing can be done with must not cost the others of its line."""
+    return float(value) if value is not None and abs(value) <= LARGEST else None

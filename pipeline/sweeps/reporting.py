@@ -22,12 +22,18 @@ VARIABLE = "PIPELINE_TRIAL"
 """Environment variable: the file to which the program of a trial adds what it logs. Not set outside of a sweep."""
 
 log_ = logging.getLogger("pipeline")
+_LAST_STEP = 2**53
+"""Up to here a number of JSON is a whole number for every reader."""
 _told: set[str] = set()
 _steps: dict[str, int] = {}
 
 
 def log(
-    values: Mapping[str, SupportsFloat] | None = None, /, *, step: int | None = None, **named: SupportsFloat
+    values: Mapping[str, SupportsFloat] | None = None,
+    /,
+    *,
+    step: SupportsFloat | None = None,
+    **named: SupportsFloat,
 ) -> None:
     """Tell the sweep that runs this program what it has reached: ``log(loss=0.5, step=3)``.
 
@@ -36,20 +42,21 @@ def log(
 
     Args:
         values: Name -> number, for names that are no words of Python: ``log({"val/loss": 0.5})``.
-        step: Of the program, as it counts; one more than the last time if left out.
+        step: Of the program, as it counts; one more than the last time if left out, or if it is no whole number.
         named: Further names and numbers.
 
     Raises:
-        TypeError: A value is no number.
+        TypeError: A value or the step is no number.
     """
-    numbers = {name: _number(name, value) for name, value in {**(values or {}), **named}.items()}
+    numbers = {_name(name): _number(name, value) for name, value in {**(values or {}), **named}.items()}
+    counted = None if step is None else _step(step)
     place = os.environ.get(VARIABLE)
     if not place:
         _tell_once("debug", "there is no sweep that this program is a trial of, so what it logs goes nowhere")
         return
     if os.environ.get("RANK", "0") not in ("", "0"):
         return
-    _steps[place] = step if step is not None else _steps.get(place, 0) + 1
+    _steps[place] = counted if counted is not None else _steps.get(place, 0) + 1
     _append(Path(place), {"step": _steps[place], "values": numbers, "time": round(time.time(), 3)})
 
 
@@ -59,10 +66,30 @@ def own_trial() -> Path | None:
     return Path(place).parent if place else None
 
 
+def whole_step(number: float) -> int | None:
+    """A step as a whole number; None for one that is none, or too large to be told from the next."""
+    return int(number) if abs(number) <= _LAST_STEP and number == int(number) else None
+
+
+def _step(given: SupportsFloat) -> int | None:
+    number = _number("step", given)
+    step = None if number is None else whole_step(number)
+    if step is None:
+        _tell_once("warning", "log(step=%s): a step is a whole number, so such calls are counted instead", given)
+    return step
+
+
+def _name(given: object) -> str:
+    """A text that can be written as UTF-8, which half of a surrogate pair cannot."""
+    return str(given).encode(errors="replace").decode()
+
+
 def _number(name: str, value: SupportsFloat) -> float | None:
     """A finite number; None for one that is not, which JSON does not have."""
     try:
         number = float(value)
+    except OverflowError:
+        return None
     except (TypeError, ValueError) as error:
         raise TypeError(f"log({name}={value!r}): a number is needed") from error
     return number if math.isfinite(number) else None
@@ -78,10 +105,10 @@ def _append(path: Path, line: Mapping[str, object]) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:  # a program that has computed for hours must not fail for it
-        _tell_once("warning", f"what is logged for the sweep cannot be written: {error}")
+        _tell_once("warning", "what is logged for the sweep cannot be written: %s", error)
 
 
-def _tell_once(level: str, text: str) -> None:
+def _tell_once(level: str, text: str, *given: object) -> None:
     if text not in _told:
         _told.add(text)
-        getattr(log_, level)("%s", text)
+        getattr(log_, level)(text, *given)

@@ -18,7 +18,7 @@ from pipeline.machine.children import Child
 from pipeline.sweeps.agents.trial_process import MODULE, Order, Said
 from pipeline.sweeps.agents.wandb_metrics import take_over
 from pipeline.sweeps.folder import TrialFolder
-from pipeline.sweeps.logged import Logged
+from pipeline.sweeps.logged import read_line
 from pipeline.sweeps.trials import Trial, TrialState
 
 _MARGIN_S = 15.0
@@ -69,7 +69,7 @@ class Curve:
 
 
 def _read_line(line: bytes) -> dict[str, float | None]:
-    return {**read_json(line, Logged).values}
+    return read_line(line).values
 
 
 class Program:

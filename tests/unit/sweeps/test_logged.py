@@ -24,6 +24,12 @@ def test_lines_are_read_up_to_one_that_is_cut_off_and_others_cost_themselves(tmp
     assert latest_values(tmp_path) == {}
 
 
+@pytest.mark.parametrize("number", ["1.9e130", "-1e101", "1" + "0" * 400, "1e999", "NaN", "-Infinity"])
+def test_a_number_that_is_of_no_use_costs_itself_and_no_other_of_its_line(number: str) -> None:
+    (line,) = parsed([b'{"step": 2, "values": {"loss": 300, "ppl": %s}}' % number.encode()])
+    assert (line.step, line.values) == (2, {"loss": 300.0, "ppl": None})
+
+
 def test_of_a_long_file_the_end_tells_the_latest_values(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"values": {"loss": float(at)}}) + "\n" for at in range(5000)))

@@ -2,12 +2,20 @@
 
 import json
 import logging
+from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import SupportsFloat
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline import sweeps
+from pipeline.outputs.formats import LARGEST
 from pipeline.sweeps import reporting
+from pipeline.sweeps.logged import logged_lines, read_line
 
 
 @pytest.fixture
@@ -28,6 +36,46 @@ def test_each_call_is_a_line(file: Path) -> None:
     sweeps.log({"val/loss": 0.25, "n": 3}, step=7)
     sweeps.log(loss=float("nan"), acc=True)
     assert lines(file) == [(1, {"loss": 0.5}), (7, {"val/loss": 0.25, "n": 3.0}), (8, {"loss": None, "acc": 1.0})]
+
+
+@pytest.mark.parametrize("step", [3, 3.0, np.int64(3), np.float32(3), Fraction(3)], ids=repr)
+def test_a_step_is_a_whole_number_of_whatever_type(step: SupportsFloat, file: Path) -> None:
+    sweeps.log(loss=0.5, step=step)
+    sweeps.log(loss=0.25)
+    assert lines(file) == [(3, {"loss": 0.5}), (4, {"loss": 0.25})]
+
+
+def test_a_step_that_is_no_whole_number_is_told_once_and_counted(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="pipeline"):
+        for step in (7, 0.5, float("nan"), 10**400):
+            sweeps.log(loss=1.0, step=step)
+    assert [step for step, _ in lines(file)] == [7, 8, 9, 10]
+    assert [record.getMessage() for record in caplog.records] == [
+        "log(step=0.5): a step is a whole number, so such calls are counted instead"
+    ]
+    with pytest.raises(TypeError, match=r"log\(step='last'\): a number is needed"):
+        sweeps.log(loss=1.0, step="last")  # type: ignore[arg-type]
+
+
+@pytest.mark.properties
+@given(
+    st.dictionaries(
+        st.text(st.characters(), max_size=5), st.floats() | st.integers() | st.just(10**400), max_size=3
+    ),
+    st.none() | st.floats() | st.integers() | st.just(10**400),
+)
+def test_whatever_is_logged_is_read(values: dict[str, float], step: float | None) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "metrics.jsonl"
+        patch.setenv(reporting.VARIABLE, str(path))
+        patch.delenv("RANK", raising=False)
+        sweeps.log(values, step=step)
+        (found,) = [read_line(line) for line in logged_lines(path)]
+    usable = {name: float(value) if abs(value) <= LARGEST else None for name, value in values.items()}
+    assert {name.encode(errors="replace").decode(): value for name, value in usable.items()} == found.values
+    assert found.step == (step if step is not None and abs(step) <= 2**53 and step == int(step) else 1)
 
 
 def test_of_several_ranks_the_first_alone_is_heard(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
