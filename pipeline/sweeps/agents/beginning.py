@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import write_whole
 from pipeline.sweeps.folder import SweepFolder, sweep_folder
 from pipeline.sweeps.reading.file import read_sweep
 from pipeline.sweeps.record import Record
+from pipeline.sweeps.space import fingerprint
 from pipeline.sweeps.spec import Sweep
 
 _FIXED = ("method", "metric", "parameters", "program", "command")
@@ -64,9 +66,19 @@ def _refuse_another(sweep: Sweep, folder: SweepFolder, overrides: Sequence[str])
         there = read_sweep(folder.file, name=folder.name, overrides=overrides)
     except (ConfigError, OSError):
         return  # what it was cannot be told any more, and is replaced
-    other = [name for name in _FIXED if there.given.get(name) != sweep.given.get(name)]
+    other = [name for name in _FIXED if not _alike(there.given.get(name), sweep.given.get(name))]
     if other:
         raise ConfigError(
             f"sweep {folder.name} in {folder.path} was begun with another {', '.join(other)}: its trials would "
             "not belong together. Give this one a name of its own by --name, or remove that folder"
         )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two parts of a file say the same, values being told apart as a grid does."""
+    match one, other:
+        case Mapping(), Mapping():
+            return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+        case list(), list():
+            return len(one) == len(other) and all(map(_alike, one, other))
+    return fingerprint(one) == fingerprint(other)
