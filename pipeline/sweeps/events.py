@@ -14,9 +14,9 @@ from msgspec import Meta
 from pipeline.engine.events import read_event
 from pipeline.foreign import converted, parse_json
 from pipeline.sweeps.spec import Goal, Method
-from pipeline.sweeps.trials import TrialState
+from pipeline.sweeps.trials import LAST_TRIAL, TrialState
 
-_Number = Annotated[int, Meta(ge=0, le=10**9)]
+_Number = Annotated[int, Meta(ge=0, le=LAST_TRIAL)]
 _Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Time = Annotated[float, Meta(ge=0, le=2.5e11)]
 _Id = Annotated[str, Meta(min_length=1, max_length=200)]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,12 @@ from pipeline.errors import StoreError
 from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.sweeps.folder import TRIALS, SweepFolder
 from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.trials import LAST_TRIAL
 
 _POLL_S = 0.02
+_SHOWN = 100
+_NUMBER = re.compile(r"[0-9]{4,10}")
+"""What folders of trials are called; `str.isdigit` takes what `int` does not."""
 
 
 class Record(RecordedSweep):
@@ -74,12 +80,17 @@ class Record(RecordedSweep):
         """Add an event, inside a turn; it is on disk, and in the view, when this returns.
 
         Raises:
-            StoreError: It cannot be written, and no part of it was.
+            StoreError: It cannot be written, and no part of it was; or it was, and cannot be read back.
         """
+        self.refresh()
+        unreadable = self.unreadable
         if self._journal_file is None:
             self._journal_file = Journal(self.folder.journal)
         self._journal_file.write(event, **fields)
         self.refresh()
+        if self.unreadable > unreadable:
+            told = ", ".join(f"{name}={value!r}"[:_SHOWN] for name, value in fields.items())
+            raise StoreError(f"{self.folder.journal}: an event that was added is not read back: {event}({told})")
 
     def _close(self) -> None:
         if self._journal_file is not None:
@@ -119,15 +130,18 @@ def present(folder: SweepFolder, agent: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def next_trial_number(folder: SweepFolder, known: int) -> int:
+def next_trial_number(folder: SweepFolder, known: Collection[int]) -> int:
     """A number that no trial has had, not even one whose line in the journal is damaged.
 
     Args:
         folder: Of the sweep.
-        known: The first number after those in the journal.
+        known: Those in the journal.
     """
-    used = [int(name) for name in _names(folder.path / TRIALS) if name.isdigit()]
-    return max([known - 1, *used]) + 1
+    folders = (int(name) for name in _names(folder.path / TRIALS) if _NUMBER.fullmatch(name))
+    used = {*known, *(number for number in folders if number <= LAST_TRIAL)}
+    after = max(used, default=-1) + 1
+    # Somebody else has made the last one: there are others left.
+    return after if after <= LAST_TRIAL else next(number for number in count() if number not in used)
 
 
 def _names(folder: Path) -> list[str]:

@@ -24,6 +24,9 @@ from typing import Any
 
 from pipeline.sweeps.spec import Goal
 
+LAST_TRIAL = 10**9
+"""The largest number that a trial can have."""
+
 
 class TrialState(Enum):
     """What became of a trial, or of its last attempt."""

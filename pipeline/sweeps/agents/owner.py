@@ -149,7 +149,7 @@ class Chooser:
             return False
         self._record.write(
             "TrialCreated",
-            trial=next_trial_number(self._record.folder, max(view.trials, default=-1) + 1),
+            trial=next_trial_number(self._record.folder, view.trials),
             num_gpus=turn.devices_needed(parameters, self._each),
             **as_written(parameters),
         )

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StoreError
 from pipeline.sweeps.agents.halting import Word, tell
 from pipeline.sweeps.agents.orders import as_written
 from pipeline.sweeps.agents.owner import Chooser, is_gone, note_lost, refuse_several
 from pipeline.sweeps.record import Record, next_trial_number, present
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.spec import Method, Sweep
-from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.sweeps.trials import LAST_TRIAL, Trial, TrialState
 from tests.doubles.sweeps import SweepOnPaper
 
 
@@ -102,8 +102,30 @@ def test_a_trial_with_which_agents_die_again_and_again_fails_in_the_end(paper: S
 
 def test_a_number_is_never_given_twice_though_its_line_is_damaged(paper: SweepOnPaper) -> None:
     paper.folder.trial(3).path.mkdir(parents=True)
-    assert next_trial_number(paper.folder, 1) == 4
-    assert next_trial_number(paper.folder, 7) == 7
+    assert next_trial_number(paper.folder, {0}) == 4
+    assert next_trial_number(paper.folder, {0, 6}) == 7
+
+
+@pytest.mark.parametrize("name", ["20261122190000", "1000000001", "1000000000", "²", "٣٣٣٣", "12"])
+def test_folders_of_others_among_those_of_trials_keep_no_sweep_from_going_on(
+    name: str, paper: SweepOnPaper
+) -> None:
+    paper.folder.trial(0).path.parent.joinpath(name).mkdir(parents=True)
+    record = Record(paper.folder)
+    with record.turn():
+        chosen = chooser(record, Listed({"a": 0})).next(4, new=True)
+    assert chosen is not None
+    assert (chosen.number, record.unreadable) == (0, 0)
+
+
+def test_the_largest_number_in_the_journal_leaves_others(paper: SweepOnPaper) -> None:
+    assert next_trial_number(paper.folder, {0, LAST_TRIAL}) == 1
+
+
+def test_nothing_goes_on_where_what_was_written_is_not_read_back(paper: SweepOnPaper) -> None:
+    record = Record(paper.folder)
+    with record.turn(), pytest.raises(StoreError, match=r"not read back: TrialCreated\(trial=1000000001, par"):
+        record.write("TrialCreated", trial=LAST_TRIAL + 1, parameters={})
 
 
 def test_infinite_parameters_come_back_as_they_were(paper: SweepOnPaper) -> None:
