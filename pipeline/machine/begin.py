@@ -18,7 +18,7 @@ def begin(death: signal.Signals = signal.SIGKILL) -> dict[str, Any]:
         death: The signal by which this process is to end.
 
     Returns:
-        The settings that `command` was given.
+        The settings that `command` was given, and those of a `Child`.
     """
     settings: dict[str, Any] = json.loads(sys.argv[1])
     die_with_parent(settings.pop("parent_pid"), death)
@@ -28,4 +28,7 @@ def begin(death: signal.Signals = signal.SIGKILL) -> dict[str, Any]:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = python_path
+    if (told := settings.pop("told", None)) is not None:
+        with os.fdopen(told, "rb") as file:
+            settings |= json.load(file)
     return settings

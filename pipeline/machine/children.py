@@ -2,6 +2,7 @@
 
     parent                                                child
     command(MODULE, ...) ---- one argument, JSON ---->    begin(), before anything else
+    settings of a Child  ---- a file without name --->    which returns them with those
     Child(MODULE, ...)   <--- lines over a socket --->    Channel.inherited(settings["fd"])
     end(...)                                              killed, and its descendants wherever they went
 
@@ -17,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -51,6 +53,18 @@ def command(module: str, environment: Mapping[str, str], **settings: Any) -> tup
     return words, {**environment, "PYTHONPATH": str(PACKAGE_PARENT)}
 
 
+def _nameless_file(data: bytes) -> IO[bytes]:
+    """A file that ends with those who have it open, in memory where the system can: no disk is full for it."""
+    file: IO[bytes]
+    if sys.platform == "linux":
+        file = os.fdopen(os.memfd_create("settings"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by who asks for it
+    file.write(data)
+    file.seek(0)
+    return file
+
+
 class Child:
     """A process with a channel to it, and whatever that process starts in turn.
 
@@ -76,7 +90,7 @@ class Child:
         Args:
             module: As `command` takes it, and `environment` too.
             environment: Its tag is added.
-            settings: Likewise; `fd` is added, for `Channel.inherited`.
+            settings: Plain data of any length that `begin` returns; `fd` is added, for `Channel.inherited`.
             max_bytes: See `Channel`.
             send_timeout_s: Likewise. Its reader takes messages at once, so one that takes none is stuck.
             output: Where its standard output and error go; None for those of this process.
@@ -88,19 +102,20 @@ class Child:
         self._tag = tag or descendants.new_tag()
         self._family: set[Process] = set()
         """Descendants when it was killed, should they have no tag any more."""
-        words, environment = command(
-            module, descendants.with_tag(environment, self._tag), fd=theirs.fileno(), **settings
-        )
         try:
-            self.process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                process_group=0 if own_group else None,
-            )
+            with _nameless_file(json.dumps(settings).encode()) as told:
+                words, environment = command(
+                    module, descendants.with_tag(environment, self._tag), fd=theirs.fileno(), told=told.fileno()
+                )
+                self.process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    pass_fds=[theirs.fileno(), told.fileno()],
+                    process_group=0 if own_group else None,
+                )
         except BaseException:
             ours.close()
             raise

@@ -8,6 +8,7 @@ It is told to stop by a signal, and also ends the program when the agent is gone
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -101,9 +102,17 @@ def main() -> int:
     except DeviceError as error:
         said = Said(busy=str(error).partition(". Ask for ")[0])
     except (PipelineError, OSError) as error:
-        said = Said(refused=str(error))
+        said = Said(refused=_too_long(order) if getattr(error, "errno", None) == errno.E2BIG else str(error))
     channel.send(msgspec.json.encode(said))
     return 0
+
+
+def _too_long(order: Order) -> str:
+    lengths = [len(os.fsencode(word)) for word in order.words]
+    return (
+        f"its command line is longer than the system takes: {sum(lengths):,} bytes, of which {max(lengths):,} in "
+        "one word. Write ${args_json_file} for ${args} in `command`: the path of a file with the parameters"
+    )
 
 
 def _carry_out(order: Order) -> Said:

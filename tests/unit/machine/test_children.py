@@ -43,6 +43,11 @@ def living(pids: list[int]) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
 
 
+def test_settings_may_be_longer_than_a_word_of_a_command_line() -> None:
+    with started(settings={"text": "a" * (1 << 19)}) as (_one, seen):
+        assert len(seen["settings"]["text"]) == 1 << 19
+
+
 @pytest.mark.parametrize("python_path", [None, "/of/the/user"])
 def test_a_child_is_as_its_parent_but_for_what_it_was_told(
     python_path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
