@@ -19,7 +19,8 @@ from pipeline.sweeps.trials import LAST_TRIAL, TrialState
 _Number = Annotated[int, Meta(ge=0, le=LAST_TRIAL)]
 _Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Time = Annotated[float, Meta(ge=0, le=2.5e11)]
-_Id = Annotated[str, Meta(min_length=1, max_length=200)]
+_Id = Annotated[str, Meta(pattern=r"\Aa[1-9][0-9]{0,8}\Z")]
+"""Of an agent; a file has that name."""
 
 
 class _SweepStarted(TypedDict):
@@ -56,7 +57,7 @@ class _TrialCreated(TypedDict):
 class _TrialStarted(TypedDict):
     trial: _Number
     attempt: Annotated[int, Meta(ge=1, le=10**6)]
-    agent: str
+    agent: _Id
     time: _Time
     devices: NotRequired[list[str]]
     pid: NotRequired[_Pid | None]

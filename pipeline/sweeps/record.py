@@ -107,27 +107,44 @@ class Present:
 
 
 @contextmanager
-def present(folder: SweepFolder, agent: str) -> Iterator[None]:
+def present(folder: SweepFolder, named: Collection[str] = ()) -> Iterator[str]:
     """Be seen as an agent that lives: its file is locked until this process ends, however it ends.
+
+    Args:
+        folder: Of the sweep.
+        named: Ids of agents that were there before.
+
+    Yields:
+        Its id: the first that no other has had, as there is neither word of it nor a file.
 
     Raises:
         StoreError: The file cannot be written.
     """
-    path = folder.agents / agent
+    ids = (f"a{number}" for number in count(1))
+    path, descriptor = next(filter(None, (_own_file(folder.agents / id_) for id_ in ids if id_ not in named)))
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        with suppress(LocksUnsupportedError):
-            lock(descriptor)
         with suppress(OSError):
             os.write(descriptor, json.dumps(asdict(Present(pid=os.getpid(), host=socket.gethostname()))).encode())
-        yield
+        yield path.name
         with suppress(OSError):
             path.unlink()
     finally:
         os.close(descriptor)
+
+
+def _own_file(path: Path) -> tuple[Path, int] | None:
+    """Make and lock a file, without waiting for anybody; None where there is something already."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    with suppress(LocksUnsupportedError):
+        if not lock(descriptor, wait=False):  # somebody looks at it in this moment
+            os.close(descriptor)
+            return None
+    return path, descriptor
 
 
 def next_trial_number(folder: SweepFolder, known: Collection[int]) -> int:

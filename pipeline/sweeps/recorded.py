@@ -10,7 +10,7 @@ from pipeline.engine.journal import JournalReader
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file
-from pipeline.locks import LocksUnsupportedError, lock
+from pipeline.locks import lock
 from pipeline.sweeps.events import read_sweep_event
 from pipeline.sweeps.folder import SweepFolder, sweep_folder
 from pipeline.sweeps.logged import latest_values
@@ -115,23 +115,26 @@ class RecordedSweep:
         return {number: latest_values(path).get(metric) for number, path in paths.items()}
 
     def agent_lives(self, agent: str) -> bool | None:
-        """Whether an agent that has joined is still there; None where nobody can tell.
+        """Whether an agent is still there; None where nobody can tell.
 
         An agent holds a lock on its file, which the kernel gives back when the process ends, however it ends.
         """
-        if "/" in agent or agent.startswith("."):
-            return None
         try:
             with open_plain(self.folder.agents / agent) as file:
                 return not lock(file.fileno(), shared=True, wait=False)
         except FileNotFoundError:
             return False
-        except (LocksUnsupportedError, OSError, ValueError):
+        except OSError:  # no locks among them
             return None
 
+    def agents(self) -> list[str]:
+        """Agents that have joined and not left, and those whose trials run, whatever else the journal says."""
+        running = (trial.agent for trial in self.view.having(TrialState.running))
+        return list(dict.fromkeys([*self.view.agents, *running]))
+
     def living_agents(self) -> list[str]:
-        """Agents that have joined and may still be there."""
-        return [agent for agent in self.view.agents if self.agent_lives(agent) is not False]
+        """Those of `agents` that may still be there."""
+        return [agent for agent in self.agents() if self.agent_lives(agent) is not False]
 
     def state(self) -> str:
         """The sweep in one word.

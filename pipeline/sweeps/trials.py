@@ -98,7 +98,7 @@ class SweepView:
         tested: Results of the best trial on held-out data, metric -> value.
         winner: Which trial that was.
         failing: Trials that have failed since one ended well, each once.
-        joined: How many agents there were so far.
+        named: Ids of all agents that were ever heard of.
         prepared: Whether what comes before the first trial has been done.
         folder: In which the sweep was begun, and programs start.
         overrides: Settings of the command line that are fixed for every trial.
@@ -117,7 +117,7 @@ class SweepView:
     tested: Mapping[str, Any] = field(default_factory=dict)
     winner: int | None = None
     failing: list[int] = field(default_factory=list)
-    joined: int = 0
+    named: set[str] = field(default_factory=set)
     prepared: bool = False
     folder: str = ""
     overrides: tuple[str, ...] = ()
@@ -127,6 +127,8 @@ class SweepView:
         """Take events in their order; those of a later version or of unknown trials are passed over."""
         for event in events:
             take = _TAKES.get(event["event"])
+            if event["event"] in _OF_AGENTS:
+                self.named.add(event["agent"])
             if take is None or (event["event"] in _OF_TRIALS and event["trial"] not in self.trials):
                 continue
             self.last = event.get("time") or self.last
@@ -185,7 +187,6 @@ class SweepView:
 
     def _joined(self, event: Mapping[str, Any]) -> None:
         self.agents[event["agent"]] = tuple(event.get("devices", ()))
-        self.joined += 1
 
     def _left(self, event: Mapping[str, Any]) -> None:
         self.agents.pop(event["agent"], None)
@@ -218,6 +219,7 @@ _TAKES: Mapping[str, Callable[[SweepView, Mapping[str, Any]], None]] = {
     "Prepared": SweepView._prepared,
 }
 _OF_TRIALS = {"TrialStarted", "TrialEnded"}
+_OF_AGENTS = {"AgentJoined", "AgentLeft", "TrialStarted"}
 
 
 def best_trial(trials: Iterable[Trial], goal: Goal) -> Trial | None:

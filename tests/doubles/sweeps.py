@@ -46,9 +46,7 @@ class SweepOnPaper:
     def create(self, number: int, parameters: Mapping[str, Any], num_gpus: int = 1) -> None:
         self.tell("TrialCreated", trial=number, parameters=parameters, num_gpus=num_gpus)
 
-    def start(
-        self, number: int, agent: str = "host-1", devices: Sequence[str] = ("cpu",), attempt: int = 1
-    ) -> None:
+    def start(self, number: int, agent: str = "a1", devices: Sequence[str] = ("cpu",), attempt: int = 1) -> None:
         self.tell("TrialStarted", trial=number, attempt=attempt, agent=agent, devices=list(devices), pid=7)
 
     def end(self, number: int, state: str, value: float | None = None, reason: str = "", attempt: int = 1) -> None:
@@ -77,7 +75,7 @@ def searched(output_dir: Path, trials: int, name: str = "lr", *, seed: int = 0) 
     """A sweep of so many trials with curves, most of them done; some failed, were stopped early, or run."""
     chosen = random.Random(seed)
     sweep = SweepOnPaper(output_dir, name)
-    sweep.tell("AgentJoined", agent="host-1", host="h", pid=1, devices=[device(at) for at in range(4)])
+    sweep.tell("AgentJoined", agent="a1", host="h", pid=1, devices=[device(at) for at in range(4)])
     for number in range(trials):
         parameters = {
             "lr": 10 ** chosen.uniform(-5, -2),

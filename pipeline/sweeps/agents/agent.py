@@ -144,8 +144,7 @@ class Agent:
         with self._record.turn():
             note_lost(self._record)
             refuse_several(self._record)
-            self.id = f"a{self._record.view.joined + 1}"
-            held.enter_context(present(self._folder, self.id))
+            self.id = held.enter_context(present(self._folder, self._record.view.named))
             self._record.write(
                 "AgentJoined",
                 agent=self.id,

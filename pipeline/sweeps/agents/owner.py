@@ -34,13 +34,8 @@ def note_lost(record: Record, own: str = "") -> list[Trial]:
     Returns:
         The trials.
     """
-    view = record.view
-    gone = [agent for agent in view.agents if agent != own and is_gone(record, agent)]
-    lost = [
-        trial
-        for trial in view.having(TrialState.running)
-        if trial.agent != own and (trial.agent in gone or trial.agent not in view.agents)
-    ]
+    gone = [agent for agent in record.agents() if agent != own and is_gone(record, agent)]
+    lost = [trial for trial in record.view.having(TrialState.running) if trial.agent in gone]
     for trial in lost:
         state = TrialState.failed if trial.losses + 1 >= turn.MAX_LOSSES else TrialState.lost
         fields = {"state": state.value, "reason": f"agent {trial.agent} is gone"}
@@ -52,7 +47,7 @@ def note_lost(record: Record, own: str = "") -> list[Trial]:
 
 
 def is_gone(record: Record, agent: str) -> bool:
-    """Whether an agent that has joined is surely no more.
+    """Whether an agent is surely no more, which its locked file alone tells.
 
     Where the file system has no locks this is known of those of this machine alone, by their process.
     """
@@ -72,7 +67,7 @@ def refuse_several(record: Record) -> None:
     Raises:
         ConfigError: Others may be there.
     """
-    others = list(record.view.agents)
+    others = record.agents()
     if others and not record.has_locks:
         files = " and ".join(str(record.folder.agents / agent) for agent in others)
         raise ConfigError(

@@ -169,7 +169,7 @@ def sweep_json(sweep: RecordedSweep, now: float) -> dict[str, Any]:
         "started_at": started,
         "goal": view.goal.value,
         "reason": view.reason or None,
-        "agents": {agent: sweep.agent_lives(agent) for agent in view.agents},
+        "agents": {agent: sweep.agent_lives(agent) for agent in sweep.agents()},
         "tested": view.tested or None,
         "unreadable_lines": sweep.unreadable,
         "all_trials": [trial_json(trial, now) for _, trial in sorted(view.trials.items())],

@@ -81,13 +81,27 @@ def test_trials_of_an_agent_that_is_gone_are_lost_and_those_of_others_are_not(pa
         paper.create(number, {})
         paper.start(number, agent=agent)
     record = Record(paper.folder)
-    with present(paper.folder, "a2"), record.turn():
+    with present(paper.folder, {"a1"}), record.turn():
         assert [trial.number for trial in note_lost(record)] == [0]
         assert states(record) == {0: "lost", 1: "running"}
         assert list(record.view.agents) == ["a2"]
     with record.turn():
         note_lost(record)
     assert states(record) == {0: "lost", 1: "lost"}
+
+
+def test_an_agent_whose_line_is_damaged_keeps_its_trials_and_its_id(paper: SweepOnPaper) -> None:
+    paper.tell("AgentJoXned", agent="a1")
+    paper.create(0, {})
+    paper.start(0, agent="a1")
+    record = Record(paper.folder)
+    with present(paper.folder) as first, record.turn():
+        assert note_lost(record) == []
+        assert (first, record.living_agents(), record.state()) == ("a1", ["a1"], "running")
+        with present(paper.folder, record.view.named) as second, present(paper.folder) as third:
+            assert (second, third) == ("a2", "a3"), "neither waits for the first one, though it holds the sweep"
+    with record.turn():
+        assert [trial.number for trial in note_lost(record)] == [0]
 
 
 def test_a_trial_with_which_agents_die_again_and_again_fails_in_the_end(paper: SweepOnPaper) -> None:
@@ -185,7 +199,7 @@ def test_without_locks_one_agent_alone_works_and_a_dead_one_of_this_machine_is_k
 ) -> None:
     paper.tell("AgentJoined", agent="a1")
     record = Record(paper.folder)
-    with record.turn(), present(paper.folder, "a1"):
+    with record.turn(), present(paper.folder):
         assert not record.has_locks
         assert not is_gone(record, "a1")
         with pytest.raises(ConfigError, match=r"without locks.*Wait for it; or if it is gone remove .*agents/a1"):

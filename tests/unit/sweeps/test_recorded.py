@@ -9,6 +9,8 @@ from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial
 from tests.doubles.sweeps import BEGAN, SweepOnPaper
 
+NO_AGENTS = ["", "a0", "b1", ".hid", "../../../../x", "a\\u0000b", "\\ud800", "a1\\n", "a" + "1" * 300]
+
 
 def test_a_sweep_is_told_by_its_journal_up_to_the_last_whole_line(tmp_path: Path) -> None:
     sweep = SweepOnPaper(tmp_path, goal="maximize")
@@ -30,7 +32,9 @@ def test_a_sweep_is_told_by_its_journal_up_to_the_last_whole_line(tmp_path: Path
         '{"event": "TrialCreated", "time": 1}',
         '{"event": "TrialCreated", "trial": "0", "parameters": {}, "time": 1}',
         '{"event": "TrialEnded", "trial": 0, "attempt": 1, "state": "tired", "time": 1}',
-        '{"event": "TrialStarted", "trial": 0, "attempt": 1, "agent": "a", "time": 1, "devices": 3}',
+        '{"event": "TrialStarted", "trial": 0, "attempt": 1, "agent": "a1", "time": 1, "devices": 3}',
+        '{"event": "TrialStarted", "trial": 0, "attempt": 1, "agent": "../../x", "time": 1}',
+        *(f'{{"event": "AgentJoined", "agent": "{id_}", "time": 1}}' for id_ in NO_AGENTS),
         '{"event": "SweepStarted", "name": "x", "method": "luck", "time": 1}',
         '{"event": "WinnerTested", "results": 3}',
         "[]",
@@ -52,11 +56,11 @@ def test_a_line_that_is_no_event_costs_itself_alone(tmp_path: Path, line: str) -
 def test_the_state_of_a_sweep_says_whether_anything_will_happen(tmp_path: Path) -> None:
     sweep = SweepOnPaper(tmp_path)
     assert RecordedSweep(sweep.folder).state() == "idle"
-    sweep.tell("AgentJoined", agent="a", devices=["cpu"])
+    sweep.tell("AgentJoined", agent="a1", devices=["cpu"])
     sweep.folder.agents.mkdir()
     sweep.create(0, {"lr": 0.1})
-    sweep.start(0, agent="a")
-    with (sweep.folder.agents / "a").open("w") as held:
+    sweep.start(0, agent="a1")
+    with (sweep.folder.agents / "a1").open("w") as held:
         lock(held.fileno())
         assert RecordedSweep(sweep.folder).state() == "running"
         sweep.tell("SweepStopped", reason="three failures in a row")
