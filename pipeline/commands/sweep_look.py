@@ -186,7 +186,8 @@ def conclude(folder: SweepFolder, console: Console) -> None:
     try:
         _write_page(folder.report, sweep)
     except Exception as error:  # whatever is wrong with a page, the trials are there
-        log.warning("no report was written: %s", error, exc_info=True)
+        if not isinstance(error, OSError):  # which is no fault of the program
+            log.warning("no report was written", exc_info=True)
         again = f"`python -m pipeline sweep report {sweep.name}` tries again"
         say(console, f"warning: no report was written ({error}). {again}.", "bold")
         return

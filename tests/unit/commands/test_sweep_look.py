@@ -1,12 +1,16 @@
 """What the commands say of sweeps, and what they say instead of a traceback."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from pipeline.commands import sweep_look
+from pipeline.sweeps.folder import sweep_folder
 from tests.doubles.sweeps import SweepOnPaper, searched
 
 
@@ -83,6 +87,20 @@ def test_the_page_of_a_sweep_is_written_where_it_is_asked_for(outputs: Path, tmp
     told(outputs, "report", "begun", "--out", str(tmp_path / "page.html"))
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert "--out" in told(outputs, "report", "begun", "--out", str(tmp_path / "no/page.html"), code=2)
+
+
+@pytest.mark.parametrize(("fault", "traced"), [(OSError(28, "No space left on device"), 0), (KeyError("loss"), 1)])
+def test_a_page_that_cannot_be_written_is_one_message(
+    outputs: Path, fault: Exception, traced: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(sweep_look, "_write_page", refuse)
+    out = io.StringIO()
+    sweep_look.conclude(sweep_folder(outputs, "begun"), Console(file=out, width=200))
+    assert out.getvalue().count("no report was written") == 1
+    assert len(caplog.records) == traced, "a traceback is for faults of the program alone"
 
 
 def test_a_sweep_that_is_not_there_is_told_with_those_that_are(outputs: Path, tmp_path: Path) -> None:
