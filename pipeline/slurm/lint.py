@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.files import open_plain
 from pipeline.slurm.body import commands_of, exports, faults_of_lines, has_step, passes_cpus, traps
 from pipeline.slurm.header import MARK, Header, read_header
 from pipeline.slurm.request import LEAST_NOTICE_S, counts_gpus, gpus_of, seconds_of
@@ -37,10 +38,10 @@ def check_script(
         ConfigError: It cannot be read, or is no batch script.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path, follow=True) as file:
             data = file.read(_LARGEST + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     if len(data) > _LARGEST:
         raise ConfigError(f"{path} is larger than {_LARGEST:,} bytes, which sbatch does not take")
     text = data.decode(errors="replace")

@@ -1,5 +1,6 @@
 """Batch scripts are read before they wait a day in a queue."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,9 @@ def test_the_starter_may_be_said(tmp_path: Path) -> None:
 def test_what_is_no_batch_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         list(check_script(tmp_path / "missing"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no plain file"):
+        list(check_script(tmp_path / "pipe"))
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ConfigError, match="has no #SBATCH line"):
         list(check_script(tmp_path / "text"))
