@@ -162,6 +162,7 @@ class _Reader:
 
     def _name(self, key: yaml.Node, place: Place) -> str:
         if isinstance(key, yaml.ScalarNode) and key.tag == f"{_TAG}str":
+            self._check_text(key.value, place)
             return str(key.value)
         self.lines[place] = key.start_mark.line + 1
         given = brief(key.value) if isinstance(key, yaml.ScalarNode) else "a list or table"
@@ -174,7 +175,12 @@ class _Reader:
             raise self._error(place, f"{brief(node.value)} is no !!{kind}") from error
         if kind == "float":
             self._check_number(node.value, value, place)
+        self._check_text(node.value, place)
         return value
+
+    def _check_text(self, text: str, place: Place) -> None:
+        if "\0" in text:
+            raise self._error(place, f"{brief(text)} has a NUL character, which no command line can have")
 
     def _check_number(self, text: str, value: float, place: Place) -> None:
         if math.isnan(value):

@@ -360,6 +360,8 @@ FILES = {
     WITH + "pipeline: {environment: {A: true}}": "environment.A: true or false, True, where a text or a number",
     WITH + "pipeline: {name: ...}": "'...' is no name for a sweep",
     LEAST + "  num_gpus: {values: [1, 0]}": "parameters.num_gpus: 0 is no number of devices",
+    LEAST + '  a: {values: [1, "b\\0"]}': "line 4: parameters.a.values[1]: 'b\\x00' has a NUL character",
+    LEAST + '  "a\\0": {value: 1}': "line 4: parameters: 'a\\x00' has a NUL character",
     LEAST + "  num_gpus: {value: true}": "parameters.num_gpus: True is no number of devices",
     LEAST + "  num_gpus: {min: 0, max: 4}": "parameters.num_gpus: 0 is no number of devices",
     LEAST + "  num_gpus: {min: 1.0, max: 4}": "give `value`, `values`, or `min` and `max` as whole numbers",
