@@ -54,7 +54,7 @@ ROOMS = {
         ),
     ],
     "sweeps": [
-        *("space", "spec", "trials", "folder", "events", "logged", "reporting", "batch", "searching", "reading"),
+        *("space", "spec", "trials", "folder", "events", "reporting", "logged", "batch", "searching", "reading"),
         *("recorded", "record", "agents", "several", "online", "report"),
     ],
 }
