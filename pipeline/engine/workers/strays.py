@@ -3,6 +3,7 @@
 A worker runs many jobs and keeps processes between them: those that grade, compile workers of torch, services of
 libraries. Such a process is a child of the worker, which has an object for it. Whatever has lost its parent (a
 daemon, what a shell has put into the background), or whose `Popen` is gone, serves nobody: it ends with the job.
+The same goes for who runs trials, and for what these leave.
 """
 
 from __future__ import annotations

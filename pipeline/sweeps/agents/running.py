@@ -11,6 +11,7 @@ import msgspec
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.journal import JournalReader
+from pipeline.engine.workers.strays import end_strays
 from pipeline.errors import PipelineError, WorkerError
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine import children, descendants
@@ -143,6 +144,7 @@ class Program:
         """Clear up after its process has ended; the exit code of the program, None where that is not known."""
         children.end([self._child])
         self._child.wait()
+        end_strays()  # of a process that was killed; what hides from its tag is a child of the agent now
         self.curve.conclude(self._began)
         return self.said.exit_code if self.said is not None else None
 

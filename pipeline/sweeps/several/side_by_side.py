@@ -21,6 +21,7 @@ import msgspec
 
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.workers.reaper import Reaper
+from pipeline.engine.workers.strays import end_strays
 from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine import children, descendants
@@ -203,6 +204,7 @@ class _Running:
         """Clear up after it."""
         children.end([self._child])
         self._child.wait()
+        end_strays()  # of a process that was killed; what hides from its tag is a child of this one now
         return Ended(
             slot=slot,
             task=self.task,
