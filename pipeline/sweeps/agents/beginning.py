@@ -69,7 +69,7 @@ def _refuse_another(sweep: Sweep, folder: SweepFolder, overrides: Sequence[str])
     other = [name for name in _FIXED if not _alike(there.given.get(name), sweep.given.get(name))]
     if other:
         raise ConfigError(
-            f"sweep {folder.name} in {folder.path} was begun with another {', '.join(other)}: its trials would "
+            f"sweep {folder.name} in {folder.path} was begun with other {', '.join(other)}: its trials would "
             "not belong together. Give this one a name of its own by --name, or remove that folder"
         )
 

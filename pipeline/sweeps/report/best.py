@@ -41,8 +41,8 @@ def best_lines(sweep: RecordedSweep) -> Iterator[str]:
         ConfigError: There is none.
     """
     view, best = sweep.view, best_of(sweep)
-    done = len(view.having(TrialState.done))
-    yield f"trial {best.number}: {view.metric} {measured(best.value)} ({view.goal.value}; {done} trials ended)"
+    ended = count(len(view.having(TrialState.done)), "trial")
+    yield f"trial {best.number}: {view.metric} {measured(best.value)} ({view.goal.value}; {ended} ended)"
     for name, value in best.parameters.items():
         yield f"  {name}={typed(value)}"
     for name, value in view.tested.items():
