@@ -28,7 +28,8 @@ from pipeline.machine import descendants
 NODES, GPUS, CPUS = ("n1", "n2"), 4, 8
 DEVICES = ("null", "zero", "full", "urandom")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "sinfo", "srun")
-UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED")
+UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "PREEMPTED")
+"""What is preempted is put back, and called so until it is."""
 READY = "ready"
 _ATTEMPTS = 3
 """Another program may take a port between its choice and its use."""
@@ -130,7 +131,8 @@ class Slurm:
         give_up = time.monotonic() + _WAIT_S
         while not condition():
             assert time.monotonic() < give_up, "waited too long:\n" + self.command("squeue", "--long")
-            assert not job_id or self.state(job_id) in UNDER_WAY, self.printed(job_id)
+            state = self.state(job_id) if job_id else UNDER_WAY[0]
+            assert state in UNDER_WAY, f"{state}: {self.printed(job_id)}"
             time.sleep(0.1)
 
     def printed(self, job_id: str) -> str:

@@ -69,7 +69,7 @@ def test_trials_are_exported_as_csv_and_json(outputs: Path, tmp_path: Path) -> N
     rows = json.loads((tmp_path / "lr.json").read_text())
     assert rows[17]["parameters.optimizer"] == "adamw"
     assert (tmp_path / "lr.csv").read_text().splitlines()[:20] == told(outputs, "export", "lr").splitlines()[:20]
-    assert "cannot write" in told(outputs, "export", "lr", "--to", str(tmp_path / "no/lr.csv"), code=2)
+    assert "cannot write" in told(outputs, "export", "lr", "--to", str(tmp_path / "lr.csv/lr.csv"), code=2)
 
 
 def test_the_log_of_a_trial_is_that_of_its_last_attempt(outputs: Path) -> None:

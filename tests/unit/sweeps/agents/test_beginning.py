@@ -28,5 +28,5 @@ def test_a_file_with_other_values_is_another_sweep(values: str, tmp_path: Path) 
     (tmp_path / "p.py").touch()
     begin(tmp_path, "[1, 2]")
     begin(tmp_path, "[1.0, 2]")
-    with pytest.raises(ConfigError, match="begun with another parameters"):
+    with pytest.raises(ConfigError, match="begun with other parameters"):
         begin(tmp_path, values)
