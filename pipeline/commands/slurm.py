@@ -103,16 +103,26 @@ def _write(request: JobRequest, file: Path, *, submit: bool, parsable: bool) -> 
     text = _text(request, file)
     _refuse_foreign(file)
     try:
+        former = _keep_former(file, text)
         write_whole(file, text)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}") from error
     _tell(filter(_wrong, check_text(text)), parsable=parsable)
     if not parsable:
-        say(make_console(), f"wrote {file}")
+        say(make_console(), f"wrote {file}" + (former and f"; what it was before is {former}"))
     if submit:
         _tell_job(hand_over(file), output_of(request), parsable=parsable)
     elif not parsable:
         say(make_console(), "submit it by", copy=f"python -m pipeline slurm submit {file}")
+
+
+def _keep_former(file: Path, text: str) -> str:
+    """Keep a script that is about to be written otherwise under another name, which is returned; "" for none."""
+    if not file.is_file() or file.read_text(errors="replace") == text:
+        return ""
+    kept = file.with_name(f"{file.name}.bak")
+    file.replace(kept)
+    return str(kept)
 
 
 def _refuse_foreign(file: Path) -> None:

@@ -51,6 +51,15 @@ def test_a_script_is_written_and_handed_over(here: Path) -> None:
     assert said("write", "--gres", "gpu:2", "--submit", "--parsable", *RUN) == "41\n"  # its own it writes anew
 
 
+def test_a_script_that_was_changed_is_kept_when_it_is_written_anew(here: Path) -> None:
+    said("write", "--gres", "gpu:2", *RUN)
+    changed = (here / "x.sbatch").read_text() + "# mine\n"
+    (here / "x.sbatch").write_text(changed)
+    assert "what it was before is x.sbatch.bak" in said("write", "--gres", "gpu:2", *RUN)
+    assert (here / "x.sbatch.bak").read_text() == changed
+    assert "x.sbatch.bak" not in said("write", "--gres", "gpu:2", *RUN)
+
+
 def test_a_script_is_printed(here: Path) -> None:
     assert said("write", "--gres", "gpu:2", "--out", "-", *RUN).startswith("#!/bin/bash\n")
     assert "the job has no GPU" in said("write", "--out", "-", *RUN)
