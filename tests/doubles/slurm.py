@@ -28,8 +28,8 @@ from pipeline.machine import descendants
 NODES, GPUS, CPUS = ("n1", "n2"), 4, 8
 DEVICES = ("null", "zero", "full", "urandom")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "sinfo", "srun")
-UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "PREEMPTED")
-"""What is preempted is put back, and called so until it is."""
+OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+"""States in which a job stays. What is preempted is put back, and has several names until it is."""
 READY = "ready"
 _ATTEMPTS = 3
 """Another program may take a port between its choice and its use."""
@@ -131,8 +131,8 @@ class Slurm:
         give_up = time.monotonic() + _WAIT_S
         while not condition():
             assert time.monotonic() < give_up, "waited too long:\n" + self.command("squeue", "--long")
-            state = self.state(job_id) if job_id else UNDER_WAY[0]
-            assert state in UNDER_WAY, f"{state}: {self.printed(job_id)}"
+            state = self.state(job_id) if job_id else ""
+            assert state not in OVER, f"{state}: {self.printed(job_id)}"
             time.sleep(0.1)
 
     def printed(self, job_id: str) -> str:
@@ -141,7 +141,7 @@ class Slurm:
 
     def until_over(self, job_id: str) -> str:
         """Wait for the end of a job; its state then."""
-        self.until(lambda: self.state(job_id) not in UNDER_WAY)
+        self.until(lambda: self.state(job_id) in OVER)
         return self.state(job_id)
 
 
