@@ -18,8 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config.bases import AlgoConfig
-from pipeline.config.plain import schema_path, to_plain
-from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import PlanError
 from pipeline.learning.algos.base import DATASET, PROMPTS, Read, Stage
@@ -27,15 +25,14 @@ from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
+from pipeline.plan.contents import JobContents
 from pipeline.plan.durations import Durations
 from pipeline.plan.estimates import guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job, duration_name, place_name
-from pipeline.plan.keys import determining, result_key
+from pipeline.plan.keys import result_key
 from pipeline.plan.priorities import with_priorities
 from pipeline.plan.size import check_size
-from pipeline.plan.source_code import class_source, dataset_source
-from pipeline.plan.versions import shipped_versions
 
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
@@ -78,11 +75,6 @@ def build_plan(
     return plan
 
 
-def _memory_kind(job: Job, digest: str) -> str:
-    """Under which name its memory is: that it fits is worth more than an estimate, so all settings count."""
-    return f"{duration_name(job)} {digest}"
-
-
 class _Builder:
     """Collects jobs; a result that several chains need is planned once, under the name it met first."""
 
@@ -98,8 +90,7 @@ class _Builder:
     ) -> None:
         self.config = config
         self.durations = durations
-        self.sources = sources
-        self.models = models
+        self._contents = JobContents(config, sources, models)
         datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
         self._prepared = {name: dataset.prepared for name, dataset in datasets.items()}
         self._scales = {
@@ -111,9 +102,6 @@ class _Builder:
         self.edges: list[tuple[str, str]] = []
         self._by_key: dict[str, str] = {}
         self._outputs: dict[tuple[str, str, str, int | None, int, int, str], list[str]] = {}
-        self._digests: dict[tuple[str, str, str, str], str] = {}
-        self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
-        self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
 
     def add_reference(self, chain: Chain) -> None:
         """Plan the reference, and around it the preparation of a dataset that is read."""
@@ -187,33 +175,17 @@ class _Builder:
         read: Mapping[str, list[str]],
     ) -> str:
         inputs = {name: tuple(self.jobs[job_id].key for job_id in ids) for name, ids in read.items()}
-        payload = self._what_it_is(chain, number, stage, rows)
-        known, given = self._config(chain, stage)
-        determined_by = {**payload, "version": chain.kind.version, "config": known}
-        devices = self._devices(chain, stage)
-        together: dict[str, Any] = {}
-        if devices > 1:
-            together = {"devices": devices, "spread": spread(self.config)}
-            determined_by |= together
-            together["master_port"] = self.config.distributed.master_port
-        if stage == PREPARE:
-            determined_by["source"] = dict(self.sources.get(chain.dataset, {}))
-        key = result_key({**determined_by, "inputs": inputs})
+        made_of = self._contents.of(chain, number, stage, rows)
+        key = result_key({**made_of.determined_by, "inputs": inputs})
         if key in self._by_key:
             return self._by_key[key]
         job = Job(
             id=_job_id(chain, number, stage, shard),
             key=key,
             entry=ENTRY,
-            payload={
-                **payload,
-                **together,
-                "config": given,
-                **self._how_it_runs(),
-                "samples": self._samples(stage, rows),
-            },
+            payload=made_of.payload,
             inputs=inputs,
-            determined_by=determined_by,
+            determined_by=made_of.determined_by,
             algo=chain.algo,
             dataset=chain.dataset,
             model=chain.model,
@@ -222,111 +194,17 @@ class _Builder:
             round=number,
             stage=stage.name,
             shard=shard,
-            samples=self._samples(stage, rows),
+            samples=made_of.samples,
             affinity=_affinity(stage, inputs),
-            devices=devices,
-            memory_mb=self._memory_mb(chain, stage),
+            devices=made_of.devices,
+            memory_mb=made_of.memory_mb,
         )
-        kind = _memory_kind(job, self._digest(chain, stage, known, together))
+        # That a job fits is worth more than an estimate, so all settings count.
+        kind = f"{duration_name(job)} {made_of.digest}"
         self.jobs[job.id] = replace(self._timed(job, chain, stage), memory_kind=kind)
         self._by_key[key] = job.id
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
-
-    def _what_it_is(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> dict[str, Any]:
-        """What of a job's payload its key covers, besides the sections of the configuration."""
-        payload: dict[str, Any] = {
-            "algo": chain.algo,
-            "class_path": chain.config.class_path,
-            "seed": chain.seed if stage.seeded else 0,
-            "round": number,
-            "stage": stage.name,
-            "rows": list(rows),
-        }
-        if own := self._own_code(chain, stage):
-            payload["code"] = own
-        return payload
-
-    def _how_it_runs(self) -> dict[str, Any]:
-        """What of a job's payload changes nothing of what comes out."""
-        return {
-            "models_in_memory": self.config.execution.models_in_memory,
-            "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
-            "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
-        }
-
-    def _memory_mb(self, chain: Chain, stage: Stage) -> int | None:
-        """What the user says of a job's memory."""
-        if "algo" in stage.config and chain.config.memory_mb is not None:
-            return chain.config.memory_mb
-        if "training" in stage.config:
-            return self.config.training.memory_mb
-        return self.config.generation.memory_mb if "generation" in stage.config else None
-
-    def _digest(self, chain: Chain, stage: Stage, known: Mapping[str, Any], together: Mapping[str, Any]) -> str:
-        """A short name for the settings on which the memory of a job may depend, whichever its reference is."""
-        address = (chain.algo, chain.dataset, chain.model, stage.name)
-        if address not in self._digests:
-            self._digests[address] = result_key({"config": known, "spread": together.get("spread")})[:12]
-        return self._digests[address]
-
-    def _devices(self, chain: Chain, stage: Stage) -> int:
-        # The reference of a model that is not trained here only notes where that model is.
-        trains = chain.algo != REFERENCE or self.config.models[chain.model].is_trained
-        return max(stage.devices, devices_per_training(self.config)) if stage.scales and trains else stage.devices
-
-    def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The sections that a stage declares: what of them its key covers, and as its worker gets them.
-
-        Made once for all jobs that share them, since thousands of shards do.
-        """
-        address = (chain.algo, chain.dataset, chain.model, chain.reference, stage.name)
-        if address not in self._configs:
-            sections = self._sections(chain, stage)
-            known = {name: determining(section) for name, section in sections.items()}
-            if "model" in known:
-                known["model"] |= self._identity(chain)
-            shown = self.config.datasets[chain.dataset], self.config.models[chain.model]
-            if versions := shipped_versions(chain.kind, stage, *shown, self.config.generation):
-                known["version"] = versions
-            self._configs[address] = (
-                known,
-                {name: self._plain(section) for name, section in sections.items()},
-            )
-        return self._configs[address]
-
-    def _plain(self, section: object) -> dict[str, Any]:
-        """A section as workers get it; kept with the section, so that no other has its number meanwhile."""
-        if id(section) not in self._plains:
-            self._plains[id(section)] = section, {"_schema_": schema_path(section), **to_plain(section)}
-        return self._plains[id(section)][1]
-
-    def _own_code(self, chain: Chain, stage: Stage) -> dict[str, str | None]:
-        """Hashes of the user's own code that a stage runs."""
-        own = class_source(chain.config.class_path)
-        return own | (dataset_source(self.config.datasets[chain.dataset]) if "dataset" in stage.config else {})
-
-    def _identity(self, chain: Chain) -> dict[str, Any]:
-        """What identifies the content of a model; to the work that all chains share value models do not matter."""
-        found = dict(self.models.get(chain.model, {}))
-        if chain.algo in (REFERENCE, PREPARATION):
-            found.pop("value", None)
-        return {"content": found} if found else {}
-
-    def _sections(self, chain: Chain, stage: Stage) -> dict[str, object]:
-        own = {
-            "algo": chain.config,
-            "dataset": self.config.datasets[chain.dataset],
-            "model": self.config.models[chain.model].with_reference(chain.reference),
-        }
-        return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
-
-    def _samples(self, stage: Stage, rows: tuple[int, int]) -> int:
-        each = {
-            "train": self.config.data_collection.samples_per_example,
-            "eval": self.config.evaluation.num_samples,
-        }
-        return (rows[1] - rows[0]) * each[stage.shards] if stage.shards else 0
 
     def _timed(self, job: Job, chain: Chain, stage: Stage) -> Job:
         size_s = self._guess(job, chain, stage)

@@ -27,7 +27,7 @@ def run_stage(work: Work) -> None:
     """Run one stage, or one shard of it, inside a worker.
 
     Args:
-        work: Its payload is what `plan.build` made: algorithm, seed, round, stage, rows and the sections of the
+        work: Its payload is what `plan.contents` made: algorithm, seed, round, stage, rows and the sections of the
             configuration that the stage declared.
     """
     payload = work.payload

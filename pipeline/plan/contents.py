@@ -1,0 +1,187 @@
+"""What jobs are made of: what the key of each covers, and what its worker is given.
+
+    sections of the configuration that a stage declares --+-- what of them determines the output --> key
+    versions, identity of the model, the user's own code --+
+    how it runs: checkpoints, models in memory, port ------> payload alone
+
+A worker is given all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.plain import schema_path, to_plain
+from pipeline.config.ranks import devices_per_training, spread
+from pipeline.config.schema import Config
+from pipeline.learning.algos.base import Stage
+from pipeline.learning.algos.prepare import PREPARE
+from pipeline.plan.chains import PREPARATION, REFERENCE, Chain
+from pipeline.plan.keys import determining, result_key
+from pipeline.plan.source_code import class_source, dataset_source
+from pipeline.plan.versions import shipped_versions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """Of one job.
+
+    Attributes:
+        determined_by: What determines its output, besides its inputs.
+        payload: What its worker is given.
+        samples: Completions that it makes or judges; 0 where it is no shard.
+        devices: That it needs at once.
+        memory_mb: What the user says of its memory.
+        digest: A short name for the settings on which its memory may depend, whichever its reference is.
+    """
+
+    determined_by: dict[str, Any]
+    payload: dict[str, Any]
+    samples: int
+    devices: int
+    memory_mb: int | None
+    digest: str
+
+
+class JobContents:
+    """Of all jobs of a configuration; what many share is made once."""
+
+    def __init__(
+        self,
+        config: Config,
+        sources: Mapping[str, Mapping[str, Any]],
+        models: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Nothing is made yet.
+
+        Args:
+            config: The configuration.
+            sources: As `plan.build.build_plan` takes them.
+            models: Likewise.
+        """
+        self.config = config
+        self.sources = sources
+        self.models = models
+        self._digests: dict[tuple[str, str, str, str], str] = {}
+        self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
+
+    def of(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> Contents:
+        """Of the job that runs a stage of a round on some rows."""
+        what = self._what_it_is(chain, number, stage, rows)
+        known, given = self._config(chain, stage)
+        determined_by = {**what, "version": chain.kind.version, "config": known}
+        devices = self._devices(chain, stage)
+        together: dict[str, Any] = {}
+        if devices > 1:
+            together = {"devices": devices, "spread": spread(self.config)}
+            determined_by |= together
+            together["master_port"] = self.config.distributed.master_port
+        if stage == PREPARE:
+            determined_by["source"] = dict(self.sources.get(chain.dataset, {}))
+        samples = self._samples(stage, rows)
+        return Contents(
+            determined_by=determined_by,
+            payload={**what, **together, "config": given, **self._how_it_runs(), "samples": samples},
+            samples=samples,
+            devices=devices,
+            memory_mb=self._memory_mb(chain, stage),
+            digest=self._digest(chain, stage, known, together),
+        )
+
+    def _what_it_is(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> dict[str, Any]:
+        """What of a job's payload its key covers, besides the sections of the configuration."""
+        payload: dict[str, Any] = {
+            "algo": chain.algo,
+            "class_path": chain.config.class_path,
+            "seed": chain.seed if stage.seeded else 0,
+            "round": number,
+            "stage": stage.name,
+            "rows": list(rows),
+        }
+        if own := self._own_code(chain, stage):
+            payload["code"] = own
+        return payload
+
+    def _how_it_runs(self) -> dict[str, Any]:
+        """What of a job's payload changes nothing of what comes out."""
+        return {
+            "models_in_memory": self.config.execution.models_in_memory,
+            "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
+            "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
+        }
+
+    def _memory_mb(self, chain: Chain, stage: Stage) -> int | None:
+        """What the user says of a job's memory."""
+        if "algo" in stage.config and chain.config.memory_mb is not None:
+            return chain.config.memory_mb
+        if "training" in stage.config:
+            return self.config.training.memory_mb
+        return self.config.generation.memory_mb if "generation" in stage.config else None
+
+    def _digest(self, chain: Chain, stage: Stage, known: Mapping[str, Any], together: Mapping[str, Any]) -> str:
+        """A short name for the settings on which the memory of a job may depend, whichever its reference is."""
+        address = (chain.algo, chain.dataset, chain.model, stage.name)
+        if address not in self._digests:
+            self._digests[address] = result_key({"config": known, "spread": together.get("spread")})[:12]
+        return self._digests[address]
+
+    def _devices(self, chain: Chain, stage: Stage) -> int:
+        # The reference of a model that is not trained here only notes where that model is.
+        trains = chain.algo != REFERENCE or self.config.models[chain.model].is_trained
+        return max(stage.devices, devices_per_training(self.config)) if stage.scales and trains else stage.devices
+
+    def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The sections that a stage declares: what of them its key covers, and as its worker gets them.
+
+        Made once for all jobs that share them, since thousands of shards do.
+        """
+        address = (chain.algo, chain.dataset, chain.model, chain.reference, stage.name)
+        if address not in self._configs:
+            sections = self._sections(chain, stage)
+            known = {name: determining(section) for name, section in sections.items()}
+            if "model" in known:
+                known["model"] |= self._identity(chain)
+            shown = self.config.datasets[chain.dataset], self.config.models[chain.model]
+            if versions := shipped_versions(chain.kind, stage, *shown, self.config.generation):
+                known["version"] = versions
+            self._configs[address] = (
+                known,
+                {name: self._plain(section) for name, section in sections.items()},
+            )
+        return self._configs[address]
+
+    def _plain(self, section: object) -> dict[str, Any]:
+        """A section as workers get it; kept with the section, so that no other has its number meanwhile."""
+        if id(section) not in self._plains:
+            self._plains[id(section)] = section, {"_schema_": schema_path(section), **to_plain(section)}
+        return self._plains[id(section)][1]
+
+    def _own_code(self, chain: Chain, stage: Stage) -> dict[str, str | None]:
+        """Hashes of the user's own code that a stage runs."""
+        own = class_source(chain.config.class_path)
+        return own | (dataset_source(self.config.datasets[chain.dataset]) if "dataset" in stage.config else {})
+
+    def _identity(self, chain: Chain) -> dict[str, Any]:
+        """What identifies the content of a model; to the work that all chains share value models do not matter."""
+        found = dict(self.models.get(chain.model, {}))
+        if chain.algo in (REFERENCE, PREPARATION):
+            found.pop("value", None)
+        return {"content": found} if found else {}
+
+    def _sections(self, chain: Chain, stage: Stage) -> dict[str, object]:
+        own = {
+            "algo": chain.config,
+            "dataset": self.config.datasets[chain.dataset],
+            "model": self.config.models[chain.model].with_reference(chain.reference),
+        }
+        return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
+
+    def _samples(self, stage: Stage, rows: tuple[int, int]) -> int:
+        each = {
+            "train": self.config.data_collection.samples_per_example,
+            "eval": self.config.evaluation.num_samples,
+        }
+        return (rows[1] - rows[0]) * each[stage.shards] if stage.shards else 0
