@@ -9,7 +9,6 @@ Nothing that others need is kept here: whatever happens to an agent, the journal
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from pipeline.engine.workers.reaper import Reaper
 from pipeline.machine import descendants
 from pipeline.machine.log_tail import tail
 from pipeline.sweeps.agents import turn
+from pipeline.sweeps.agents.handle import heard
 from pipeline.sweeps.agents.once import Once
 from pipeline.sweeps.agents.orders import Orders, write_parameters
 from pipeline.sweeps.agents.owner import Chooser, note_lost, refuse_several
@@ -34,11 +34,6 @@ from pipeline.sweeps.searching.search import Search
 from pipeline.sweeps.searching.study import open_study_log
 from pipeline.sweeps.spec import Method, Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
-
-POLL_S = 1.0
-"""How long it takes at most until an agent sees what others have written, or a program has logged."""
-_MANY = 100
-"""Trials in a row that need more devices than there are, after which nothing else is expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +161,7 @@ class Agent:
 
     def _wait(self, signals: StopSignals) -> None:
         """Until a trial has ended, a signal has come, or it is time to look."""
-        poll = select.poll()
-        for descriptor in (signals.fileno(), *(one.fileno() for one in self._running)):
-            poll.register(descriptor, select.POLLIN)
-        if signals.fileno() in dict(poll.poll(POLL_S * 1000)):
-            signals.drain()
+        if heard(signals, self._running):
             self._stop(signals.received or "")
 
     def _stop(self, signal: str) -> None:

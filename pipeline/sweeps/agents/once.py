@@ -5,7 +5,6 @@ Agents take turns by a lock of its own for each, so that it is done once however
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -14,6 +13,7 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import describe_exit
 from pipeline.locks import claim
 from pipeline.machine.log_tail import tail
+from pipeline.sweeps.agents.handle import heard
 from pipeline.sweeps.agents.orders import Orders
 from pipeline.sweeps.agents.own_runs import is_own
 from pipeline.sweeps.agents.owner import Chooser
@@ -24,8 +24,6 @@ from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.record import Record
 from pipeline.sweeps.spec import Sweep
 from pipeline.sweeps.trials import Trial, TrialState, best_trial
-
-_LOOK_S = 1.0
 
 
 class Once:
@@ -67,7 +65,7 @@ class Once:
         while (first := self._unprepared()) is not None:
             claimed = claim("prepare", self._record.folder.preparing.path / "lock")
             if claimed is None:
-                if _heard(signals):
+                if heard(signals, []):
                     return signals.received or ""
                 continue
             with claimed:
@@ -136,7 +134,7 @@ class Once:
         program = Program(devices, Curve(place, 1, ""), order, self._tag)
         try:
             while not program.is_over():
-                if _heard(signals, program.fileno()):
+                if heard(signals, [program]):
                     if program.asked is not None:
                         program.kill()
                     self._say("stopping")
@@ -147,17 +145,6 @@ class Once:
             raise
         program.close()
         return program
-
-
-def _heard(signals: StopSignals, *others: int) -> bool:
-    """Whether a signal has come; waits a moment for that, or until one of the others can be read."""
-    poll = select.poll()
-    for descriptor in (signals.fileno(), *others):
-        poll.register(descriptor, select.POLLIN)
-    if signals.fileno() not in dict(poll.poll(_LOOK_S * 1000)):
-        return False
-    signals.drain()
-    return True
 
 
 def _problem_of(program: Program, place: TrialFolder) -> str:

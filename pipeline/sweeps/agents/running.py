@@ -1,30 +1,19 @@
-"""A trial under way, seen from its agent: the process that runs it, what it logs, and how it is ended."""
+"""A trial under way, seen from its agent: what it logs, and what it is ended for."""
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.journal import JournalReader
-from pipeline.engine.workers.strays import end_strays
-from pipeline.errors import PipelineError, WorkerError
-from pipeline.foreign import ForeignDataError, read_json
-from pipeline.machine import children, descendants
-from pipeline.machine.children import Child
-from pipeline.sweeps.agents.trial_process import MODULE, Order, Said
+from pipeline.errors import PipelineError
+from pipeline.sweeps.agents.handle import Handle
+from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.agents.wandb_metrics import take_over
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.logged import read_line
 from pipeline.sweeps.trials import Trial, TrialState
-
-_MARGIN_S = 15.0
-"""What the process of a trial needs on top of the grace of its program, to clear up."""
-_MESSAGE_BYTES = 1 << 20
 
 
 class Curve:
@@ -73,14 +62,13 @@ def _read_line(line: bytes) -> dict[str, float | None]:
     return read_line(line).values
 
 
-class Program:
-    """A program under way in a process that looks after it.
+class Program(Handle):
+    """A program under way.
 
     Attributes:
         devices: Where it runs.
         curve: What it has logged.
         asked: What it is being ended for, and why; None while it may go on.
-        said: What its process has told at its end.
     """
 
     def __init__(self, devices: Sequence[Device], curve: Curve, order: Order, tag: str) -> None:
@@ -90,63 +78,26 @@ class Program:
             devices: Where.
             curve: For what it logs.
             order: What is run.
-            tag: Of the agent, by which its processes are found should it be gone.
+            tag: Of the agent, see `Handle`.
 
         Raises:
             OSError: No process can be started.
         """
         self.devices, self.curve = list(devices), curve
         self.asked: tuple[TrialState, str] | None = None
-        self.said: Said | None = None
-        self._grace_s, self._end = order.grace_s, float("inf")
         self._began = time.time()
-        self._child = Child(
-            MODULE,
-            descendants.with_tag(os.environ, tag),
-            {"order": msgspec.to_builtins(order)},
-            max_bytes=_MESSAGE_BYTES,
-            send_timeout_s=5.0,
-            own_group=True,
-        )
-
-    def fileno(self) -> int:
-        """Readable when its process has said something, or has ended."""
-        return self._child.channel.fileno()
-
-    def is_over(self) -> bool:
-        """Whether its process has ended; takes what that says."""
-        try:
-            for line in self._child.channel.receive():
-                self.said = read_json(line, Said)
-        except (WorkerError, ForeignDataError):
-            self._child.kill()
-            return True
-        return self._child.channel.closed
+        super().__init__(order, tag)
 
     def ask(self, state: TrialState, reason: str) -> None:
         """Have it end. What it was asked for first stands."""
-        if self.asked is None:
-            self.asked = (state, reason)
-            self._end = time.monotonic() + self._grace_s + _MARGIN_S
-            self._child.send_signal(signal.SIGTERM)
-
-    def hurry(self) -> None:
-        """Kill it if it takes longer to end than it may."""
-        if time.monotonic() >= self._end:
-            self.kill()
-
-    def kill(self) -> None:
-        """Kill it now, with everything that it has started."""
-        self._child.kill()
-        children.end([self._child])
+        self.asked = self.asked or (state, reason)
+        self.ask_to_end()
 
     def close(self) -> int | None:
-        """Clear up after its process has ended; the exit code of the program, None where that is not known."""
-        children.end([self._child])
-        self._child.wait()
-        end_strays()  # of a process that was killed; what hides from its tag is a child of the agent now
+        """As `clear_up`, and take what it has logged to its end."""
+        code = self.clear_up()
         self.curve.conclude(self._began)
-        return self.said.exit_code if self.said is not None else None
+        return code
 
 
 class Running(Program):

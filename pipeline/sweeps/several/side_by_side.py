@@ -8,30 +8,16 @@ process itself is killed.
 
 from __future__ import annotations
 
-import math
-import os
-import select
-import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import msgspec
-
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.workers.reaper import Reaper
-from pipeline.engine.workers.strays import end_strays
-from pipeline.errors import WorkerError
-from pipeline.foreign import ForeignDataError, read_json
-from pipeline.machine import children, descendants
-from pipeline.machine.children import Child
-from pipeline.sweeps.agents.trial_process import MODULE, Order, Said
-
-_POLL_S = 1.0
-_MARGIN_S = 15.0
-"""What the process of a task needs on top of the grace of its program, to clear up."""
-_MESSAGE_BYTES = 1 << 20
+from pipeline.machine import descendants
+from pipeline.sweeps.agents.handle import Handle, heard
+from pipeline.sweeps.agents.trial_process import Order, Said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +116,7 @@ class SideBySide:
         return resting
 
     def _wait(self, signals: StopSignals) -> None:
-        poll = select.poll()
-        for descriptor in (signals.fileno(), *(one.fileno() for one in self._running.values())):
-            poll.register(descriptor, select.POLLIN)
-        if signals.fileno() in dict(poll.poll(_POLL_S * 1000)):
-            signals.drain()
+        if heard(signals, self._running.values()):
             self._stop(signals.received or "a signal")
 
     def _stop(self, name: str) -> None:
@@ -147,7 +129,7 @@ class SideBySide:
             names = ", ".join(one.task.name for one in self._running.values())
             self._say(f"stopping on {name}: waiting for {names} to end; once more kills")
         for one in self._running.values():
-            one.ask()
+            one.ask_to_end()
 
     def _collect(self) -> None:
         for slot, one in list(self._running.items()):
@@ -158,58 +140,23 @@ class SideBySide:
                 self._rests[slot] = time.monotonic() + rest_s
 
 
-class _Running:
+class _Running(Handle):
     """One task under way."""
 
     def __init__(self, task: Task, tag: str) -> None:
         self.task = task
-        self._said = Said()
-        self._began_s, self._end_s = time.monotonic(), math.inf
-        self._child = Child(
-            MODULE,
-            descendants.with_tag(os.environ, tag),
-            {"order": msgspec.to_builtins(task.order)},
-            max_bytes=_MESSAGE_BYTES,
-            send_timeout_s=5.0,
-            own_group=True,
-        )
-
-    def fileno(self) -> int:
-        return self._child.channel.fileno()
-
-    def is_over(self) -> bool:
-        """Whether its process has ended; takes what that says."""
-        try:
-            for line in self._child.channel.receive():
-                self._said = read_json(line, Said)
-        except (WorkerError, ForeignDataError):
-            self._child.kill()
-            return True
-        return self._child.channel.closed
-
-    def ask(self) -> None:
-        self._end_s = time.monotonic() + self.task.order.grace_s + _MARGIN_S
-        self._child.send_signal(signal.SIGTERM)
-
-    def hurry(self) -> None:
-        """Kill it where it takes longer to end than it may."""
-        if time.monotonic() >= self._end_s:
-            self.kill()
-
-    def kill(self) -> None:
-        self._child.kill()
-        children.end([self._child])
+        self._began_s = time.monotonic()
+        super().__init__(task.order, tag)
 
     def close(self, slot: int) -> Ended:
         """Clear up after it."""
-        children.end([self._child])
-        self._child.wait()
-        end_strays()  # of a process that was killed; what hides from its tag is a child of this one now
+        self.clear_up()
+        said = self.said or Said()
         return Ended(
             slot=slot,
             task=self.task,
-            exit_code=self._said.exit_code,
-            busy=self._said.busy,
-            refused=self._said.refused,
+            exit_code=said.exit_code,
+            busy=said.busy,
+            refused=said.refused,
             seconds=time.monotonic() - self._began_s,
         )

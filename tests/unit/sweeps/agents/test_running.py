@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.machine import descendants
 from pipeline.machine.children import Child
-from pipeline.sweeps.agents import running
+from pipeline.sweeps.agents import handle
 from pipeline.sweeps.agents.running import Curve, Program
 from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.folder import TrialFolder
@@ -28,7 +28,7 @@ def test_what_hides_ends_with_the_attempt_though_its_process_was_killed(
     def child(_: str, environment: dict[str, str], __: object, **options: Any) -> Child:
         return Child(double.__name__, environment, {"adopts": True}, **options)
 
-    monkeypatch.setattr(running, "Child", child)
+    monkeypatch.setattr(handle, "Child", child)
     descendants.adopt_orphans()
     order = Order(words=[], log="", start="")
     program = Program([], Curve(TrialFolder(tmp_path), 1, ""), order, descendants.new_tag())
