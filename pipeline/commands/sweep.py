@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.entries import several
-from pipeline.commands.typed import Every, answering, examples, refuse_both
+from pipeline.commands.typed import AsJson, Attempt, Every, LastLines, Raw, answering, examples, refuse_both
 from pipeline.config.schema import DeviceChoice
 from pipeline.terminal.console import make_console
 
@@ -25,7 +25,7 @@ OutputDir = Annotated[Path, typer.Option(help="Folder of all runs and sweeps.")]
 )
 def status(
     name: Annotated[str | None, typer.Argument(help="The sweep; all if left out.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON, nothing cut off.")] = False,
+    as_json: AsJson = False,
     watch: Annotated[
         bool,
         typer.Option(
@@ -91,20 +91,20 @@ def run_(
 ) -> None:
     """Run a sweep."""
     from pipeline.commands import sweep_online, sweep_run
+    from pipeline.commands.sweep_request import SweepRequest, chosen
 
     with answering():
-        work = sweep_online.run_online if wandb else sweep_run.run
-        code = work(
-            file,
-            [*strategy.split(), *(words or [])],
-            output_dir,
-            make_console(),
-            sweep_run.chosen(device, agents, each, gpu_list),
+        request = SweepRequest(
+            file=file,
+            words=[*strategy.split(), *(words or [])],
+            output_dir=output_dir,
+            where=chosen(device, agents, each, gpu_list),
             name=name,
             count=count,
             grace_s=grace,
         )
-        raise typer.Exit(code)
+        run_it = sweep_online.run_online if wandb else sweep_run.run
+        raise typer.Exit(run_it(request, make_console()))
 
 
 @app.command(
@@ -123,13 +123,14 @@ def agent(
 ) -> None:
     """Join a sweep."""
     from pipeline.commands import sweep_run
+    from pipeline.commands.sweep_request import chosen
 
     with answering():
         code = sweep_run.agent(
             name,
             output_dir,
             make_console(),
-            sweep_run.chosen(device, agents, each, gpu_list),
+            chosen(device, agents, each, gpu_list),
             count=count,
             grace_s=grace,
         )
@@ -218,12 +219,10 @@ def logs(
     trial: Annotated[
         int | None, typer.Argument(min=0, help="Number of the trial; the one that began last if left out.")
     ] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Another attempt than the last.")] = None,
-    lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")] = None,
+    attempt: Attempt = None,
+    lines: LastLines = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial is over.")] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="On a terminal too, let it have the control characters in the log.")
-    ] = False,
+    raw: Raw = False,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Print a log."""

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
 from pipeline.commands.run_messages import INTERRUPTED
 from pipeline.commands.start import settle
-from pipeline.commands.sweep_run import Where, agreed, by_plan, planned
+from pipeline.commands.sweep_request import SweepRequest, decide
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError
 from pipeline.runs.report.format import count as counted
 from pipeline.sweeps.agents.own_runs import is_own
 from pipeline.sweeps.agents.pool import Pool
-from pipeline.sweeps.agents.strategies import split_words
 from pipeline.sweeps.folder import SweepFolder, sweep_folder
 from pipeline.sweeps.online.at_wandb import as_uploaded, created, most_devices, shares
 from pipeline.sweeps.online.slots import OnlineSlots, Patience, Slot
 from pipeline.sweeps.online.wandb_file import wandb_config
-from pipeline.sweeps.reading.file import read_sweep
+from pipeline.sweeps.spec import Sweep
 from pipeline.terminal.console import say
 
 FAILED = 1
@@ -30,29 +27,12 @@ KEPT = "wandb.json"
 """In the sweep's folder: its id, entity, project and path at W&B."""
 
 
-def run_online(
-    file: Path,
-    words: Sequence[str],
-    output_dir: Path,
-    console: Console,
-    where: Where,
-    *,
-    name: str = "",
-    count: int | None = None,
-    grace_s: int = 30,
-    patience: Patience | None = None,
-) -> int:
+def run_online(request: SweepRequest, console: Console, *, patience: Patience | None = None) -> int:
     """Create a sweep at W&B, or go on with it, and run its trials; the exit code.
 
     Args:
-        file: The sweep file.
-        words: A strategy and its numbers, then settings of every trial.
-        output_dir: Folder of all runs and sweeps.
+        request: What is asked for.
         console: Where it is told.
-        where: On which devices.
-        name: Of the sweep; "" for that in the file.
-        count: The most trials that are run here; None for no bound.
-        grace_s: Seconds that a trial has to end once it was told to.
         patience: How long slots wait for trials, where there are none.
 
     Returns:
@@ -61,33 +41,42 @@ def run_online(
     Raises:
         PipelineError: The request is wrong, or W&B does not create the sweep. Nothing was started.
     """
-    strategy, overrides = split_words(words)
-    sweep = read_sweep(file, name=name, overrides=overrides)
-    if is_own(sweep):
-        raise ConfigError(
-            "run_parallel.py is searched on this machine: leave out --wandb. tracking.report_to=[wandb] among the "
-            "parameters has each of its runs tracked there"
-        )
-    if strategy:
-        plan = planned(strategy, sweep, where)
-        where, count = by_plan(plan, where, count)
-        if not agreed(plan, where, console):
-            return 0
+    decided = decide(request, console, _refuse_own)
+    if decided is None:
+        return 0
+    sweep, where = decided.sweep, decided.where
     share = most_devices(sweep, where.each)
     pool = replace(where, each=share).pool(sweep)
-    folder = sweep_folder(output_dir.absolute(), sweep.name)
+    folder = sweep_folder(request.output_dir.absolute(), sweep.name)
     slots = _slots(pool, share, folder)
     online, new = created(as_uploaded(wandb_config(sweep), sweep, share), folder.path / KEPT)
     say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=online.path)
     say(console, f"{counted(len(slots), 'agent')} with {counted(share, pool.kind)} each")
     told = partial(say, console)
-    work = OnlineSlots(sweep, online, slots, pool.places, told, limit=count, grace_s=grace_s, patience=patience)
+    work = OnlineSlots(
+        sweep,
+        online,
+        slots,
+        pool.places,
+        told,
+        limit=decided.count,
+        grace_s=request.grace_s,
+        patience=patience,
+    )
     with StopSignals() as signals:
         interrupted = work.run(signals)
         say(console, f"{counted(work.trials, 'trial')} run; what they have reached is at W&B")
         code = INTERRUPTED[interrupted] if interrupted else FAILED if work.gave_up else 0
         settle(code)
     return code
+
+
+def _refuse_own(sweep: Sweep) -> None:
+    if is_own(sweep):
+        raise ConfigError(
+            "run_parallel.py is searched on this machine: leave out --wandb. tracking.report_to=[wandb] among the "
+            "parameters has each of its runs tracked there"
+        )
 
 
 def _slots(pool: Pool, share: int, folder: SweepFolder) -> list[Slot]:

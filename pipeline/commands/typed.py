@@ -27,6 +27,12 @@ Stamp = Annotated[
 ]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again; Ctrl-C ends that.")]
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks, with --watch.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print plain JSON, nothing cut off.")]
+Attempt = Annotated[int | None, typer.Option(min=1, help="Another attempt than the last.")]
+LastLines = Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="On a terminal too, let it have the control characters in the log.")
+]
 
 
 def refuse_both(**options: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands.sweep_online import run_online
-from pipeline.commands.sweep_run import Where
+from pipeline.commands.sweep_request import SweepRequest, Where
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.sweeps.online import at_wandb
 from pipeline.sweeps.online.slots import Patience
@@ -64,8 +64,8 @@ def told(place: Path) -> list[dict[str, Any]]:
 def run(place: Path, **options: Any) -> tuple[int, str]:
     with (place / "said").open("w+") as file:
         where = Where(agents=options.pop("agents", None))
-        words, console = options.pop("words", []), Console(file=file, width=200)
-        code = run_online(place / "lr.yaml", words, place / "out", console, where, patience=QUICK, **options)
+        request = SweepRequest(file=place / "lr.yaml", output_dir=place / "out", where=where, **options)
+        code = run_online(request, Console(file=file, width=200), patience=QUICK)
         file.seek(0)
         return code, file.read()
 

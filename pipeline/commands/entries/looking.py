@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.typed import Every, OutputDir, Stamp, answering, examples, refuse_both
+from pipeline.commands.typed import (
+    AsJson,
+    Attempt,
+    Every,
+    LastLines,
+    OutputDir,
+    Raw,
+    Stamp,
+    answering,
+    examples,
+    refuse_both,
+)
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError
 from pipeline.terminal.console import make_console, say
@@ -48,7 +59,7 @@ def show(name: str, output_dir: OutputDir = Path("outputs")) -> None:
 def status(
     name: Annotated[str | None, typer.Argument(help="The experiment; all if left out.")] = None,
     run: Stamp = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON, nothing cut off.")] = False,
+    as_json: AsJson = False,
     watch: Annotated[
         bool,
         typer.Option(
@@ -81,12 +92,10 @@ def logs(
     name: str,
     job: Annotated[str | None, typer.Argument(help="A job, see `why`; the engine's own log if left out.")] = None,
     run: Stamp = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Another attempt than the last.")] = None,
-    lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")] = None,
+    attempt: Attempt = None,
+    lines: LastLines = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job or run is over.")] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="On a terminal too, let it have the control characters in the log.")
-    ] = False,
+    raw: Raw = False,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Print logs."""

@@ -14,22 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
+from pipeline.sweeps import space
 from pipeline.sweeps.searching.impute import Told, told
 from pipeline.sweeps.searching.random_search import share
-from pipeline.sweeps.space import (
-    LEAST_SHARE,
-    Beta,
-    Choice,
-    Constant,
-    Distribution,
-    LogNormal,
-    LogUniform,
-    Normal,
-    Parameter,
-    Quantized,
-    Uniform,
-    WholeUniform,
-)
 from pipeline.sweeps.spec import Metric, Sweep
 from pipeline.sweeps.trials import Trial
 
@@ -87,9 +74,11 @@ def suggest(sweep: Sweep, metric: Metric, trials: Sequence[Trial]) -> dict[str, 
     }
 
 
-def searched(sweep: Sweep) -> dict[str, Parameter]:
+def searched(sweep: Sweep) -> dict[str, space.Parameter]:
     """Parameters that have more than one value."""
-    return {name: each for name, each in sweep.parameters.items() if not isinstance(each.distribution, Constant)}
+    return {
+        name: each for name, each in sweep.parameters.items() if not isinstance(each.distribution, space.Constant)
+    }
 
 
 @contextmanager
@@ -148,20 +137,20 @@ class Axis:
     """
 
     distribution: BaseDistribution
-    of: Distribution
+    of: space.Distribution
     labels: tuple[str, ...] = ()
     shares: bool = False
 
     def value(self, asked: Any) -> Any:
         """What Optuna has chosen, as a value of ours."""
-        if isinstance(self.of, Choice) and self.labels:
+        if isinstance(self.of, space.Choice) and self.labels:
             return self.of.values[self.labels.index(asked)]
-        return self.of.at(min(max(asked, LEAST_SHARE), 1 - LEAST_SHARE)) if self.shares else asked
+        return self.of.at(min(max(asked, space.LEAST_SHARE), 1 - space.LEAST_SHARE)) if self.shares else asked
 
     def told(self, value: Any) -> Any:
         """A value of ours as Optuna's; None for one that the distribution does not have."""
         try:
-            if isinstance(self.of, Choice) and self.labels:
+            if isinstance(self.of, space.Choice) and self.labels:
                 return self.labels[self.of.position(value)]
             found = self.of.below(value) if self.shares else value
             inside = self.distribution._contains(self.distribution.to_internal_repr(found))
@@ -170,37 +159,38 @@ class Axis:
         return found if inside else None
 
 
-def axis_of(parameter: Parameter) -> Axis:
+def axis_of(parameter: space.Parameter) -> Axis:
     """How a parameter is searched."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     match parameter.distribution:
-        case Choice(values=values, probabilities=None) as of if len(values) <= _MOST_LABELS:
+        case space.Choice(values=values, probabilities=None) as of if len(values) <= _MOST_LABELS:
             labels = labels_of(values)
             return Axis(CategoricalDistribution(labels), of, labels)
-        case WholeUniform(min=low, max=high) as of if max(abs(low), abs(high)) <= _LARGEST_WHOLE:
+        case space.WholeUniform(min=low, max=high) as of if max(abs(low), abs(high)) <= _LARGEST_WHOLE:
             return Axis(IntDistribution(low, high), of)
-        case Uniform(min=low, max=high) as of:
+        case space.Uniform(min=low, max=high) as of:
             return Axis(FloatDistribution(low, high), of)
-        case LogUniform(min=low, max=high) as of:
+        case space.LogUniform(min=low, max=high) as of:
             return Axis(FloatDistribution(low, high, log=True), of)
         case of:
             return Axis(FloatDistribution(0.0, 1.0), of, shares=True)
 
 
-def shown_axis(parameter: Parameter) -> Axis:
+def shown_axis(parameter: space.Parameter) -> Axis:
     """How the values of a parameter are shown: as themselves, where they are searched by shares."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
+    axis = axis_of(parameter)
     match parameter.distribution:
-        case Choice(values=values) as of if len(values) <= _MOST_LABELS:
+        case space.Choice(values=values) as of if len(values) <= _MOST_LABELS:
             return Axis(CategoricalDistribution(labels_of(values)), of, labels_of(values))
-        case Quantized(of=Uniform() | LogUniform() | Normal() | LogNormal() | Beta() as inner, q=q) as of:
-            low, high = inner.at(LEAST_SHARE), inner.at(1 - LEAST_SHARE)
+        case space.Quantized(of=inner, q=q) as of:
+            low, high = inner.at(space.LEAST_SHARE), inner.at(1 - space.LEAST_SHARE)
             return Axis(FloatDistribution(low - q, high + q), of)
-        case Normal() | LogNormal() | Beta() | WholeUniform() as of if axis_of(parameter).shares:
-            return Axis(FloatDistribution(of.at(LEAST_SHARE), of.at(1 - LEAST_SHARE)), of)
-    return axis_of(parameter)
+        case space.Normal() | space.LogNormal() | space.Beta() | space.WholeUniform() as of if axis.shares:
+            return Axis(FloatDistribution(of.at(space.LEAST_SHARE), of.at(1 - space.LEAST_SHARE)), of)
+    return axis
 
 
 def labels_of(values: Sequence[Any]) -> tuple[str, ...]:
