@@ -167,7 +167,8 @@ def pause(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
 
 
 @app.command(
-    help="Let a sweep go on that was paused, stopped or cancelled; what has failed gets another chance.",
+    help="Let a sweep go on that was paused, stopped or cancelled; what has failed gets another chance, also in a "
+    "finished one.",
     epilog=examples("pipeline sweep resume lr"),
 )
 def resume(name: Name, output_dir: OutputDir = Path("outputs")) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from pipeline.errors import ConfigError
 from pipeline.runs.report.format import count
+from pipeline.sweeps.agents import turn
 from pipeline.sweeps.agents.owner import note_lost
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.record import Record
-from pipeline.sweeps.trials import TrialState
+from pipeline.sweeps.trials import Trial, TrialState
 
 
 class Word(Enum):
@@ -44,24 +46,54 @@ def tell(folder: SweepFolder, word: Word) -> str:
 
 def _refuse_needless(record: Record, word: Word) -> None:
     name, halted = record.name, record.view.halted
+    running = record.view.having(TrialState.running)
     if word is Word.resume:
         if not halted:
             raise ConfigError(f"sweep {name} is neither paused nor stopped: there is nothing to resume")
+        if halted == "finished" and not _something_is_left(record):
+            raise ConfigError(
+                f"sweep {name} is finished{_because(record)}: nothing is left to try. With a higher run_cap or "
+                "--count, or another target, `python -m pipeline sweep run FILE` goes on with it"
+            )
         return
-    if halted == "finished" or halted == _HAS[word]:
+    if word is Word.stop and halted == "stopped" and running:
         raise ConfigError(
-            f"sweep {name} is {halted} already" + (f": {record.view.reason}" if record.view.reason else "")
+            f"sweep {name} is stopping already: {_go_on(running)}. `python -m pipeline sweep cancel {name}` ends "
+            "what runs now"
         )
+    if halted == "finished" or halted == _HAS[word]:
+        raise ConfigError(f"sweep {name} is {halted} already{_because(record)}")
     if word is Word.pause and halted:
         raise ConfigError(f"sweep {name} is {halted}: there is nothing to pause")
 
 
+def _because(record: Record) -> str:
+    return f" ({record.view.reason})" if record.view.reason else ""
+
+
+def _something_is_left(record: Record) -> bool:
+    """Whether a finished sweep has something to go on with: what has failed, or more trials than there were."""
+    view, asked = record.view, record.asked
+    if asked is None or turn.reached(view, asked.metric):
+        return False
+    if view.having(TrialState.waiting, TrialState.lost, TrialState.failed, TrialState.cancelled):
+        return True
+    return record.most is None or len(view.trials) < record.most
+
+
+def _go_on(running: Sequence[Trial]) -> str:
+    ends = "goes on to its end" if len(running) == 1 else "go on to their end"
+    return f"{count(len(running), 'trial')} under way {ends}"
+
+
 def _what_follows(record: Record, word: Word) -> str:
-    running = count(len(record.view.having(TrialState.running)), "trial")
-    joins = f", once an agent works on it: `python -m pipeline sweep agent {record.name}`"
+    name, running = record.name, record.view.having(TrialState.running)
+    go_on = f"; {_go_on(running)}" if running else ""
+    ended = f"; {count(len(running), 'trial')} under way {'is' if len(running) == 1 else 'are'} ended"
+    joins = f", once an agent works on it: `python -m pipeline sweep agent {name}`"
     return {
-        Word.stop: f"sweep {record.name} begins no more trials; {running} under way go on to their end",
-        Word.cancel: f"sweep {record.name} is given up; {running} under way are ended",
-        Word.pause: f"sweep {record.name} begins no more trials until it is resumed; {running} under way go on",
-        Word.resume: f"sweep {record.name} goes on{'' if record.view.agents else joins}",
+        Word.stop: f"sweep {name} begins no more trials{go_on}",
+        Word.cancel: f"sweep {name} is given up{ended if running else ''}",
+        Word.pause: f"sweep {name} begins no more trials until it is resumed{go_on}",
+        Word.resume: f"sweep {name} goes on{'' if record.view.agents else joins}",
     }[word]

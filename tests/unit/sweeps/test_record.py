@@ -216,7 +216,7 @@ def test_words_to_a_sweep(paper: SweepOnPaper) -> None:
     assert "once an agent works on it" in tell(paper.folder, Word.resume)
     with pytest.raises(ConfigError, match="nothing to resume"):
         tell(paper.folder, Word.resume)
-    assert "0 trials under way go on" in tell(paper.folder, Word.stop)
+    assert tell(paper.folder, Word.stop) == "sweep lr begins no more trials"
     with pytest.raises(ConfigError, match="stopped: there is nothing to pause"):
         tell(paper.folder, Word.pause)
     assert "given up" in tell(paper.folder, Word.cancel)
@@ -224,3 +224,54 @@ def test_words_to_a_sweep(paper: SweepOnPaper) -> None:
     for word in (Word.stop, Word.cancel):
         with pytest.raises(ConfigError, match="finished already"):
             tell(paper.folder, word)
+
+
+def test_a_sweep_that_ends_its_trials_is_stopping_already(paper: SweepOnPaper) -> None:
+    paper.create(0, {})
+    paper.start(0)
+    paper.folder.agents.mkdir()
+    with present(paper.folder):
+        assert "; 1 trial under way goes on to its end" in tell(paper.folder, Word.stop)
+        with pytest.raises(
+            ConfigError, match=r"stopping already: 1 trial under way goes on.*sweep cancel lr` ends"
+        ):
+            tell(paper.folder, Word.stop)
+        assert "; 1 trial under way is ended" in tell(paper.folder, Word.cancel)
+
+
+@pytest.mark.parametrize(
+    ("run_cap", "state", "goes_on"),
+    [(1, "done", False), (2, "done", True), (1, "failed", True)],
+    ids=["nothing is left", "a higher run_cap", "a failed trial"],
+)
+def test_a_finished_sweep_is_resumed_only_where_something_is_left(
+    run_cap: int, state: str, goes_on: bool, paper: SweepOnPaper
+) -> None:
+    paper.create(0, {"lr": 1})
+    paper.start(0)
+    paper.end(0, state, 0.5 if state == "done" else None)
+    paper.tell("SweepFinished")
+    asked = {"program": "t.py", "method": "random", "run_cap": run_cap, "parameters": {"lr": {"values": [1, 2]}}}
+    paper.folder.file.write_text(json.dumps(asked))
+    before = paper.folder.journal.read_bytes()
+    if goes_on:
+        tell(paper.folder, Word.resume)
+        assert RecordedSweep(paper.folder).view.halted == ""
+    else:
+        with pytest.raises(
+            ConfigError, match=r"sweep lr is finished: nothing is left to try\. With a higher run_cap"
+        ):
+            tell(paper.folder, Word.resume)
+        assert paper.folder.journal.read_bytes() == before
+
+
+def test_a_sweep_that_has_reached_its_target_is_not_resumed(paper: SweepOnPaper) -> None:
+    paper.create(0, {"lr": 1})
+    paper.start(0)
+    paper.end(0, "done", 0.5)
+    paper.tell("SweepFinished", reason="trial 0 has reached the target: val/loss 0.5")
+    metric = {"name": "val/loss", "goal": "minimize", "target": 0.6}
+    asked = {"program": "t.py", "method": "random", "metric": metric, "parameters": {"lr": {"values": [1, 2]}}}
+    paper.folder.file.write_text(json.dumps(asked))
+    with pytest.raises(ConfigError, match=r"sweep lr is finished \(trial 0 has reached the target"):
+        tell(paper.folder, Word.resume)
