@@ -122,8 +122,13 @@ def describe_exit(exit_code: int | None) -> str:
 
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
     """Word the message for a name that is not known: what was given, the nearest, and all that exist."""
+    return f"unknown {kind} '{given}'.{known_names(given, known)}"
+
+
+def known_names(given: str, known: Iterable[str]) -> str:
+    """Word what follows a message that has the name in it already: the nearest one, and all that exist."""
     names = sorted(known)
     near = get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     listed = ", ".join(names) if names else "(none)"
-    return f"unknown {kind} '{given}'.{hint} Known: {listed}."
+    return f"{hint} Known: {listed}."

@@ -22,6 +22,8 @@ REPORTS = ("sweeps/report",)
 """but for these rooms, which yield what a reader is told."""
 _UNKNOWN = f"unknown {GAP} '{GAP}'. Did you mean '{GAP}'? Known: {GAP}."
 """What `unknown_name` words."""
+_KNOWN = _UNKNOWN.partition(".")[2]
+"""What `known_names` words."""
 _DEEPEST = 3
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -98,6 +100,8 @@ class _Reader:
         if isinstance(node, ast.Call) and _name(node.func) == "unknown_name":
             kind = self._of(node.args[0], scope, depth)[0]
             return [_UNKNOWN.replace(GAP, kind, 1)]
+        if isinstance(node, ast.Call) and _name(node.func) == "known_names":
+            return [_KNOWN]
         if isinstance(node, ast.Call) and depth < _DEEPEST and _name(node.func) in self._functions:
             return self._said_by(self._functions[_name(node.func)], depth + 1)
         if isinstance(node, ast.Name) and scope is not None and depth < _DEEPEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from pipeline.errors import ConfigError
 
 HELP = "Run any program with one process on each chosen GPU: pipeline launch --gpus 4,5 -- train.py ARGUMENTS."
 SETTINGS = {"allow_extra_args": True, "allow_interspersed_args": False}
+_ID = re.compile("[0-9]{1,9}")  # `str.isdigit` takes what `int` does not
 
 
 def launch(
@@ -45,7 +47,7 @@ def launch(
         request = LaunchRequest(
             program=program or [],
             device=_device(device),
-            gpus=None if gpus is None else parse_ids(gpus),
+            gpus=None if gpus is None else parse_ids(gpus, "--gpus"),
             num_gpus=num_gpus,
             nproc=nproc,
             nnodes=nnodes,
@@ -58,17 +60,21 @@ def launch(
         raise typer.Exit(carry_out(request, say_to_stderr))
 
 
-def parse_ids(text: str) -> list[int]:
+def parse_ids(text: str, option: str) -> list[int]:
     """``4,5,6,7`` as numbers.
+
+    Args:
+        text: What was given.
+        option: With which option.
 
     Raises:
         ConfigError: An entry is no number.
     """
     entries = [entry.strip() for entry in text.split(",")]
-    wrong = [entry for entry in entries if not entry.isdigit()]
+    wrong = [entry for entry in entries if not _ID.fullmatch(entry)]
     if wrong:
         raise ConfigError(
-            f"--gpus {text}: '{wrong[0]}' is no id. Give numbers with commas between: --gpus 4,5,6,7"
+            f"{option} {text}: '{wrong[0]}' is no id. Give numbers with commas between: {option} 4,5,6,7"
         )
     return [int(entry) for entry in entries]
 

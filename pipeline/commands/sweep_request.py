@@ -46,7 +46,8 @@ def chosen(device: DeviceChoice, agents: int | None, each: int | None, gpu_list:
     Raises:
         ConfigError: The list is none.
     """
-    return Where(device=device, agents=agents, each=each, ids=None if gpu_list is None else parse_ids(gpu_list))
+    ids = None if gpu_list is None else parse_ids(gpu_list, "--gpu-list")
+    return Where(device=device, agents=agents, each=each, ids=ids)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, known_names
 
 PLAN_SVG = "plan.svg"
 """The picture of a plan."""
@@ -129,9 +129,8 @@ def find_run(output_dir: Path, name: str) -> RunFolder:
     """
     latest = output_dir / name / "latest"
     if not latest.is_dir():
-        known = sorted(path.parent.name for path in output_dir.glob("*/latest"))
-        listed = f" There are: {', '.join(known)}." if known else ""
-        raise ConfigError(f"no run of '{name}' in {output_dir}.{listed}")
+        known = [path.parent.name for path in output_dir.glob("*/latest")]
+        raise ConfigError(f"no run of '{name}' in {output_dir}.{known_names(name, known) if known else ''}")
     return RunFolder(latest.resolve())
 
 

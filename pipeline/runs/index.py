@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.engine.run_folder import RunFolder, find_run
-from pipeline.errors import ConfigError, unknown_name
+from pipeline.errors import ConfigError, known_names
 from pipeline.runs.by_name import MAX_LISTED
 from pipeline.runs.origin import read_origin
 
@@ -31,7 +31,7 @@ def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
     if name not in known:
         if not known:
             raise ConfigError(f"there are no runs in {output_dir}.")
-        raise ConfigError(f"no run of '{name}' in {output_dir}: " + unknown_name("experiment", name, known))
+        raise ConfigError(f"no run of '{name}' in {output_dir}.{known_names(name, known)}")
     found = [RunFolder(path) for path in (output_dir / name).iterdir() if path.is_dir()]
     return sorted((run for run in found if run.begun), key=lambda run: (run.begun, run.path))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.journal import JournalReader
-from pipeline.errors import ConfigError, PipelineError, unknown_name
+from pipeline.errors import ConfigError, PipelineError, known_names
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.locks import lock
@@ -40,7 +40,7 @@ def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
         return sweep_folder(output_dir, name)
     if not known:
         raise ConfigError(f"there are no sweeps in {output_dir}. `python -m pipeline sweep run FILE` begins one.")
-    raise ConfigError(f"no sweep '{name}' in {output_dir}: " + unknown_name("sweep", name, known))
+    raise ConfigError(f"no sweep '{name}' in {output_dir}.{known_names(name, known)}")
 
 
 class RecordedSweep:

@@ -201,7 +201,7 @@ def _no_gpu(request: DeviceRequest, environment: Mapping[str, str]) -> str:
         asked = "device=cuda"
     mask = environment.get(VISIBLE)
     why = "NVML found none" if mask is None else f"{VISIBLE}={mask!r} hides them, or NVML found none"
-    return f"{asked}, but there is no usable GPU: {why}. Check `nvidia-smi`, or use device=auto or device=cpu."
+    return f"{asked}, but there is no usable GPU: {why}. Check `nvidia-smi`, or use {request.without}."
 
 
 def _listed(visible: Sequence[Device], environment: Mapping[str, str]) -> str:

@@ -104,7 +104,9 @@ def test_a_page_that_cannot_be_written_is_one_message(
 
 
 def test_a_sweep_that_is_not_there_is_told_with_those_that_are(outputs: Path, tmp_path: Path) -> None:
-    assert "Did you mean 'lr'" in told(outputs, "best", "lrr", code=2)
+    said = told(outputs, "best", "lrr", code=2)
+    assert f"error: no sweep 'lrr' in {outputs}. Did you mean 'lr'? Known: " in said
+    assert said.count("'lrr'") == 1
     assert "there are no sweeps in" in told(tmp_path, "status")
     assert "`python -m pipeline sweep run FILE` begins one" in told(tmp_path, "status", "lr", code=2)
 

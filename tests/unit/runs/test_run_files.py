@@ -32,7 +32,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> No
 
 def test_a_run_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
     create_run_folder(tmp_path, "first_run", NOON)
-    with pytest.raises(ConfigError, match="There are: first_run"):
+    with pytest.raises(ConfigError, match="Known: first_run"):
         find_run(tmp_path, "other")
 
 
