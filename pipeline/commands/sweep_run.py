@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -48,7 +49,14 @@ def run(request: SweepRequest, console: Console) -> int:
     for note in (*sweep.notes, check_fits(sweep, pool)):
         if note:
             say(console, note)
-    folder = begin_sweep(sweep, request.file, request.output_dir, overrides=decided.overrides, count=decided.count)
+    folder = begin_sweep(
+        sweep,
+        request.file,
+        request.output_dir,
+        overrides=decided.overrides,
+        count=decided.count,
+        say=partial(say, console),
+    )
     return work(sweep, folder, pool, Bounds(grace_s=request.grace_s), search, console)
 
 
@@ -89,7 +97,7 @@ def tell(name: str, output_dir: Path, word: Word, console: Console) -> None:
     Raises:
         PipelineError: There is none, or it makes no sense now.
     """
-    say(console, halting.tell(choose_sweep(output_dir.absolute(), name), word))
+    say(console, halting.tell(choose_sweep(output_dir.absolute(), name), word, partial(say, console)))
 
 
 def work(sweep: Sweep, folder: SweepFolder, pool: Pool, bounds: Bounds, search: Search, console: Console) -> int:

@@ -10,8 +10,7 @@ import json
 import os
 import re
 import socket
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -24,8 +23,8 @@ from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.sweeps.folder import TRIALS, SweepFolder
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.trials import LAST_TRIAL
+from pipeline.sweeps.turns import one_turn
 
-_POLL_S = 0.02
 _SHOWN = 100
 _NUMBER = re.compile(r"[0-9]{4,10}")
 """What folders of trials are called; `str.isdigit` takes what `int` does not."""
@@ -38,13 +37,18 @@ class Record(RecordedSweep):
         has_locks: Whether the file system lets one process exclude others; known after the first turn.
     """
 
-    def __init__(self, folder: SweepFolder) -> None:
+    def __init__(self, folder: SweepFolder, say: Callable[[str], None] = lambda _text: None) -> None:
         """Make the folder if it is not there, and read what it holds.
+
+        Args:
+            folder: Of the sweep.
+            say: Told a line where somebody else keeps its lock for long.
 
         Raises:
             StoreError: It cannot be made, or its journal cannot be read.
         """
         self.has_locks = True
+        self._say = say
         self._journal_file: Journal | None = None
         try:
             folder.agents.mkdir(parents=True, exist_ok=True)
@@ -59,22 +63,12 @@ class Record(RecordedSweep):
         Raises:
             StoreError: The lock or the journal cannot be opened.
         """
-        try:
-            descriptor = os.open(self.folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise StoreError(f"cannot open {self.folder.lock}: {error.strerror}") from error
-        try:
-            with suppress(LocksUnsupportedError):
-                self.has_locks = False
-                # Polled, so that a signal is heard should a holder be stopped in the middle of its turn.
-                while not lock(descriptor, wait=False):
-                    time.sleep(_POLL_S)
-                self.has_locks = True
-            self.refresh()
-            yield
-        finally:
-            self._close()
-            os.close(descriptor)
+        with one_turn(self.folder.lock, self._say) as self.has_locks:
+            try:
+                self.refresh()
+                yield
+            finally:
+                self._close()
 
     def write(self, event: str, **fields: Any) -> None:
         """Add an event, inside a turn; it is on disk, and in the view, when this returns.

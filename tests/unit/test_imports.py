@@ -55,7 +55,7 @@ ROOMS = {
     ],
     "sweeps": [
         *("space", "spec", "trials", "folder", "events", "reporting", "logged", "batch", "searching", "reading"),
-        *("recorded", "record", "agents", "several", "online", "report"),
+        *("recorded", "turns", "record", "agents", "several", "online", "report"),
     ],
 }
 """Rooms of a wing that has an order of its own, likewise."""

@@ -90,7 +90,7 @@ class Agent:
             told: Who is told what happens.
         """
         self.id = self.interrupted = ""
-        self._sweep, self._folder, self._record = sweep, folder, Record(folder)
+        self._sweep, self._folder, self._record = sweep, folder, Record(folder, told.say)
         self._pool, self._bounds, self._told = pool, bounds, told
         self._search, self._orders = search, Orders(sweep, folder, pool, bounds.grace_s)
         self._chooser = Chooser(self._record, sweep, search, each=pool.each, latest=self._latest)

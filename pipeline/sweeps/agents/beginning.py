@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,13 @@ _FIXED = ("method", "metric", "parameters", "program", "command")
 
 
 def begin_sweep(
-    sweep: Sweep, file: Path, output_dir: Path, *, overrides: Sequence[str] = (), count: int | None = None
+    sweep: Sweep,
+    file: Path,
+    output_dir: Path,
+    *,
+    overrides: Sequence[str] = (),
+    count: int | None = None,
+    say: Callable[[str], None] = lambda _text: None,
 ) -> SweepFolder:
     """Make the folder of a sweep, or see that the one which is there is the same sweep.
 
@@ -31,13 +37,14 @@ def begin_sweep(
         output_dir: Folder of all runs.
         overrides: Settings of the command line, which `sweep` has.
         count: The most trials; None for no bound.
+        say: Told a line where an agent keeps the lock of the sweep for long.
 
     Raises:
         ConfigError: There is another sweep of that name.
         StoreError: The folder cannot be written.
     """
     folder = sweep_folder(output_dir.absolute(), sweep.name)
-    record = Record(folder)
+    record = Record(folder, say)
     with record.turn():
         if record.view.started is not None:
             _refuse_another(sweep, folder, record.view.overrides)

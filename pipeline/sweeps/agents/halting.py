@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from pipeline.errors import ConfigError
@@ -26,8 +26,13 @@ class Word(Enum):
 _HAS = {Word.stop: "stopped", Word.cancel: "cancelled", Word.pause: "paused"}
 
 
-def tell(folder: SweepFolder, word: Word) -> str:
+def tell(folder: SweepFolder, word: Word, say: Callable[[str], None] = lambda _text: None) -> str:
     """Write it to the journal.
+
+    Args:
+        folder: Of the sweep.
+        word: What it is told.
+        say: Told a line where an agent keeps the lock of the sweep for long.
 
     Returns:
         What follows, for the user.
@@ -36,7 +41,7 @@ def tell(folder: SweepFolder, word: Word) -> str:
         ConfigError: It makes no sense now.
         StoreError: The journal cannot be written.
     """
-    record = Record(folder)
+    record = Record(folder, say)
     with record.turn():
         note_lost(record)
         _refuse_needless(record, word)
