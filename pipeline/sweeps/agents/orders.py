@@ -63,7 +63,12 @@ class Orders:
         return self._order(words, place, attempt, devices, f"trial {trial.number}")
 
     def prepare(self, first: Trial, devices: Sequence[Device]) -> Order:
-        """What is run before the first trial: what that needs of datasets is there when trials ask for it."""
+        """What is run before the first trial: what that needs of datasets is there when trials ask for it.
+
+        Of a run of ours that is what the first trial needs alone. One with another dataset makes its own in the
+        same job of its plan, which the store lets one run do while the others wait; and which datasets a search
+        will choose is not known, so preparing them all could take hours for what is never asked for.
+        """
         words = prepare_command(self._sweep)
         if own := not words:
             words = self._run(first, devices, f"{SPLIT}=validation", "stage=prepare")
