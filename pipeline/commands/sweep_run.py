@@ -12,7 +12,7 @@ from pipeline.commands.run_messages import INTERRUPTED
 from pipeline.commands.sweep_look import conclude
 from pipeline.commands.sweep_request import SweepRequest, Where, decide
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.errors import ConfigError, StoreError
+from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.runs.report.format import count as counted
 from pipeline.sweeps.agents import halting
 from pipeline.sweeps.agents.agent import Agent, Bounds
@@ -106,7 +106,7 @@ def work(sweep: Sweep, folder: SweepFolder, pool: Pool, bounds: Bounds, search: 
         one = Agent(sweep, folder, pool, bounds, search, told)
         try:
             one.run(signals)
-        except StoreError as error:
+        except (StoreError, WorkerError) as error:
             say(console, f"error: {error}. Mend that, then run the same command.", "red")
             return FAILED
     return _conclude(folder, sweep, one.interrupted, console, len(pool.devices))

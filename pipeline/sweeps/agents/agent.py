@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.workers.reaper import Reaper
+from pipeline.errors import StoreError
 from pipeline.machine import descendants
 from pipeline.machine.log_tail import tail
 from pipeline.sweeps.agents import turn
@@ -28,6 +29,7 @@ from pipeline.sweeps.agents.owner import Chooser, note_lost, refuse_several
 from pipeline.sweeps.agents.pool import Pool
 from pipeline.sweeps.agents.running import Curve, Running
 from pipeline.sweeps.agents.shelf import Shelf
+from pipeline.sweeps.agents.shortage import Pauses, shortage
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.record import Record, present
 from pipeline.sweeps.searching.search import Search
@@ -100,6 +102,7 @@ class Agent:
         self._curves: dict[tuple[int, int], Curve] = {}
         self._shelf = Shelf(pool.devices, folder.name)
         self._begun: set[int] = set()
+        self._pauses = Pauses(told.say)
         self._leaving = False
         self._tag = descendants.new_tag()
         self._once = Once(sweep, self._record, pool, self._chooser, self._orders, told.say, self._tag)
@@ -232,8 +235,9 @@ class Agent:
                 self._told.say(f"trial {trial.number}: {trial.reason}")
             self._heed()
             chosen = self._choose()
-        for trial, attempt, devices in chosen:
-            self._start(trial, attempt, devices)
+        self._start_all(chosen)
+        if not self._running:
+            self._pauses.give_up()
         self._told.show(self._record.view)
 
     def _note_ends(self) -> bool:
@@ -251,9 +255,14 @@ class Agent:
     def _ending(self, one: Running, code: int | None) -> turn.Ending:
         said = one.said
         self._shelf.put_back(one.devices, seen_free=said is not None)
-        if said is not None and said.busy:
-            self._shelf.pause(one.devices)
-            return turn.Ending(state=TrialState.waiting, values={}, reason=said.busy)
+        if said is not None and (said.busy or said.short):
+            self._begun.discard(one.trial.number)
+            if said.busy:
+                self._shelf.pause(one.devices)
+            else:
+                self._pauses.begin(said.short)
+            return turn.Ending(state=TrialState.waiting, values={}, reason=said.busy or said.short)
+        self._pauses.over()
         if said is not None and said.refused:
             return turn.Ending(state=TrialState.failed, values={}, reason=said.refused)
         return turn.ending(self._sweep.metric, one.curve.judged, one.curve.last, code, one.asked)
@@ -278,7 +287,7 @@ class Agent:
     def _choose(self) -> list[tuple[Trial, int, list[Device]]]:
         """Hand out trials to this agent, as long as there are devices for the next one."""
         chosen: list[tuple[Trial, int, list[Device]]] = []
-        if self._leaving or self._record.view.halted == "paused":
+        if self._leaving or self._record.view.halted == "paused" or self._pauses.on():
             return chosen
         used = [device for one in self._running for device in one.devices]
         free, reachable = self._shelf.free(used, self._promised())
@@ -310,6 +319,25 @@ class Agent:
         return self._chooser.next(devices, new=new)
 
     # -- starting ----------------------------------------------------------------------------------------------
+
+    def _start_all(self, chosen: Sequence[tuple[Trial, int, list[Device]]]) -> None:
+        for number, (trial, attempt, devices) in enumerate(chosen):
+            try:
+                self._start(trial, attempt, devices)
+            except (OSError, StoreError) as error:
+                if what := shortage(error):
+                    self._put_back(chosen[number:], what)
+                    return
+                raise
+
+    def _put_back(self, unstarted: Sequence[tuple[Trial, int, list[Device]]], what: str) -> None:
+        """Let trials wait again that could not be started, whatever they are."""
+        ended = turn.Ending(state=TrialState.waiting, values={}, reason=what)
+        with self._record.turn():
+            for trial, attempt, _ in unstarted:
+                self._record.write("TrialEnded", trial=trial.number, attempt=attempt, **ended.fields())
+                self._begun.discard(trial.number)
+        self._pauses.begin(what)
 
     def _start(self, trial: Trial, attempt: int, devices: list[Device]) -> None:
         write_parameters(self._sweep, self._folder, trial)

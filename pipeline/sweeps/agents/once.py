@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.errors import describe_exit
+from pipeline.errors import WorkerError, describe_exit
 from pipeline.locks import claim
 from pipeline.machine.log_tail import tail
 from pipeline.sweeps.agents.handle import heard
@@ -19,6 +19,7 @@ from pipeline.sweeps.agents.own_runs import is_own
 from pipeline.sweeps.agents.owner import Chooser
 from pipeline.sweeps.agents.pool import Pool
 from pipeline.sweeps.agents.running import Curve, Program
+from pipeline.sweeps.agents.shortage import shortage
 from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.record import Record
@@ -126,12 +127,19 @@ class Once:
         return None if best is None or view.winner == best.number else best
 
     def _run(self, order: Order, place: TrialFolder, devices: Sequence[Device], signals: StopSignals) -> Program:
-        """Run a program to its end, or to that of the agent; `asked` says which."""
+        """Run a program to its end, or to that of the agent; `asked` says which.
+
+        Raises:
+            WorkerError: No process can be started.
+        """
         place.path.mkdir(parents=True, exist_ok=True)
         for old in (place.metrics(1), place.log(1)):
             with suppress(FileNotFoundError):
                 old.unlink()
-        program = Program(devices, Curve(place, 1, ""), order, self._tag)
+        try:
+            program = Program(devices, Curve(place, 1, ""), order, self._tag)
+        except OSError as error:
+            raise WorkerError(f"cannot start a process: {shortage(error) or error.strerror}") from error
         try:
             while not program.is_over():
                 if heard(signals, [program]):
@@ -152,6 +160,6 @@ def _problem_of(program: Program, place: TrialFolder) -> str:
     said = program.said
     if said is not None and said.exit_code == 0:
         return ""
-    if said is not None and (said.busy or said.refused):
-        return said.busy or said.refused
+    if said is not None and (told := said.busy or said.refused or said.short):
+        return told
     return describe_exit(said.exit_code if said is not None else None) + tail(place.log(1))

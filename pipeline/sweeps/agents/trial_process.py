@@ -36,6 +36,7 @@ from pipeline.foreign import converted
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 from pipeline.sweeps.agents.programs import as_ranks, is_of_outer
+from pipeline.sweeps.agents.shortage import shortage
 from pipeline.sweeps.spec import Launcher
 
 MODULE = "pipeline.sweeps.agents.trial_process"
@@ -81,12 +82,14 @@ class Said:
     Attributes:
         busy: Somebody else has one of the devices: who. Nothing was started.
         refused: The program cannot be started: why.
+        short: It cannot be started now: what the machine is short of.
         exit_code: Of the program, as a shell has it.
         notes: What else a user should know.
     """
 
     busy: str = ""
     refused: str = ""
+    short: str = ""
     exit_code: int | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -102,7 +105,8 @@ def main() -> int:
     except DeviceError as error:
         said = Said(busy=str(error).partition(". Ask for ")[0])
     except (PipelineError, OSError) as error:
-        said = Said(refused=_too_long(order) if getattr(error, "errno", None) == errno.E2BIG else str(error))
+        refused = _too_long(order) if getattr(error, "errno", None) == errno.E2BIG else str(error)
+        said = Said(short=what) if (what := shortage(error)) else Said(refused=refused)
     channel.send(msgspec.json.encode(said))
     return 0
 

@@ -17,6 +17,7 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.machine import descendants
 from pipeline.sweeps.agents.handle import Handle, heard
+from pipeline.sweeps.agents.shortage import shortage
 from pipeline.sweeps.agents.trial_process import Order, Said
 
 
@@ -112,8 +113,17 @@ class SideBySide:
             if until > now:
                 resting = True
             elif (task := self._following(slot)) is not None:
-                self._running[slot] = _Running(task, self._tag)
+                self._start(slot, task)
+                resting = resting or slot not in self._running
         return resting
+
+    def _start(self, slot: int, task: Task) -> None:
+        try:
+            self._running[slot] = _Running(task, self._tag)
+        except OSError as error:
+            why = f"no process can be started: {shortage(error) or error.strerror}"
+            ended = Ended(slot=slot, task=task, exit_code=None, busy="", refused=why, seconds=0.0)
+            self._rests[slot] = time.monotonic() + self._ended(ended)
 
     def _wait(self, signals: StopSignals) -> None:
         if heard(signals, self._running.values()):
@@ -157,6 +167,6 @@ class _Running(Handle):
             task=self.task,
             exit_code=said.exit_code,
             busy=said.busy,
-            refused=said.refused,
+            refused=said.refused or said.short,
             seconds=time.monotonic() - self._began_s,
         )
