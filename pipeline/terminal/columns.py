@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.terminal.shorten import cut_middle, least_width, shorten
-from pipeline.terminal.text import printable
+from pipeline.terminal.text import on_one_line, printable
 
 EXTRA = 10
 """Columns of this rank and above are left out before any name is cut to less than `AMPLE`."""
@@ -104,7 +104,13 @@ class FittedTable:
     """A table for the console that it is printed to."""
 
     def __init__(
-        self, columns: Iterable[Column], *, title: str = "", caption: str = "", lines: bool = True
+        self,
+        columns: Iterable[Column],
+        *,
+        title: str = "",
+        caption: str = "",
+        elsewhere: str = "",
+        lines: bool = True,
     ) -> None:
         """Make an empty table.
 
@@ -112,10 +118,11 @@ class FittedTable:
             columns: Its columns.
             title: Stands above it.
             caption: Stands below it.
+            elsewhere: What has the columns that have no room; where it is given, these are named below the table.
             lines: Whether there is a line below the headings, and room between sections.
         """
         self.columns = list(columns)
-        self.title, self.caption = title, caption
+        self.title, self.caption, self.elsewhere = title, caption, elsewhere
         self.alike: dict[str, Need] = {}
         self._lines = lines
         self._rows: list[tuple[tuple[Cell, ...], str]] = []
@@ -145,6 +152,8 @@ class FittedTable:
             yield Text(self.title, style="bold")
         if self._rows:
             yield self.fitted(options.max_width)
+            if self.elsewhere and (missing := ", ".join(self.left_out(options.max_width))):
+                yield Text(f"No room for {printable(missing)}: {self.elsewhere}.", style="italic")
         if self.caption:
             yield Text(self.caption, style="italic")
 
@@ -155,10 +164,18 @@ class FittedTable:
             yield ", ".join(f"{column.heading} {cell}" for column, cell in named if cell)
         yield from self.caption.splitlines()
 
+    def left_out(self, width: int) -> list[str]:
+        """Headings of the columns that have no room in so many cells."""
+        given = self._fit(width)
+        return [column.heading for at, column in enumerate(self.columns) if at not in given]
+
+    def _fit(self, width: int) -> dict[int, int]:
+        around, between = (4, 3) if self._lines else (2, 2)
+        return fit(self.needs(), width, between=between, around=around)
+
     def fitted(self, width: int) -> Table:
         """The table for so many cells."""
-        needs = self.needs()
-        given = fit(needs, width, between=3, around=4) if self._lines else fit(needs, width, between=2, around=2)
+        given = self._fit(width)
         table = Table(
             box=SIMPLE_HEAD if self._lines else None,
             padding=(0, 1) if self._lines else (0, 2, 0, 0),
@@ -232,17 +249,12 @@ def in_lines(pieces: Iterable[str], width: int) -> list[str]:
 
 def _pieces(cell: Cell) -> tuple[str, ...]:
     if isinstance(cell, tuple):
-        return tuple(map(_on_one_line, cell))
-    return (_on_one_line(cell.plain if isinstance(cell, Text) else cell),)
+        return tuple(map(on_one_line, cell))
+    return (on_one_line(cell.plain if isinstance(cell, Text) else cell),)
 
 
 def _plain(cell: Cell) -> str:
     return " ".join(_pieces(cell))
-
-
-def _on_one_line(text: str) -> str:
-    r"""The text with control characters escaped: a line feed becomes ``\n``, and so has a width."""
-    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _style(cell: Cell) -> str:

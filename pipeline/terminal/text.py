@@ -36,6 +36,11 @@ def printable(text: str) -> str:
     return _OBEYED_BY_A_TERMINAL.sub(_escaped, text)
 
 
+def on_one_line(text: str) -> str:
+    r"""As `printable`, but a line feed becomes ``\n`` and a tab ``\t``, and so they have a width."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def printable_but_colours(text: str) -> str:
     """As `printable`, but what only sets colours stays."""
     return _COLOUR_OR_OBEYED.sub(lambda found: found[1] or _escaped(found), text)

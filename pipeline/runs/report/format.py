@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 _PREFIXES = ["", *"kMGTPEZYRQ"]
@@ -58,6 +59,11 @@ def decimal(number: float, sign: str = "", places: int = 3) -> str:
     return f"{number:{sign}.1e}" if abs(number) >= _LARGE else f"{number:{sign}z.{places}f}"
 
 
+def short(number: float, digits: int = 4) -> str:
+    """A setting with so many digits, as ``0.0003`` or ``1.235e-05``."""
+    return f"{number:.{digits}g}"
+
+
 def interval(low: float | None, high: float | None, sign: str = "", places: int = 3) -> str:
     """The ends of an interval as ``[0.380, 0.420]``, with ``sign="+"`` as ``[+0.380, +0.420]``; "" for none."""
     return "" if low is None or high is None else f"[{decimal(low, sign, places)}, {decimal(high, sign, places)}]"
@@ -94,6 +100,12 @@ def shown_path(path: Path) -> str:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def typed_command(words: Iterable[str]) -> str:
+    """A command line as bash and zsh take it; to zsh a word that begins with ``=`` is the place of a program."""
+    quoted = ((word, shlex.quote(word)) for word in words)
+    return " ".join(f"'{word}'" if typed.startswith("=") else typed for word, typed in quoted)
 
 
 def logs_command(output_dir: Path, name: str, job_id: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
 from pipeline.runs.comparison.runs import RunComparison, RunRow
 from pipeline.runs.record import csv_cell
 from pipeline.runs.report.captions import about_bounds
-from pipeline.runs.report.format import decimal, interval, si, title
+from pipeline.runs.report.format import decimal, interval, short, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, number_column
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
@@ -22,8 +22,9 @@ _NOTE = (
 _SEEDS = "seeds"
 _Told = tuple[Column, Callable[[RunRow], str]]
 """A column, and what stands in it of a row."""
-_MANY = 3
-"""Settings that may have no room side by side."""
+_ELSEWHERE = "a wider terminal or --csv has them"
+_MOST_DIGITS = 17
+"""With so many no two numbers are the same."""
 
 
 def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
@@ -33,7 +34,9 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
         rows = list(found)
         shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
         columns = _columns(comparison, shown, telling_apart(rows, shown), rows)
-        table = FittedTable((column for column, _ in columns), title=title(*place, "runs side by side"))
+        table = FittedTable(
+            (column for column, _ in columns), title=title(*place, "runs side by side"), elsewhere=_ELSEWHERE
+        )
         for _, own in groupby(rows, key=lambda row: row.algo):
             for row in own:
                 table.add_row(*(told(row) for _, told in columns))
@@ -66,10 +69,10 @@ def _columns(
     """What tells rows apart, what they have reached, and then what else there is, as a narrow page ends early."""
     needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
     run = _run(2 if needs_run else EXTRA + 4)
-    others = [_setting(comparison, key, 9) for key in shown if key not in telling]
+    others = [_setting(comparison, key, rows, 9) for key in shown if key not in telling]
     return [
         (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
-        *(_setting(comparison, key, 2) for key in telling),
+        *(_setting(comparison, key, rows, 2) for key in telling),
         *([run] if needs_run else []),
         *_reached(rows[0].result.metric),
         *others,
@@ -78,10 +81,27 @@ def _columns(
     ]
 
 
-def _setting(comparison: RunComparison, key: str, rank: int) -> _Told:
+def _setting(comparison: RunComparison, key: str, rows: Sequence[RunRow], rank: int) -> _Told:
     heading = _of_setting(comparison.headings[key], [_SEEDS])
     column = Column(heading=heading, right=True, rank=rank, least=LEAST_NAME)
-    return column, lambda row: row.settings.get(key, "")
+    shown = _shortened({row.settings[key] for row in rows if key in row.settings})
+    return column, lambda row: shown.get(row.settings.get(key, ""), "")
+
+
+def _shortened(values: Collection[str]) -> dict[str, str]:
+    """Values of a setting, fractions with no more digits than tell them apart, and at least four."""
+    for digits in range(4, _MOST_DIGITS):
+        shown = {value: _with_digits(value, digits) for value in values}
+        if len(set(shown.values())) == len(shown):
+            return shown
+    return {value: value for value in values}
+
+
+def _with_digits(value: str, digits: int) -> str:
+    try:
+        return short(float(value), digits) if set(value) & {".", "e"} else value
+    except ValueError:
+        return value
 
 
 def _run(rank: int) -> _Told:
@@ -124,8 +144,6 @@ _TAKEN: list[_Told] = [
 
 
 def _about(comparison: RunComparison) -> Iterator[str]:
-    if len(comparison.settings) > _MANY:
-        yield f"Settings that differ: {', '.join(comparison.settings)}; --csv has all of them."
     if not comparison.settings and len(comparison.labels) > 1:
         yield "No setting that changes results differs."
     if missing := comparison.without_results:

@@ -122,3 +122,15 @@ def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
     assert head.split(",")[:7] == ["run", "state", "dataset", "model", "algo", "algos.*.eta", "round"]
     assert rows[1].split(",")[:8] == ["'=1", "done", "addition", "tiny", "PITA", "2", "2", "pass@1"]
     assert rows[0].startswith("'=1 b,done,addition,tiny,reference,,0,")
+
+
+def test_fractions_are_short_as_long_as_they_tell_rows_apart_and_what_has_no_room_is_named() -> None:
+    etas = [5 / 6, 0.30000000000000004, 0.3000001]
+    runs = [run(f"{n}", eta, pooled_row("PITA", 2, n / 9), training={"rate": n / 7}) for n, eta in enumerate(etas)]
+    (table,) = comparison_tables(compare_runs(runs))
+    at = [column.heading for column in table.columns].index("eta")
+    assert sorted({row[at] for row in table.texts} - {""}) == ["0.3", "0.3000001", "0.8333333"]
+    console = Terminal(width=60, record=True, markup=False, file=io.StringIO())
+    console.print(table)
+    assert "No room for" in console.export_text()
+    assert "0.8333333333333334" in comparison_csv(compare_runs(runs))
