@@ -6,21 +6,30 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.runs.comparison.runs import headings_of
 from pipeline.sweeps.report.model import Axis
 from pipeline.sweeps.report.values import said
+from pipeline.sweeps.space import Beta, LogNormal, LogUniform, Normal, Parameter, Quantized, Uniform, WholeUniform
 from pipeline.sweeps.trials import Trial
 
 _ORDERS = 50.0
 """A positive parameter whose largest value is so many times its smallest one is seen by its order of magnitude."""
 _FEW = 6
 """Numbers that are tried again and again, and are no more than so many, stand in equal distances."""
+_EVEN = (Uniform, WholeUniform, Normal, Beta)
+"""What is drawn so is seen by its size."""
 
 
-def axes_of(trials: Sequence[Trial]) -> list[Axis]:
-    """Parameters that not all trials have the same of."""
+def axes_of(trials: Sequence[Trial], asked: Mapping[str, Parameter] = MappingProxyType({})) -> list[Axis]:
+    """Parameters that not all trials have the same of.
+
+    Args:
+        trials: The trials.
+        asked: Parameters of the sweep file, as far as that can be read.
+    """
     found: dict[str, list[tuple[int, Any]]] = {}
     for at, trial in enumerate(trials):
         for name, value in trial.parameters.items():
@@ -31,15 +40,29 @@ def axes_of(trials: Sequence[Trial]) -> list[Axis]:
         if len({key_of(value) for _, value in own}) > 1 or len(own) < len(trials)
     }
     headings = headings_of(list(differing))
-    return [_axis(name, headings[name], own, len(trials)) for name, own in differing.items()]
+    return [
+        _axis(name, headings[name], own, len(trials), log=_log(asked.get(name), list(own.values())))
+        for name, own in differing.items()
+    ]
 
 
-def _axis(name: str, heading: str, own: Mapping[int, Any], trials: int) -> Axis:
+def _log(parameter: Parameter | None, values: Sequence[Any]) -> bool:
+    """Whether the axis is one of orders of magnitude: by what the values were drawn from, else by how they lie."""
+    if not are_numbers(values) or min(values) <= 0:
+        return False
+    drawn = parameter.distribution if parameter else None
+    drawn = drawn.of if isinstance(drawn, Quantized) else drawn
+    if isinstance(drawn, LogUniform | LogNormal):
+        return True
+    return not isinstance(drawn, _EVEN) and by_size(values)
+
+
+def _axis(name: str, heading: str, own: Mapping[int, Any], trials: int, *, log: bool) -> Axis:
     values = list(own.values())
     different = len({key_of(value) for value in values})
     if are_numbers(values) and (different > _FEW or different == len(values)):
         numbers = [float(own[at]) if at in own else None for at in range(trials)]
-        return Axis(name=name, heading=heading, kind="log" if by_size(values) else "linear", values=numbers)
+        return Axis(name=name, heading=heading, kind="log" if log else "linear", values=numbers)
     choices = sorted({key_of(value): value for value in values}.items(), key=lambda item: _order(item[1]))
     places = {key: float(place) for place, (key, _) in enumerate(choices)}
     return Axis(

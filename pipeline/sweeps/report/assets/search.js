@@ -19,7 +19,7 @@ const MOST_AXES = 8;
 
 function parallel() {
   if (!ranked.length || !axes.length) return;
-  const section = part("parallel", "Parameters", "Parameters side by side", `A line is a trial that came to its end; the stronger its colour, the better its ${metric}, which is the last axis: up is better there.`);
+  const section = part("parallel", "Parameters", "Parameters side by side", `A line is a trial that is done; the stronger its colour, the better its ${metric}, which is the last axis: up is better there.`);
   new Chart(section, "Parameters of trials and their metric, each on an axis of its own", [
     { name: "which", label: "Trials", options: ranked.length > 10 ? [["all", "all"], ["best", "the best tenth"]] : [["all", "all"]], value: "all" },
     { name: "shown", label: "Parameters", options: axes.length > MOST_AXES ? [["first", `the first ${MOST_AXES}${importances.size ? " in importance" : ""}`], ["all", "all"]] : [["all", "all"]] },
@@ -85,8 +85,10 @@ function scaleOf(axis) {
   return { place, ticks: ticks.map((value) => [place(value), shown(value)]) };
 }
 
-function tickOf(text, more) {
-  return { text: label(brief(text, 16)), showarrow: false, font: { size: 10.5, color: variable("--text") }, bgcolor: faint(variable("--card"), 0.75), borderpad: 1, ...more };
+/** A text over lines, with an edge of the ground round its letters: a box behind it would hide the lines. */
+function tickOf(text, { size = 10.5, color = "--text", weight = 400, ...more }) {
+  const edge = Array(3).fill(`0 0 2px ${variable("--card")}`).join(", ");
+  return { text: label(brief(text, 16)), showarrow: false, font: { size, weight, color: variable(color), shadow: edge }, borderpad: 1, ...more };
 }
 
 const rule = (x0, y0, x1, y1) => ({ type: "line", layer: "below", x0, y0, x1, y1, line: { color: variable("--dim"), width: 1 } });
@@ -108,8 +110,8 @@ function lying(own) {
   return {
     height: 150 + 66 * own.length, shapes: own.map((_, at) => rule(0, -at, 1, -at)),
     annotations: own.flatMap((axis, at) => [
-      tickOf("", { text: label(brief(axis.heading, 40)), x: 0, y: -at, xanchor: "left", yshift: 13, font: { size: 11, weight: 700, color: variable("--text") } }),
-      ...spaced(axis.ticks, 5).map(([place, text]) => tickOf(brief(text, 9), { x: place, y: -at, xanchor: place < 0.1 ? "left" : place > 0.9 ? "right" : "center", yshift: -10, font: { size: 9.5, color: variable("--dim") } })),
+      tickOf("", { text: label(brief(axis.heading, 40)), x: 0, y: -at, xanchor: "left", yshift: 13, size: 11, weight: 700 }),
+      ...spaced(axis.ticks, 5).map(([place, text]) => tickOf(brief(text, 9), { x: place, y: -at, xanchor: place < 0.1 ? "left" : place > 0.9 ? "right" : "center", yshift: -10, size: 9.5, color: "--dim" })),
     ]),
     xaxis: { visible: false, range: [-0.03, 1.03], fixedrange: true }, yaxis: { visible: false, range: [-own.length + 0.5, 0.55], fixedrange: true },
     legend: { orientation: "h", x: 0, y: 0, yanchor: "top", traceorder: "normal", font: { size: 10.5 } },
@@ -172,19 +174,29 @@ function front() {
   const names = measures.map((one) => [one.name, one.name]), goals = [["minimize", "less"], ["maximize", "more"]];
   const goalOf = (name) => measures.find((one) => one.name === name).goal;
   const controls = [
-    { name: "y", label: "Up", options: names, value: measures[0].name },
+    { name: "y", label: "Up", options: names, value: measures[0].name, always: true },
     { name: "yGoal", label: "better is", options: (state) => goalOf(state.y) === "minimize" ? goals : goals.toReversed() },
-    { name: "x", label: "Across", options: (state) => names.filter(([one]) => one !== state.y), value: measures[1].name },
+    { name: "x", label: "Across", options: (state) => names.filter(([one]) => one !== state.y), value: telling(measures).name, always: true },
     { name: "xGoal", label: "better is", options: (state) => goalOf(state.x) === "minimize" ? goals : goals.toReversed() },
   ];
   new Chart(section, "Trials by two measures", controls, (state) => drawFront(measures, state));
 }
 
+/** The first measure beside the metric by which the front is neither one trial nor all: another one says nothing. */
+function telling([metric, ...others]) {
+  return others.find((one) => { const { own, best } = frontOf(one, metric); return best.length > 1 && best.length < own.length; }) ?? others[0];
+}
+
+/** Trials that have both measures, and those of them than which no other is better in both. */
+function frontOf(x, y) {
+  const own = ended.filter((at) => x.values[at] !== null && y.values[at] !== null);
+  const signed = ({ values, goal }) => (at) => (goal === "minimize" ? 1 : -1) * values[at];
+  return { own, best: nowhereWorse(own, signed(x), signed(y)) };
+}
+
 function drawFront(measures, { x: across, y: up, xGoal, yGoal }) {
   const [x, y] = [across, up].map((name) => measures.find((one) => one.name === name).values);
-  const own = ended.filter((at) => x[at] !== null && y[at] !== null);
-  const signed = (values, goal) => (at) => (goal === "minimize" ? 1 : -1) * values[at];
-  const best = nowhereWorse(own, signed(x, xGoal), signed(y, yGoal)), others = own.filter((at) => !best.includes(at));
+  const { own, best } = frontOf({ values: x, goal: xGoal }, { values: y, goal: yGoal }), others = own.filter((at) => !best.includes(at));
   const said = (at) => `${wordsOf(at)}<br>${label(`${across} ${shown(x[at])}, ${up} ${shown(y[at])}`)}`;
   const dots = (some, more) => ({ type: "scatter", x: some.map((at) => x[at]), y: some.map((at) => y[at]), text: some.map(said), hovertemplate: "%{text}<extra></extra>", cliponaxis: false, ...more });
   const traces = [

@@ -4,7 +4,7 @@ const metric = data.metric || "value";
 const axisTitle = label(brief(`${brief(metric, 40)}, ${data.goal === "minimize" ? "less" : "more"} is better`, 70));
 const every = data.numbers.map((_, at) => at);
 const ended = every.filter((at) => data.states[at] === "done" && data.values[at] !== null);
-/** Those that came to their end, the best first. */
+/** Those that are done, the best first. */
 const ranked = data.ranking.filter((at) => ended.includes(at));
 const minimized = data.goal === "minimize";
 const named = (at) => `trial ${data.numbers[at]}`;
@@ -59,7 +59,7 @@ function trialTable() {
 function history() {
   const there = every.filter((at) => data.values[at] !== null);
   if (!there.length) return;
-  const section = part("history", "History", "Trial by trial", "The line is the best of the trials that came to their end so far. Crosses at the bottom have no value.");
+  const section = part("history", "History", "Trial by trial", "The line is the best of the trials that were done so far; one that was stopped early is none of them. Crosses at the bottom have no value.");
   const values = there.map((at) => data.values[at]);
   new Chart(section, `${metric} of each trial, and the best so far`, [
     { name: "over", label: "Over", options: [["number", "trials"], ["time", "time"]], value: "number" },

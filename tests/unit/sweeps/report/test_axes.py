@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.sweeps.report.axes import axes_of, by_size
+from pipeline.sweeps.space import LogUniform, Parameter, Quantized, Uniform
 from pipeline.sweeps.trials import Trial
 
 
@@ -45,3 +46,19 @@ def test_numbers_are_drawn_by_size_where_they_were_searched_so(seed: int) -> Non
     assert by_size([10 ** chosen.uniform(-5, -2) for _ in range(30)])
     assert not by_size([chosen.uniform(0.0001, 0.5) for _ in range(30)])
     assert not by_size([0.0, 1e-9, 1.0])
+
+
+def test_an_axis_is_as_its_values_were_drawn() -> None:
+    close = trials(*({"p": 1.0 + 0.1 * number} for number in range(9)))
+    far = trials(*({"p": 10.0**number} for number in range(9)))
+    drawn = {
+        "log": LogUniform(0.5, 9.0),
+        "quantized": Quantized(LogUniform(0.5, 9.0), 0.1),
+        "even": Uniform(0, 1e9),
+    }
+    kinds = {
+        name: [axes_of(each, {"p": Parameter(("p",), of)})[0].kind for each in (close, far)]
+        for name, of in drawn.items()
+    }
+    assert kinds == {"log": ["log", "log"], "quantized": ["log", "log"], "even": ["linear", "linear"]}
+    assert [axes_of(each)[0].kind for each in (close, far)] == ["linear", "log"]

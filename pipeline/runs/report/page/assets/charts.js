@@ -71,7 +71,7 @@ class Chart {
   /**
    * @param {Element} parent Where to.
    * @param {string} about What it shows, for those who do not see it.
-   * @param {Array} controls What can be chosen: {name, label, options: [[value, words]], value}, options a function of the state too.
+   * @param {Array} controls What can be chosen: {name, label, options: [[value, words]], value, always}, options a function of the state too; shown where there are several, or always.
    * @param {Function} draw Of the state makes {traces, layout, headings, rows, note}.
    */
   constructor(parent, about, controls, draw) {
@@ -92,10 +92,10 @@ class Chart {
   choose(change) {
     Object.assign(this.state, change);
     const bar = [];
-    for (const { name, label: said, options, value } of this.controls) {
+    for (const { name, label: said, options, value, always } of this.controls) {
       const possible = typeof options === "function" ? options(this.state) : options;
       if (!possible.some(([one]) => one === this.state[name])) this.state[name] = possible.some(([one]) => one === value) ? value : possible[0]?.[0];
-      if (possible.length > 1) bar.push([said, possible, name]);
+      if (possible.length > 1 || (always && possible.length)) bar.push([said, possible, name]);
     }
     const focused = [...this.bar.querySelectorAll("select")].indexOf(document.activeElement);
     this.bar.replaceChildren(...bar.map(([said, possible, name]) => choice(said, possible, this.state[name], (now) => this.choose({ [name]: now }))));
