@@ -6,13 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.store_lock import is_store
 from pipeline.errors import ConfigError
 from pipeline.runs.loaded import LoadedRun
 from pipeline.sweeps.folder import SweepFolder
 
 
 def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_page: bool = False) -> None:
-    """Refuse a place inside the store of some runs or the folder of any run or sweep, also by a link to there.
+    """Refuse a place inside a store or the folder of any run or sweep, also by a link to there.
+
+    Stores are those of the runs, and what looks like one.
 
     Args:
         option: As it is typed.
@@ -26,8 +29,10 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
     if str(path) == "-":
         raise ConfigError(f"{option} -: nothing is written to the output of a command; name a file or folder")
     target = path.resolve()
-    for root in {run.store.root.resolve() for run in runs}:
-        if target.is_relative_to(root):
+    roots = {run.store.root for run in runs}
+    roots.update(parent for parent in (target, *target.parents, *path.absolute().parents) if is_store(parent))
+    for root in roots:
+        if target.is_relative_to(root.resolve()):
             raise ConfigError(
                 f"{option} {path}: that is inside the store {root}, which holds the outputs of jobs alone; name a "
                 "place outside of it"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from pipeline.engine.run_folder import RunFolder, find_run
 from pipeline.errors import ConfigError, known_names
 from pipeline.runs.by_name import MAX_LISTED
 from pipeline.runs.origin import read_origin
+from pipeline.runs.report.format import command
+
+_SWEEP = Path("sweep/journal.jsonl")
+"""In the folder of an experiment, where that is a sweep; see `sweeps.folder`."""
 
 
 def experiments(output_dir: Path) -> list[str]:
@@ -29,11 +34,19 @@ def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
     """
     known = experiments(output_dir)
     if name not in known:
+        if (output_dir / name / _SWEEP).is_file():
+            raise ConfigError(_is_sweep(output_dir, name))
         if not known:
             raise ConfigError(f"there are no runs in {output_dir}.")
         raise ConfigError(f"no run of '{name}' in {output_dir}.{known_names(name, known)}")
     found = [RunFolder(path) for path in (output_dir / name).iterdir() if path.is_dir()]
     return sorted((run for run in found if run.begun), key=lambda run: (run.begun, run.path))
+
+
+def _is_sweep(output_dir: Path, name: str) -> str:
+    words = ("status", "logs", "report", "best")
+    commands = "\n".join(f"  {command(f'sweep {word} {shlex.quote(name)}', output_dir)}" for word in words)
+    return f"there is no run of '{name}' in {output_dir}, but a sweep of that name:\n{commands}"
 
 
 def runs_before(run: RunFolder) -> list[RunFolder]:

@@ -77,6 +77,12 @@ def around(root: Path) -> Path | None:
     return root.absolute().parent if root.name == ".store" else None
 
 
+def is_store(folder: Path) -> bool:
+    """Whether a folder is a store, by its name or by what it holds."""
+    held = (folder / ".claims", folder / ".lock")
+    return folder.name == ".store" or all(os.path.exists(path) for path in held)  # noqa: PTH110 - Path.exists may raise
+
+
 def users(root: Path) -> list[Path]:
     """The output folders whose runs use a store, as far as it knows."""
     found = [folder for folder in [around(root)] if folder]

@@ -72,6 +72,28 @@ def test_trials_are_exported_as_csv_and_json(outputs: Path, tmp_path: Path) -> N
     assert "cannot write" in told(outputs, "export", "lr", "--to", str(tmp_path / "lr.csv/lr.csv"), code=2)
 
 
+@pytest.mark.parametrize("words", [["export", "lr", "--to"], ["report", "lr", "--out"]])
+@pytest.mark.parametrize("store", ["begins/.store", "elsewhere/store"])
+def test_nothing_is_written_into_a_store(outputs: Path, tmp_path: Path, words: list[str], store: str) -> None:
+    folder = tmp_path / store
+    folder.mkdir(parents=True)
+    if store.startswith("elsewhere"):
+        (folder / ".claims").mkdir()
+        (folder / ".lock").touch()
+    assert "inside the store" in told(outputs, *words, str(folder / "lr.csv"), code=2)
+    assert not (folder / "lr.csv").exists()
+
+
+@pytest.mark.parametrize("words", [["status"], ["logs"], ["report"]])
+def test_a_command_for_runs_points_from_the_name_of_a_sweep_to_those_for_sweeps(
+    outputs: Path, words: list[str]
+) -> None:
+    done = CliRunner().invoke(app, [*words, "lr", "--output-dir", str(outputs)])
+    assert done.exit_code == 2
+    assert f"python -m pipeline sweep status lr --output-dir {outputs}" in done.output
+    assert "there is no run of 'lr'" in done.output
+
+
 def test_the_log_of_a_trial_is_that_of_its_last_attempt(outputs: Path) -> None:
     assert told(outputs, "logs", "lr", "3") == "second\nlast\n"
     assert told(outputs, "logs", "lr", "3", "-n", "1", "--attempt", "1") == "first\n"
