@@ -14,7 +14,7 @@ from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.export import as_csv, export_rows
 from pipeline.sweeps.report.measures import measured_of
-from pipeline.sweeps.report.status import foremost
+from pipeline.sweeps.report.status import about_table, foremost
 from pipeline.sweeps.report.tables import trials_table
 from pipeline.terminal.console import say
 
@@ -48,10 +48,17 @@ def compare_trials(sweep: RecordedSweep, csv: Path | None, html: Path | None, co
 
         written(html, lambda: write_sweep_page(plain_target(html), sweep), console)
     if csv is not None:
-        rows = export_rows(trials, measured_of(sweep.folder, trials, ""), now)
+        rows = export_rows(trials, measured_of(sweep.folder, trials, ""), now, view.hosts)
         written(csv, lambda: write_whole(plain_target(csv), as_csv(rows)), console)
     if csv is None and html is None:
-        table = trials_table(trials, foremost(trials, view.goal), view.metric, now, sweep.so_far())
-        console.print(table)
-        if not trials:
-            say(console, f"no trials yet: {sweep.name}")
+        _print(sweep, now, console)
+
+
+def _print(sweep: RecordedSweep, now: float, console: Console) -> None:
+    view = sweep.view
+    if not view.trials:
+        say(console, f"no trials yet: {sweep.name}")
+        return
+    table = trials_table(view, foremost(list(view.trials.values()), view.goal), now, sweep.so_far())
+    console.print(about_table(sweep, table, console.width), highlight=False, soft_wrap=True)
+    console.print(table)

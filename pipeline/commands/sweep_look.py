@@ -128,8 +128,8 @@ def best(output_dir: Path, name: str, console: Console, *, as_json: bool) -> Non
     if as_json:
         print_json(best_json(sweep, time.time()))
         return
-    for line in best_lines(sweep):
-        say(console, line)
+    for line, copy in best_lines(sweep):
+        say(console, line, copy=copy)
 
 
 def export(output_dir: Path, name: str, to: Path | None, console: Console, *, as_json: bool) -> None:
@@ -141,14 +141,27 @@ def export(output_dir: Path, name: str, to: Path | None, console: Console, *, as
     sweep = RecordedSweep(choose_sweep(output_dir, name))
     if to is not None:
         refuse_records("--to", to, ())
+        as_json = _is_json(to, as_json=as_json)
     trials = [trial for _, trial in sorted(sweep.view.trials.items())]
-    rows = export_rows(trials, measured_of(sweep.folder, trials, ""), time.time())
-    as_json = as_json or (to is not None and to.suffix == ".json")
+    rows = export_rows(trials, measured_of(sweep.folder, trials, ""), time.time(), sweep.view.hosts)
     if to is None:
         print_json(rows) if as_json else sys.stdout.write(as_csv(rows))
         return
     text = json_text(rows, indent=1) + "\n" if as_json else as_csv(rows)
     written(to, lambda: write_whole(plain_target(to), text), console)
+
+
+def _is_json(to: Path, *, as_json: bool) -> bool:
+    """Whether a file is to hold JSON, as its name says.
+
+    Raises:
+        ConfigError: It says neither that nor CSV, or another thing than the option does.
+    """
+    allowed = (".json",) if as_json else (".csv", ".json")
+    if to.suffix.lower() not in allowed:
+        asked = " with --json" if as_json else ""
+        raise ConfigError(f"--to {to}: the name of the file says what it holds{asked}: *{' or *'.join(allowed)}")
+    return to.suffix.lower() == ".json"
 
 
 def report(output_dir: Path, name: str, out: Path | None, console: Console) -> None:

@@ -93,6 +93,7 @@ class SweepView:
         last: When it was last heard of.
         trials: By number.
         agents: Id -> devices, of those that have joined and not left.
+        hosts: Id -> machine, of all that have said so.
         halted: ``paused``, ``stopped``, ``cancelled``, ``finished``, or "" while trials are begun.
         reason: Why.
         tested: Results of the best trial on held-out data, metric -> value.
@@ -112,6 +113,7 @@ class SweepView:
     last: float | None = None
     trials: dict[int, Trial] = field(default_factory=dict)
     agents: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
     halted: str = ""
     reason: str = ""
     tested: Mapping[str, Any] = field(default_factory=dict)
@@ -187,6 +189,7 @@ class SweepView:
 
     def _joined(self, event: Mapping[str, Any]) -> None:
         self.agents[event["agent"]] = tuple(event.get("devices", ()))
+        self.hosts[event["agent"]] = event.get("host", "")
 
     def _left(self, event: Mapping[str, Any]) -> None:
         self.agents.pop(event["agent"], None)

@@ -100,7 +100,8 @@ def searched(output_dir: Path, trials: int, name: str = "lr", *, seed: int = 0) 
                 "failed": "exit code 1: torch.OutOfMemoryError: CUDA out of memory",
                 "stopped": "hyperband: band 3",
             }
-            value = steps[-1]["val/loss"] if kind == "done" else None
+            last = {"done": 8, "stopped": 3}.get(kind)
+            value = steps[last - 1]["val/loss"] if last else None
             sweep.end(number, kind, value, reason.get(kind, ""))
     return sweep
 

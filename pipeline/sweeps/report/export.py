@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.runs.record import csv_cell
@@ -20,19 +21,25 @@ PARAMETER, METRIC = "parameters.", "metrics."
 """What the names of columns begin with, so that none of them is another one's."""
 
 
-def export_rows(trials: Sequence[Trial], measured: Sequence[Measured], now: float) -> list[dict[str, Any]]:
+def export_rows(
+    trials: Sequence[Trial],
+    measured: Sequence[Measured],
+    now: float,
+    hosts: Mapping[str, str] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
     """Trials as plain data, by number; every row has the same names.
 
     Args:
         trials: The trials.
         measured: What each has logged.
         now: Seconds since 1970.
+        hosts: Agent -> its machine.
     """
     parameters = _names(trial.parameters for trial in trials)
     metrics = _names(found.values for found in measured)
     return [
         {
-            **_row(trial, now),
+            **_row(trial, now, hosts.get(trial.agent, "")),
             **{f"{PARAMETER}{name}": plain(trial.parameters.get(name)) for name in parameters},
             **{f"{METRIC}{name}": found.values.get(name) for name in metrics},
         }
@@ -40,7 +47,7 @@ def export_rows(trials: Sequence[Trial], measured: Sequence[Measured], now: floa
     ]
 
 
-def _row(trial: Trial, now: float) -> dict[str, Any]:
+def _row(trial: Trial, now: float, host: str) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "state": trial.state.value,
@@ -51,6 +58,8 @@ def _row(trial: Trial, now: float) -> dict[str, Any]:
         "began": _moment(trial.started),
         "ended": _moment(trial.ended),
         "seconds": None if (seconds := seconds_of(trial, now)) is None else round(seconds, 3),
+        "agent": trial.agent,
+        "host": host,
         "devices": " ".join(trial.devices),
         "exit_code": trial.exit_code,
         "reason": trial.reason,

@@ -16,11 +16,11 @@ from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.axes import axes_of
 from pipeline.sweeps.report.importance import FEWEST, best_of, importance
 from pipeline.sweeps.report.measures import curves_of, measured_of, measures_of, values_of
-from pipeline.sweeps.report.model import FailedTrial, SweepPage
+from pipeline.sweeps.report.model import Axis, FailedTrial, SweepPage
 from pipeline.sweeps.report.status import ranked
-from pipeline.sweeps.report.tables import trials_table
+from pipeline.sweeps.report.tables import has_uuid, trials_table
 from pipeline.sweeps.report.tails import log_tail
-from pipeline.sweeps.report.values import in_words, measured, said
+from pipeline.sweeps.report.values import by_state, counted, in_words, measured, said
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
 from pipeline.terminal.shorten import cut_middle
 
@@ -84,13 +84,13 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
         ended=[_after(trial, view.started, now) for trial in trials],
         words=[in_words(trial.parameters) for trial in trials],
         ranking=[places[trial.number] for trial in ranked(trials, view.goal)],
-        axes=axes_of(trials),
+        axes=_axes(sweep, trials),
         measures=measures_of(view, trials, found),
         curves=curves,
         curves_about=about_curves,
         importance=list(shares.items()),
         importance_about=_about_importance(sweep, shares),
-        table=page_table(trials_table(trials, trials, view.metric, now, _so_far(trials, values), brief=False)),
+        table=page_table(trials_table(view, trials, now, _so_far(trials, values), brief=False)),
         tested=[(name, _number(value)) for name, value in view.tested.items()],
         failures=[_failed(sweep, trial) for trial in trials if trial.state in _NOT_DONE],
         file=_text(sweep.folder.file),
@@ -100,6 +100,10 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
 
 
 _NOT_DONE = (TrialState.failed, TrialState.lost, TrialState.cancelled)
+
+
+def _axes(sweep: RecordedSweep, trials: Sequence[Trial]) -> list[Axis]:
+    return axes_of(trials, sweep.asked.parameters if sweep.asked is not None else {})
 
 
 def _so_far(trials: Sequence[Trial], values: Sequence[float | None]) -> dict[int, float | None]:
@@ -122,8 +126,8 @@ def _after(trial: Trial, began: float | None, now: float) -> float | None:
 def _unfinished(sweep: RecordedSweep) -> Iterator[str]:
     state, view = sweep.state(), sweep.view
     if state in _UNFINISHED:
-        done = len(view.having(TrialState.done, TrialState.stopped))
-        yield f"{_UNFINISHED[state]} {done:,} of {count(len(view.trials), 'trial')} so far came to an end."
+        numbers = counted(by_state(view))
+        yield f"{_UNFINISHED[state]} {count(len(view.trials), 'trial')} so far{numbers and f': {numbers}'}."
     if view.reason:
         yield f"Why: {view.reason}"
     if sweep.unreadable:
@@ -134,19 +138,22 @@ def _facts(sweep: RecordedSweep, trials: Sequence[Trial]) -> Iterator[tuple[str,
     view = sweep.view
     if best := best_trial(trials, view.goal):
         yield f"best {view.metric}", f"{measured(best.value)} (trial {best.number})"
-        yield "with", in_words(best.parameters, [axis.name for axis in axes_of(trials)] or None)
+        yield "with", in_words(best.parameters, [axis.name for axis in _axes(sweep, trials)] or None)
     yield "search", view.method
     if view.metric:
         yield "goal", f"{view.goal.value} {view.metric}"
-    for state in TrialState:
-        if number := len(view.having(state)):
-            yield f"trials {state.value}", f"{number:,}"
+    if trials:
+        yield "trials", f"{len(trials):,}: {counted(by_state(view))}"
     if view.started is not None:
         yield "began", f"{datetime.fromtimestamp(view.started):%Y-%m-%d %H:%M}"
         yield "took", duration((view.last or view.started) - view.started)
-    devices = {device for trial in trials for device in trial.devices}
-    if devices:
-        yield "devices", next(iter(devices)) if len(devices) == 1 else f"{len(devices)}"
+    if devices := {found for trial in trials for found in _devices(trial)}:
+        yield "devices", next(iter(devices))[1] if len(devices) == 1 else f"{len(devices)}"
+
+
+def _devices(trial: Trial) -> Iterator[tuple[str, str]]:
+    """Those of a trial; a GPU is the same one for every agent, a CPU slot has its number from its agent."""
+    return (("" if has_uuid(device) else trial.agent, device) for device in trial.devices)
 
 
 def _about_importance(sweep: RecordedSweep, shares: object) -> str:
@@ -154,11 +161,11 @@ def _about_importance(sweep: RecordedSweep, shares: object) -> str:
     done = sum(is_number(trial.value) for trial in view.having(TrialState.done))
     if shares:
         return (
-            f"How much each parameter decides whether a trial is among the best {best_of(done)} of {done} "
+            f"How much each parameter decides whether a trial is among the best {best_of(done)} of {done} done "
             "(PED-ANOVA, as Optuna computes it). It says nothing about the direction; of few trials it is a hint."
         )
     if done < FEWEST:
-        return f"With fewer than {FEWEST} trials that came to their end ({done}) such shares say nothing."
+        return f"With fewer than {FEWEST} done trials ({done}) such shares say nothing."
     return "The trials do not tell which parameter matters, or Optuna is not installed (`pip install optuna`)."
 
 
@@ -188,5 +195,9 @@ def _text(path: Path) -> str:
 
 def _about(sweep: RecordedSweep) -> Iterator[tuple[str, str]]:
     yield "folder", shown_path(sweep.folder.path)
-    for agent, devices in sweep.view.agents.items():
-        yield f"agent {agent}", ", ".join(devices)
+    trials = list(sweep.view.trials.values())
+    for agent in sorted({trial.agent for trial in trials if trial.agent}, key=lambda agent: (len(agent), agent)):
+        own = [trial for trial in trials if trial.agent == agent]
+        devices = ", ".join(sorted({device for trial in own for device in trial.devices}))
+        on = f" on {host}" if (host := sweep.view.hosts.get(agent)) else ""
+        yield f"agent {agent}{on}", f"{count(len(own), 'trial')} with {devices}"

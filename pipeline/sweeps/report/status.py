@@ -16,10 +16,11 @@ from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.pace import remaining_s
 from pipeline.sweeps.report.tables import STYLES, SweepRow, about_trial, seconds_of, trials_table
 from pipeline.sweeps.report.tails import log_tail
-from pipeline.sweeps.report.values import plain, varied
+from pipeline.sweeps.report.values import by_state, counted, plain, varied
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
-from pipeline.terminal.text import printable
+from pipeline.terminal.columns import FittedTable, in_lines
+from pipeline.terminal.text import on_one_line, printable
 
 MOST_ROWS = 50
 """Trials that are listed; the others are counted."""
@@ -30,7 +31,7 @@ _OVER = ("finished", "cancelled", "stopped")
 def row_of(sweep: RecordedSweep, now: float) -> SweepRow:
     """A sweep in one row."""
     view, state = sweep.view, sweep.state()
-    best = best_trial(view.trials.values(), view.goal)
+    best, numbers = best_trial(view.trials.values(), view.goal), by_state(view)
     return SweepRow(
         name=sweep.name,
         state=state,
@@ -38,9 +39,13 @@ def row_of(sweep: RecordedSweep, now: float) -> SweepRow:
         started=view.started,
         elapsed_s=round(_elapsed_s(sweep, state, now), 3),
         trials=len(view.trials),
-        done=len(view.having(TrialState.done, TrialState.stopped)),
-        running=len(view.having(TrialState.running)),
-        failed=len(view.having(TrialState.failed)),
+        waiting=numbers["waiting"],
+        running=numbers["running"],
+        done=numbers["done"],
+        failed=numbers["failed"],
+        stopped=numbers["stopped"],
+        cancelled=numbers["cancelled"],
+        lost=numbers["lost"],
         metric=view.metric,
         best=None if best is None else best.number,
         value=None if best is None else best.value,
@@ -57,22 +62,37 @@ def _elapsed_s(sweep: RecordedSweep, state: str, now: float) -> float:
 
 def print_sweep(sweep: RecordedSweep, now: float, console: Console) -> None:
     """Print one sweep. Only the table is fitted to the terminal: paths and reasons stay whole."""
-    for part in sweep_page(sweep, now):
+    for part in sweep_page(sweep, now, console.width):
         console.print(part, highlight=False, soft_wrap=isinstance(part, Text))
 
 
-def sweep_page(sweep: RecordedSweep, now: float) -> list[RenderableType]:
-    """One sweep: a headline, trials, and what went wrong."""
+def sweep_page(sweep: RecordedSweep, now: float, width: int) -> list[RenderableType]:
+    """One sweep in so many columns: a headline, trials, and what went wrong."""
     view = sweep.view
     trials = [trial for _, trial in sorted(view.trials.items())]
     parts: list[RenderableType] = [headline(sweep, now)]
     if trials:
-        shown = sorted(foremost(trials, view.goal)[:MOST_ROWS], key=lambda trial: trial.number)
-        parts += ["", trials_table(trials, shown, view.metric, now, sweep.so_far())]
+        shown = foremost(trials, view.goal)[:MOST_ROWS]
+        table = trials_table(view, shown, now, sweep.so_far())
+        parts += ["", about_table(sweep, table, width), table]
         if len(trials) > len(shown):
             parts.append(Text(f"and {len(trials) - len(shown):,} more; `sweep export {sweep.name}` lists all"))
     lines = [*_failed(sweep, trials), *_unreadable(sweep)]
     return parts + [Text(printable(text), style=style) for text, style in lines]
+
+
+def about_table(sweep: RecordedSweep, table: FittedTable, width: int) -> Text:
+    """What stands above a table of trials: their order, and which columns have no room in so many cells."""
+    trials = list(sweep.view.trials.values())
+    order = "best first" if any(map(_has_rank, trials)) else "newest first"
+    if sweep.view.having(TrialState.running):
+        order = f"running first, then {order}"
+    pieces = order.split(" ")
+    if left_out := [*map(on_one_line, table.left_out(width))]:
+        pieces[-1] += ";"
+        pieces += ["no", "room", "for", *(f"{name}," for name in left_out[:-1]), f"{left_out[-1]}:"]
+        pieces += ["a", "wider", "terminal", "or", f"`{_command(sweep, 'export')}`", "has", "them"]
+    return Text("\n".join(in_lines(pieces, width)), style="italic", no_wrap=True, overflow="ellipsis")
 
 
 def headline(sweep: RecordedSweep, now: float) -> Text:
@@ -82,7 +102,7 @@ def headline(sweep: RecordedSweep, now: float) -> Text:
     text.append(f"{sweep.name}: ", style="bold")
     text.append(state, style=STYLES.get(state, ""))
     if view.reason:
-        text.append(f" ({printable(view.reason)})")
+        text.append(f" ({on_one_line(view.reason)})")
     if view.started is not None:
         text.append(f", {duration(_elapsed_s(sweep, state, now))}")
     left = remaining_s(list(view.trials.values()), sweep.most, now) if state == "running" else None
@@ -90,7 +110,7 @@ def headline(sweep: RecordedSweep, now: float) -> Text:
         text.append(f", about {roughly(left)} left")
     text.append("\n" + ", ".join(_counted(sweep)))
     if best := best_trial(view.trials.values(), view.goal):
-        text.append(f"\nbest: {printable(about_trial(best, view.metric, varied(list(view.trials.values()))))}")
+        text.append(f"\nbest: {about_trial(best, view.metric, varied(list(view.trials.values())))}")
     if hint := _hint(sweep, state):
         text.append(f"\n{hint}", style="bold")
     return text
@@ -98,12 +118,10 @@ def headline(sweep: RecordedSweep, now: float) -> Text:
 
 def _counted(sweep: RecordedSweep) -> Iterator[str]:
     view = sweep.view
-    judged = f", {view.goal.value} {view.metric}" if view.metric else ""
+    judged = f", {view.goal.value} {on_one_line(view.metric)}" if view.metric else ""
     known, most = len(view.trials), sweep.most
     yield f"{view.method}{judged}: " + (f"{known:,} of {count(most, 'trial')}" if most else count(known, "trial"))
-    for state in TrialState:
-        if number := len(view.having(state)):
-            yield f"{number:,} {state.value}"
+    yield from filter(None, [counted(by_state(view))])
     if living := sweep.living_agents():
         yield count(len(living), "agent")
 
@@ -127,15 +145,19 @@ def foremost(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
 
 
 def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """Trials, those with the best values first, then those without one, the newest first."""
+    """Trials, those with the best values first, also where they were stopped early, then others, newest first."""
     sign = 1.0 if goal is Goal.minimize else -1.0
 
     def place(trial: Trial) -> tuple[bool, float, int]:
-        if trial.state is TrialState.done and trial.value is not None and is_number(trial.value):
-            return False, sign * trial.value, trial.number
+        if _has_rank(trial):
+            return False, sign * (trial.value or 0.0), trial.number
         return True, 0.0, -trial.number
 
     return sorted(trials, key=place)
+
+
+def _has_rank(trial: Trial) -> bool:
+    return trial.state in (TrialState.done, TrialState.stopped) and is_number(trial.value)
 
 
 def _failed(sweep: RecordedSweep, trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:
@@ -170,6 +192,7 @@ def sweep_json(sweep: RecordedSweep, now: float) -> dict[str, Any]:
         "goal": view.goal.value,
         "reason": view.reason or None,
         "agents": {agent: sweep.agent_lives(agent) for agent in sweep.agents()},
+        "hosts": view.hosts,
         "tested": view.tested or None,
         "unreadable_lines": sweep.unreadable,
         "all_trials": [trial_json(trial, now) for _, trial in sorted(view.trials.items())],

@@ -13,9 +13,10 @@ from pipeline.runs.comparison.runs import headings_of
 from pipeline.runs.report.format import duration
 from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.report.values import in_words, measured, said, varied
-from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.terminal.columns import EXTRA, Column, FittedTable
 from pipeline.terminal.shorten import shorten
+from pipeline.terminal.text import on_one_line
 
 _LEAST_NAME = 12
 _LEAST_VALUE = 6
@@ -37,6 +38,7 @@ STYLES = {
     "stopping": "yellow",
 }
 """How states look, of trials and of sweeps."""
+STATES = [state.value for state in TrialState]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,7 @@ class SweepRow:
         started: When it began, in seconds since 1970, or None.
         elapsed_s: Seconds since, up to its last event if it is over.
         trials: How many were chosen so far.
-        done: How many of them are over and have a value.
-        running: How many run.
-        failed: How many failed.
+        waiting, running, done, failed, stopped, cancelled, lost: How many of them are in each state.
         metric: What they are judged by.
         best: Number of the best trial, or None.
         value: Its value.
@@ -65,25 +65,35 @@ class SweepRow:
     started: float | None = None
     elapsed_s: float = 0.0
     trials: int = 0
-    done: int = 0
+    waiting: int = 0
     running: int = 0
+    done: int = 0
     failed: int = 0
+    stopped: int = 0
+    cancelled: int = 0
+    lost: int = 0
     metric: str = ""
     best: int | None = None
     value: float | None = None
     problem: str = ""
 
+    @property
+    def by_state(self) -> dict[str, int]:
+        """How many trials are in each state."""
+        return {state.value: int(getattr(self, state.value)) for state in TrialState}
 
-def sweeps_table(rows: Iterable[SweepRow]) -> FittedTable:
-    """All sweeps, the one that began last on top."""
+
+def sweeps_table(rows: Sequence[SweepRow]) -> FittedTable:
+    """All sweeps, the one that began last on top; of the states of trials those that some are in."""
+    counts = [row.by_state for row in rows]
+    states = [state for state in STATES if state == "done" or any(each[state] for each in counts)]
     table = FittedTable(
         [
             Column(heading="sweep", least=_LEAST_NAME),
             Column(heading="state", rank=1),
             Column(heading="method", rank=7),
-            Column(heading="done", right=True, rank=2),
-            Column(heading="running", right=True, rank=5),
-            Column(heading="failed", right=True, rank=4),
+            Column(heading="trials", right=True, rank=2),
+            *(Column(heading=state, right=True, rank=4) for state in states),
             Column(heading="best", right=True, rank=3),
             Column(heading="metric", rank=8, least=_LEAST_NAME),
             Column(heading="time", right=True, rank=6),
@@ -95,9 +105,8 @@ def sweeps_table(rows: Iterable[SweepRow]) -> FittedTable:
             row.name,
             Text(row.state, style=STYLES.get(row.state, "")),
             row.method,
-            f"{row.done:,}/{row.trials:,}",
-            str(row.running or ""),
-            Text(str(row.failed), style="bold red") if row.failed else "",
+            f"{row.trials:,}",
+            *(_number(row.by_state[state], state) for state in states),
             measured(row.value),
             row.metric,
             "" if row.started is None else duration(row.elapsed_s),
@@ -105,10 +114,14 @@ def sweeps_table(rows: Iterable[SweepRow]) -> FittedTable:
     return table
 
 
+def _number(number: int, state: str) -> Text:
+    style = STYLES[state] if state in ("failed", "lost") else ""
+    return Text(f"{number:,}" if number or state == "done" else "", style=style)
+
+
 def trials_table(
-    trials: Sequence[Trial],
+    view: SweepView,
     shown: Sequence[Trial],
-    metric: str,
     now: float,
     values: Mapping[int, float | None] = MappingProxyType({}),
     *,
@@ -117,25 +130,38 @@ def trials_table(
     """Trials, a row each.
 
     Args:
-        trials: All of the sweep: those decide which parameters tell them apart.
+        view: The sweep: all its trials decide which parameters and agents tell them apart.
         shown: Those that are shown.
-        metric: What they are judged by, or "".
         now: Seconds since 1970.
         values: Number -> what a trial that has not ended has logged of the metric last.
         brief: Cut long headings, which would leave no room for other columns.
     """
+    trials, metric = list(view.trials.values()), view.metric
     names = varied(trials)
     headings = list(headings_of(names).values())
     cut = shorten([metric, *headings], _HEADING) if brief else {name: name for name in [metric, *headings]}
     batches = {trial.number: effective_batch(trial.parameters, trial.num_gpus) for trial in trials}
-    table = FittedTable(_columns(cut[metric], [cut[heading] for heading in headings], batches), lines=False)
+    agents = agents_in_words(view)
+    several = len({trial.agent for trial in trials if trial.agent}) > 1
+    columns = _columns(cut[metric], [cut[heading] for heading in headings], batches, agents=several)
+    table = FittedTable(columns, lines=False)
     for trial in shown:
         value = trial.value if trial.value is not None else values.get(trial.number)
-        table.add_row(*_cells(trial, value, names, batches, now))
+        who = [agents.get(trial.agent, trial.agent)] if several else []
+        table.add_row(*_cells(trial, value, names, batches, now), *who, devices_in_words(trial.devices))
     return table
 
 
-def _columns(metric: str, parameters: Iterable[str], batches: dict[int, int | None]) -> Iterator[Column]:
+def agents_in_words(view: SweepView) -> dict[str, str]:
+    """Agent -> what tells it from the others: ``a2``, with its machine where there are several ``node7 a2``."""
+    found = {trial.agent: view.hosts.get(trial.agent, "") for trial in view.trials.values() if trial.agent}
+    several = len(set(found.values())) > 1
+    return {agent: f"{host} {agent}".strip() if several else agent for agent, host in found.items()}
+
+
+def _columns(
+    metric: str, parameters: Iterable[str], batches: dict[int, int | None], *, agents: bool
+) -> Iterator[Column]:
     yield Column(heading="trial", right=True)
     yield Column(heading="state", rank=2, width=len("cancelled"))
     yield Column(heading=metric or "value", right=True, rank=1, width=len("-1.2345e-05"))
@@ -145,6 +171,8 @@ def _columns(metric: str, parameters: Iterable[str], batches: dict[int, int | No
         yield Column(heading="batch", right=True, rank=5)
     yield Column(heading="time", right=True, rank=4, width=len("59 min 59 s"))
     yield Column(heading="attempt", right=True, rank=EXTRA + 1)
+    if agents:
+        yield Column(heading="agent", rank=EXTRA, least=_LEAST_NAME)
     yield Column(heading="devices", rank=EXTRA, least=_LEAST_DEVICE)
 
 
@@ -159,14 +187,18 @@ def _cells(
         yield str(batches[trial.number] or "")
     yield "" if (taken := seconds_of(trial, now)) is None else duration(taken)
     yield str(trial.attempts or "")
-    yield _devices(trial.devices)
 
 
-def _devices(words: Sequence[str]) -> str:
+def devices_in_words(words: Sequence[str]) -> str:
     """Devices without the UUIDs by which they are known for certain: ``GPU 0, 1``."""
     names = [_UUID.sub("", one) or one for one in words]
     same = len(names) > 1 and all(re.fullmatch(r"GPU \d+", name) for name in names)
     return ", ".join([names[0], *(name.removeprefix("GPU ") for name in names[1:])] if same else names)
+
+
+def has_uuid(device: str) -> bool:
+    """Whether a device is known for certain, whoever names it."""
+    return _UUID.search(device) is not None
 
 
 def seconds_of(trial: Trial, now: float) -> float | None:
@@ -179,5 +211,5 @@ def seconds_of(trial: Trial, now: float) -> float | None:
 
 def about_trial(trial: Trial, metric: str, names: Sequence[str]) -> str:
     """A trial in a line, with these of its parameters: ``trial 7: val/loss 0.4123, lr=0.0003 eta=1``."""
-    value = f"{metric or 'value'} {measured(trial.value)}, " if trial.value is not None else ""
+    value = f"{on_one_line(metric) or 'value'} {measured(trial.value)}, " if trial.value is not None else ""
     return f"trial {trial.number}: {value}{in_words(trial.parameters, names)}"

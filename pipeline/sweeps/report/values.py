@@ -7,12 +7,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.sweeps.trials import Trial
+from pipeline.runs.report.format import short
+from pipeline.sweeps.trials import SweepView, Trial, TrialState
+from pipeline.terminal.text import on_one_line
 
 
 def said(value: Any) -> str:
-    """A parameter as it would be typed: numbers with as many digits as tell something."""
-    return f"{value:.4g}" if isinstance(value, float) else typed(value)
+    """A parameter on one line, as it would be typed: numbers with as many digits as tell something."""
+    return short(value) if isinstance(value, float) else on_one_line(typed(value))
 
 
 def typed(value: Any) -> str:
@@ -40,7 +42,17 @@ def measured(value: float | None) -> str:
 def in_words(parameters: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
     """Parameters in a line: ``lr=0.0003 eta=1``; those of the given names, where there are any."""
     chosen = parameters if names is None else [name for name in names if name in parameters]
-    return " ".join(f"{name}={said(parameters[name])}" for name in chosen)
+    return " ".join(f"{on_one_line(name)}={said(parameters[name])}" for name in chosen)
+
+
+def by_state(view: SweepView) -> dict[str, int]:
+    """How many trials are in each state; they add up to all."""
+    return {state.value: len(view.having(state)) for state in TrialState}
+
+
+def counted(numbers: Mapping[str, int]) -> str:
+    """The same in words, without states that no trial is in: ``17 done, 7 stopped``."""
+    return ", ".join(f"{number:,} {state}" for state, number in numbers.items() if number)
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
+from pipeline.runs.report.format import count
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.recorded import RecordedSweep
-from pipeline.sweeps.report.status import foremost, headline
+from pipeline.sweeps.report.status import about_table, foremost, headline
 from pipeline.sweeps.report.tables import SweepRow, about_trial, trials_table
-from pipeline.sweeps.report.values import varied
+from pipeline.sweeps.report.values import counted, varied
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.terminal.columns import in_lines
 from pipeline.terminal.text import printable
@@ -47,8 +48,14 @@ def watched_sweep(
     room = height - 2 - len(top.plain.splitlines()) - len(bottom)  # headings, and the line of the cursor
     parts: list[RenderableType] = [top]
     if trials and room > 0:
-        shown, more = first(trials, room, lambda _: 0)
-        parts.append(trials_table(trials, shown, view.metric, now, sweep.so_far()))
+        table = trials_table(view, first(trials, room, lambda _: 0)[0], now, sweep.so_far())
+        about = about_table(sweep, table, width)
+        # Fewer rows need no more columns than more of them, and so no more lines above them.
+        left = room - len(about.plain.splitlines())
+        shown, more = first(trials, left, lambda _: 0) if left > 0 else ([], 0)
+        if not shown:
+            return [*parts, *bottom]
+        parts += [about, trials_table(view, shown, now, sweep.so_far())]
         if more:
             parts.append(Text(f"and {more:,} more", no_wrap=True, overflow="ellipsis"))
     return [*parts, *bottom]
@@ -76,8 +83,9 @@ class News:
     def of_sweeps(self, rows: Iterable[SweepRow]) -> Iterator[str]:
         """Sweeps that are not as they were the last time."""
         for row in rows:
-            said = row.problem or f"{row.state}, {row.done:,}/{row.trials:,} trials done, {row.running} running"
-            said += f", {row.failed} failed" if row.failed else ""
+            said = row.problem or ": ".join(
+                filter(None, [f"{row.state}, {count(row.trials, 'trial')}", counted(row.by_state)])
+            )
             if self._last.get(row.name) != said:
                 self._last[row.name] = said
                 yield f"{row.name}: {said}"

@@ -91,8 +91,14 @@ def test_trials_of_a_sweep_stand_side_by_side_the_best_first(tmp_path: Path) -> 
     searched(tmp_path, 8)
     place = ["--output-dir", str(tmp_path)]
     text = CliRunner().invoke(app, ["compare", "lr", *place]).output
-    rows = [line.split() for line in text.splitlines()[1:]]
-    assert [row[1] for row in rows[:3]] == ["running", "running", "done"]
+    about, _, *rest = text.splitlines()
+    assert about.startswith("running first, then best first")
+    rows = [line.split() for line in rest]
+    assert [row[1] for row in rows[:2]] == ["running", "running"]
+    values = [float(row[2]) for row in rows if row[1] in ("done", "stopped")]
+    assert len(values) == 5
+    assert values == sorted(values)
+    assert "stopped" in [row[1] for row in rows[2:-1]], "not last"
     assert len(rows) == 8
     for option, begin in (("--csv", "trial,state,"), ("--html", "<!doctype html>")):
         file = tmp_path / "written"

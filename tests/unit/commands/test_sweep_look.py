@@ -20,7 +20,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sweep = searched(outputs, 27)
     for attempt, words in ((1, "first\n"), (2, "second\nlast\n")):
         sweep.folder.trial(3).log(attempt).write_text(words)
-    sweep.folder.trial(17).start(1).write_text('{"command": ["python", "my train.py", "--lr=1"], "port": 1}')
+    sweep.folder.trial(17).start(1).write_text('{"command": ["python", "my train.py", "--lr=1", "=x"], "port": 1}')
     SweepOnPaper(outputs, "begun", metric=None, goal=None)
     (outputs / "damaged/sweep/journal.jsonl").parent.mkdir(parents=True)
     (outputs / "damaged/sweep/journal.jsonl").write_text("x\n")
@@ -35,7 +35,8 @@ def told(outputs: Path, *words: str, code: int = 0) -> str:
 
 def test_all_sweeps_stand_in_one_table_and_one_is_told_of_in_full(outputs: Path) -> None:
     rows = {line.split()[0]: line.split()[1:] for line in told(outputs, "status").splitlines()}
-    assert rows["lr"][:6] == ["idle", "bayes", "23/27", "2", "2", "0.49902"]
+    assert rows["sweep"][:7] == ["state", "method", "trials", "running", "done", "failed", "stopped"]
+    assert rows["lr"][:8] == ["idle", "bayes", "27", "2", "20", "2", "3", "0.49902"]
     assert {"begun", "damaged"} < set(rows)
     text = told(outputs, "status", "lr")
     assert "best: trial 17: val/loss 0.49902" in text
@@ -55,8 +56,12 @@ def test_watching_ends_with_the_sweep_and_tells_each_trial_once(tmp_path: Path) 
 
 def test_the_best_trial_is_told_with_all_digits_and_how_it_ran(outputs: Path) -> None:
     text = told(outputs, "best", "lr")
-    assert text.startswith("trial 17: val/loss 0.49902 (minimize; 20 trials ended)\n  lr=0.00036")
-    assert "it ran: python 'my train.py' --lr=1" in text
+    of = "of 27 trials: 2 running, 20 done, 2 failed, 3 stopped"
+    assert text.startswith(f"trial 17: val/loss 0.49902 (minimize; {of})\n  lr=0.00036")
+    assert of.partition(": ")[2] in told(outputs, "status", "lr"), "the same words"
+    assert "  epochs=" not in text, "it is the same in all trials"
+    assert "and 1 setting that is the same in all trials" in text
+    assert "again: python 'my train.py' --lr=1 '=x'\n" in text
     data = json.loads(told(outputs, "best", "lr", "--json"))
     assert f"lr={data['parameters']['lr']}" in text
     assert "names no metric" in told(outputs, "best", "begun", code=2)
@@ -69,6 +74,9 @@ def test_trials_are_exported_as_csv_and_json(outputs: Path, tmp_path: Path) -> N
     rows = json.loads((tmp_path / "lr.json").read_text())
     assert rows[17]["parameters.optimizer"] == "adamw"
     assert (tmp_path / "lr.csv").read_text().splitlines()[:20] == told(outputs, "export", "lr").splitlines()[:20]
+    for words, allowed in ((["lr.xyz"], "*.csv or *.json"), (["lr.csv", "--json"], "with --json: *.json")):
+        assert allowed in told(outputs, "export", "lr", "--to", str(tmp_path / words[0]), *words[1:], code=2)
+    assert not (tmp_path / "lr.xyz").exists()
     assert "cannot write" in told(outputs, "export", "lr", "--to", str(tmp_path / "lr.csv/lr.csv"), code=2)
 
 

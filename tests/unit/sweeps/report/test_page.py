@@ -13,7 +13,7 @@ from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.model import SweepPage
 from pipeline.sweeps.report.page import SCRIPTS, sweep_page_of
 from pipeline.terminal.text import printable
-from tests.doubles.sweeps import SweepOnPaper, hostile, searched
+from tests.doubles.sweeps import SweepOnPaper, device, hostile, searched
 
 OURS = "".join(path.read_text() for path in (*html.FRAME, *SCRIPTS))
 
@@ -36,12 +36,15 @@ def test_every_column_has_a_place_for_every_trial(page: SweepPage) -> None:
 
 
 def test_the_best_come_first_and_what_failed_has_no_value(page: SweepPage) -> None:
-    done = [at for at in page.ranking if page.states[at] == "done"]
-    values = [page.values[at] for at in done]
-    assert page.ranking[: len(done)] == done
+    valued = [at for at in page.ranking if page.states[at] in ("done", "stopped")]
+    values = [page.values[at] for at in valued]
+    done = [at for at in valued if page.states[at] == "done"]
+    assert page.ranking[: len(valued)] == valued, "those that were stopped early stand among the others"
     assert values == sorted(values, key=lambda value: value or 0.0)
     assert {page.states[at] for at, value in enumerate(page.values) if value is None} == {"failed"}
-    assert page.facts[0] == ("best val/loss", f"{values[0]:.5g} (trial {page.numbers[done[0]]})")
+    assert page.facts[0] == ("best val/loss", f"{page.values[done[0]]:.5g} (trial {page.numbers[done[0]]})")
+    assert ("trials", "27: 2 running, 20 done, 2 failed, 3 stopped") in page.facts
+    assert page.about[1] == ("agent a1 on h", f"27 trials with {', '.join(map(device, range(4)))}")
 
 
 def test_other_metrics_and_seconds_are_measures_for_a_front(page: SweepPage) -> None:

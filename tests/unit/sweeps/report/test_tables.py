@@ -16,6 +16,7 @@ from pipeline.sweeps.report.status import print_sweep, sweep_json
 from pipeline.sweeps.report.tables import trials_table
 from pipeline.sweeps.report.values import in_words, typed
 from pipeline.sweeps.report.watched import News, watched_sweep
+from pipeline.sweeps.trials import SweepView
 from pipeline.terminal.console import Terminal
 from tests.doubles.sweeps import BEGAN, SweepOnPaper, device, hostile, searched
 
@@ -44,23 +45,30 @@ def test_what_runs_comes_first_then_the_best_and_on_80_columns_the_metric_and_pa
     tmp_path: Path,
 ) -> None:
     lines = lines_of(searched(tmp_path, 27), 80, 24)
+    about = next(line for line in lines if "best first" in line)
+    assert about.startswith("running first, then best first; no room for ")
     at = next(number for number, line in enumerate(lines) if line.startswith("trial"))
     assert lines[at].split()[:5] == ["trial", "state", "val/loss", "lr", "optimizer"]
     rows = [line.split() for line in lines[at + 1 :] if line.strip()[:1].isdigit()]
     assert [row[1] for row in rows[:3]] == ["running", "running", "done"]
-    values = [float(row[2]) for row in rows if row[1] == "done"]
+    values = [float(row[2]) for row in rows if row[1] in ("done", "stopped")]
     assert values == sorted(values)
     assert float(rows[0][2]) > 0, "one that runs has what it has logged last"
 
 
 def test_text_of_strangers_is_shown_and_never_obeyed(tmp_path: Path) -> None:
-    text = "\x1b[2J[bold]\r\u202e" + "long " * 50
+    text = "\x1b[2J[bold]\r\n\u202e" + "long " * 50
     sweep = RecordedSweep(hostile(tmp_path, text).folder)
     console = Terminal(width=80, markup=False, file=io.StringIO())
     print_sweep(sweep, BEGAN, console)
     assert not set("\x1b\r\u202e") & set(written_to(console))
     assert f"  text={text}" not in written_to(console)
-    assert f"  {text}=1.0" in list(best_lines(sweep)), "the console itself sees to what it is given"
+    assert not [line for line, _ in best_lines(sweep) if "\n" in line.partition(": ")[2] and "=" in line]
+    watched = Terminal(width=80, height=24, markup=False, file=io.StringIO())
+    watched.print(Group(*watched_sweep(sweep, BEGAN, 80, 24)))
+    lines = written_to(watched).splitlines()
+    assert sum(line.startswith("best: ") for line in lines) == 1
+    assert not [line for line in lines if line.startswith("long")], "a text is on the line where it begins"
 
 
 def test_the_devices_and_effective_batch_of_a_trial_are_told(tmp_path: Path) -> None:
@@ -68,9 +76,54 @@ def test_the_devices_and_effective_batch_of_a_trial_are_told(tmp_path: Path) -> 
     sweep.create(0, {"batch_size": 8, "num_gpus": 2, "gradient_accumulation_steps": 4}, 2)
     sweep.start(0, devices=[device(0), device(3)])
     view = RecordedSweep(sweep.folder).view
-    table = trials_table(list(view.trials.values()), list(view.trials.values()), "loss", BEGAN)
-    row = dict(zip([column.heading for column in table.columns], table.texts[0], strict=True))
+    row = row_of(view, 0)
     assert (row["batch"], row["devices"]) == ("64", "GPU 0, 3")
+    assert "agent" not in row, "there is one alone"
+
+
+@pytest.mark.parametrize(("hosts", "told"), [(["n1", "n1"], ["a1", "a2"]), (["n1", "n2"], ["n1 a1", "n2 a2"])])
+def test_agents_are_told_apart_where_there_are_several(tmp_path: Path, hosts: list[str], told: list[str]) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    for number, (agent, host) in enumerate(zip(["a1", "a2"], hosts, strict=True)):
+        sweep.tell("AgentJoined", agent=agent, host=host, pid=1, devices=["cpu slot 0"])
+        sweep.create(number, {"lr": number})
+        sweep.start(number, agent, devices=["cpu slot 0"])
+        sweep.end(number, "done", 0.5)
+        sweep.tell("AgentLeft", agent=agent)
+    view = RecordedSweep(sweep.folder).view
+    assert [row_of(view, number)["agent"] for number in (0, 1)] == told
+    trials = list(view.trials.values())
+    rows = export_rows(trials, measured_of(sweep.folder, trials, ""), BEGAN, view.hosts)
+    assert [(row["agent"], row["host"]) for row in rows] == list(zip(["a1", "a2"], hosts, strict=True))
+
+
+def row_of(view: SweepView, number: int) -> dict[str, str]:
+    table = trials_table(view, [view.trials[number]], BEGAN)
+    return dict(zip([column.heading for column in table.columns], table.texts[0], strict=True))
+
+
+def test_columns_that_have_no_room_are_named_with_where_they_are(tmp_path: Path) -> None:
+    sweep = RecordedSweep(searched(tmp_path, 9).folder)
+    narrow, wide = (Terminal(width=width, markup=False, file=io.StringIO()) for width in (80, 200))
+    print_sweep(sweep, BEGAN, narrow)
+    print_sweep(sweep, BEGAN, wide)
+    about = " ".join(written_to(narrow).partition("best first; ")[2].partition("trial  ")[0].split())
+    named = about.partition("no room for ")[2].partition(":")[0].split(", ")
+    headings = next(line for line in written_to(wide).splitlines() if line.startswith("trial  ")).split()
+    shown = next(line for line in written_to(narrow).splitlines() if line.startswith("trial  ")).split()
+    assert named
+    assert {*named, *shown} == {*headings}
+    assert f"`python -m pipeline sweep export lr --output-dir {tmp_path}` has them" in about
+    assert "no room for" not in written_to(wide)
+
+
+def test_trials_of_every_state_are_counted_and_add_up(tmp_path: Path) -> None:
+    sweep = RecordedSweep(hostile(tmp_path, "x").folder)
+    row = json.loads(json.dumps(sweep_json(sweep, BEGAN)))
+    states = ("waiting", "running", "done", "failed", "stopped", "cancelled", "lost")
+    assert sum(row[state] for state in states) == row["trials"] == 17
+    first, _ = next(iter(best_lines(sweep)))
+    assert first.endswith("of 17 trials: 1 running, 12 done, 1 failed, 1 stopped, 1 cancelled, 1 lost)")
 
 
 def test_a_line_is_told_for_each_trial_that_has_ended_since_the_last_time(tmp_path: Path) -> None:
