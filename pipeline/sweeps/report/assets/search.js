@@ -118,8 +118,12 @@ function lying(own) {
   };
 }
 
-/** As many ticks as have room. */
-const spaced = (ticks, most) => { const sorted = ticks.toSorted(([one], [other]) => one - other), step = Math.ceil(sorted.length / most); return sorted.filter((_, at) => at % step === 0 || at === sorted.length - 1); };
+/** As many ticks as have room: both ends, and of the others those that are not too near to them. */
+function spaced(ticks, most) {
+  const sorted = ticks.toSorted(([one], [other]) => one - other), step = Math.ceil(sorted.length / most), gap = 0.9 / most;
+  const [low, high] = [sorted[0][0], sorted.at(-1)[0]];
+  return sorted.filter(([place], at) => at === 0 || at === sorted.length - 1 || (at % step === 0 && place - low > gap && high - place > gap));
+}
 
 // -- which of them matter -------------------------------------------------------------------------------------
 

@@ -115,6 +115,9 @@ def test_columns_that_have_no_room_are_named_with_where_they_are(tmp_path: Path)
     assert {*named, *shown} == {*headings}
     assert f"`python -m pipeline sweep export lr --output-dir {tmp_path}` has them" in about
     assert "no room for" not in written_to(wide)
+    rows = [line.split() for line in written_to(wide).splitlines() if line.strip()[:1].isdigit()]
+    values = [float(row[2]) for row in rows if row[1] in ("done", "stopped")]
+    assert values == sorted(values), "the order of the live table"
 
 
 def test_trials_of_every_state_are_counted_and_add_up(tmp_path: Path) -> None:
