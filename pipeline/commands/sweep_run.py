@@ -18,7 +18,6 @@ from pipeline.sweeps.agents import halting
 from pipeline.sweeps.agents.agent import Agent, Bounds
 from pipeline.sweeps.agents.beginning import begin_sweep
 from pipeline.sweeps.agents.halting import Word
-from pipeline.sweeps.agents.own_runs import check_own
 from pipeline.sweeps.agents.pool import Pool, check_fits
 from pipeline.sweeps.agents.turn import ready, too_large
 from pipeline.sweeps.folder import SweepFolder
@@ -41,7 +40,7 @@ def run(request: SweepRequest, console: Console) -> int:
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    decided = decide(request, console, check_own, check_program)
+    decided = decide(request, console, check_program)
     if decided is None:
         return 0
     sweep = decided.sweep

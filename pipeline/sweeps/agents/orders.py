@@ -11,11 +11,12 @@ from typing import Any
 from pipeline.engine.devices.inventory import Device, usable_cores
 from pipeline.errors import StoreError
 from pipeline.files import json_text, write_whole
-from pipeline.sweeps.agents.own_runs import SPLIT, is_own, own_command
+from pipeline.sweeps.agents.own_runs import is_own, own_command
 from pipeline.sweeps.agents.pool import Pool
 from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.folder import SweepFolder, TrialFolder
 from pipeline.sweeps.reading.command import prepare_command, trial_command
+from pipeline.sweeps.reading.own import SPLIT
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.space import nested
 from pipeline.sweeps.spec import Sweep

@@ -12,51 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.devices.inventory import Device
-from pipeline.errors import ConfigError
 from pipeline.sweeps.agents.turn import NUM_GPUS
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.reading.command import overrides_of
+from pipeline.sweeps.reading.own import PROGRAM, is_of_package
 from pipeline.sweeps.spec import Sweep
 
-PROGRAM = "run_parallel.py"
-SPLIT = "evaluation.split"
-_OURS = (
-    "experiment.name",
-    "output_dir",
-    "stage",
-    "dry_run",
-    "device",
-    "distributed.gpu_ids",
-    "distributed.gpu_list",
-    "distributed.num_gpus",
-)
 _WORKERS = "execution.workers"
 
 
 def is_own(sweep: Sweep) -> bool:
     """Whether the trials of a sweep are runs of this package."""
-    return any(Path(word).name == PROGRAM for word in (sweep.program, *sweep.command))
-
-
-def check_own(sweep: Sweep) -> None:
-    """Refuse parameters that the sweep itself decides.
-
-    Raises:
-        ConfigError: There are such.
-    """
-    if not is_own(sweep):
-        return
-    for name in sweep.parameters:
-        if name in _OURS:
-            raise ConfigError(
-                f"parameter {name}: the sweep decides it for each of its runs. Leave it out; the name of the "
-                "sweep, --output-dir, --device, --gpu-list and num_gpus say it"
-            )
-        if name == SPLIT:
-            raise ConfigError(
-                f"parameter {SPLIT}: trials are compared on validation prompts, and the test split would no "
-                "longer be held out. Leave it out: the best trial is evaluated on the test split at the end"
-            )
+    return is_of_package((sweep.program, *sweep.command))
 
 
 def own_command(

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config.values import brief
 from pipeline.errors import unknown_name
 from pipeline.sweeps.reading.command import MACROS, macro_of
-from pipeline.sweeps.reading.parameters import DEPRECATED, parameter_faults, read_parameters
-from pipeline.sweeps.reading.schema import METHODS, kind_of
-from pipeline.sweeps.reading.yaml_file import Fault, Place
-from pipeline.sweeps.searching.grid import allowed_in_grids
+from pipeline.sweeps.reading.malformed import fits
+from pipeline.sweeps.reading.own import own_faults
+from pipeline.sweeps.reading.parameters import DEPRECATED, Entry, entries_of, parameter_faults
+from pipeline.sweeps.reading.schema import BANDS, ENDING, METHODS, is_whole, kind_of
+from pipeline.sweeps.reading.yaml_file import Fault
 from pipeline.sweeps.searching.hyperband import bands_of
-from pipeline.sweeps.space import Choice, Constant, Parameter, WholeUniform
 
 Given = Mapping[str, Any]
 
 
 def sweep_faults(data: Given) -> Iterator[Fault]:
-    """What is wrong with a sweep file, each with its place.
+    """What is wrong with a sweep file, each with its place, besides what the schema has against it.
 
     Args:
-        data: The file, without faults by the schema.
+        data: The file. What is wrong with it by the schema is passed over here.
     """
     yield from _elsewhere(data)
     yield from _what_runs(data)
@@ -33,22 +32,35 @@ def sweep_faults(data: Given) -> Iterator[Fault]:
     if "parameters" not in data:
         yield (), "`parameters` is missing: a table of what trials differ in"
         return
-    singly = list(parameter_faults(data["parameters"]))
-    yield from singly
-    if not singly:
-        yield from _together(data, list(read_parameters(data["parameters"])))
+    entries = list(entries_of(_table(data, "parameters")))
+    for entry in entries:
+        yield from parameter_faults(entry)
+        yield from own_faults(data, entry)
+    yield from _together(data, entries)
+
+
+def _table(data: Given, key: str) -> Given:
+    """A table of the file; an empty one where there is none, or something else."""
+    found = data.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list(data: Given, key: str) -> list[Any]:
+    found = data.get(key)
+    return found if isinstance(found, list) else []
 
 
 def _elsewhere(data: Given) -> Iterator[Fault]:
     """What W&B has others do, with code of the user's own."""
     methods = ", ".join(METHODS)
-    if data["method"] == "custom":
+    if data.get("method") == "custom":
         yield ("method",), f"custom has a scheduler of your own choose, which W&B alone runs: use one of {methods}"
-    scheduler = data.get("scheduler")
-    if scheduler is not None and (scheduler["engine"] != "wandb" or len(scheduler) > 1):
+    scheduler = _table(data, "scheduler")
+    engine = scheduler.get("engine")
+    if engine in ("optuna", "ax") or (engine == "wandb" and len(scheduler) > 1):
         yield (
             ("scheduler",),
-            f"a scheduler of your own ({scheduler['engine']}) is run by W&B alone: leave the block out and say "
+            f"a scheduler of your own ({engine}) is run by W&B alone: leave the block out and say "
             "`method: bayes`, Optuna's TPE",
         )
     if "metrics" in data:
@@ -61,21 +73,20 @@ def _elsewhere(data: Given) -> Iterator[Fault]:
 
 def _what_runs(data: Given) -> Iterator[Fault]:
     command = data.get("command")
-    if "program" not in data and (command is None or "${program}" in command):
+    if "program" not in data and (command is None or "${program}" in _list(data, "command")):
         launched = " (`job` and `image_uri` are of W&B Launch, which is not run here)"
         yield (
             (),
             f"`program` is missing: what a trial runs{launched if {'job', 'image_uri'} & data.keys() else ''}",
         )
-    options = data.get("pipeline", {})
-    prepare = options.get("prepare", ())
-    if isinstance(prepare, str):
+    options = _table(data, "pipeline")
+    prepare = _list(options, "prepare")
+    if isinstance(line := options.get("prepare"), str):
         try:
-            prepare = shlex.split(prepare)
+            prepare = shlex.split(line)
         except ValueError as error:
-            yield ("pipeline", "prepare"), f"{brief(prepare)} cannot be taken apart as a shell does: {error}"
-            prepare = ()
-    for place, words in ((("command",), command or ()), (("pipeline", "prepare"), prepare)):
+            yield ("pipeline", "prepare"), f"{brief(line)} cannot be taken apart as a shell does: {error}"
+    for place, words in ((("command",), _list(data, "command")), (("pipeline", "prepare"), prepare)):
         for number, word in enumerate(words):
             macro = macro_of(str(word))
             if macro is not None and macro not in MACROS:
@@ -83,17 +94,18 @@ def _what_runs(data: Given) -> Iterator[Fault]:
 
 
 def _early(data: Given) -> Iterator[Fault]:
-    if "metric" not in data and data["method"] == "bayes":
+    if "metric" not in data and data.get("method") == "bayes":
         yield (
             (),
             "`metric` is missing: bayes searches by it. Give it a `name`, as the program logs it, and a `goal`",
         )
-    rule = data.get("early_terminate")
-    if rule is None:
+    if "early_terminate" not in data:
         return
     if "metric" not in data:
         yield (), "`metric` is missing: `early_terminate` stops trials by it"
-    if not bands_of(rule):
+    rule = _table(data, "early_terminate")
+    numbers = {key: rule[key] for key, schema in BANDS.items() if key in rule and fits(rule[key], schema)}
+    if {"max_iter", "s"} <= numbers.keys() and ("eta" in numbers or "eta" not in rule) and not bands_of(numbers):
         yield (
             ("early_terminate", "max_iter"),
             f"{rule['max_iter']} is so small that no trial would ever be stopped: the first comparison is at "
@@ -101,44 +113,39 @@ def _early(data: Given) -> Iterator[Fault]:
         )
 
 
-def _together(data: Given, parameters: list[Parameter]) -> Iterator[Fault]:
-    for name, times in Counter(parameter.name for parameter in parameters).items():
-        if times > 1:
-            yield ("parameters", name), f"two parameters have the dotted name {name}: rename one"
-    for parameter in parameters:
-        place = place_of(parameter)
-        if data["method"] == "grid" and not allowed_in_grids(parameter):
+def _together(data: Given, entries: list[Entry]) -> Iterator[Fault]:
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.name in seen:
+            yield entry.place, f"two parameters have the dotted name {entry.name}: rename one"
+        seen.add(entry.name)
+        if data.get("method") == "grid" and entry.certain and entry.kind not in ENDING:
             yield (
-                place,
+                entry.place,
                 (
                     "a grid has no end of values here: give `values`, a range of whole numbers, or q_uniform, "
                     "whose steps are gone through; or say `method: random`"
                 ),
             )
-        if parameter.name == "num_gpus":
-            yield from ((place, said) for said in _num_gpus(parameter))
-    if data["method"] == "bayes" and all(isinstance(each.distribution, Constant) for each in parameters):
+        if entry.name == "num_gpus" and entry.certain:
+            yield from ((entry.place, said) for said in _num_gpus(entry))
+    if entries and data.get("method") == "bayes" and all(entry.kind == "constant" for entry in entries):
         yield ("parameters",), "every parameter has one value, so there is nothing to search: say `method: grid`"
 
 
-def place_of(parameter: Parameter) -> Place:
-    """Where a parameter stands in its file."""
-    return tuple(part for name in parameter.path for part in ("parameters", name))
-
-
-def _num_gpus(parameter: Parameter) -> Iterator[str]:
+def _num_gpus(entry: Entry) -> Iterator[str]:
     """Its values say how many devices a trial gets."""
-    match parameter.distribution:
-        case WholeUniform(min=least):
-            values: tuple[Any, ...] = (least,)
-        case Constant(value=value):
-            values = (value,)
-        case Choice(values=several):
-            values = several
+    match entry.kind:
+        case "int_uniform":
+            values = [entry.right[key] for key in ("min",) if key in entry.right]
+        case "constant":
+            values = [entry.right[key] for key in ("value",) if key in entry.right]
+        case "categorical" | "categorical_w_probabilities":
+            values = entry.right.get("values", [])
         case _:
             yield "the devices of a trial: give `value`, `values`, or `min` and `max` as whole numbers"
             return
-    wrong = [value for value in values if type(value) is not int or value < 1]
+    wrong = [value for value in values if not is_whole(value) or value < 1]
     if wrong:
         yield f"{brief(wrong[0])} is no number of devices: 1, 2, 4 ..."
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.checks import refuse_all
+from pipeline.config.values import brief
 from pipeline.errors import ConfigError
 from pipeline.sweeps.reading.checks import sweep_faults, sweep_notes
 from pipeline.sweeps.reading.malformed import schema_faults
-from pipeline.sweeps.reading.parameters import read_parameters
-from pipeline.sweeps.reading.yaml_file import Document, Fault, parse_yaml, read_yaml
+from pipeline.sweeps.reading.parameters import entries_of, read_parameters
+from pipeline.sweeps.reading.yaml_file import Document, Fault, Place, parse_yaml, read_yaml
 from pipeline.sweeps.searching.hyperband import bands_of
 from pipeline.sweeps.spec import Goal, Hyperband, Impute, Launcher, Method, Metric, Options, Sweep
 
@@ -45,10 +46,12 @@ def sweep_of(document: Document, path: Path, *, name: str = "", overrides: Seque
         ConfigError: As there.
     """
     if not isinstance(document.data, dict):
+        _refuse(path, document, document.faults)
         raise ConfigError(f"{path}: {'is empty' if document.data is None else 'holds no table'}: {_AN_EXAMPLE}")
-    _refuse(path, document, schema_faults(document.data))
-    data = _with_overrides(document.data, overrides)
-    _refuse(path, document, sweep_faults(data))
+    data, wrong = _with_overrides(document.data, overrides)
+    told = (*schema_faults(document.data), *sweep_faults(data))
+    found = [fault for fault in told if fault[0] not in document.unread]
+    _refuse(path, document, [*document.faults, *found, *wrong, *_name_faults(path, data, name)])
     return _sweep(data, _name(path, data, name))
 
 
@@ -71,41 +74,71 @@ def _refuse(path: Path, document: Document, faults: Iterable[Fault]) -> None:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def _with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Fault]]:
+    """The file with the settings of the command line in it, and what is wrong with these."""
     found: dict[str, Any] = deepcopy(dict(data))
+    block = found.setdefault("parameters", {}) if overrides else {}
+    wrong: list[Fault] = []
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", key):
-            raise ConfigError(
-                f"{override!r}: a setting of all trials is written KEY=VALUE, where KEY is the name of a parameter"
-            )
+        if not equals or not (_PLAIN.fullmatch(key) or _has(block, key)):
+            said = "a setting of all trials is written KEY=VALUE, where KEY is the name of a parameter"
+            wrong.append(((), f"{override!r}: {said}"))
+            continue
         try:
-            value = parse_yaml(text).data
+            value = parse_yaml(text)
         except ConfigError as error:
-            raise ConfigError(f"{override}: {error}") from error
-        _set(found.setdefault("parameters", {}), key, {"value": "" if value is None and not text else value})
-    return found
+            wrong.append(((), f"{override}: {error}"))
+            continue
+        wrong += [((), f"{override}: {value.where(place)}{said}") for place, said in value.faults]
+        if isinstance(block, dict):
+            _set(block, key, {"value": "" if value.data is None and not text else value.data})
+    return found, wrong
+
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+"""What can be no slip of the finger; names of the file may be otherwise."""
+
+
+def _has(block: Any, key: str) -> bool:
+    return isinstance(block, dict) and any(entry.name == key for entry in entries_of(block))
 
 
 def _set(block: dict[str, Any], key: str, given: dict[str, Any]) -> None:
     """Put a parameter in the place of the one of that dotted name, inside of tables too."""
-    for name, inside in block.items():
-        if name != key and key.startswith(f"{name}.") and "parameters" in inside:
-            return _set(inside["parameters"], key.removeprefix(f"{name}."), given)
+    for name, table in block.items():
+        inside = table.get("parameters") if isinstance(table, dict) else None
+        if name != key and key.startswith(f"{name}.") and isinstance(inside, dict):
+            return _set(inside, key.removeprefix(f"{name}."), given)
     block[key] = given
     return None
 
 
+def _given_name(path: Path, data: Mapping[str, Any], name: str) -> tuple[Place, str]:
+    """Where a sweep has its name from, and what that says; () for the command line or the file's own name."""
+    options = data.get(OPTIONS)
+    here = options.get("name") if isinstance(options, Mapping) else None
+    places = {(): name, (OPTIONS, "name"): here, ("name",): data.get("name")}
+    return next(((place, str(given)) for place, given in places.items() if given), ((), path.stem))
+
+
 def _name(path: Path, data: Mapping[str, Any], name: str) -> str:
     """The one that was asked for, else of the file, with '-' for what folders should not have."""
-    given = name or data.get(OPTIONS, {}).get("name") or data.get("name") or path.stem
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(given)).strip("-._")[:_LONGEST_NAME]
+    _, given = _given_name(path, data, name)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", given).strip("-._")[:_LONGEST_NAME]
+
+
+def _name_faults(path: Path, data: Mapping[str, Any], name: str) -> Iterator[Fault]:
+    place, given = _given_name(path, data, name)
+    plain = _name(path, data, name)
     if not plain or (name and plain != name):
-        raise ConfigError(
-            f"{path}: {given!r} is no name for a sweep: it becomes a folder under output_dir, so use up to "
-            f"{_LONGEST_NAME} letters, digits, '.', '_' or '-', starting with a letter or digit"
+        yield (
+            place,
+            (
+                f"{brief(given)} is no name for a sweep: it becomes a folder under output_dir, so use up to "
+                f"{_LONGEST_NAME} letters, digits, '.', '_' or '-', starting with a letter or digit"
+            ),
         )
-    return plain
 
 
 _LONGEST_NAME = 100

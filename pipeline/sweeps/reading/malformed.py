@@ -13,6 +13,7 @@ from pipeline.sweeps.reading.schema import (
     ELSEWHERE,
     OPTIONS,
     PARAMETER_KEYS,
+    PRINTABLE,
     SCHEMA,
     is_whole,
     kind_of,
@@ -32,6 +33,11 @@ def schema_faults(data: Any) -> Iterator[Fault]:
     """
     for error in _validator().iter_errors(data):
         yield from _in_words(error, tuple(error.absolute_path))
+
+
+def fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a value has nothing against it by a part of the schema."""
+    return bool(_validator().evolve(schema=schema).is_valid(value))
 
 
 @cache
@@ -78,7 +84,7 @@ def _of_value(error: ValidationError, given: Any, rule: Any, place: Place) -> st
     match error.validator:
         case "type":
             wanted = " or ".join(_TYPES[kind] for kind in ([rule] if isinstance(rule, str) else rule))
-            return f"{_shown(given)}, where {wanted} must be{_hint(given, rule)}"
+            return f"{_shown(given)}, where {wanted} must be{_hint(given, rule, place)}"
         case "enum":
             known = [value for value in rule if isinstance(value, str) and value not in ELSEWHERE]
             if not isinstance(given, str):
@@ -90,8 +96,10 @@ def _of_value(error: ValidationError, given: Any, rule: Any, place: Place) -> st
             return "`max_iter` needs `s`, the number of comparisons before it"
         case "minimum" | "exclusiveMinimum" | "maximum":
             return _out_of_range(given, error.schema)
+        case "pattern" if rule == PRINTABLE:
+            return f"{brief(given)} is no name here: any characters but line breaks and such"
         case "pattern":
-            return f"{brief(given)} is no name here: letters, digits and '_', also '.' and '-' in parameters"
+            return f"{brief(given)} is no name of a variable: letters, digits and '_'"
         case _:
             return str(error.schema.get("description", error.message))
 
@@ -113,7 +121,9 @@ def _shown(value: object) -> str:
 _OF = {str: "a text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a table"}
 
 
-def _hint(given: object, wanted: object) -> str:
+def _hint(given: object, wanted: object, place: Place) -> str:
+    if place == ("command",) and isinstance(given, str):
+        return f": write [{', '.join(given.split())}]"
     if isinstance(given, str) and wanted in ("number", "integer"):
         try:
             float(given)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.values import brief
-from pipeline.sweeps.reading.schema import kind_of
+from pipeline.sweeps.reading.malformed import fits
+from pipeline.sweeps.reading.schema import DISTRIBUTIONS, NUMBER, WHOLE, kind_of
 from pipeline.sweeps.reading.yaml_file import Fault, Place
 from pipeline.sweeps.space import (
     LEAST_SHARE,
@@ -45,47 +47,98 @@ def read_parameters(
             yield Parameter((*path, name), _MAKERS[kind_of(given)](given))
 
 
-def parameter_faults(block: Given, place: Place = ("parameters",)) -> Iterator[Fault]:
-    """What is wrong with the values of single parameters, each with its place.
+@dataclass(frozen=True)
+class Entry:
+    """A parameter as a file has it, which may be wrong.
 
-    Args:
-        block: It has no faults by the schema.
-        place: Of the block.
+    Attributes:
+        place: Where it stands.
+        path: Names from the outermost table to it.
+        kind: Name of its distribution, which may be none.
+        given: What the file says.
+        right: Of that, what belongs to its distribution and is right by itself.
     """
+
+    place: Place
+    path: tuple[str, ...]
+    kind: str
+    given: Given
+    right: Given
+
+    @property
+    def name(self) -> str:
+        """Dotted."""
+        return ".".join(self.path)
+
+    @property
+    def certain(self) -> bool:
+        """Whether its distribution is the one that was meant: a bound that is wrong leaves open which."""
+        return self.kind in DISTRIBUTIONS and (
+            "distribution" in self.given or self.kind != "uniform" or self.ranges
+        )
+
+    @property
+    def ranges(self) -> bool:
+        """Whether it has two bounds that can be compared."""
+        a_bound = WHOLE if self.kind == "int_uniform" else NUMBER
+        return all(fits(self.given.get(key), a_bound) for key in ("min", "max"))
+
+
+def entries_of(block: Given, place: Place = ("parameters",), path: tuple[str, ...] = ()) -> Iterator[Entry]:
+    """Parameters of a block that may have any faults, in the order of the file, those of tables inside it too."""
     for name, given in block.items():
-        kind, here = kind_of(given), (*place, name)
-        if kind == "parameters":
-            yield from parameter_faults(given["parameters"], (*here, "parameters"))
-        else:
-            yield from ((here, said) for said in _faults(kind, given))
+        table = given if isinstance(given, Mapping) else {}
+        kind, here = kind_of(table) if table else "", ((*place, name), (*path, name))
+        inside = table.get("parameters")
+        if kind != "parameters":
+            keys = _schemas(kind).items()
+            right = {key: table[key] for key, schema in keys if key in table and fits(table[key], schema)}
+            yield Entry(*here, kind, table, right)
+        elif isinstance(inside, Mapping):
+            yield from entries_of(inside, (*here[0], "parameters"), here[1])
 
 
-def _faults(kind: str, given: Given) -> Iterator[str]:
-    found = [*_probability_faults(given), *_range_faults(kind, given)]
-    yield from found
-    if not found:
-        yield from _extreme_faults(_MAKERS[kind](given))
+def _schemas(kind: str) -> Given:
+    """Of the values of a distribution."""
+    required, optional = DISTRIBUTIONS.get(kind, ({}, {}))
+    return {**required, **optional}
 
 
-def _probability_faults(given: Given) -> Iterator[str]:
-    if "probabilities" not in given:
+def parameter_faults(entry: Entry) -> Iterator[Fault]:
+    """What is wrong with the values of a parameter that no schema can say, each with its place."""
+    if entry.kind not in DISTRIBUTIONS:
         return
-    values, probabilities = given["values"], given["probabilities"]
+    found = [*_probability_faults(entry.right), *_range_faults(entry)]
+    if not found and _is_whole(entry):
+        found = [*_extreme_faults(_MAKERS[entry.kind](entry.right))]
+    yield from ((entry.place, said) for said in found)
+
+
+def _is_whole(entry: Entry) -> bool:
+    """Whether a distribution can be made of it."""
+    required, optional = DISTRIBUTIONS[entry.kind]
+    return {*required, *(key for key in optional if key in entry.given)} <= entry.right.keys()
+
+
+def _probability_faults(right: Given) -> Iterator[str]:
+    if "probabilities" not in right or "values" not in right:
+        return
+    values, probabilities = right["values"], right["probabilities"]
     total = math.fsum(probabilities)
     if len(values) != len(probabilities):
         yield f"{len(values)} values and {len(probabilities)} probabilities: there must be one for each value"
-    elif abs(total - 1) > _TOLERANCE:
+    if abs(total - 1) > _TOLERANCE:
         yield f"the sum of the probabilities is {total:.6g}, and must be 1"
 
 
-def _range_faults(kind: str, given: Given) -> Iterator[str]:
-    if "min" not in given:
+def _range_faults(entry: Entry) -> Iterator[str]:
+    if not entry.ranges or "min" not in _schemas(entry.kind):
         return
-    low, high = given["min"], given["max"]
+    kind, low, high = entry.kind, entry.given["min"], entry.given["max"]
     if low >= high:
         said = f"min {brief(low)} is not below max {brief(high)}"
         yield f"{said}: for one value write `value: {brief(low)}`" if low == high else said
-    elif kind in DEPRECATED and max(abs(low), abs(high)) > _LARGEST_EXPONENT:
+    if kind in DEPRECATED and max(abs(low), abs(high)) > _LARGEST_EXPONENT:
         yield (
             f"min {brief(low)} and max {brief(high)} are exponents of e with {kind}, and numbers go up to e^709: "
             f"for values themselves use {DEPRECATED[kind]}"

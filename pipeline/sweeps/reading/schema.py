@@ -20,7 +20,9 @@ POSITIVE: _Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": _LARGES
 WHOLE: _Schema = {"type": "integer"}
 COUNT: _Schema = {"type": "integer", "minimum": 1}
 LIST: _Schema = {"type": "array", "minItems": 1}
-_NAME = "^[A-Za-z_][A-Za-z0-9_"
+_VARIABLE = "^[A-Za-z_][A-Za-z0-9_]*$(?!\n)"
+PRINTABLE = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]+$(?!\n)"
+"""Names of parameters: W&B's schema has letters, digits, `_`, `.` and `-`, and others are but warned of there."""
 
 
 def _table(required: Mapping[str, _Schema], optional: Mapping[str, _Schema] | None = None) -> _Schema:
@@ -64,6 +66,9 @@ DISTRIBUTIONS: Mapping[str, tuple[Mapping[str, _Schema], Mapping[str, _Schema]]]
     "q_beta": ({}, {**_BETA, **_STEP}),
 }
 """Name -> keys that a parameter of this distribution must have, and those that it may have."""
+
+ENDING = ("constant", "categorical", "int_uniform", "q_uniform")
+"""Distributions whose values can be gone through one by one, in a grid: W&B takes the same ones."""
 
 PARAMETER_KEYS = (
     "parameters",
@@ -137,17 +142,15 @@ _METRIC = _table(
         "impute_while_running": {"enum": [*_IMPUTE, "false", False]},
     },
 )
+BANDS = {
+    "min_iter": COUNT,
+    "max_iter": COUNT,
+    "s": COUNT,
+    "eta": {"type": "number", "exclusiveMinimum": 1, "maximum": _LARGEST},
+}
+"""Numbers by which trials are stopped early."""
 _HYPERBAND = {
-    **_table(
-        {"type": {"enum": ["hyperband"]}},
-        {
-            "min_iter": COUNT,
-            "max_iter": COUNT,
-            "s": COUNT,
-            "eta": {"type": "number", "exclusiveMinimum": 1, "maximum": _LARGEST},
-            "strict": {"type": "boolean"},
-        },
-    ),
+    **_table({"type": {"enum": ["hyperband"]}}, {**BANDS, "strict": {"type": "boolean"}}),
     "anyOf": [_has("min_iter"), _has("max_iter")],
     "dependentRequired": {"max_iter": ["s"]},
     "description": "`min_iter` is missing, or `max_iter` and `s`",
@@ -166,7 +169,7 @@ OPTIONS = _table(
         "prepare": {"type": ["string", "array"], "minLength": 1, "minItems": 1, "items": _WORD},
         "environment": {
             "type": "object",
-            "propertyNames": {"pattern": f"{_NAME}]*$(?!\n)"},
+            "propertyNames": {"pattern": _VARIABLE},
             "additionalProperties": _WORD,
         },
     },
@@ -184,7 +187,7 @@ SCHEMA: _Schema = {
         "block": {
             "type": "object",
             "minProperties": 1,
-            "propertyNames": {"pattern": f"{_NAME}.-]*$(?!\n)"},
+            "propertyNames": {"pattern": PRINTABLE},
             "additionalProperties": {"$ref": "#/$defs/parameter"},
         },
         "parameters": _table({"parameters": {"$ref": "#/$defs/block"}}),

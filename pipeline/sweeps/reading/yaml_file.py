@@ -34,10 +34,14 @@ class Document:
     Attributes:
         data: Texts, numbers, truth values, null, lists, and tables whose keys are texts.
         lines: Place -> number of its line, from 1.
+        faults: What in it is no plain data, or is there twice.
+        unread: Places of which `data` does not have what the file has.
     """
 
     data: Any
     lines: Mapping[Place, int] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    unread: frozenset[Place] = frozenset()
 
     def line(self, place: Place) -> int:
         """Number of the line of a place, or of the nearest place around it; 0 for the file as a whole."""
@@ -51,8 +55,14 @@ class Document:
 
 def dotted(place: Place) -> str:
     """``parameters.lr.values[2]``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{shown_name(part)}" for part in place)
+    text = "".join(parts).removeprefix(".")
     return text if len(text) <= _LONGEST_PLACE else f"{text[:_LONGEST_PLACE]}..."
+
+
+def shown_name(name: str) -> str:
+    """A name as a message shows it: in quotes where that is needed to tell where it ends."""
+    return name if name.isprintable() and " " not in name else brief(name)
 
 
 _LONGEST_PLACE = 120
@@ -62,7 +72,7 @@ def read_yaml(path: Path) -> Document:
     """Read a file.
 
     Raises:
-        ConfigError: It is missing, no YAML, too large, too deep, or holds what is no plain data.
+        ConfigError: It is missing, no YAML, too large or too deep.
     """
     try:
         text = read_plain(path, LARGEST_FILE, follow=True).decode("utf-8-sig")
@@ -88,7 +98,8 @@ def parse_yaml(text: str) -> Document:
         try:
             node = loader.get_single_node()
             reader = _Reader(loader)
-            return Document(None if node is None else reader.plain(node, ()), reader.lines)
+            data = None if node is None else reader.plain(node, ())
+            return Document(data, reader.lines, tuple(reader.faults), frozenset(reader.unread))
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -118,16 +129,19 @@ _Loader.add_implicit_resolver(f"{_TAG}int", _WHOLE, list("-+0123456789"))
 
 
 class _Reader:
-    """Turns nodes into plain data and notes their lines."""
+    """Turns nodes into plain data, notes their lines, and what is wrong with them, without stopping at it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self.lines: dict[Place, int] = {}
+        self.faults: list[Fault] = []
+        self.unread: set[Place] = set()
 
     def plain(self, node: yaml.Node, place: Place) -> Any:
         self.lines[place] = node.start_mark.line + 1
         if len(place) > DEEPEST:
-            raise self._error(place, f"tables and lists inside each other more than {DEEPEST} deep")
+            where = Document(None, self.lines).where(place)
+            raise ConfigError(f"{where}tables and lists inside each other more than {DEEPEST} deep")
         kind = node.tag.removeprefix(_TAG).replace("merge", "str")  # `<<` as a value is a text
         if isinstance(node, yaml.MappingNode) and kind == "map":
             return self._table(node, place)
@@ -136,16 +150,20 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode) and kind in _SCALARS:
             return self._scalar(node, kind, place)
         given = node.tag.replace(_TAG, "!!")
-        raise self._error(place, f"{brief(given)} is nothing that settings are made of: write a plain value")
+        return self._refuse(place, f"{brief(given)} is nothing that settings are made of: write a plain value")
 
     def _table(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
         self._check_keys(node, place)
         self._loader.flatten_mapping(node)
         found = {}
         for key, value in node.value:
-            name = self._name(key, place)
-            found[name] = value  # what stands here comes after what is merged into it
-        return {name: self.plain(value, (*place, name)) for name, value in found.items()}
+            if _is_readable(key):
+                found[str(key.value)] = key, value  # what stands here comes after what is merged into it
+        read = {}
+        for name, (key, value) in found.items():
+            read[name] = self.plain(value, (*place, name))
+            self.lines[*place, name] = key.start_mark.line + 1
+        return read
 
     def _check_keys(self, node: yaml.MappingNode, place: Place) -> None:
         """Before what is merged (``<<``) comes in, as that may be overridden."""
@@ -153,47 +171,49 @@ class _Reader:
         for key, _ in node.value:
             if key.tag == f"{_TAG}merge":
                 continue
-            name, line = self._name(key, place), key.start_mark.line + 1
-            if name in seen:
-                raise ConfigError(
-                    f"line {line}: {dotted((*place, name))} is there twice, first in line {seen[name]}"
-                )
-            seen[name] = line
-
-    def _name(self, key: yaml.Node, place: Place) -> str:
-        if isinstance(key, yaml.ScalarNode) and key.tag == f"{_TAG}str":
-            self._check_text(key.value, place)
-            return str(key.value)
-        self.lines[place] = key.start_mark.line + 1
-        given = brief(key.value) if isinstance(key, yaml.ScalarNode) else "a list or table"
-        raise self._error(place, f"the key {given} is no text: write it in quotes")
+            name = str(key.value) if isinstance(key, yaml.ScalarNode) else "[...]"
+            line = self.lines[*place, name] = key.start_mark.line + 1
+            if name in seen and isinstance(key, yaml.ScalarNode):
+                self.faults.append(((*place, name), f"is there twice, first in line {seen[name]}"))
+            elif not _is_readable(key):
+                said = f"{brief(name)} {_NUL}" if _is_text(key) else f"the key {brief(name)} is no text: {_QUOTES}"
+                self.faults.append(((*place, name), said))
+                self.unread |= {place} - {()}  # which is not empty, say, for that
+            seen.setdefault(name, line)
 
     def _scalar(self, node: yaml.ScalarNode, kind: str, place: Place) -> Any:
         try:
             value = getattr(self._loader, f"construct_yaml_{kind}")(node)
-        except (ValueError, LookupError) as error:  # an explicit tag, as in `!!int abc`
-            raise self._error(place, f"{brief(node.value)} is no !!{kind}") from error
-        if kind == "float":
-            self._check_number(node.value, value, place)
-        self._check_text(node.value, place)
-        return value
+        except (ValueError, LookupError):  # an explicit tag, as in `!!int abc`
+            return self._refuse(place, f"{brief(node.value)} is no !!{kind}")
+        if kind == "float" and (said := _number_fault(node.value, value)):
+            return self._refuse(place, said)
+        return self._refuse(place, f"{brief(node.value)} {_NUL}") if "\0" in node.value else value
 
-    def _check_text(self, text: str, place: Place) -> None:
-        if "\0" in text:
-            raise self._error(place, f"{brief(text)} has a NUL character, which no command line can have")
-
-    def _check_number(self, text: str, value: float, place: Place) -> None:
-        if math.isnan(value):
-            raise self._error(place, f"{text}: not a number, and so no setting")
-        if math.isinf(value) and "inf" not in text.lower():
-            raise self._error(
-                place, f"{brief(text)} is too large for a number: 1.8e308 is the largest; .inf is infinity"
-            )
-        if value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
-            raise self._error(place, f"{brief(text)} is too close to zero for a number, which would make it 0")
-
-    def _error(self, place: Place, said: str) -> ConfigError:
-        return ConfigError(Document(None, self.lines).where(place) + said)
+    def _refuse(self, place: Place, said: str) -> None:
+        self.faults.append((place, said))
+        self.unread.add(place)
 
 
+_QUOTES = "write it in quotes"
+_NUL = "has a NUL character, which no command line can have"
 _SCALARS = ("null", "bool", "int", "float", "str")
+
+
+def _is_text(key: yaml.Node) -> bool:
+    return isinstance(key, yaml.ScalarNode) and key.tag == f"{_TAG}str"
+
+
+def _is_readable(key: yaml.Node) -> bool:
+    return _is_text(key) and "\0" not in key.value
+
+
+def _number_fault(text: str, value: float) -> str:
+    """What is wrong with a number as it is written; "" for nothing."""
+    if math.isnan(value):
+        return f"{text}: not a number, and so no setting"
+    if math.isinf(value) and "inf" not in text.lower():
+        return f"{brief(text)} is too large for a number: 1.8e308 is the largest; .inf is infinity"
+    if value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
+        return f"{brief(text)} is too close to zero for a number, which would make it 0"
+    return ""

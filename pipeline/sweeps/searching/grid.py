@@ -18,17 +18,6 @@ from pipeline.sweeps.space import (
 )
 
 
-def allowed_in_grids(parameter: Parameter) -> bool:
-    """Whether a parameter has values that can be gone through: W&B takes the same ones."""
-    match parameter.distribution:
-        case Quantized(of=of):
-            return isinstance(of, Uniform)
-        case Choice(probabilities=probabilities):
-            return probabilities is None
-        case other:
-            return isinstance(other, Constant | WholeUniform)
-
-
 class Grid:
     """The points of a grid. Names are sorted, and the last one changes fastest."""
 

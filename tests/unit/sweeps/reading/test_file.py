@@ -1,6 +1,7 @@
 """A sweep file: what it may say, and what is said of one that is wrong."""
 
 import copy
+import json
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,6 +18,8 @@ from pipeline.errors import ConfigError
 from pipeline.sweeps.online.wandb_file import wandb_config
 from pipeline.sweeps.reading.command import MACROS, trial_command
 from pipeline.sweeps.reading.file import DEFAULT_COMMAND, read_sweep, sweep_of
+from pipeline.sweeps.reading.own import RESERVED, SPLIT
+from pipeline.sweeps.reading.parameters import DEPRECATED
 from pipeline.sweeps.reading.schema import DISTRIBUTIONS, METHODS, SCHEMA
 from pipeline.sweeps.reading.yaml_file import Document, read_yaml
 from pipeline.sweeps.searching.searches import make_search, most_trials
@@ -238,6 +241,108 @@ parameters:
     assert told[2].endswith("Options of this program belong in the block `pipeline:`.")
 
 
+def test_faults_of_every_kind_are_told_together(refused: Refused) -> None:
+    """Of YAML, of the schema, of what joins values, of the command line: none waits until others are mended."""
+    said = refused(
+        """program: run_parallel.py
+method: grid
+name: "..."
+command: [python, "${prgram}"]
+early_terminate: {type: hyperbnd, max_iter: 2, s: 3}
+parameters:
+  a: {distribution: log_uniform, min: 2000, max: 1000}
+  b: {distribution: int_uniform, min: 3, max: 1, step: 2}
+  c: {value: .nan}
+  d: {values: [1, 2], probabilities: [1, 1, 1]}
+  1: {value: 1}
+  num_gpus: {values: [0]}
+  e.f: {value: 1}
+  e: {parameters: {f: {value: 1}}}
+  device: {value: cpu}
+  f: 3
+pipeline: {prepare: "a 'b", seeds: 1}
+""",
+        overrides=["lr"],
+    )
+    assert [
+        line.partition(": ")[0 if "line" not in line else 2][:60].strip() for line in said.splitlines()[1:]
+    ] == [
+        "- `metric` is missing",
+        "- 'lr'",
+        "name: '...' is no name for a sweep: it becomes a folder unde",
+        "command[1]: unknown macro 'prgram'. Did you mean 'program'?",
+        "early_terminate.type: unknown type 'hyperbnd'. Did you mean",
+        "early_terminate.max_iter: 2 is so small that no trial would",
+        "parameters.a: min 2000 is not below max 1000",
+        "parameters.a: min 2000 and max 1000 are exponents of e with",
+        "parameters.a: a grid has no end of values here: give `values",
+        "parameters.b.step: unknown key 'step'. Known: distribution,",
+        "parameters.b: min 3 is not below max 1",
+        "parameters.c.value: .nan: not a number, and so no setting",
+        "parameters.d: 2 values and 3 probabilities: there must be on",
+        "parameters.d: the sum of the probabilities is 3, and must be",
+        "parameters.d: a grid has no end of values here: give `values",
+        "parameters.1: the key '1' is no text: write it in quotes",
+        "parameters.num_gpus: 0 is no number of devices: 1, 2, 4 ...",
+        "parameters.e.parameters.f: two parameters have the dotted na",
+        "parameters.device: the sweep decides it for each of its runs",
+        "parameters.f: a number, 3, where a table must be",
+        "... and 2 more",
+    ]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (needed, _) in DISTRIBUTIONS.items() if "min" in needed])
+def test_bounds_are_compared_whatever_else_is_wrong(refused: Refused, kind: str) -> None:
+    said = refused(LEAST + f"  x: {{distribution: {kind}, min: 900, max: 800, nonsense: 1}}\n  y: {{}}\n")
+    assert "unknown key 'nonsense'" in said
+    assert "min 900 is not below max 800" in said
+    assert "parameters.y: says nothing of its values" in said
+    assert ("are exponents of e" in said) == (kind in DEPRECATED)
+
+
+NAMES = [
+    "optim/lr",
+    "model size",
+    "-a",
+    "a=b",
+    "../../x",
+    "größe",
+    "<b>",
+    "[red]",
+    "$(x)",
+    "a\\b",
+    "@A1",
+    "x" * 300,
+]
+
+
+def test_names_are_those_that_wandb_takes(read: Read) -> None:
+    """Its schema has letters, digits, `_`, `.` and `-`, and its service but warns of others."""
+    block = "".join(f"  {json.dumps(name)}: {{value: {number}}}\n" for number, name in enumerate(NAMES))
+    sweep = read(LEAST + block, overrides=["optim/lr=7", "model size=8", "a/new=9"])
+    assert list(sweep.parameters) == [*NAMES, "a/new"]
+    assert sweep.parameters["optim/lr"].distribution == Constant(7)
+    assert sweep.parameters["model size"].distribution == Constant(8)
+
+
+@pytest.mark.parametrize("name", ["a b", "optim/lr", "+algos.PITA.eta", "~dataset", "1a", "größe", "a=b"])
+def test_names_that_are_no_settings_are_refused_for_runs_of_this_program(refused: Refused, name: str) -> None:
+    own = LEAST.replace("train.py", "run_parallel.py") + f"  {json.dumps(name)}: {{value: 1}}"
+    assert "is no setting of run_parallel.py, which is given its parameters as KEY=VALUE" in refused(own)
+
+
+@pytest.mark.parametrize("name", [*RESERVED, SPLIT])
+def test_what_a_sweep_decides_is_no_parameter_of_runs_of_this_program(
+    refused: Refused, read: Read, name: str
+) -> None:
+    own = LEAST.replace("train.py", "run_parallel.py")
+    said = refused(own + "  a: {value: 1}", overrides=[f"{name}=1"])
+    assert f"parameters.{name}: " in said
+    assert "Leave it out" in said
+    assert f"`{name}`" in (Path(__file__).parents[4] / "docs" / "sweeps.md").read_text()
+    assert read(LEAST + f"  {name}: {{value: 1}}").parameters[name]
+
+
 PARAMETERS = {
     "min: 1, max: 1": "min 1 is not below max 1: for one value write `value: 1`",
     "min: 2, max: 1.0": "min 2 is not below max 1.0",
@@ -281,8 +386,8 @@ PARAMETERS = {
     "value: !!binary aGk=": "value: '!!binary' is nothing that settings are made of",
     "value: !!python/name:os.system x": "'!!python/name:os.system' is nothing that settings are made of",
     "1: 2": "the key '1' is no text: write it in quotes",
-    "[a]: 2": "the key a list or table is no text",
-    "value: 1, value: 2": "parameters.x.value is there twice, first in line 4",
+    "[a]: 2": "the key '[...]' is no text",
+    "value: 1, value: 2": "parameters.x.value: is there twice, first in line 4",
 }
 
 
@@ -303,7 +408,7 @@ FILES = {
     b"\x00\x01": "not valid YAML",
     "é".encode("latin-1"): "this is no UTF-8 text",
     "b: &b [*b]": "what the anchor &b names holds itself",
-    LEAST + "  a: {value: 1}\n  a: {value: 2}": "line 5: parameters.a is there twice, first in line 4",
+    LEAST + "  a: {value: 1}\n  a: {value: 2}": "line 5: parameters.a: is there twice, first in line 4",
     LEAST + "  a: {<<: 3}": "expected a mapping or list of mappings for merging",
     LEAST + "  a: {value: " + "[" * 60 + "]" * 60 + "}": "inside each other more than 50 deep",
     "a: &a "
@@ -317,7 +422,7 @@ FILES = {
     LEAST + f"  a: {{values: [{'1,' * 50_000}]}}": "more than 50,000 values",
     LEAST + f"  a: {{value: {'1' * 400}}}": "a number of 400 digits",
     LEAST + "  a: 3": "line 4: parameters.a: a number, 3, where a table must be",
-    LEAST + "  -a: {value: 1}": "'-a' is no name here",
+    LEAST + '  "": {value: 1}': "'' is no name here",
     LEAST + '  "a\\n": {value: 1}': "is no name here",
     LEAST + "  a.b: {value: 1}\n  a: {parameters: {b: {value: 2}}}": "two parameters have the dotted name a.b",
     LEAST: "line 3: parameters: null, where a table must be",
@@ -350,18 +455,18 @@ FILES = {
     + "metric: {name: l}\nearly_terminate: {type: hyperband, max_iter: 2, s: 3}": "no trial would ever be stopped",
     WITH
     + "metric: {name: l}\nearly_terminate: {type: hyperband, min_iter: 2, eta: 1}": "eta: 1 must be more than 1",
-    WITH + "command: python t.py": "command: a text, 'python t.py', where a list must be",
+    WITH + "command: python t.py": "command: a text, 'python t.py', where a list must be: write [python, t.py]",
     WITH + "command: ['${env}', '${prgram}']": "command[1]: unknown macro 'prgram'. Did you mean 'program'?",
     WITH + "command: ['${envvar:home}']": "command[0]: unknown macro 'envvar:home'. Did you mean 'envvar:NAME'?",
     WITH + "pipeline: {seeds: 1}": "pipeline.seeds: unknown key 'seeds'. Did you mean 'seed'?",
     WITH + "pipeline: {num_gpus: 0}": "pipeline.num_gpus: 0 must be 1 or more",
     WITH + 'pipeline: {prepare: "a \'b"}': "cannot be taken apart as a shell does",
-    WITH + "pipeline: {environment: {a-b: 1}}": "'a-b' is no name here",
+    WITH + "pipeline: {environment: {a-b: 1}}": "'a-b' is no name of a variable",
     WITH + "pipeline: {environment: {A: true}}": "environment.A: true or false, True, where a text or a number",
     WITH + "pipeline: {name: ...}": "'...' is no name for a sweep",
     LEAST + "  num_gpus: {values: [1, 0]}": "parameters.num_gpus: 0 is no number of devices",
     LEAST + '  a: {values: [1, "b\\0"]}': "line 4: parameters.a.values[1]: 'b\\x00' has a NUL character",
-    LEAST + '  "a\\0": {value: 1}': "line 4: parameters: 'a\\x00' has a NUL character",
+    LEAST + '  "a\\0": {value: 1}': "'a\\x00' has a NUL character",
     LEAST + "  num_gpus: {value: true}": "parameters.num_gpus: True is no number of devices",
     LEAST + "  num_gpus: {min: 0, max: 4}": "parameters.num_gpus: 0 is no number of devices",
     LEAST + "  num_gpus: {min: 1.0, max: 4}": "give `value`, `values`, or `min` and `max` as whole numbers",
