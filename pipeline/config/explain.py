@@ -140,7 +140,8 @@ def unknown_key(key: str, given: str = "") -> str:
             f"that, write +{key}=... for what the file does not set."
         )
     sections = {each.partition(".")[0] for each in known}
-    near = _in_other_sections(key, known) or _alike(key, known, sections)
+    groups = [path.name for path in conf_dir().iterdir() if path.is_dir() and path.name != key]
+    near = _in_other_sections(key, known) or _alike(key, known, [*sections, *groups])
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     if not near and "." not in key and (setting := nearest_setting(key, [given.strip("[]")] if given else [])):
         hint = f" Did you mean {setting}?"

@@ -112,6 +112,7 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("execution.num_gpus=1", "Did you mean 'distributed.num_gpus'?"),
         ("algos.PITA.etta=1", "Did you mean 'algos.PITA.eta'"),
         ("foo=1", "unknown key 'foo'"),
+        ("profil=cpu", "unknown key 'profil'. Did you mean 'profile'?"),
         ("algos.QSharpp.enabled=true", "unknown algorithm 'QSharpp'. Did you mean 'QSharp'"),
         ("algos=[PTA]", "unknown algorithm 'PTA'. Did you mean 'PITA'"),
         ("profile=h1000", "unknown profile 'h1000'"),
