@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -44,20 +45,37 @@ def launch(
 ) -> None:
     """Run a program on devices of its own."""
     with answering():
-        request = LaunchRequest(
-            program=program or [],
-            device=_device(device),
-            gpus=None if gpus is None else parse_ids(gpus, "--gpus"),
+        request = requested(
+            program=program,
+            gpus=gpus,
             num_gpus=num_gpus,
+            device=device,
             nproc=nproc,
             nnodes=nnodes,
             node_rank=node_rank,
             master_addr=master_addr,
             master_port=master_port,
             wait=wait,
-            grace_s=grace,
+            grace=grace,
         )
         raise typer.Exit(carry_out(request, say_to_stderr))
+
+
+def requested(
+    *, program: Sequence[str] | None, gpus: str | None, device: str | None, grace: int, **others: Any
+) -> LaunchRequest:
+    """What the options of the command ask for, by their names.
+
+    Raises:
+        ConfigError: One cannot be read.
+    """
+    return LaunchRequest(
+        program=program or [],
+        device=_device(device),
+        gpus=None if gpus is None else parse_ids(gpus, "--gpus"),
+        grace_s=grace,
+        **others,
+    )
 
 
 def parse_ids(text: str, option: str) -> list[int]:

@@ -9,64 +9,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
-from pipeline.engine.launch.request import find_program
-from pipeline.errors import ConfigError, unknown_name
+from pipeline.errors import ConfigError
 from pipeline.files import write_whole
-from pipeline.slurm.header import KNOWN, Unreadable, options_of, split_words
+from pipeline.slurm.header import KNOWN, Unreadable, no_option, options_of, split_words
 from pipeline.slurm.lint import check_script, check_text
-from pipeline.slurm.request import JobRequest, Kind, check_request
+from pipeline.slurm.request import JobRequest, check_request
 from pipeline.slurm.script import ORIGIN, interpreter, output_of, script_text
 from pipeline.slurm.submit import submit as hand_over
-from pipeline.sweeps.reading.file import read_sweep
 from pipeline.terminal.check import Check, Verdict
 from pipeline.terminal.console import make_console, say
 
 # -- writing ---------------------------------------------------------------------------------------------------
-
-
-def name_of(words: Sequence[str]) -> str:
-    """What a job is called by what it runs, which is checked as far as can be told here.
-
-    Raises:
-        ConfigError: It is no command for a job.
-    """
-    if not words:
-        raise ConfigError(f"what is the job to run? {_USAGE}")
-    first, *rest = words
-    if first not in {kind.value for kind in Kind}:
-        raise ConfigError(f"{unknown_name('command for a job', first, [kind.value for kind in Kind])} {_USAGE}")
-    return {Kind.run: _run_name, Kind.sweep: _sweep_name, Kind.launch: _launch_name}[Kind(first)](rest)
-
-
-_USAGE = "Give it last: pipeline slurm write --gres gpu:8 run experiment.name=NAME KEY=VALUE ..."
-
-
-def _run_name(settings: Sequence[str]) -> str:
-    if any(word.startswith("-") for word in settings):  # Hydra's own flags are the run's to judge
-        found = [word.partition("=")[2] for word in settings if word.startswith("experiment.name=")]
-        return found[-1] if found else "run"
-    config = load_config(settings)
-    check_config(config)
-    return config.experiment.name
-
-
-def _sweep_name(words: Sequence[str]) -> str:
-    if len(words) < 2 or words[0] not in ("agent", "run"):
-        raise ConfigError("a job of a sweep is an agent of it: pipeline slurm write --array 0-3 sweep agent NAME")
-    named = [word for word in words[1:] if not word.startswith("-")]
-    if words[0] == "agent":
-        return named[0] if named else "sweep"
-    files = [Path(word) for word in named if word.endswith((".yaml", ".yml"))]
-    if not files:
-        raise ConfigError("which sweep? Give its file: sweep run sweeps/lr.yaml")
-    return read_sweep(files[0], name=words[words.index("--name") + 1] if "--name" in words[:-1] else "").name
-
-
-def _launch_name(words: Sequence[str]) -> str:
-    program = words[words.index("--") + 1 :] if "--" in words else list(words)
-    return Path(find_program(program, Path.cwd()).name).stem
 
 
 def _plain(name: str) -> str:
@@ -171,7 +124,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], Path, list[str]]:
     except Unreadable as problem:
         raise ConfigError(f"{problem}. First the options of sbatch, then the script: {_SUBMIT}") from problem
     if unknown:
-        raise ConfigError(f"sbatch has no option --{unknown[0]}")
+        raise ConfigError(no_option(unknown[0]))
     if not rest:
         raise ConfigError(f"which script? {_SUBMIT}")
     late = [word for word in rest[1:] if word.startswith("--") and word[2:].partition("=")[0] in KNOWN]

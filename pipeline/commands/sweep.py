@@ -46,9 +46,11 @@ def status(
             sweep_look.status(output_dir, name, make_console(), as_json=as_json)
 
 
-Agents = Annotated[int | None, typer.Option(help="The most trials at the same time; as many as have devices.")]
+Agents = Annotated[
+    int | None, typer.Option(min=1, help="The most trials at the same time; as many as have devices.")
+]
 Each = Annotated[
-    int | None, typer.Option("--gpus-per-agent", help="GPUs of each trial, where the file has no num_gpus.")
+    int | None, typer.Option("--gpus-per-agent", min=1, help="GPUs of each trial, where the file has no num_gpus.")
 ]
 GpuList = Annotated[str | None, typer.Option(help="These GPUs, as 0,1,2,3; ids as in `pipeline gpus`.")]
 DeviceKind = Annotated[DeviceChoice, typer.Option(help="cpu: trials run without GPUs.")]

@@ -86,6 +86,18 @@ KNOWN = _FLAGS | _VALUED
 """Long options of sbatch, of all versions in use."""
 
 
+def is_flag(name: str) -> bool:
+    """Whether a long option stands alone."""
+    return name in _FLAGS
+
+
+def no_option(name: str) -> str:
+    """What to say of a long option that there is not."""
+    near = get_close_matches(name, sorted(KNOWN), 1, 0.6)
+    shown = name if name.isprintable() else repr(name)
+    return f"sbatch has no option --{shown}" + (f"; did you mean --{near[0]}?" if near else "")
+
+
 class Unreadable(ValueError):  # noqa: N818 - it names what was found
     """A line that sbatch refuses; the message says why."""
 
@@ -143,9 +155,7 @@ def _take(header: Header, number: int, text: str) -> None:
         for name, value in options_of(words_of(text)):
             header.options[name] = value
             if name not in KNOWN:
-                near = get_close_matches(name, sorted(KNOWN), 1, 0.6)
-                hint = f"; did you mean --{near[0]}?" if near else ""
-                raise Unreadable(f"sbatch has no option --{name}{hint}")
+                raise Unreadable(no_option(name))
     except Unreadable as problem:
         header.refused[number] = str(problem)
 

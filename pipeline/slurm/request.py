@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pipeline.errors import ConfigError
-from pipeline.slurm.header import KNOWN
-from pipeline.terminal.text import obeyed
+from pipeline.slurm.header import KNOWN, is_flag, no_option
 
 NOTICE_S = 300
 """Seconds before the end of its time at which a job is told, where there are that many."""
@@ -17,14 +16,17 @@ LEAST_NOTICE_S = 60
 """Slurm looks once a minute or so, and may tell a minute early."""
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
-    r"|(?P<first>\d+)(?::(?P<second>\d+)(?::(?P<third>\d+))?)?)"
+    r"|(?P<first>\d+)(?::(?P<second>\d+)(?::(?P<third>\d+))?)?)",
+    re.ASCII,
 )
 _ENDLESS = ("infinite", "unlimited", "-1")
-_ARRAY = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?(?:,\d+(?:-\d+(?::[1-9]\d*)?)?)*(?:%[1-9]\d*)?")
-_GRES = re.compile(r"[\w.-]+(?::[\w.-]+)*(?:,[\w.-]+(?::[\w.-]+)*)*")
-_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?P<type>:[A-Za-z][^:,(=]*)?(?:[:=](?P<count>\d+))?(?=$|[,(])")
-_NODES = re.compile(r"[\w.-]+(?:\[[\d,-]+\][\w.-]*)*(?:,[\w.-]+(?:\[[\d,-]+\][\w.-]*)*)*")
-_MEM = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
+_ARRAY = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?(?:,\d+(?:-\d+(?::[1-9]\d*)?)?)*(?:%[1-9]\d*)?", re.ASCII)
+_GRES = re.compile(r"[\w.-]+(?::[\w.-]+)*(?:,[\w.-]+(?::[\w.-]+)*)*", re.ASCII)
+_GPUS = re.compile(
+    r"(?:^|,)(?:gres[:/])?gpu(?P<type>:[A-Za-z][^:,(=]*)?(?:[:=](?P<count>\d+))?(?=$|[,(])", re.ASCII
+)
+_NODES = re.compile(r"[\w.-]+(?:\[[\d,-]+\][\w.-]*)*(?:,[\w.-]+(?:\[[\d,-]+\][\w.-]*)*)*", re.ASCII)
+_MEM = re.compile(r"\d+[KMGT]?", re.ASCII | re.IGNORECASE)
 _NAME = re.compile(r"[^\s,]+")
 
 
@@ -162,6 +164,12 @@ def _problems(request: JobRequest) -> Iterator[str]:
 
 
 _LONGEST = 1000
+"""Characters of a value. What follows are bounds of Slurm's, or far beyond what any cluster has."""
+_MOST_AGENTS = 10_000
+_LARGEST_INDEX = 4_000_000
+_LONGEST_NOTICE_S = 65_535
+_LONGEST_S = 3650 * 86_400
+_MOST = {"nodes": 65_536, "cpus-per-task": 65_535}
 
 
 def _odd_texts(request: JobRequest) -> Iterator[str]:
@@ -170,10 +178,19 @@ def _odd_texts(request: JobRequest) -> Iterator[str]:
         if not value.strip():
             yield f"--{name} is empty: leave it out, or give it a value"
     for name, value in (given | {"job-name": request.name} | dict(request.others)).items():
-        if obeyed(value) or "\n" in value or "\t" in value:
-            yield f"--{name} {value!r}: without line breaks, tabs and other control characters"
+        if not value.isprintable():
+            yield f"--{name} {value!r}: without line breaks, tabs and other characters that nobody sees"
         if len(value) > _LONGEST:
             yield f"--{name} has {len(value):,} characters: at most {_LONGEST:,}, or sbatch does not take it"
+
+    for name, value in request.others.items():
+        if not value and name in KNOWN and not is_flag(name):
+            yield f"--option {name}: give it a value, as in --option {name}=VALUE"
+    for line in request.setup:
+        if not line.replace("\t", "").isprintable():
+            yield f"--setup {line!r}: one line without control characters; give --setup once for each line"
+        elif line.lstrip().startswith("#SBATCH"):
+            yield f"--setup {line}: an option of sbatch is no command; --option NAME=VALUE is for those"
 
 
 def _texts(request: JobRequest) -> dict[str, str | None]:
@@ -208,9 +225,12 @@ def _of_form(request: JobRequest) -> Iterator[str]:
     for name, value in _texts(request).items():
         if value is not None and name in _FORMS and not _FORMS[name][0].fullmatch(value):
             yield f"--{name} {value}: {_FORMS[name][1]}"
+    if request.array is not None and _ARRAY.fullmatch(request.array):
+        yield from _indices(request.array)
     if request.time is not None:
         try:
-            seconds_of(request.time)
+            if (seconds_of(request.time) or 0) > _LONGEST_S:
+                yield f"--time {request.time}: at most {_LONGEST_S // 86_400:,} days"
         except ValueError:
             yield (
                 f"--time {request.time}: as 90 (minutes), 1:30:00 (hours), 2-12 (days and hours), 2-12:30 or "
@@ -218,9 +238,28 @@ def _of_form(request: JobRequest) -> Iterator[str]:
             )
     for name in request.others:
         if name not in KNOWN:
-            yield f"--option {name}: sbatch has no option --{name}"
+            yield f"--option: {no_option(name)}"
         if name in _WRITTEN:
             yield f"--option {name}: the script has a line of its own for --{name}; see --help"
+
+
+def _indices(array: str) -> Iterator[str]:
+    """What is wrong with an array that can be read."""
+    several = array.partition("%")[0]
+    ranges = [[int(part) for part in re.split("[-:]", each)] for each in several.split(",")]
+    total = 0
+    for low, *more in ranges:
+        high, step = (*more, 1)[:2] if more else (low, 1)
+        if low > high:
+            yield f"--array {array}: {low}-{high} goes down; write {high}-{low}"
+        if high > _LARGEST_INDEX:
+            yield f"--array {array}: indices go up to {_LARGEST_INDEX:,} at most, and most clusters allow fewer"
+        total += max(0, (high - low) // step + 1)
+    if total > _MOST_AGENTS:
+        yield f"--array {array}: {total:,} agents; at most {_MOST_AGENTS:,}"
+    if several.isdigit():
+        agents = f"for {several} agents write --array 0-{int(several) - 1}, " if int(several) > 1 else ""
+        yield f"--array {array} is one index, and so one agent: {agents}for one leave it out"
 
 
 _WRITTEN = {
@@ -246,9 +285,13 @@ def _numbers(request: JobRequest) -> Iterator[str]:
     for name, value in (("nodes", request.nodes), ("cpus-per-task", request.cpus_per_task)):
         if value is not None and value < 1:
             yield f"--{name} {value}: at least 1"
+        elif value is not None and value > _MOST[name]:
+            yield f"--{name} {value}: at most {_MOST[name]:,}"
     seconds = request.seconds
     if request.notice_s is not None and request.notice_s < LEAST_NOTICE_S:
         yield f"--notice {request.notice_s}: at least {LEAST_NOTICE_S} seconds, as Slurm looks once a minute"
+    if request.notice_s is not None and request.notice_s > _LONGEST_NOTICE_S:
+        yield f"--notice {request.notice_s}: at most {_LONGEST_NOTICE_S:,} seconds, the most that Slurm takes"
     if seconds is not None and request.notice and seconds < request.notice + 2 * LEAST_NOTICE_S:
         yield (
             f"--time {request.time} with a notice of {request.notice} s: the job would stop as soon as it has "

@@ -175,8 +175,6 @@ def _command(request: JobRequest) -> list[str]:
 
 def _options_and_program(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """What stands before ``--`` and what after it."""
-    if "--" not in words:
-        return [], list(words)
     at = list(words).index("--")
     return list(words[:at]), list(words[at + 1 :])
 

@@ -81,12 +81,13 @@ def write(
 ) -> None:
     """Write a script."""
     from pipeline.commands import slurm
+    from pipeline.commands.job_command import checked
 
     with answering():
-        words = command or []
+        words, name = checked(command or [])
         request = JobRequest(
             command=words,
-            name=job_name if job_name is not None else slurm.name_of(words),
+            name=name if job_name is None else job_name,
             account=account,
             partition=partition,
             qos=qos,
@@ -102,7 +103,7 @@ def write(
             output=output,
             notice_s=notice,
             requeue=requeue,
-            others=dict(_other(text) for text in option or []),
+            others=dict(map(_other, option or [])),
             setup=tuple(setup or ()),
         )
         slurm.write(request, out, submit=submit, parsable=parsable)

@@ -82,12 +82,30 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
         (["rum", "experiment.name=x"], "Did you mean 'run'?"),
         (["run"], "experiment.name"),
         (["run", "experiment.nam=x"], "Did you mean 'experiment.name'?"),
+        (["run", "experiment.name=x", "profil=cpu"], "unknown key 'profil'. Did you mean 'profile'?"),
+        (["-J", "y", "run", "experiment.name=x", "profile=cpo"], "unknown profile 'cpo'. Did you mean 'cpu'?"),
+        (["run", "experiment.name=x", "--num-gpu", "2"], "Did you mean --num-gpus 2?"),
+        (["run", "--multirun", "experiment.name=x", "profil=cpu,h200"], "Did you mean 'profile'?"),
+        (["run", "experiment.name=x", "--config-dir", "no"], "no"),
+        (["run", "--cfg", "job"], "no work for a job"),
+        (["run", "--version"], "no work for a job"),
         (["run", "experiment.name=x", "rounds_of_training=-1"], "rounds_of_training=-1"),
         (["sweep", "status", "x"], "a job of a sweep is an agent of it"),
         (["sweep", "run", "missing.yaml"], "missing.yaml"),
-        (["sweep", "run", "--device", "cpu"], "which sweep?"),
+        (["sweep", "run", "--device", "cpu"], "run --device cpu: Missing argument"),
+        (["sweep", "agent", "no/such"], "there is no folder"),
+        (["sweep", "agent", "lr", "--agents", "-4"], "agent lr --agents -4: Invalid value for '--agents'"),
+        (["sweep", "agent", "lr", "--agent", "4"], "--agents"),
+        (["sweep", "agent", "--help"], "no work for a job"),
+        (["launch", "--num-gpu", "2", "--", "bin/sbatch"], "--num-gpus"),
+        (["launch", "--nnodes", "2", "--", "bin/sbatch"], "are for machines without Slurm"),
+        (["launch", "--gpus", "x", "--", "bin/sbatch"], "'x' is no id"),
+        (["--setup", "a\nb", *RUN], "one line without control characters"),
+        (["--setup", "#SBATCH --nodes=9", *RUN], "an option of sbatch is no command"),
         (["launch", "--", "missing.py"], "there is no file missing.py"),
         (["--option", "foo=1", *RUN], "sbatch has no option --foo"),
+        (["--option", "coment=1", *RUN], "sbatch has no option --coment; did you mean --comment?"),
+        (["--option", "\na=1", *RUN], r"sbatch has no option --'\na'"),
         (["--array", "0-3", *RUN], "every task would do the same"),
         (["--out", "-", "--submit", *RUN], "--out - prints the script"),
     ],
@@ -95,6 +113,36 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
 def test_a_wrong_request_is_one_message_and_no_file(here: Path, words: list[str], told: str) -> None:
     assert told in refused("write", *words)
     assert list(here.iterdir()) == [here / "bin"]
+
+
+def test_an_agent_joins_a_sweep_that_there_is(here: Path) -> None:
+    (here / "outputs" / "lr" / "sweep").mkdir(parents=True)
+    (here / "outputs" / "lr" / "sweep" / "journal.jsonl").touch()
+    assert "Did you mean 'lr'?" in refused("write", "sweep", "agent", "lrr")
+    assert "wrote lr.sbatch" in said("write", "--array", "0-3", "sweep", "agent", "lr", "--agents", "4")
+
+
+def test_a_sweep_is_read_before_its_script_is_written(here: Path) -> None:
+    (here / "train.py").touch()
+    (here / "lr.yaml").write_text("program: train.py\nmethod: grid\nparameters: {lr: {values: [1, 2]}}\n")
+    assert "Did you mean balanced?" in refused_in_lines("write", "sweep", "run", "lr.yaml", "balancd", "3")
+    assert "is written KEY=VALUE" in refused("write", "sweep", "run", "lr.yaml", "2", "1", "l r=3")
+    assert "wrote lr.sbatch" in said("write", "sweep", "run", "lr.yaml", "lr=3")
+    (here / "train.py").unlink()
+    assert "there is no file train.py" in refused("write", "sweep", "run", "lr.yaml")
+
+
+def refused_in_lines(*words: str) -> str:
+    return said(*words, code=2)
+
+
+def test_a_program_may_stand_without_two_dashes(here: Path) -> None:
+    (here / "train.py").touch()
+    said("write", "--gres", "gpu:2", "launch", "--num-gpus", "2", "train.py", "--lr", "3")
+    assert (
+        "-m pipeline launch \\\n    --num-gpus 2 \\\n    -- train.py --lr 3\n"
+        in (here / "train.sbatch").read_text()
+    )
 
 
 def test_a_script_of_ones_own_is_looked_through_first(here: Path) -> None:

@@ -1,0 +1,148 @@
+"""The command that a job of Slurm is to run, checked as it would check itself once it has waited in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from typer.main import get_command
+
+from pipeline.commands import sweep
+from pipeline.commands.device_flags import FLAGS, as_overrides
+from pipeline.commands.entries import machine
+from pipeline.commands.launch import requested
+from pipeline.config.arguments import check_flags, settings_first
+from pipeline.config.checks import check_config
+from pipeline.config.load import load_config
+from pipeline.engine.launch.request import check_request, find_program
+from pipeline.errors import ConfigError, unknown_name
+from pipeline.plan.size import check_size
+from pipeline.slurm.request import Kind
+from pipeline.sweeps.agents.strategies import plan_agents, split_words
+from pipeline.sweeps.reading.command import check_program, overrides_of
+from pipeline.sweeps.reading.file import read_sweep
+from pipeline.sweeps.recorded import choose_sweep
+from pipeline.sweeps.searching.searches import most_trials
+
+
+def checked(words: Sequence[str]) -> tuple[list[str], str]:
+    """Refuse what the command would refuse, as far as that can be told without the devices of the job.
+
+    Args:
+        words: What the job is to run, without ``python -m pipeline``.
+
+    Returns:
+        The words, with ``--`` before a program of the user's own; and what the job is called by them.
+
+    Raises:
+        ConfigError: It is no command for a job, or one that would fail at once.
+    """
+    if not words:
+        raise ConfigError(f"what is the job to run? {_USAGE}")
+    first, *rest = words
+    if first not in {kind.value for kind in Kind}:
+        raise ConfigError(f"{unknown_name('command for a job', first, [kind.value for kind in Kind])} {_USAGE}")
+    match Kind(first):
+        case Kind.run:
+            return list(words), _run_name(rest)
+        case Kind.sweep:
+            return list(words), _sweep_name(rest)
+        case Kind.launch:
+            return _launch(rest)
+
+
+_USAGE = "Give it last: pipeline slurm write --gres gpu:8 run experiment.name=NAME KEY=VALUE ..."
+
+
+def _parsed(family: typer.Typer, name: str, words: Sequence[str]) -> Mapping[str, Any]:
+    """The arguments of a command of this program, by their names.
+
+    Args:
+        family: It is one of these.
+        name: Its own.
+        words: What follows its name.
+
+    Raises:
+        ConfigError: It would not take them.
+    """
+    command: Any = get_command(family)
+    own = words[: words.index("--")] if "--" in words else words
+    if "--help" in own:
+        raise ConfigError(f"{name} {' '.join(words)}: that prints its help and ends, which is no work for a job")
+    try:
+        return dict(command.commands[name].make_context(name, list(words)).params)
+    except Exception as error:
+        said = getattr(error, "format_message", None)  # click's own errors, or those of its copy within typer
+        if said is None:
+            raise
+        raise ConfigError(f"{name} {' '.join(words)}: {said()}") from error
+
+
+# -- an experiment -----------------------------------------------------------------------------------------------
+
+
+def _run_name(words: Sequence[str]) -> str:
+    words = as_overrides(words)
+    check_flags(words, FLAGS)
+    prints = "--version" in words  # for which Hydra's parser would end this process
+    if not prints:
+        asked = get_args_parser().parse_known_intermixed_args(settings_first(words))[0]
+        prints = any((asked.help, asked.hydra_help, asked.cfg, asked.info, asked.shell_completion))
+    if prints:
+        raise ConfigError(f"run {' '.join(words)}: that prints something and ends, which is no work for a job")
+    settings = list(_first_values(asked.overrides)) if asked.multirun else list(asked.overrides)
+    if asked.config_dir:
+        settings += overrides_of({"hydra.searchpath": [f"file://{Path(asked.config_dir).absolute()}"]})
+    config = load_config(settings)
+    check_config(config)
+    check_size(config)
+    return config.experiment.name
+
+
+def _first_values(settings: Sequence[str]) -> Iterator[str]:
+    """The settings of the first run of a multirun."""
+    load_config(["experiment.name=any"])  # bounds what Hydra lists
+    for setting, override in zip(settings, OverridesParser.create().parse_overrides(list(settings)), strict=True):
+        if override.is_discrete_sweep():
+            yield f"{setting.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
+        elif not override.is_sweep_override():
+            yield setting
+
+
+# -- an agent of a sweep -----------------------------------------------------------------------------------------
+
+
+def _sweep_name(words: Sequence[str]) -> str:
+    if not words or words[0] not in ("agent", "run"):
+        raise ConfigError("a job of a sweep is an agent of it: pipeline slurm write --array 0-3 sweep agent NAME")
+    given = _parsed(sweep.app, words[0], words[1:])
+    if words[0] == "agent":
+        return choose_sweep(given["output_dir"].absolute(), given["name"]).name
+    strategy, overrides = split_words([*given["strategy"].split(), *(given["words"] or [])])
+    asked = read_sweep(given["file"], name=given["name"], overrides=overrides)
+    check_program(asked)
+    if strategy:
+        plan_agents(strategy, most_trials(asked))
+    return asked.name
+
+
+# -- a program of the user's own ---------------------------------------------------------------------------------
+
+
+def _launch(words: Sequence[str]) -> tuple[list[str], str]:
+    given = _parsed(machine.app, "launch", words)
+    request = requested(**given)
+    check_request(request)
+    if request.nnodes != 1 or request.node_rank is not None or request.master_addr is not None:
+        raise ConfigError(
+            "--nnodes, --node-rank and --master-addr are for machines without Slurm: the script says them, and "
+            "--nodes before the command how many machines there are"
+        )
+    options = list(words[: len(words) - len(request.program)])
+    program = find_program(request.program, Path.cwd())
+    separator = [] if options[-1:] == ["--"] else ["--"]
+    return ["launch", *options, *separator, *request.program], Path(program.name).stem
