@@ -102,6 +102,23 @@ def test_macros_are_filled_in_as_wandbs_agent_does(macro: str, made: list[str]) 
     assert words("first", macro, "last") == ["first", *made, "last"]
 
 
+def test_a_name_of_any_characters_is_part_of_one_word() -> None:
+    """No shell takes them apart, and none of them is a macro."""
+    values = {"optim/lr": 0.1, "model size": True, "../${program}": False, "$(x)": "a b"}
+    assert words("${args}", values=values) == [
+        "--optim/lr=0.1",
+        "--model size=True",
+        "--../${program}=False",
+        "--$(x)=a b",
+    ]
+    assert words("${args_no_hyphens}", values=values)[1] == "model size=True"
+    assert words("${args_no_boolean_flags}", values=values) == ["--optim/lr=0.1", "--model size", "--$(x)=a b"]
+    assert words("${args_no_equals}", values=values)[-2:] == ["--$(x)", "a b"]
+    assert words("${args_append_hydra}", values=values)[0] == "+optim/lr=0.1"
+    (text,) = words("${args_json}", values=values)
+    assert json.loads(text) == values
+
+
 def test_nothing_of_a_value_is_a_macro() -> None:
     assert words("${args}", values={"name": "${program}"}) == ["--name=${program}"]
 
