@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config.values import brief
+from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import unknown_name
 from pipeline.sweeps.reading.command import MACROS, macro_of
 from pipeline.sweeps.reading.malformed import fits
@@ -15,6 +16,7 @@ from pipeline.sweeps.reading.own import own_faults
 from pipeline.sweeps.reading.parameters import DEPRECATED, Entry, entries_of, parameter_faults
 from pipeline.sweeps.reading.schema import BANDS, ENDING, METHODS, is_whole, kind_of
 from pipeline.sweeps.reading.yaml_file import Fault
+from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.searching.hyperband import bands_of
 
 Given = Mapping[str, Any]
@@ -28,6 +30,7 @@ def sweep_faults(data: Given) -> Iterator[Fault]:
     """
     yield from _elsewhere(data)
     yield from _what_runs(data)
+    yield from _environment(data)
     yield from _early(data)
     if "parameters" not in data:
         yield (), "`parameters` is missing: a table of what trials differ in"
@@ -91,6 +94,18 @@ def _what_runs(data: Given) -> Iterator[Fault]:
             macro = macro_of(str(word))
             if macro is not None and macro not in MACROS:
                 yield (*place, number), unknown_name("macro", macro, [*MACROS, "envvar:NAME"])
+
+
+def _environment(data: Given) -> Iterator[Fault]:
+    for name in _table(_table(data, "pipeline"), "environment"):
+        if name in _OF_TRIALS or is_of_launcher(name):
+            yield (
+                ("pipeline", "environment", name),
+                "each trial has one of its own, by its devices, its ranks and its folder: leave it out",
+            )
+
+
+_OF_TRIALS = ("CUDA_VISIBLE_DEVICES", "WANDB_DIR", VARIABLE)
 
 
 def _early(data: Given) -> Iterator[Fault]:

@@ -463,6 +463,10 @@ FILES = {
     WITH + 'pipeline: {prepare: "a \'b"}': "cannot be taken apart as a shell does",
     WITH + "pipeline: {environment: {a-b: 1}}": "'a-b' is no name of a variable",
     WITH + "pipeline: {environment: {A: true}}": "environment.A: true or false, True, where a text or a number",
+    WITH
+    + "pipeline: {environment: {CUDA_VISIBLE_DEVICES: 0}}": "environment.CUDA_VISIBLE_DEVICES: each trial has",
+    WITH + "pipeline: {environment: {MASTER_PORT: 1}}": "environment.MASTER_PORT: each trial has",
+    WITH + "pipeline: {environment: {PIPELINE_TRIAL: x}}": "environment.PIPELINE_TRIAL: each trial has",
     WITH + "pipeline: {name: ...}": "'...' is no name for a sweep",
     LEAST + "  num_gpus: {values: [1, 0]}": "parameters.num_gpus: 0 is no number of devices",
     LEAST + '  a: {values: [1, "b\\0"]}': "line 4: parameters.a.values[1]: 'b\\x00' has a NUL character",
