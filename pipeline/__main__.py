@@ -13,9 +13,10 @@ from typing import Annotated
 import typer
 
 from pipeline.commands import gpus, store, sweep
+from pipeline.commands.command_line import Commands
 from pipeline.commands.entries import explaining, looking, machine, slurm, taking
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
 def _print_version(wanted: bool) -> None:

@@ -28,6 +28,8 @@ app = typer.Typer(
     help="Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.",
     epilog=examples("pipeline gpus", "pipeline gpus --watch", "pipeline gpus fit HuggingFaceTB/SmolLM2-135M"),
 )
+_MOST, _MOST_GPUS = 1_000_000, 10_000
+"""Far above what there is, and far below where the reckoning has no numbers any more."""
 
 
 @app.callback(invoke_without_command=True)
@@ -86,19 +88,24 @@ def fit(
     ),
     sharding: Annotated[Sharding, typer.Option(help="What fsdp spreads.")] = Sharding.full_shard,
     cpu_offload: Annotated[bool, typer.Option("--cpu-offload", help="fsdp keeps that in host memory.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences of a micro-batch on each GPU.")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, max=_MOST, help="Sequences of a micro-batch on each GPU.")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, max=_MOST, help="Tokens of a sequence.")] = 1024,
     effective_batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences of an optimizer step; says how many steps to accumulate.")
+        int | None,
+        typer.Option(min=1, max=_MOST, help="Sequences of an optimizer step; says how many steps to accumulate."),
     ] = None,
     precision: Annotated[Precision, typer.Option(help="Of weights and optimizer state.")] = Precision.mixed,
     optimizer: Annotated[Optimizer, typer.Option(help="What it remembers.")] = Optimizer.adam,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Attention that stores its scores.")] = False,
-    lora_rank: Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank alone.")] = None,
-    num_gpus: Annotated[int | None, typer.Option(min=1, help="Exactly so many.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Plan for so many GPUs that need not exist ...")] = None,
-    memory: Annotated[float | None, typer.Option(min=1, help="... with so many GiB each.")] = None,
+    lora_rank: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="Train adapters of this rank alone.")
+    ] = None,
+    num_gpus: Annotated[int | None, typer.Option(min=1, max=_MOST_GPUS, help="Exactly so many.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_GPUS, help="Plan for so many GPUs that need not exist ...")
+    ] = None,
+    memory: Annotated[float | None, typer.Option(min=1, max=_MOST, help="... with so many GiB each.")] = None,
 ) -> None:
     """Show what fits, why the others do not, and the figures behind it."""
     with answering():

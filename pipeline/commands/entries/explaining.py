@@ -48,7 +48,7 @@ def help_(
         "pipeline completion fish | source   # in ~/.config/fish/config.fish",
     ),
 )
-def completion(shell: Annotated[Shell, typer.Argument(help="Which.")]) -> None:
+def completion(shell: Annotated[Shell, typer.Argument(help="Which: bash, zsh or fish.")]) -> None:
     """Print a script."""
     with answering():
         sys.stdout.write(SCRIPTS[shell])
