@@ -109,7 +109,7 @@ def _rows(rows: Sequence[str]) -> str:
 
 def _row(each: Meaning, name: str) -> str:
     choices = "; ".join(f"`{choice}`" + (f": {said}" if said else "") for choice, said in each.choices.items())
-    allowed = each.allowed.partition(", or ")[0]
+    allowed = each.allowed.partition(", or null")[0]
     kind = each.type if not allowed else f"{each.type}, {allowed}"
     said = " ".join(part for part in (_ended(each.text), _ended(choices or kind)) if part)
     default = f"`{each.default}`" if each.default else "none: must be given"

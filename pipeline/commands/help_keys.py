@@ -24,6 +24,8 @@ from pipeline.terminal.console import say
 
 _PACKAGE = re.compile(r"^# @package (\S+)\s*\n")
 _COLUMN = 11
+_MOST_NAMED = 6
+_NO_EFFECT = "do not depend on this value itself: with another one, what is stored counts as it is"
 Line = tuple[str, str]
 """A text and its style."""
 
@@ -60,12 +62,16 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
     if (conf_dir() / word).is_dir():
         return _group(word)
     ends = [key for key in known.keys if key.endswith(f".{word}")]
-    named = [section for section in known.sections if section.rpartition(".")[2] == word]
+    named = [section for section in known.sections if _leaf(section) == word]
     if ends:
         return _same_end(known, ends)
-    if len(named) == 1:
-        return _section(known, named[0])
-    raise ConfigError(f"{unknown_key(word)} `python -m pipeline help` lists what there is.")
+    if named:
+        return _same_section(known, named)
+    if spelled := known.spelled(word):
+        return help_on(spelled, settings)
+    holding = [key for key in dict.fromkeys(map(_leaf, known.keys)) if word in key]
+    hint = f" Keys with that in them: {', '.join(holding[:_MOST_NAMED])}." if holding else ""
+    raise ConfigError(f"{unknown_key(word)}{hint} `python -m pipeline help` lists what there is.")
 
 
 # -- what is known ---------------------------------------------------------------------------------------------
@@ -94,6 +100,12 @@ class _Known:
         self.keys |= {each.key: each for each in meanings(schema, prefix)}
         self.sections |= {prefix: about(schema), **dict(sections(schema, prefix))}
 
+    def spelled(self, word: str) -> str:
+        """What there is that differs from a word in capital letters alone; "" where there is nothing."""
+        names = [*self.sections, *self.keys]
+        names += [_leaf(name) for name in names]
+        return next((name for name in names if name != word and name.casefold() == word.casefold()), "")
+
     @cached_property
     def set_by(self) -> dict[str, list[tuple[str, str]]]:
         """Key -> choices of groups that set it, and to what."""
@@ -104,6 +116,10 @@ class _Known:
             for key, value in _values(file, "" if group == "." else group):
                 found.setdefault(key, []).append((choice, value))
         return found
+
+
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _values(file: Path, package: str) -> Iterator[tuple[str, str]]:
@@ -158,6 +174,21 @@ def _section(known: _Known, section: str) -> Iterator[Line]:
         yield from _named(f"{each.key}={each.default}", each.line)
 
 
+def _same_section(known: _Known, sections: Sequence[str]) -> Iterator[Line]:
+    """Sections of one name, as `lora`: what each has is said once, where it is the same for all."""
+    alike: dict[tuple[Line, ...], list[str]] = {}
+    for section in sections:
+        lines = [
+            (text.replace(f"{section}.", f"{_leaf(section)}."), style) for text, style in _section(known, section)
+        ]
+        alike.setdefault(tuple(lines[1:]), []).append(section)
+    for number, (shared, same) in enumerate(alike.items()):
+        if number:
+            yield "", ""
+        yield from ((section, "bold") for section in same)
+        yield from shared if len(same) > 1 else list(_section(known, same[0]))[1:]
+
+
 def _group(group: str) -> Iterator[Line]:
     yield f"{group}=CHOICE", "bold"
     for file in sorted((conf_dir() / group).glob("*.yaml"), key=lambda path: path.stem.lower()):
@@ -197,8 +228,10 @@ def _key(known: _Known, keys: Sequence[str]) -> Iterator[Line]:
         yield f"    {'choice':<{_COLUMN}}{choice}{f': {text}' if text else ''}", ""
     for key in keys:
         for choice, value in known.set_by.get(key, []):
+            if not value:  # a file that only says that the key must be given
+                continue
             yield f"    {'set by':<{_COLUMN}}{choice}: {value}{f' ({key})' if len(keys) > 1 else ''}", ""
-    effect = "depend on it" if first.affects_result else "do not depend on it: only how fast or where work is done"
+    effect = "depend on it" if first.affects_result else _NO_EFFECT
     yield f"    {'results':<{_COLUMN}}{effect}", ""
     yield f"    {'declared':<{_COLUMN}}{first.declared}", ""
 

@@ -43,7 +43,8 @@ class Range:
         below: What it must be smaller than, where there is no largest.
         infinite: Whether infinity is taken as well, whatever the largest is.
         words: Texts that may stand in the place of a number.
-        hint: What a message says after the range: what else to write, or what the number means.
+        hint: What stands after the range: what else to write, or what a number means.
+        advice: What a message says besides, to one whose number is out of range.
     """
 
     at_least: float | None = None
@@ -53,6 +54,7 @@ class Range:
     infinite: bool = False
     words: Sequence[str] = ()
     hint: str = ""
+    advice: str = ""
 
     def holds(self, value: float) -> bool:
         """Whether a number is in the range; nan never is."""
@@ -74,7 +76,7 @@ class Range:
             "below": self.below,
         }
         told = " and ".join(f"{name} {_readable(bound)}" for name, bound in sides.items() if bound is not None)
-        return (told or "a finite number") + self.hint
+        return (told or "a finite number") + (", or inf" if self.infinite else "") + self.hint
 
 
 def number(
@@ -87,6 +89,7 @@ def number(
     infinite: bool = False,
     words: Sequence[str] = (),
     hint: str = "",
+    advice: str = "",
     affects_result: bool = True,
 ) -> Any:
     """A field of numbers with their range: a number, one or null, a list of numbers, or a table of them.
@@ -101,12 +104,20 @@ def number(
         below: What it must be smaller than, where there is no largest.
         infinite: Take infinity as well.
         words: Texts that may stand in the place of a number, for a field of type ``int | str``.
-        hint: What a message adds to the range, such as ", or null to take what the machine has".
+        hint: What is added to the range, such as ", or null to take what the machine has".
+        advice: What a message says besides, as a sentence without its full stop.
         affects_result: False for what changes how fast or where work is done, never what comes out; it is then
             left out of the keys of results.
     """
     allowed = Range(
-        at_least=at_least, above=above, at_most=at_most, below=below, infinite=infinite, words=words, hint=hint
+        at_least=at_least,
+        above=above,
+        at_most=at_most,
+        below=below,
+        infinite=infinite,
+        words=words,
+        hint=hint,
+        advice=advice,
     )
     return _field(default, affects_result, {RANGE: allowed})
 
@@ -145,6 +156,6 @@ def _field(default: Any, affects_result: bool, declared: dict[str, Any]) -> Any:
 
 
 def _readable(bound: float) -> str:
-    if bound != int(bound) or abs(bound) >= _EXACT_BELOW:
+    if bound != int(bound) or (isinstance(bound, float) and abs(bound) >= _EXACT_BELOW):
         return f"{bound:g}"
     return f"{int(bound):,}" if abs(bound) >= _GROUPED_FROM else str(int(bound))

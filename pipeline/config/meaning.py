@@ -85,18 +85,19 @@ def shipped_sections() -> dict[str, str]:
     return found
 
 
-def meanings(schema: type[Any], prefix: str = "") -> Iterator[Meaning]:
+def meanings(schema: type[Any], prefix: str = "", defaults: object = None) -> Iterator[Meaning]:
     """The keys of a class of settings, in its order; those of settings inside it follow where they stand.
 
     Args:
         schema: The dataclass.
         prefix: The key of such settings, as ``algos.PITA``.
+        defaults: Settings that have the defaults, where these are not those of the class.
     """
-    hints, settings = get_type_hints(schema), schema()
+    hints, settings = get_type_hints(schema), defaults or schema()
     for item in fields(schema):
         key = f"{prefix}.{item.name}" if prefix else item.name
         if is_dataclass(inside := getattr(settings, item.name)):
-            yield from meanings(type(inside), key)
+            yield from meanings(type(inside), key, inside)
         else:
             yield _meaning(schema, item, key, hints[item.name], inside)
 
@@ -165,7 +166,7 @@ def _in_words(hint: Any, *, several: bool = False, words: Sequence[str] = (), pa
     if get_origin(hint) is dict:
         return f"table of {_in_words(get_args(hint)[1], several=True)}"
     if inspect.isclass(hint) and issubclass(hint, Enum):
-        return "choice"
+        return "choices" if several else "choice"
     other = str(getattr(hint, "__name__", hint))
     return _WORDS.get(hint, (other, other))[several]
 

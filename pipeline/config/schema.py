@@ -29,7 +29,7 @@ from pipeline.config.tracking import TrackingConfig
 
 AUTO = "auto"
 """What a setting is called that is found out by measuring."""
-JOBS_PER_DEVICE = f" jobs that a GPU takes at once, or '{AUTO}' to measure how many fit"
+JOBS_PER_DEVICE = f", or '{AUTO}' to measure how many fit"
 
 
 class Backend(Enum):
@@ -151,8 +151,8 @@ class TrainingConfig:
     )
     """Memory that a training takes of each of its GPUs, in MiB; null leaves it to what is measured."""
     strategy: Strategy = hint(Strategy.auto)
-    """How they share it; `auto` is what `distributed.strategy` says; where that is `auto` too, the simplest
-    that the memory model says fits, see `python -m pipeline gpus fit`."""
+    """How GPUs share one training; `auto` is what `distributed.strategy` says; where that is `auto` too, the
+    simplest that the memory model says fits, see `python -m pipeline gpus fit`."""
     checkpoint_every_steps: int = number(0, at_least=0, at_most=1_000_000_000, affects_result=False)
     """Steps between checkpoints of a training; 0 does not count steps."""
     checkpoint_every_minutes: float = number(5.0, at_least=0, at_most=1e9, affects_result=False)
@@ -206,10 +206,11 @@ class EvaluationConfig:
     confidence: float = number(0.95, above=0, below=1, hint=", for example 0.95")
     """Of the intervals: the probability with which they cover what is estimated."""
     etas: list[float] = number(
-        [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint="; inf is the reference policy"
+        [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice="inf is the reference policy"
     )
     """Further guidance strengths that value-guided methods are tried at on the validation split: points of reward
-    against KL. The best of these and of the method's own is then evaluated on `split`."""
+    against KL; inf is the reference policy. The best of these and of the method's own is then evaluated on
+    `split`."""
     common_eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6)
     """Weight of the divergence, in nats, in J = reward - common_eta * KL, by which all policies are compared."""
     kl_limit: float | None = number(None, at_least=0, at_most=1e6, hint=", or null for no limit")

@@ -73,7 +73,7 @@ def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
             return f"must be {' or '.join(map(repr, choices))}"
         return _text_problem(value) or (_path_problem(value) if declared.get(PATH) else None)
     if allowed is not None and isinstance(value, (int, float)) and not allowed.holds(value):
-        return f"must be {allowed}"
+        return f"must be {allowed}" + (f". {allowed.advice}" if allowed.advice else "")
     return None
 
 

@@ -35,7 +35,7 @@ class Pairing(Enum):
 class PITAConfig(PreferenceRule, ValueAlgoConfig):
     """Guidance by a value learnt from preferences, without a reward model (arXiv 2507.20067)."""
 
-    eta: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
+    eta: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice=STRENGTH)
     batch_size: int = number(64, at_least=1, at_most=1_000_000)
     pairing: Pairing = Pairing.greedy
 

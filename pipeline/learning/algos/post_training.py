@@ -52,7 +52,7 @@ class LoraSettings(Settings):
     """Low-rank adapters instead of whole weights (arXiv 2106.09685); merged into the model when it is saved."""
 
     rank: int = number(0, at_least=0, at_most=16_384, hint=" (0 is no adapters)")
-    """0 trains the weights themselves."""
+    """Of the adapters; 0 trains the weights themselves."""
     alpha: int = number(32, at_least=1, at_most=1_000_000)
     """The adapters' share is scaled by alpha / rank."""
     target_modules: list[str] | None = None

@@ -38,11 +38,12 @@ class QSharpHFConfig(QSharpConfig):
         4.5e-2, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
     )
     epochs: int = number(3, at_least=1, at_most=1_000_000)
-    eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
+    eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice=STRENGTH)
     atoms: int = number(11, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     value_min: float = number(-2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """In standard deviations of the learnt reward; what lies outside is clipped."""
     value_max: float = number(2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
+    """Likewise, in standard deviations of the learnt reward."""
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=lambda: RewardModelConfig(learning_rate=3.3e-4))
 

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
     from pipeline.learning.training.sequences import Sequences
 
 
-STRENGTH = (
-    ". The tilt is exp(value / eta), so smaller is stronger (0.1 is strong, 1 is mild) and inf is the reference "
-    "policy itself"
-)
+STRENGTH = "Smaller is stronger (0.1 is strong, 1 is mild), and inf is the reference policy"
 
 
 @dataclass(kw_only=True)
@@ -47,8 +44,9 @@ class ValueAlgoConfig(AlgoConfig):
 
     guides: ClassVar[bool] = True
 
-    eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, hint=STRENGTH)
-    """Guidance strength: the tilt is exp(value / eta). Smaller is stronger; inf is the reference policy."""
+    eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice=STRENGTH)
+    """Guidance strength: the tilt is exp(value / eta). Smaller is stronger (0.1 is strong, 1 is mild), and inf is
+    the reference policy."""
     head: HeadType = HeadType.q
     learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
     """Of the backbone, which is pretrained: a high rate wipes out what it knows before the head can use it."""

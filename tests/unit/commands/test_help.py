@@ -86,7 +86,7 @@ def test_a_key_is_explained_by_what_is_written_where_it_is_declared() -> None:
     assert "at least 0 and at most 1,000,000,000" in said
     assert "results    depend on it" in said
     assert told("training.grad_clip=3") == told("+training.grad_clip") == said
-    assert "do not depend on it" in told("execution.workers")
+    assert "results    do not depend on this value" in told("execution.workers")
     assert "choice     fsdp: weights, gradients" in told("training.strategy")
     assert "profile=cpu: true" in told("system.portable")
     assert "a value must be given" in told("experiment.name")
@@ -133,3 +133,29 @@ def test_who_asks_for_a_key_that_there_is_not_is_told_what_was_meant() -> None:
         told("training.gradclip")
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         told("eta", "PITA")
+
+
+def test_a_number_is_said_once_with_all_that_may_be_given() -> None:
+    said = told("algos.PITA.eta")
+    assert said.count("exp(value / eta)") == said.count("reference policy") == 1
+    assert "    must be    at least 1e-06 and at most 1,000,000, or inf\n" in said
+    assert "at most 9,223,372,036,854,775,807" in told("experiment.seeds")
+    assert "at most 64, or 'auto' to measure how many fit" in told("jobs_per_device")
+    assert "list of choices" in told("report_to")
+    assert "config.yaml" not in told("experiment.name")
+
+
+def test_sections_of_one_name_are_explained_together() -> None:
+    lines = told("lora").splitlines()
+    assert lines[:4] == [f"algos.{name}.lora" for name in ("DPO", "GRPO", "GRPO-HF", "SFT")]
+    assert lines.count("    lora.rank=0") == 1
+    learnt = told("reward_model").splitlines()  # which the algorithms have with defaults of their own
+    assert "    algos.GRPO-HF.reward_model.learning_rate=0.001" in learnt
+    assert "    algos.QSharp-HF.reward_model.learning_rate=0.00033" in learnt
+
+
+def test_other_capital_letters_and_a_part_of_a_name_lead_on() -> None:
+    assert told("pita") == told("PITA")
+    assert told("ALGOS.pita.ETA") == told("algos.PITA.eta")
+    with pytest.raises(ConfigError, match="Keys with that in them: fsdp_sharding_strategy"):
+        told("sharding")

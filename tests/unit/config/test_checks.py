@@ -38,7 +38,7 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("execution.workers=0", "execution.workers=0: must be at least 1 and at most 4096, or null"),
         ("algos.PITA.eta=0", "algos.PITA.eta=0.0: must be at least 1e-06"),
         ("algos.PITA.eta=nan", "algos.PITA.eta=nan"),
-        ("algos.QSharp.eta=-1", "smaller is stronger"),
+        ("algos.QSharp.eta=-1", "or inf. Smaller is stronger"),
         ("algos.QSharp.head_learning_rate=0", "head_learning_rate=0.0: must be above 0 and at most 100, or null"),
         ("experiment.seeds=[]", "experiment.seeds is empty"),
         ("experiment.seeds=[1,1]", "twice"),
@@ -51,7 +51,7 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("training.micro_batch_size=0", "training.micro_batch_size=0"),
         (
             "execution.jobs_per_device=0",
-            "execution.jobs_per_device=0: must be at least 1 and at most 64 jobs that a GPU takes at once",
+            "execution.jobs_per_device=0: must be at least 1 and at most 64, or 'auto' to measure how many fit",
         ),
         ("execution.jobs_per_device=-1", "or 'auto' to measure how many fit"),
         ("execution.jobs_per_device=many", "execution.jobs_per_device='many': must be at least 1"),

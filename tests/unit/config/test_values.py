@@ -118,7 +118,7 @@ def refused(**algo: Any) -> str:
 def test_messages_say_what_was_given_what_is_allowed_and_what_to_try() -> None:
     assert refused(learning_rate=math.nan) == "algos.PITA.learning_rate=nan: must be above 0 and at most 100"
     assert refused(batch_size=0) == "algos.PITA.batch_size=0: must be at least 1 and at most 1,000,000"
-    assert "smaller is stronger" in refused(eta=0.0)
+    assert "Smaller is stronger" in refused(eta=0.0)
 
 
 @dataclass(kw_only=True)
