@@ -32,6 +32,7 @@ from tests.doubles.runs import WrittenRun
 METHODS, SEEDS, ROUNDS, SHARDS, DEVICES = 20, 3, 5, 8, 8
 COMPLETIONS, WORDS_EACH, STEPS = 42, 130, 400
 """Of a shard, of a completion, and of a training."""
+OPENINGS = 5
 SECONDS = {"generate": 20.0, "train": 240.0, "evaluate": 12.0, "metrics": 2.0}
 WORDS = ["the", "value", "of", "policies", "is", "what", "they", "earn", "when", "nobody", "looks"]
 
@@ -160,7 +161,8 @@ def main() -> None:
         if CHROMIUM is None:
             print("opened: there is no Chromium here")
         else:
-            print(f"opened: {open_page(folder.report, Path(scratch) / 'browser'):.1f} s")
+            times = [open_page(folder.report, Path(scratch) / f"browser{turn}") for turn in range(OPENINGS)]
+            print(f"opened: {min(times):.1f} s, the best of {OPENINGS}")
 
 
 if __name__ == "__main__":

@@ -10,15 +10,15 @@ from rich.console import Console
 
 from pipeline.commands.compare_trials import compare_trials, trials_named
 from pipeline.commands.report import write_report
-from pipeline.commands.targets import refuse_records
+from pipeline.commands.targets import is_standard_output, refuse_records, write_table
 from pipeline.commands.typed import written
 from pipeline.errors import ConfigError
-from pipeline.files import plain_target, write_whole
+from pipeline.files import plain_target
 from pipeline.runs.comparison.runs import compare_runs, compared, same_settings
 from pipeline.runs.index import choose_run, experiments, runs_of
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.runs import comparison_csv, comparison_tables
-from pipeline.terminal.console import say
+from pipeline.terminal.console import make_console, say
 
 
 def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path | None, console: Console) -> None:
@@ -27,11 +27,13 @@ def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path
     Raises:
         PipelineError: There is no such run, its results cannot be read, or the file cannot be written.
     """
+    if is_standard_output(csv):
+        console = make_console(stderr=True)  # for a word on the page, which is no part of the table
     if len(names) == 1 and (trials := trials_named(output_dir, names[0])) is not None:
         compare_trials(trials, csv, html, console)
         return
     runs = runs_named(output_dir, names)
-    if csv is not None:
+    if csv is not None and not is_standard_output(csv):
         refuse_records("--csv", csv, runs)
     if html is not None:
         refuse_records("--html", html, runs, is_page=True)
@@ -39,7 +41,7 @@ def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path
         written(html, lambda: write_report(plain_target(html), [run.folder for run in runs]), console)
     comparison = compare_runs([compared(run) for run in runs])
     if csv is not None:
-        written(csv, lambda: write_whole(plain_target(csv), comparison_csv(comparison)), console)
+        write_table(csv, comparison_csv(comparison), console)
     if csv is not None or html is not None:
         return
     for table in comparison_tables(comparison):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands.targets import refuse_records
+from pipeline.commands.targets import is_standard_output, refuse_records, write_table
 from pipeline.commands.typed import written
-from pipeline.files import plain_target, write_whole
+from pipeline.files import plain_target
 from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.export import as_csv, export_rows
@@ -40,7 +40,7 @@ def compare_trials(sweep: RecordedSweep, csv: Path | None, html: Path | None, co
     view, now = sweep.view, time.time()
     trials = list(view.trials.values())
     for option, path in (("--csv", csv), ("--html", html)):
-        if path is not None:
+        if path is not None and not (path is csv and is_standard_output(csv)):
             refuse_records(option, path, (), is_page=path is html)
     if html is not None:
         # Not with the other imports: what draws a page takes time to load.
@@ -49,7 +49,7 @@ def compare_trials(sweep: RecordedSweep, csv: Path | None, html: Path | None, co
         written(html, lambda: write_sweep_page(plain_target(html), sweep), console)
     if csv is not None:
         rows = export_rows(trials, measured_of(sweep.folder, trials, ""), now, view.hosts)
-        written(csv, lambda: write_whole(plain_target(csv), as_csv(rows)), console)
+        write_table(csv, as_csv(rows), console)
     if csv is None and html is None:
         _print(sweep, now, console)
 

@@ -50,7 +50,7 @@ def candidates(program: Any, words: Sequence[str]) -> list[str]:
             return []
         command, rest, group = inside[name], rest[rest.index(name) + 1 :], command.name or ""
     if command.name == "run" and (group != _SWEEP or _places(command, rest)):
-        return settings(current)
+        return settings(current, rest)
     if current[:1] == "-":
         return _beginning(_options(command), current)
     with suppress(PipelineError, OSError):
@@ -61,8 +61,13 @@ def candidates(program: Any, words: Sequence[str]) -> list[str]:
     return []
 
 
-def settings(current: str) -> list[str]:
-    """A setting that has begun: keys part by part, then values; flags of the main command."""
+def settings(current: str, before: Sequence[str] = ()) -> list[str]:
+    """A setting that has begun: keys part by part, then values; flags of the main command.
+
+    Args:
+        current: What has begun.
+        before: The words before it, which may say where runs are.
+    """
     if current[:1] == "-":
         return _beginning([*FLAGS, *_OF_HYDRA], current)
     sign = current[: len(current) - len(current.lstrip("+~"))]
@@ -72,7 +77,7 @@ def settings(current: str) -> list[str]:
     head = re.match(r"(.*[\[,])?", value)
     done = (head[1] if head else None) or ""
     chosen = set(re.findall(r"[\w-]+", done))
-    values = [each for each in _values(key) if each not in chosen]
+    values = [each for each in _values(key, before) if each not in chosen]
     return [f"{sign}{key}={done}{each}" for each in _beginning(values, value[len(done) :])]
 
 
@@ -84,11 +89,15 @@ def _parts_of_keys(begun: str) -> list[str]:
     return _parts_of_keys(only) if len(found) == 1 and (only := next(iter(found))).endswith(".") else sorted(found)
 
 
-def _values(key: str) -> list[str]:
+def _values(key: str, before: Sequence[str]) -> list[str]:
     if key in _groups():
         return sorted(path.stem for path in (conf_dir() / key).glob("*.yaml"))
     if key == "experiment.name":
-        return experiments(Path("outputs"))
+        # Not every shell takes the quotes off what it hands over.
+        given = [word.strip("\"'").lstrip("+").partition("=") for word in before]
+        places = [value.strip("\"'") for name, _, value in given if name == "output_dir"]
+        with suppress(PipelineError, OSError):
+            return experiments(Path(places[-1] if places else "outputs"))
     meaning: Meaning | None = shipped_meanings().get(key)
     if meaning is None:
         return []
@@ -181,9 +190,11 @@ def _output_dir(before: Sequence[str]) -> Path:
 
 
 def _given(before: Sequence[str], option: str) -> str | None:
-    """The value of an option that was typed."""
+    """The value of an option that was typed, behind it or in one word with it."""
     words = list(before)
-    return words[words.index(option) + 1] if option in words[:-1] else None
+    if option in words[:-1]:
+        return words[words.index(option) + 1]
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{option}=")), None)
 
 
 def _shown(inside: dict[str, Any]) -> list[str]:

@@ -33,7 +33,8 @@ _pipeline() {
     read -ra words <<< "$line"
     if [[ $line == *' ' ]]; then words+=(''); fi
     local quoted=
-    if [[ ${words[-1]} == [\\"\\']* ]]; then quoted=1 words[-1]=${words[-1]:1}; fi
+    if [[ ${words[-1]} == [\\"\\']* ]]; then quoted=1; fi
+    words=("${words[@]//[\\"\\']/}")
     case "$1 ${words[1]} ${words[2]}" in
         *python*' -m pipeline') _pipeline_words "$1" -m pipeline complete -- "${words[@]:3}" ;;
         *python*' '*run_parallel.py' '*) _pipeline_words "$1" -m pipeline complete -- run "${words[@]:2}" ;;
@@ -67,7 +68,8 @@ compdef _pipeline pipeline python python3
 """,
     Shell.fish: """\
 function __pipeline_words
-    set -l words (commandline -opc) (commandline -ct)
+    # The last word comes as it was typed; a quote that is still open is no part of it.
+    set -l words (commandline -opc) (string replace -ra '["\\'\\\\\\\\]' '' -- (commandline -ct))
     set -l found
     if string match -q '*python*' -- $words[1]
         if test "$words[2] $words[3]" = '-m pipeline'

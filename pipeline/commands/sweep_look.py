@@ -13,10 +13,9 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pipeline.commands.logs import log_output, note_of_log
-from pipeline.commands.targets import refuse_records
-from pipeline.commands.typed import written
+from pipeline.commands.targets import is_standard_output, refuse_records, write_table
 from pipeline.errors import ConfigError, PipelineError, StoreError
-from pipeline.files import json_text, plain_target, write_whole
+from pipeline.files import json_text, plain_target
 from pipeline.runs.job_logs import logs_in
 from pipeline.runs.report.format import shown_path
 from pipeline.runs.report.logs import follow_attempts, print_log
@@ -139,6 +138,8 @@ def export(output_dir: Path, name: str, to: Path | None, console: Console, *, as
         PipelineError: There is no such sweep, or the file cannot be written.
     """
     sweep = RecordedSweep(choose_sweep(output_dir, name))
+    if is_standard_output(to):
+        to = None
     if to is not None:
         refuse_records("--to", to, ())
         as_json = _is_json(to, as_json=as_json)
@@ -148,7 +149,7 @@ def export(output_dir: Path, name: str, to: Path | None, console: Console, *, as
         print_json(rows) if as_json else sys.stdout.write(as_csv(rows))
         return
     text = json_text(rows, indent=1) + "\n" if as_json else as_csv(rows)
-    written(to, lambda: write_whole(plain_target(to), text), console)
+    write_table(to, text, console)
 
 
 def _is_json(to: Path, *, as_json: bool) -> bool:

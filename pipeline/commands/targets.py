@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from rich.console import Console
+
+from pipeline.commands.typed import written
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store_lock import is_store
 from pipeline.errors import ConfigError
+from pipeline.files import plain_target, write_whole
 from pipeline.runs.loaded import LoadedRun
 from pipeline.sweeps.folder import SweepFolder
+
+_STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+
+
+def is_standard_output(path: Path | None) -> bool:
+    """Whether a user means what the command prints, by one of the names that it has."""
+    return str(path) in _STANDARD_OUTPUT
+
+
+def write_table(path: Path, text: str, console: Console) -> None:
+    """Write a table for other programs: to a file, or to standard output without another word.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    if is_standard_output(path):
+        sys.stdout.write(text)
+    else:
+        written(path, lambda: write_whole(plain_target(path), text), console)
 
 
 def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_page: bool = False) -> None:
@@ -24,10 +48,10 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
         is_page: Whether a report is written, which may take the place of the report of a run or sweep.
 
     Raises:
-        ConfigError: It is, or it is ``-``, which is no place.
+        ConfigError: It is, or it is standard output, which is no place.
     """
-    if str(path) == "-":
-        raise ConfigError(f"{option} -: nothing is written to the output of a command; name a file or folder")
+    if is_standard_output(path):
+        raise ConfigError(f"{option} {path}: nothing is written to the output of a command; name a file or folder")
     target = path.resolve()
     roots = {run.store.root for run in runs}
     roots.update(parent for parent in (target, *target.parents, *path.absolute().parents) if is_store(parent))

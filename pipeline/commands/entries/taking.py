@@ -24,7 +24,9 @@ def compare_command(
     names: Annotated[
         list[str], typer.Argument(help="Experiments, patterns such as 'eta_*', or NAME/TIMESTAMP for one run.")
     ],
-    csv: Annotated[Path | None, typer.Option(help="Write a table for other programs instead.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write a table for other programs instead; - prints it.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with their reports instead.")] = None,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:

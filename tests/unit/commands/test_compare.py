@@ -83,6 +83,12 @@ def test_the_command_prints_a_table_or_writes_a_csv(outputs: Path, tmp_path: Pat
     csv = tmp_path / "runs.csv"
     written = CliRunner().invoke(app, ["compare", "sweep", "--csv", str(csv), "--output-dir", str(outputs)])
     assert (written.exit_code, len(csv.read_text().splitlines())) == (0, 3)
+    for name in ("-", "/dev/stdout"):
+        printed = CliRunner().invoke(
+            app,
+            ["compare", "sweep", "--csv", name, "--html", str(tmp_path / "page"), "--output-dir", str(outputs)],
+        )
+        assert (printed.exit_code, printed.stdout) == (0, csv.read_text()), printed.output
     refused = CliRunner().invoke(app, ["compare", "sweep", "--csv", str(outputs), "--output-dir", str(outputs)])
     assert (refused.exit_code, "cannot write" in refused.output) == (2, True)
 
@@ -104,3 +110,8 @@ def test_trials_of_a_sweep_stand_side_by_side_the_best_first(tmp_path: Path) -> 
         file = tmp_path / "written"
         assert CliRunner().invoke(app, ["compare", "lr", *place, option, str(file)]).exit_code == 0
         assert file.read_text().startswith(begin)
+    printed = CliRunner().invoke(app, ["compare", "lr", *place, "--csv", "-"]).output
+    assert printed.startswith("trial,state,")
+    assert "written" not in printed
+    exported = CliRunner().invoke(app, ["sweep", "export", "lr", *place, "--to", "/dev/stdout"]).output
+    assert exported.splitlines()[0] == printed.splitlines()[0]

@@ -88,6 +88,14 @@ def test_ends_of_jobs_are_offered_that_name_one_alone(tmp_path: Path, monkeypatc
     assert settings("experiment.name=fi") == ["experiment.name=first_run"]
 
 
+def test_experiments_of_a_run_are_those_of_its_output_dir(tmp_path: Path) -> None:
+    (tmp_path / "first_run/latest").mkdir(parents=True)
+    for word in (f"output_dir={tmp_path}", f"output_dir='{tmp_path}'", f"'output_dir={tmp_path}'"):
+        assert offered("run", "dry_run=true", word, "experiment.name=fi") == ["experiment.name=first_run"]
+    assert offered("run", "output_dir=/nowhere", "experiment.name=fi") == []
+    assert offered("status", f"--output-dir={tmp_path}", "fi") == ["first_run"]
+
+
 def test_of_options_the_values_are_offered(tmp_path: Path) -> None:
     place = ("--output-dir", str(tmp_path))
     for second in (1, 2):
@@ -141,6 +149,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("pipeline ", "complete|--|"),
         ("python -m pipeline gpus fi", "-m|pipeline|complete|--|gpus|fi"),
         ("python run_parallel.py a=1 b", "-m|pipeline|complete|--|run|a=1|b"),
+        ("pipeline run 'algos=[PI", "complete|--|run|algos=[PI"),
+        ('pipeline run experiment.name="fi', "complete|--|run|experiment.name=fi"),
     ],
 )
 @pytest.mark.parametrize("shell", [Shell.bash, Shell.fish], ids=lambda shell: shell.name)

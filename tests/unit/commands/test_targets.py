@@ -1,5 +1,6 @@
 """No command writes into a store, or over what a run has left."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,10 +80,23 @@ def test_a_folder_of_other_programs_is_no_run(run: WrittenRun, tmp_path: Path) -
     assert _told(["compare", "x", "--csv"], tmp_path / "runs.csv", tmp_path)[0] == 0
 
 
-@pytest.mark.parametrize("words", [["compare", "x", "--csv"], ["report", "x", "--out"], ["figures", "x", "--out"]])
-def test_a_dash_is_no_place(run: WrittenRun, tmp_path: Path, words: list[str]) -> None:
-    code, said = _told(words, Path("-"), tmp_path)
+@pytest.mark.parametrize(
+    "words", [["compare", "x", "--html"], ["report", "x", "--out"], ["figures", "x", "--out"]]
+)
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_standard_output_is_no_place_for_a_page(
+    run: WrittenRun, tmp_path: Path, words: list[str], name: str
+) -> None:
+    code, said = _told(words, Path(name), tmp_path)
     assert (code, "nothing is written to the output of a command" in said) == (2, True)
+
+
+def test_a_device_is_not_replaced(run: WrittenRun, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code, said = _told(["compare", "x", "--csv"], pipe, tmp_path)
+    assert (code, "no plain file" in said) == (2, True)
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(
