@@ -1,8 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers, and names of devices and files, as people read them."""
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 _PREFIXES = ["", *"kMGTPEZYRQ"]
 _LARGE = 1e7
 """From here on the digits of a number are more than anyone reads."""
+_DEVICE = re.compile(r"cpu slot (\d+)|((?:GPU|MIG)-\w{8})")
 
 
 def duration(seconds: float) -> str:
@@ -87,6 +89,14 @@ def jobs(number: int) -> str:
 def count(number: int, noun: str) -> str:
     """``1 run``, ``12 runs``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def brief_device(words: str) -> str:
+    """As short as it can be told apart: ``cpu 0``, or the beginning of the UUID of a GPU."""
+    found = _DEVICE.match(words)
+    if found is None:
+        return words
+    return f"cpu {found[1]}" if found[1] else found[2]
 
 
 def beginning(text: str, most: int) -> str:

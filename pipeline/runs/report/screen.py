@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from pipeline.runs.job_view import AttemptView, WorkerView
 from pipeline.runs.live_run import LiveRun
-from pipeline.runs.report.format import duration, gibibytes, percent, rate, roughly
+from pipeline.runs.report.format import brief_device, duration, gibibytes, percent, rate, roughly
 from pipeline.runs.report.grid import Cells, chains_of, current_grid, progress
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 
@@ -22,7 +21,6 @@ _BAR = 16
 _LEAST_JOB = 28
 _LEAST_DEVICE = 8
 _STAGE = len("/r10/generate/000")
-_DEVICE = re.compile(r"cpu slot (\d+)|((?:GPU|MIG)-\w{8})")
 _LEAST_CHAINS = 3
 """Rows that chains get, at least, where there are more workers than lines."""
 
@@ -97,7 +95,7 @@ def _workers(run: LiveRun, lines: int, job_width: int) -> Iterator[RenderableTyp
         part = min(1.0, attempt.done / attempt.total) if attempt and attempt.total else 0.0
         table.add_row(
             str(worker.index),
-            worker.gpu.label if worker.gpu else _device(worker.device),
+            worker.gpu.label if worker.gpu else brief_device(worker.device),
             worker.job_id if attempt else worker.state,
             f"{part:.0%}" if attempt else "",
             _bar(part) if attempt else "",
@@ -132,14 +130,6 @@ def first(rows: Sequence[_Row], lines: int, rank: Callable[[_Row], int]) -> tupl
         return list(rows), 0
     shown = sorted(rows, key=rank)[: lines - 1]
     return shown, len(rows) - len(shown)
-
-
-def _device(words: str) -> str:
-    """As short as it can be told apart: ``cpu 0``, or the beginning of the UUID of a GPU."""
-    found = _DEVICE.match(words)
-    if found is None:
-        return words
-    return f"cpu {found[1]}" if found[1] else found[2]
 
 
 def _bar(part: float) -> str:

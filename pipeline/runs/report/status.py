@@ -15,7 +15,7 @@ from pipeline.runs.job_logs import last_line, log_path
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
+from pipeline.runs.report.format import brief_device, count, duration, jobs, logs_command, shown_path
 from pipeline.runs.report.grid import progress, whole_grids
 from pipeline.runs.run_view import RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
@@ -199,7 +199,12 @@ def running_table(folder: RunFolder, running: Sequence[JobView], now: float, sta
     table = FittedTable(columns, title=f"running{stale}", lines=False)
     for job, line in zip(running, said, strict=True):
         attempt = job.attempts[-1]
-        cells = (str(attempt.worker), attempt.device, str(attempt.number), duration(attempt.elapsed_s(now)))
+        cells = (
+            str(attempt.worker),
+            brief_device(attempt.device),
+            str(attempt.number),
+            duration(attempt.elapsed_s(now)),
+        )
         table.add_row(job.id, *cells, *([line] if any(said) else []))
     return table
 

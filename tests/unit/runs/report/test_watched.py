@@ -35,9 +35,10 @@ def shown(run: WrittenRun, width: int, height: int) -> str:
 
 def test_a_run_says_how_far_it_is_and_what_runs(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan(2))
-    run.worker(0, "cpu slot 0")
+    run.worker(0, "cpu slot 0, 1 thread")
     run.begin(f"{CHAIN}/r1/generate/000")
     text = shown(run, 80, 24)
+    assert " cpu 0 " in text
     assert re.search(r"\d+ %, about .* left", text)
     assert f"{CHAIN}/r1/generate/000" in text
     assert "0/6 jobs done" in text
