@@ -50,15 +50,15 @@ class Trial:
         num_gpus: Devices it needs.
         state: What became of it.
         attempts: How often it was begun.
-        value: Of the metric, at its end.
-        best: The best number of the metric that it has logged.
+        value: Of the metric, at the end of its last attempt.
+        best: The best number of the metric that its last attempt has logged, at its end.
         agent: Who runs it, or ran it last.
         devices: In words, with UUIDs for GPUs.
         started: Seconds since 1970, of the last attempt.
         ended: Likewise.
         exit_code: Of the last attempt.
         reason: Why it failed or was stopped.
-        values: What it logged last of every metric.
+        values: What its last attempt logged last of every metric, at its end.
         failures: Attempts that have failed since the sweep was last begun or resumed.
         losses: Agents that have died with it since then.
     """
@@ -170,6 +170,8 @@ class SweepView:
         trial.state, trial.attempts, trial.agent = TrialState.running, event["attempt"], event["agent"]
         trial.devices, trial.started = tuple(event.get("devices", ())), event["time"]
         trial.ended, trial.exit_code, trial.reason = None, None, ""
+        trial.value = trial.best = None
+        trial.values = {}
 
     def _ended(self, event: Mapping[str, Any]) -> None:
         trial = self.trials[event["trial"]]

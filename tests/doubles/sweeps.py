@@ -62,9 +62,9 @@ class SweepOnPaper:
             reason=reason,
         )
 
-    def log(self, number: int, steps: Iterable[Mapping[str, Any]]) -> None:
+    def log(self, number: int, steps: Iterable[Mapping[str, Any]], attempt: int = 1) -> None:
         """Metrics of a trial."""
-        path = self.folder.trial(number).metrics(1)
+        path = self.folder.trial(number).metrics(attempt)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             for step, values in enumerate(steps, 1):

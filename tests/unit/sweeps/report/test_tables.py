@@ -11,7 +11,7 @@ from rich.console import Group
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.best import best_lines
 from pipeline.sweeps.report.export import as_csv, export_rows
-from pipeline.sweeps.report.measures import measured_of
+from pipeline.sweeps.report.measures import measured_of, values_of
 from pipeline.sweeps.report.status import print_sweep, sweep_json
 from pipeline.sweeps.report.tables import trials_table
 from pipeline.sweeps.report.values import in_words, typed
@@ -157,6 +157,24 @@ def test_a_table_for_other_programs_has_every_trial_and_all_digits(tmp_path: Pat
     )
     assert first.endswith(',0.30000000000000004,\'=1+1,"[1, 2]",,0.25,1.0')
     assert second.endswith(",,,,true,,")
+
+
+def test_a_trial_that_was_begun_again_has_the_numbers_of_its_last_attempt_alone(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    sweep.create(0, {"lr": 1})
+    sweep.start(0)
+    sweep.log(0, [{"val/loss": 0.25, "first": 1.0}])
+    logged = {"value": None, "best": 0.25, "values": {"val/loss": 0.25, "first": 1.0}}
+    sweep.tell("TrialEnded", trial=0, attempt=1, state="failed", exit_code=1, **logged)
+    sweep.start(0, attempt=2)
+    sweep.log(0, [{"val/loss": 0.75}], attempt=2)
+    recorded = RecordedSweep(sweep.folder)
+    trial = recorded.view.trials[0]
+    found = measured_of(sweep.folder, [trial], "val/loss")
+    row = export_rows([trial], found, BEGAN)[0]
+    assert {name: row[name] for name in row if name.startswith("metrics.")} == {"metrics.val/loss": 0.75}
+    assert values_of([trial], found, "val/loss") == [*recorded.so_far().values()] == [0.75]
+    assert (trial.best, trial.values) == (None, {})
 
 
 def test_numbers_that_json_does_not_have_are_said_in_words(tmp_path: Path) -> None:
