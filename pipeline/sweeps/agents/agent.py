@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.engine.devices.inventory import Device
@@ -95,7 +95,7 @@ class Agent:
         self._sweep, self._folder, self._record = sweep, folder, Record(folder, told.say)
         self._pool, self._bounds, self._told = pool, bounds, told
         self._search, self._orders = search, Orders(sweep, folder, pool, bounds.grace_s)
-        self._chooser = Chooser(self._record, sweep, search, each=pool.each, latest=self._latest)
+        self._chooser = Chooser(self._record, sweep, search, each=pool.each, logged=self._logged)
         self._study = open_study_log(folder.study, sweep)
         self._running: list[Running] = []
         self._ended: list[Running] = []
@@ -196,8 +196,7 @@ class Agent:
 
     def _judge(self, one: Running) -> None:
         values = {number: _finite(curve) for number, curve in self._all_curves().items()}
-        trial = replace(one.trial, value=one.curve.latest)
-        if reason := self._search.stops(trial, values):
+        if reason := self._search.stops(one.trial, values):
             one.ask(TrialState.stopped, reason)
 
     def _all_curves(self) -> dict[int, Curve]:
@@ -215,11 +214,11 @@ class Agent:
             self._curves[number, attempt] = Curve(self._folder.trial(number), attempt, metric)
         return self._curves[number, attempt]
 
-    def _latest(self, trial: Trial) -> float | None:
-        """What a running trial, be it another agent's, has logged last."""
+    def _logged(self, trial: Trial) -> list[float | None]:
+        """What a running trial, be it another agent's, has logged of the metric."""
         curve = self._curve(trial.number, trial.attempts)
         curve.refresh()
-        return curve.latest
+        return curve.judged
 
     def _end_all(self) -> None:
         for one in self._running:

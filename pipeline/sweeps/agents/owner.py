@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from pipeline.engine.devices.memory_reclaim import lives
 from pipeline.errors import ConfigError
@@ -86,7 +85,7 @@ class Chooser:
         search: Search,
         *,
         each: int,
-        latest: Callable[[Trial], float | None],
+        logged: Callable[[Trial], Sequence[float | None]],
     ) -> None:
         """Prepare.
 
@@ -95,9 +94,9 @@ class Chooser:
             sweep: What is asked for.
             search: Chooses settings.
             each: Devices of a trial, where that is no parameter.
-            latest: What a running trial has logged last.
+            logged: What a running trial has logged of the metric so far, in order.
         """
-        self._record, self._sweep, self._search, self._latest = record, sweep, search, latest
+        self._record, self._sweep, self._search, self._logged = record, sweep, search, logged
         self._each = each
         self._exhausted = False
 
@@ -151,4 +150,6 @@ class Chooser:
         return True
 
     def _as_asked(self, trial: Trial) -> Trial:
-        return replace(trial, value=self._latest(trial)) if trial.state is TrialState.running else trial
+        if trial.state is not TrialState.running:
+            return trial
+        return turn.so_far(trial, self._sweep.metric, self._logged(trial))

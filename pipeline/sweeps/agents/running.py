@@ -52,11 +52,6 @@ class Curve:
             take_over(self._folder, self._attempt, self._metric, since)
             self.refresh()
 
-    @property
-    def latest(self) -> float | None:
-        """The last value of the metric that is a finite number."""
-        return next((value for value in reversed(self.judged) if value is not None), None)
-
 
 def _read_line(line: bytes) -> dict[str, float | None]:
     return read_line(line).values

@@ -136,8 +136,23 @@ def ending(
     return ended
 
 
+def so_far(trial: Trial, metric: Metric | None, curve: Sequence[float | None]) -> Trial:
+    """A running trial with the last and the best number of the metric that it has logged.
+
+    Args:
+        trial: The trial.
+        metric: What trials are judged by.
+        curve: What it has logged of that, in order; None for what is no finite number.
+    """
+    return replace(trial, value=next(reversed(_finite(curve)), None), best=_best(metric, curve))
+
+
+def _finite(curve: Sequence[float | None]) -> list[float]:
+    return [value for value in curve if value is not None and is_number(value)]
+
+
 def _best(metric: Metric | None, curve: Sequence[float | None]) -> float | None:
-    finite = [value for value in curve if value is not None and is_number(value)]
+    finite = _finite(curve)
     if metric is None or not finite:
         return None
     return min(finite) if metric.goal is Goal.minimize else max(finite)

@@ -16,7 +16,7 @@ from pipeline.sweeps.agents.orders import as_written
 from pipeline.sweeps.agents.owner import Chooser, is_gone, note_lost, refuse_several
 from pipeline.sweeps.record import Record, next_trial_number, present
 from pipeline.sweeps.recorded import RecordedSweep
-from pipeline.sweeps.spec import Method, Sweep
+from pipeline.sweeps.spec import Goal, Method, Metric, Sweep
 from pipeline.sweeps.trials import LAST_TRIAL, Trial, TrialState
 from tests.doubles.sweeps import SweepOnPaper
 
@@ -48,9 +48,9 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", refuse)
 
 
-def chooser(record: Record, search: Listed) -> Chooser:
-    sweep = Sweep(name="lr", method=Method.grid, metric=None, parameters={}, program="p", command=())
-    return Chooser(record, sweep, search, each=1, latest=lambda _trial: 0.25)
+def chooser(record: Record, search: Listed, metric: Metric | None = None) -> Chooser:
+    sweep = Sweep(name="lr", method=Method.grid, metric=metric, parameters={}, program="p", command=())
+    return Chooser(record, sweep, search, each=1, logged=lambda _trial: [0.75, 0.125, 0.25, None])
 
 
 def states(record: RecordedSweep) -> dict[int, str]:
@@ -152,16 +152,20 @@ def test_infinite_parameters_come_back_as_they_were(paper: SweepOnPaper) -> None
     assert b"exact" not in paper.folder.journal.read_bytes().splitlines()[-1]
 
 
-def test_the_search_sees_of_running_trials_what_they_logged_last(paper: SweepOnPaper) -> None:
+@pytest.mark.parametrize(("goal", "best"), [(Goal.minimize, 0.125), (Goal.maximize, 0.75)])
+def test_the_search_sees_the_last_and_the_best_that_a_running_trial_has_logged(
+    paper: SweepOnPaper, goal: Goal, best: float
+) -> None:
     paper.create(0, {"a": 0})
     paper.start(0)
     record, search = Record(paper.folder), Listed({"a": 0}, {"a": 1})
     with record.turn():
-        chosen = chooser(record, search).next(4, new=True)
+        chosen = chooser(record, search, Metric(name="val/loss", goal=goal)).next(4, new=True)
     assert chosen is not None
     assert (chosen.number, chosen.parameters) == (1, {"a": 1})
-    assert [(trial.state, trial.value) for trial in search.shown[0]] == [(TrialState.running, 0.25)]
-    assert record.view.trials[0].value is None
+    shown = [(trial.state, trial.value, trial.best) for trial in search.shown[0]]
+    assert shown == [(TrialState.running, 0.25, best)]
+    assert (record.view.trials[0].value, record.view.trials[0].best) == (None, None)
 
 
 def test_trials_for_which_there_are_too_few_devices_are_left_and_others_chosen(paper: SweepOnPaper) -> None:
