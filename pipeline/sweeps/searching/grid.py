@@ -72,7 +72,8 @@ def _axis(parameter: Parameter) -> _Axis:
         case WholeUniform(min=low, max=high):
             return _Whole(low, high - low + 1)
         case Quantized(of=Uniform(min=low, max=high), q=q):
-            return _Steps(low, q, math.ceil((high - low) / q))
+            whole = all(isinstance(number, int) for number in (low, high, q))
+            return _Steps(low if whole else float(low), q, math.ceil((high - low) / q))
         case Choice(values=values):
             return _Listed(values)
         case Constant(value=value):
@@ -96,7 +97,7 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Steps:
-    """As ``numpy.arange``, which W&B uses: without the upper bound."""
+    """As ``numpy.arange``, which W&B uses: without the upper bound, and whole numbers only of three whole ones."""
 
     low: float
     q: float

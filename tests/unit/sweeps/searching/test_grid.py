@@ -41,10 +41,16 @@ _parameters = st.one_of(
     st.builds(lambda value: {"value": value}, _scalars),
     st.builds(lambda low, size: {"min": low, "max": low + size}, st.integers(-3, 3), st.integers(1, 4)),
     st.builds(
-        lambda low, steps, q: {"distribution": "q_uniform", "min": low, "max": low + steps * q, "q": q},
+        lambda low, steps, q, more: {
+            "distribution": "q_uniform",
+            "min": low,
+            "max": low + steps * q + more,
+            "q": q,
+        },
         st.one_of(st.integers(-3, 3), st.floats(-2, 2)),
         st.integers(1, 4),
         st.sampled_from([1, 2, 0.1, 0.3, 1.0]),
+        st.sampled_from([0, 0.0, 0.75]),
     ),
 )
 
