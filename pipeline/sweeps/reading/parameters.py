@@ -154,7 +154,8 @@ def _extreme_faults(distribution: Distribution) -> Iterator[str]:
     if isinstance(of, Constant | Choice | WholeUniform):
         return
     try:
-        low, high = of.at(LEAST_SHARE), of.at(1 - LEAST_SHARE)
+        # Of 0 to 1, though a beta distribution hardly comes near them: W&B rounds what it draws to these as well.
+        low, high = (0.0, 1.0) if isinstance(of, Beta) else (of.at(LEAST_SHARE), of.at(1 - LEAST_SHARE))
     except OverflowError:
         low = high = math.inf
     if not math.isfinite(high - low):

@@ -398,6 +398,11 @@ def test_a_parameter_that_is_wrong_is_told_with_its_place(refused: Refused, give
     assert "line 4: parameters.x" in told
 
 
+def test_a_step_may_be_as_large_as_the_range_of_a_beta_distribution_however_narrow_that_is(read: Read) -> None:
+    distribution = read(LEAST + "  x: {distribution: q_beta, a: 3, b: 4}").parameters["x"].distribution
+    assert [distribution.at(share) for share in (0.1, 0.9)] == [0.0, 1.0]
+
+
 FILES = {
     "": "is empty: a sweep file has `method`, `parameters` and `program` at least",
     "# only this": "is empty",
