@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ def importance(trials: Sequence[Trial], goal: Goal) -> dict[str, float]:
 
     Nothing where there are too few trials, where they tell nothing, or where Optuna is not installed.
     """
-    ended = [trial for trial in trials if trial.state is TrialState.done and is_number(trial.value)]
+    ended = _ended(trials)
     names = shared(ended)
     if len(ended) < FEWEST or not names or len({trial.value for trial in ended}) < 2:
         return {}
@@ -42,13 +43,24 @@ def importance(trials: Sequence[Trial], goal: Goal) -> dict[str, float]:
         for trial in ended:
             given = {name: as_told(trial.parameters[name], space) for name, space in spaces.items()}
             study.add_trial(optuna.trial.create_trial(params=given, distributions=spaces, value=trial.value))
-        part = best_of(len(ended)) / len(ended)
+        part = (best_of(len(ended)) - 0.5) / len(ended)  # Optuna rounds up: of a whole number that may be the next
         return _shares(PedAnovaImportanceEvaluator(target_quantile=part).evaluate(study))
 
 
 def best_of(trials: int) -> int:
     """How many of so many trials are the best ones, which are compared with all."""
     return max(trials // 10, min(_BEST, trials // 2))
+
+
+def compared(trials: Sequence[Trial], goal: Goal) -> tuple[int, int]:
+    """How many trials count as the best ones, those that are as good as the last of them too, and of how many."""
+    sign = 1.0 if goal is Goal.minimize else -1.0
+    values = sorted(sign * trial.value for trial in _ended(trials) if trial.value is not None)
+    return (bisect_right(values, values[best_of(len(values)) - 1]) if len(values) > 1 else 0), len(values)
+
+
+def _ended(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.state is TrialState.done and is_number(trial.value)]
 
 
 def _shares(found: Mapping[str, float]) -> dict[str, float]:

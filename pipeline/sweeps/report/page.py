@@ -14,7 +14,7 @@ from pipeline.runs.report.page.html import write_page
 from pipeline.runs.report.page.results import page_table
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.axes import axes_of
-from pipeline.sweeps.report.importance import FEWEST, best_of, importance
+from pipeline.sweeps.report.importance import FEWEST, compared, importance
 from pipeline.sweeps.report.measures import curves_of, measured_of, measures_of, values_of
 from pipeline.sweeps.report.model import Axis, FailedTrial, SweepPage
 from pipeline.sweeps.report.status import ranked
@@ -158,10 +158,10 @@ def _devices(trial: Trial) -> Iterator[tuple[str, str]]:
 
 def _about_importance(sweep: RecordedSweep, shares: object) -> str:
     view = sweep.view
-    done = sum(is_number(trial.value) for trial in view.having(TrialState.done))
+    best, done = compared(list(view.trials.values()), view.goal)
     if shares:
         return (
-            f"How much each parameter decides whether a trial is among the best {best_of(done)} of {done} done "
+            f"How much each parameter decides whether a trial is among the best {best} of {done} done trials "
             "(PED-ANOVA, as Optuna computes it). It says nothing about the direction; of few trials it is a hint."
         )
     if done < FEWEST:

@@ -1,6 +1,8 @@
 import random
 
-from pipeline.sweeps.report.importance import best_of, importance
+import pytest
+
+from pipeline.sweeps.report.importance import best_of, compared, importance
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState
 
@@ -34,3 +36,23 @@ def test_trials_that_tell_nothing_have_no_shares() -> None:
 
 def test_the_best_are_a_tenth_but_enough_to_tell_and_half_at_most() -> None:
     assert [best_of(number) for number in (10, 20, 50, 100, 500)] == [5, 10, 10, 10, 50]
+
+
+def test_the_best_are_as_many_as_is_said() -> None:
+    """Those that are not among them may change places: 15 / 157 * 157 is more than 15 in floating point."""
+    chosen = random.Random(0)
+    places = [chosen.random() for _ in range(157)]
+    other = [*places[:15], places[16], places[15], *places[17:]]
+    one, two = (
+        importance([done(at, {"a": x, "b": at % 3}, float(at)) for at, x in enumerate(of)], Goal.minimize)
+        for of in (places, other)
+    )
+    assert one == pytest.approx(two, rel=1e-9)
+    assert compared([done(at, {}, float(at)) for at in range(157)], Goal.minimize) == (15, 157)
+
+
+def test_equals_of_the_last_of_the_best_are_among_them() -> None:
+    trials = [done(at, {}, value) for at, value in enumerate([3.0, 1.0, 2.0, 2.0, 2.0, None, 5.0])]
+    assert compared(trials, Goal.minimize) == (4, 6)
+    assert compared(trials, Goal.maximize) == (5, 6)
+    assert [compared(trials[:number], Goal.minimize) for number in (0, 1)] == [(0, 0), (0, 1)]
