@@ -255,6 +255,20 @@ def test_the_page_of_a_sweep_can_be_read_sorted_and_switched(tab: Tab, tmp_path:
     nothing_happened(tab, path)
 
 
+def test_all_of_equal_trials_are_on_the_front_and_none_that_is_worse_in_one(tab: Tab, tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    for number, (loss, kl) in enumerate([(3, 1), (1, 3), (3, 1), (2, 2), (3, 2), (4, 1), (2, 2)]):
+        sweep.create(number, {"lr": number})
+        sweep.start(number)
+        sweep.log(number, [{"val/loss": loss, "kl": kl}])
+        sweep.end(number, "done", loss)
+    path = opened(tab, sweep)
+    tab.ask(LOOK_AT_ALL)
+    front = next(one for one in traces(tab, "front") if one["name"] == "front")
+    assert list(zip(front["x"], front["y"], strict=True)) == [(1, 3), (1, 3), (2, 2), (2, 2), (3, 1)]
+    nothing_happened(tab, path)
+
+
 def test_text_of_strangers_on_the_page_of_a_sweep_is_shown_and_never_obeyed(tab: Tab, tmp_path: Path) -> None:
     path = opened(tab, hostile_sweep(tmp_path, HOSTILE))
     assert tab.ask(LOOK_AT_ALL) >= 5

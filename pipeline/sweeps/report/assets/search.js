@@ -174,7 +174,7 @@ function drawSlice(there, { axis: name, scale }) {
 function front() {
   const measures = data.measures.filter((one) => ended.filter((at) => one.values[at] !== null).length > 1);
   if (measures.length < 2) return;
-  const section = part("front", "Front", "Two measures at once", "The line joins trials than which no other is better in both. Hollow points are the others.");
+  const section = part("front", "Front", "Two measures at once", "The line joins trials than which no other is better in one and as good in the other. Hollow points are the others.");
   const names = measures.map((one) => [one.name, one.name]), goals = [["minimize", "less"], ["maximize", "more"]];
   const goalOf = (name) => measures.find((one) => one.name === name).goal;
   const controls = [
@@ -213,12 +213,12 @@ function drawFront(measures, { x: across, y: up, xGoal, yGoal }) {
   };
 }
 
-/** Trials than which no other is at most as large in both numbers and smaller in one, by the first. */
+/** Trials than which no other is at most as large in both numbers and smaller in one, by the first; all of equal ones. */
 function nowhereWorse(some, first, second) {
-  let least = Infinity;
+  let last = null;
   return some.toSorted((one, other) => first(one) - first(other) || second(one) - second(other)).filter((at) => {
-    const is = second(at) < least;
-    least = Math.min(least, second(at));
+    const is = last === null || second(at) < second(last) || (first(at) === first(last) && second(at) === second(last));
+    if (is) last = at;
     return is;
   });
 }
