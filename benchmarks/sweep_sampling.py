@@ -85,7 +85,7 @@ def _environment(folder: Path) -> Path:
 
 def _ask(python: Path, questions: Mapping[str, Any]) -> dict[str, Any]:
     done = subprocess.run(
-        [python, "-W", "ignore", _HERE / "wandb_rules.py"],
+        [python, "-P", "-W", "ignore", _HERE / "wandb_rules.py"],  # -P: `sweeps.py` beside it is another one
         input=json.dumps(questions),
         stdout=subprocess.PIPE,
         text=True,
