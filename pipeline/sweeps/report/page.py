@@ -17,7 +17,7 @@ from pipeline.sweeps.report.axes import axes_of
 from pipeline.sweeps.report.importance import FEWEST, compared, importance
 from pipeline.sweeps.report.measures import curves_of, measured_of, measures_of, values_of
 from pipeline.sweeps.report.model import Axis, FailedTrial, SweepPage
-from pipeline.sweeps.report.status import ranked
+from pipeline.sweeps.report.status import elapsed_s, ranked
 from pipeline.sweeps.report.tables import has_uuid, trials_table
 from pipeline.sweeps.report.tails import log_tail
 from pipeline.sweeps.report.values import by_state, counted, in_words, measured, said
@@ -71,7 +71,7 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
         version=__version__,
         state=sweep.state(),
         unfinished=list(_unfinished(sweep)),
-        facts=[(name, cut_middle(value, _LONGEST_FACT)) for name, value in _facts(sweep, trials)],
+        facts=[(name, cut_middle(value, _LONGEST_FACT)) for name, value in _facts(sweep, trials, now)],
         metric=view.metric,
         goal=view.goal.value,
         target=sweep.asked.metric.target if sweep.asked is not None and sweep.asked.metric else None,
@@ -134,7 +134,7 @@ def _unfinished(sweep: RecordedSweep) -> Iterator[str]:
         yield f"{count(sweep.unreadable, 'line')} of its journal cannot be read; what they told is missing here."
 
 
-def _facts(sweep: RecordedSweep, trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:
+def _facts(sweep: RecordedSweep, trials: Sequence[Trial], now: float) -> Iterator[tuple[str, str]]:
     view = sweep.view
     if best := best_trial(trials, view.goal):
         yield f"best {view.metric}", f"{measured(best.value)} (trial {best.number})"
@@ -146,7 +146,7 @@ def _facts(sweep: RecordedSweep, trials: Sequence[Trial]) -> Iterator[tuple[str,
         yield "trials", f"{len(trials):,}: {counted(by_state(view))}"
     if view.started is not None:
         yield "began", f"{datetime.fromtimestamp(view.started):%Y-%m-%d %H:%M}"
-        yield "took", duration((view.last or view.started) - view.started)
+        yield "took", duration(elapsed_s(sweep, sweep.state(), now))
     if devices := {found for trial in trials for found in _devices(trial)}:
         yield "devices", next(iter(devices))[1] if len(devices) == 1 else f"{len(devices)}"
 

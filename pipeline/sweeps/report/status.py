@@ -37,7 +37,7 @@ def row_of(sweep: RecordedSweep, now: float) -> SweepRow:
         state=state,
         method=view.method,
         started=view.started,
-        elapsed_s=round(_elapsed_s(sweep, state, now), 3),
+        elapsed_s=round(elapsed_s(sweep, state, now), 3),
         trials=len(view.trials),
         waiting=numbers["waiting"],
         running=numbers["running"],
@@ -52,7 +52,8 @@ def row_of(sweep: RecordedSweep, now: float) -> SweepRow:
     )
 
 
-def _elapsed_s(sweep: RecordedSweep, state: str, now: float) -> float:
+def elapsed_s(sweep: RecordedSweep, state: str, now: float) -> float:
+    """Seconds since a sweep began, up to its last event where nobody works on it."""
     view = sweep.view
     if view.started is None:
         return 0.0
@@ -104,7 +105,7 @@ def headline(sweep: RecordedSweep, now: float) -> Text:
     if view.reason:
         text.append(f" ({on_one_line(view.reason)})")
     if view.started is not None:
-        text.append(f", {duration(_elapsed_s(sweep, state, now))}")
+        text.append(f", {duration(elapsed_s(sweep, state, now))}")
     left = remaining_s(list(view.trials.values()), sweep.most, now) if state == "running" else None
     if left is not None:
         text.append(f", about {roughly(left)} left")

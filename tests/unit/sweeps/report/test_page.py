@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.locks import lock
+from pipeline.runs.report.format import duration
 from pipeline.runs.report.page import html
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.model import SweepPage
 from pipeline.sweeps.report.page import SCRIPTS, sweep_page_of
 from pipeline.terminal.text import printable
-from tests.doubles.sweeps import SweepOnPaper, device, hostile, searched
+from tests.doubles.sweeps import BEGAN, SweepOnPaper, device, hostile, searched
 
 OURS = "".join(path.read_text() for path in (*html.FRAME, *SCRIPTS))
 
@@ -45,6 +47,18 @@ def test_the_best_come_first_and_what_failed_has_no_value(page: SweepPage) -> No
     assert page.facts[0] == ("best val/loss", f"{page.values[done[0]]:.5g} (trial {page.numbers[done[0]]})")
     assert ("trials", "27: 2 running, 20 done, 2 failed, 3 stopped") in page.facts
     assert page.about[1] == ("agent a1 on h", f"27 trials with {', '.join(map(device, range(4)))}")
+
+
+def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_event(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 3)
+    later = sweep.time + 7200
+    before = sweep.time - BEGAN - 1
+    sweep.folder.agents.mkdir(parents=True)
+    with (sweep.folder.agents / "a1").open("w") as held:
+        lock(held.fileno())
+        running = sweep_page_of(RecordedSweep(sweep.folder), later)
+    idle = sweep_page_of(RecordedSweep(sweep.folder), later)
+    assert [dict(page.facts)["took"] for page in (idle, running)] == [duration(before), duration(before + 7200)]
 
 
 def test_other_metrics_and_seconds_are_measures_for_a_front(page: SweepPage) -> None:
