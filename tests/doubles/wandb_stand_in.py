@@ -57,8 +57,8 @@ class Api:
 
 
 def main() -> None:
-    """``python -m wandb agent --count 1 PATH``."""
-    assert sys.argv[1:] == ["agent", "--count", "1", f"me/sums/{ID}"], sys.argv
+    """``python -m wandb agent --forward-signals --count 1 PATH``."""
+    assert sys.argv[1:] == ["agent", "--forward-signals", "--count", "1", f"me/sums/{ID}"], sys.argv
     if _mode() == "agent fails":
         sys.exit("wandb: ERROR BrokenPipeError")
     config = json.loads((_server() / "sweep.json").read_text())["config"]

@@ -1,9 +1,14 @@
-"""A sweep that W&B searches: created once, its agents on devices of their own. W&B is a stand-in."""
+"""A sweep that W&B searches: created once, its agents on devices of their own.
+
+W&B is a stand-in: for most tests its package too, for one its server alone.
+"""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,8 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.sweeps.online import at_wandb
 from pipeline.sweeps.online.slots import Patience
 from pipeline.sweeps.reading.file import read_sweep
-from tests.doubles import fake_nvml, wandb_stand_in
+from tests.doubles import fake_nvml, wandb_server, wandb_stand_in
+from tests.doubles.small_runs import wait_for
 
 PROGRAM = """
 import json, os, sys
@@ -174,3 +180,44 @@ def test_a_trial_that_needs_more_than_its_agent_has_says_so(place: Path) -> None
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "this trial needs num_gpus=4, and its agent has 2" in done.stderr
+
+
+HOLDS = """
+import os, signal, sys, time
+def told(*_):
+    open("told", "w").close()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, told)
+with open("ran", "a") as file:
+    file.write(f"{os.environ['WANDB_RUN_ID']} {sys.argv[1]}\\n")
+if sys.argv[1] == "--lr=0.1":
+    time.sleep(600)
+"""
+
+
+def test_the_real_agent_runs_trials_and_tells_them_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package as it is installed; without being told to, its agent would end and say nothing to its trial."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(HOLDS)
+    (tmp_path / "lr.yaml").write_text(SWEEP.replace("1e-2", "1e-2, 1e-1"))
+    ran, told = tmp_path / "ran", tmp_path / "told"
+    with wandb_server.serving() as server:
+        for name, value in server.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        code, said = run(tmp_path, agents=2, count=2)
+        assert code == 0, said
+        assert "me/sums/abcd1234" in said
+        assert "2 trials run" in said
+        assert sorted(ran.read_text().splitlines()) == ["run1 --lr=0.001", "run2 --lr=0.01"]
+
+        interrupt = threading.Thread(
+            target=lambda: (wait_for(lambda: "run3" in ran.read_text(), 120), os.kill(os.getpid(), signal.SIGINT))
+        )
+        interrupt.start()
+        code, said = run(tmp_path, agents=1)
+        interrupt.join()
+        assert (code, told.exists()) == (130, True), said
+        assert "failed" not in said
+        assert server.given == [{"lr": 0.001}, {"lr": 0.01}, {"lr": 0.1}]

@@ -72,9 +72,14 @@ class Handle:
             return True
         return self._child.channel.closed
 
+    @property
+    def asked(self) -> bool:
+        """Whether it was told to end."""
+        return self._end_s < math.inf
+
     def ask_to_end(self) -> None:
         """Have it end its program; from the first time on its time runs, see `hurry`."""
-        if self._end_s == math.inf:
+        if not self.asked:
             self._end_s = time.monotonic() + self._grace_s + _MARGIN_S
             self._child.send_signal(signal.SIGTERM)
 

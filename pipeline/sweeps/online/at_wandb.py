@@ -177,8 +177,8 @@ def _said(output: bytes | None) -> str:
 
 
 def agent_words(path: str) -> list[str]:
-    """The command by which a slot runs one trial."""
-    return [sys.executable, "-m", "wandb", "agent", "--count", "1", path]
+    """The command by which a slot runs one trial, which is told of a request to stop: else its agent leaves it."""
+    return [sys.executable, "-m", "wandb", "agent", "--forward-signals", "--count", "1", path]
 
 
 def agent_variables(devices: int, folder: Path) -> dict[str, str]:

@@ -130,6 +130,8 @@ class OnlineSlots:
         begun = begun_runs(slot.place)
         given, slot.begun = begun - slot.begun, begun
         self.trials += given
+        if ended.asked:
+            return 0.0
         if ended.refused or ended.exit_code != 0:
             self.failures += 1
             self._say(f"{ended.task.name} failed: {_why(ended)}")

@@ -46,6 +46,7 @@ class Ended:
         exit_code: As a shell has it; None where the process that ran it was killed.
         busy: Who had one of its devices, so that nothing was started; else "".
         refused: Why it could not be started; else "".
+        asked: Whether it was told to end.
         seconds: How long it took.
     """
 
@@ -54,6 +55,7 @@ class Ended:
     exit_code: int | None
     busy: str
     refused: str
+    asked: bool
     seconds: float
 
 
@@ -122,7 +124,7 @@ class SideBySide:
             self._running[slot] = _Running(task, self._tag)
         except OSError as error:
             why = f"no process can be started: {shortage(error) or error.strerror}"
-            ended = Ended(slot=slot, task=task, exit_code=None, busy="", refused=why, seconds=0.0)
+            ended = Ended(slot=slot, task=task, exit_code=None, busy="", refused=why, asked=False, seconds=0.0)
             self._rests[slot] = time.monotonic() + self._ended(ended)
 
     def _wait(self, signals: StopSignals) -> None:
@@ -168,5 +170,6 @@ class _Running(Handle):
             exit_code=said.exit_code,
             busy=said.busy,
             refused=said.refused or said.short,
+            asked=self.asked,
             seconds=time.monotonic() - self._began_s,
         )
