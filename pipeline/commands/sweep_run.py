@@ -18,6 +18,7 @@ from pipeline.sweeps.agents import halting
 from pipeline.sweeps.agents.agent import Agent, Bounds
 from pipeline.sweeps.agents.beginning import begin_sweep
 from pipeline.sweeps.agents.halting import Word
+from pipeline.sweeps.agents.once import untested
 from pipeline.sweeps.agents.pool import Pool, check_fits
 from pipeline.sweeps.agents.turn import ready, too_large
 from pipeline.sweeps.folder import SweepFolder
@@ -75,15 +76,15 @@ def agent(
     """
     folder = choose_sweep(output_dir.absolute(), name)
     view = RecordedSweep(folder).view
-    if view.halted == "finished":
-        say(console, f"sweep {name} is finished: nothing is left for an agent")
-        return 0
     if view.halted in ("stopped", "cancelled"):
         raise ConfigError(
             f"sweep {name} is {view.halted}: {view.reason}. `python -m pipeline sweep resume {name}` lets it go on"
         )
     sweep = read_sweep(folder.file, name=name, overrides=view.overrides)
     sweep = replace(sweep, folder=Path(view.folder or sweep.folder))
+    if view.halted == "finished" and untested(sweep, view) is None:
+        say(console, f"sweep {name} is finished: nothing is left for an agent")
+        return 0
     pool = where.pool(sweep)
     if note := check_fits(sweep, pool):
         say(console, note)

@@ -222,19 +222,24 @@ def logs(sweeps: Sweeps, name: str) -> list[Path]:
 
 
 RUN = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 import pipeline.sweeps as sweeps
 settings = dict(word.split("=", 1) for word in sys.argv[1:])
 with Path("ran").open("a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
+while Path("hold-" + settings.get("stage", settings["evaluation.split"])).exists():
+    time.sleep(0.02)
 if "stage" not in settings:
     for number in (1, 2):
         sweeps.log(objective=number * float(settings["algos.PITA.eta"]), kl=1.0, step=number)
 """
 
 
-def test_runs_of_this_package_are_prepared_once_and_the_winner_is_tested_once(sweeps: Sweeps) -> None:
+def test_runs_are_prepared_once_and_the_winner_is_tested_once_though_agents_are_killed_at_it(
+    sweeps: Sweeps,
+) -> None:
+    """One of two agents is killed as it prepares, so the other does; and that one as it tests the winner."""
     (sweeps.folder / "run_parallel.py").write_text(RUN)
     sweeps.file(
         "eta",
@@ -242,16 +247,26 @@ def test_runs_of_this_package_are_prepared_once_and_the_winner_is_tested_once(sw
         metric={"name": "objective", "goal": "maximize"},
         parameters={"algos.PITA.eta": {"values": [0.5, 2.0]}, "model": {"value": "tiny"}},
     )
+    holds = {part: sweeps.folder / f"hold-{part}" for part in ("prepare", "test")}
+    for hold in holds.values():
+        hold.touch()
     first = sweeps.start("run", "eta.yaml", "--device", "cpu", "--agents", "1")
-    wait_for(lambda: bool(sweeps.journal("eta")))
+    wait_for(lambda: len(runs(sweeps)) == 1)
     second = sweeps.start("agent", "eta", "--device", "cpu")
-    assert [agent.communicate(timeout=600)[0] and agent.returncode for agent in (first, second)] == [0, 0]
-    ran = [
-        dict(word.split("=", 1) for word in line.split())
-        for line in (sweeps.folder / "ran").read_text().splitlines()
-    ]
-    assert [run.get("stage") for run in ran] == ["prepare", None, None, None]
-    assert [run["evaluation.split"] for run in ran] == ["validation", "validation", "validation", "test"]
+    wait_for(lambda: [event["event"] for event in sweeps.journal("eta")].count("AgentJoined") == 2)
+    kill(first.pid)
+    first.communicate()
+    wait_for(lambda: len(runs(sweeps)) == 2)
+    holds["prepare"].unlink()
+    wait_for(lambda: runs(sweeps)[-1]["evaluation.split"] == "test")
+    kill(second.pid)
+    second.communicate()
+    wait_for(lambda: not sweeps.processes(), 30)
+    holds["test"].unlink()
+    sweeps.run("agent", "eta", "--device", "cpu")
+    ran = runs(sweeps)
+    assert [run.get("stage") for run in ran] == ["prepare", "prepare", None, None, None, None]
+    assert [run["evaluation.split"] for run in ran] == ["validation"] * 4 + ["test"] * 2
     assert ran[-1]["algos.PITA.eta"] == "2.0"
     assert {run["experiment.name"] for run in ran} == {"eta"}
     assert {run["device"] for run in ran} == {"cpu"}
@@ -259,4 +274,11 @@ def test_runs_of_this_package_are_prepared_once_and_the_winner_is_tested_once(sw
     (tested,) = [event for event in journal if event["event"] == "WinnerTested"]
     assert (tested["trial"], tested["results"]) == (1, {"objective": 4.0, "kl": 1.0})
     sweeps.run("run", "eta.yaml", "--device", "cpu")
-    assert len((sweeps.folder / "ran").read_text().splitlines()) == 4
+    assert len(runs(sweeps)) == 6
+
+
+def runs(sweeps: Sweeps) -> list[dict[str, str]]:
+    """The settings of every run, in the order in which they began."""
+    path = sweeps.folder / "ran"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [dict(word.split("=", 1) for word in line.split()) for line in lines]

@@ -24,7 +24,7 @@ from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.record import Record
 from pipeline.sweeps.spec import Sweep
-from pipeline.sweeps.trials import Trial, TrialState, best_trial
+from pipeline.sweeps.trials import SweepView, Trial, TrialState, best_trial
 
 
 class Once:
@@ -118,13 +118,8 @@ class Once:
         return ""
 
     def _untested(self) -> Trial | None:
-        metric = self._sweep.metric
-        if metric is None or not is_own(self._sweep):
-            return None
         with self._record.turn():
-            view = self._record.view
-            best = best_trial(view.trials.values(), metric.goal) if view.halted == "finished" else None
-        return None if best is None or view.winner == best.number else best
+            return untested(self._sweep, self._record.view)
 
     def _run(self, order: Order, place: TrialFolder, devices: Sequence[Device], signals: StopSignals) -> Program:
         """Run a program to its end, or to that of the agent; `asked` says which.
@@ -153,6 +148,14 @@ class Once:
             raise
         program.close()
         return program
+
+
+def untested(sweep: Sweep, view: SweepView) -> Trial | None:
+    """The best run of a finished sweep, where it is still to be evaluated on the test split."""
+    if sweep.metric is None or not is_own(sweep) or view.halted != "finished":
+        return None
+    best = best_trial(view.trials.values(), sweep.metric.goal)
+    return None if best is None or view.winner == best.number else best
 
 
 def _problem_of(program: Program, place: TrialFolder) -> str:
