@@ -53,7 +53,7 @@ def supervise(
             it has started. Of any other the kernel sees to the one, and its group is told the other.
 
     Returns:
-        Its exit code; 128 + n after signal n, be it one that came to this process.
+        Its exit code; 128 + n after signal n, be it one that came to this process before its end.
     """
     descendants.adopt_orphans()
     fds = [server.fileno()] if server else []
@@ -131,6 +131,8 @@ class _Signals:
         if number in _PASS_ON:
             self._to_ranks(number)
             return
+        if self._process is not None and self._process.poll() is not None:
+            return  # it has ended by itself, which is what its exit code is to say
         if self.received:  # a second one: at once; of a closed terminal both its shell and the kernel tell
             if number != signal.SIGHUP:
                 self._end = 0

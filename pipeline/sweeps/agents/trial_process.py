@@ -29,7 +29,7 @@ from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.engine.launch.ports import own_port
 from pipeline.engine.launch.request import LOOPBACK, LaunchRequest, Meeting, Program, find_program
 from pipeline.engine.launch.run import listen, rank_environment, ranks_command, take_devices
-from pipeline.engine.launch.supervise import supervise
+from pipeline.engine.launch.supervise import SIGNALLED, supervise
 from pipeline.errors import DeviceError, PipelineError
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import converted
@@ -158,6 +158,14 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
         port = held.enter_context(own_port())
         environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     levels = read_levels(devices)
+    began: list[int] = []
+    # Later ones are for `supervise`; after the end of the program, nothing that came of it is to be lost.
+    signal.signal(signal.SIGTERM, lambda number, _frame: None if began else os._exit(SIGNALLED + number))
+
+    def on_start(pid: int) -> None:
+        began.append(pid)
+        tell(pid=pid)
+
     with _started(order, devices, environment, port) as tell, Path(order.log).open("ab", buffering=0) as log:
         code = supervise(
             words,
@@ -166,7 +174,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
             server=server,
             output=log.fileno(),
             folder=Path(order.folder),
-            on_start=lambda pid: tell(pid=pid),
+            on_start=on_start,
             own=ranks is not None,
         )
         tell(exit_code=code)

@@ -1,13 +1,18 @@
-"""What the process of a trial says of a program that the system cannot start."""
+"""What the process of a trial says of its program: that it could not be started, or how it has ended."""
 
 import errno
+import os
+import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from pipeline.foreign import read_json
+from pipeline.machine import descendants
 from pipeline.machine.channel import Channel
 from pipeline.sweeps.agents import trial_process
 from pipeline.sweeps.agents.trial_process import Order, Said
@@ -41,3 +46,27 @@ def test_a_program_for_which_there_is_no_room_is_not_refused(monkeypatch: pytest
 
     said = said_by(monkeypatch, Order(words=["true"], log="log", start="start"), no_room)
     assert (said.refused, said.short[:33]) == ("", "there are as many processes as th")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(descendants, "end_own"), (trial_process, "wait_until_all_free")],
+    ids=["ending", "freeing"],
+)
+def test_a_program_that_has_ended_well_counts_though_a_request_to_stop_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """While what it has left is ended, or its devices get free: it is not to be run again."""
+
+    def told(*_: object) -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr(owner, name, told)
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    order = Order(words=["true"], log=str(tmp_path / "log"), start=str(tmp_path / "start"))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert trial_process._carry_out(order).exit_code == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
