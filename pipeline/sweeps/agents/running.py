@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.journal import JournalReader
@@ -46,11 +49,17 @@ class Curve:
         """Take what is new at the end; of a program that tells W&B instead, what it has told that.
 
         Args:
-            since: When it began, in seconds since 1970.
+            since: When it began, as `clock` says.
         """
         if not self.refresh() and not self.judged:
             take_over(self._folder, self._attempt, self._metric, since)
             self.refresh()
+
+    def clock(self) -> float:
+        """Seconds since 1970, as its files have them: their disk may be that of a machine with another clock."""
+        with suppress(OSError), tempfile.TemporaryFile(dir=self._folder.path) as file:
+            return os.fstat(file.fileno()).st_mtime
+        return time.time()
 
 
 def _read_line(line: bytes) -> dict[str, float | None]:
@@ -80,7 +89,7 @@ class Program(Handle):
         """
         self.devices, self.curve = list(devices), curve
         self.asked: tuple[TrialState, str] | None = None
-        self._began = time.time()
+        self._began = curve.clock()
         super().__init__(order, tag)
 
     def ask(self, state: TrialState, reason: str) -> None:

@@ -13,7 +13,7 @@ from pipeline.sweeps.folder import TrialFolder
 MOST_ROWS = 10_000
 """Of the last rows with the metric."""
 _SLACK_S = 2.0
-"""By which clocks of file systems may be behind."""
+"""By which times of files may be inexact."""
 
 
 def take_over(place: TrialFolder, attempt: int, metric: str, since: float) -> None:
@@ -23,7 +23,7 @@ def take_over(place: TrialFolder, attempt: int, metric: str, since: float) -> No
         place: Folder of the trial, which the program had as WANDB_DIR.
         attempt: Which attempt.
         metric: Its name; "" where trials are not judged.
-        since: When the attempt began, in seconds since 1970; runs of earlier ones do not count.
+        since: When the attempt began, by the clock of its files; runs of earlier ones do not count.
     """
     with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
         path = newest_run(place.path, since - _SLACK_S)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,13 @@ def lines_of(place: TrialFolder, attempt: int) -> list[Logged]:
     return [*JournalReader(place.metrics(attempt), lambda line: json.loads(line)).new_events()]
 
 
-def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path) -> None:
+def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever the clock of this machine, which need not be that of its disk, and is an hour ahead here."""
     place = TrialFolder(tmp_path)
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now + 3600)
+    curve = Curve(place, 2, "loss")
+    since = curve.clock()
     old = run_file(tmp_path, history(loss=7.0), name="offline-run-0-old")
     os.utime(old, (1000, 1000))
     run_file(
@@ -129,8 +135,7 @@ def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path) -> Non
         history(loss=2.0, _step=6, _timestamp=1.5e9),
         summary(loss=1.0, _step=6),
     )
-    curve = Curve(place, 2, "loss")
-    curve.conclude(since=2000.0)
+    curve.conclude(since)
     assert curve.judged == [3.0, 2.0, 1.0]
     assert [line["step"] for line in lines_of(place, 2)] == [5, 6, 6]  # type: ignore[index]
     assert not place.metrics(1).exists()
