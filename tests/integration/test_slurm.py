@@ -135,7 +135,9 @@ echo "{\\"step\\": 1, \\"values\\": {\\"loss\\": ${1#a=}}, \\"time\\": 1}" >> "$
 """
 
 
-def test_an_array_of_agents_finishes_a_sweep_though_one_is_put_back(slurm: Slurm, here: Path) -> None:
+def test_an_array_of_agents_finishes_a_sweep_though_one_is_put_back_and_one_loses_its_node(
+    slurm: Slurm, here: Path
+) -> None:
     (here / "lr.yaml").write_text(SWEEP)
     (here / "trial.sh").write_text(TRIAL)
     options = ["--array", "0-2", "--gres", "gpu:2", "--cpus-per-task", "2", "--submit", "--parsable"]
@@ -149,6 +151,12 @@ def test_an_array_of_agents_finishes_a_sweep_though_one_is_put_back(slurm: Slurm
     slurm.until(lambda: sweep.folder.journal.exists() and len(trials(TrialState.running)) == 3)
     slurm.command("scancel", "--signal=USR2", f"{job}_1")
     slurm.until(lambda: slurm.job(f"{job}_1")["Restarts"] == "1")
+    node = slurm.job(f"{job}_2")["NodeList"]
+    slurm.command("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+    slurm.until(lambda: slurm.job(f"{job}_2")["Restarts"] == "1")
+    slurm.command(
+        "scontrol", "update", f"nodename={node}", "state=resume", check=False
+    )  # if it is not back already
     (here / "go").touch()
     assert [slurm.until_over(f"{job}_{task}") for task in range(3)] == ["COMPLETED"] * 3
     assert [trial.value for trial in trials(TrialState.done)] == [1, 2, 3, 4, 5, 6]
