@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.engine.devices.inventory import find_gpus
+from pipeline.engine.devices.lease import LeaseSet
 from pipeline.machine import descendants
 from tests.doubles import fake_nvml
 from tests.doubles.small_runs import wait_for
@@ -275,6 +277,36 @@ def test_runs_are_prepared_once_and_the_winner_is_tested_once_though_agents_are_
     assert (tested["trial"], tested["results"]) == (1, {"objective": 4.0, "kl": 1.0})
     sweeps.run("run", "eta.yaml", "--device", "cpu")
     assert len(runs(sweeps)) == 6
+
+
+def test_what_is_done_once_waits_for_devices_as_trials_do_until_the_sweep_is_stopped(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml.use(monkeypatch, sweeps.folder, "two")
+    sweeps.environment[fake_nvml.VARIABLE] = os.environ[fake_nvml.VARIABLE]
+    (sweeps.folder / "run_parallel.py").write_text(RUN)
+    sweeps.file(
+        "eta",
+        program="run_parallel.py",
+        metric={"name": "objective", "goal": "maximize"},
+        parameters={"algos.PITA.eta": {"values": [0.5]}},
+    )
+
+    def waiting() -> subprocess.Popen[str]:
+        agent = sweeps.start("run", "eta.yaml")
+        assert agent.stdout
+        assert agent.stdout.readline().startswith("waiting for devices: GPU 0 has 'other' (pid ")
+        return agent
+
+    with LeaseSet.acquire(find_gpus(), experiment="other") as lease:
+        agent = waiting()
+        sweeps.run("stop", "eta")
+        assert "eta: stopped (asked for)" in agent.communicate(timeout=600)[0]
+        agent = waiting()
+        lease.give_back(lease.devices[0])
+        said, _ = agent.communicate(timeout=600)
+    assert agent.returncode == 0, said
+    assert [run["distributed.gpu_ids"] for run in runs(sweeps)] == ["[0]"] * 3
 
 
 def runs(sweeps: Sweeps) -> list[dict[str, str]]:

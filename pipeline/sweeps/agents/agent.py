@@ -105,7 +105,7 @@ class Agent:
         self._pauses = Pauses(told.say)
         self._leaving = False
         self._tag = descendants.new_tag()
-        self._once = Once(sweep, self._record, pool, self._chooser, self._orders, told.say, self._tag)
+        self._once = Once(sweep, self._record, self._shelf, self._chooser, self._orders, told.say, self._tag)
 
     def run(self, signals: StopSignals) -> None:
         """Work until there is nothing left.
@@ -287,6 +287,9 @@ class Agent:
         """Hand out trials to this agent, as long as there are devices for the next one."""
         chosen: list[tuple[Trial, int, list[Device]]] = []
         if self._leaving or self._record.view.halted == "paused" or self._pauses.on():
+            return chosen
+        if self._record.view.halted:  # there is nothing to wait for, whoever has the devices
+            self._leaving = not self._running
             return chosen
         used = [device for one in self._running for device in one.devices]
         free, reachable = self._shelf.free(used, self._promised())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.lease import holders
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import WorkerError, describe_exit
 from pipeline.locks import claim
@@ -17,8 +18,8 @@ from pipeline.sweeps.agents.handle import heard
 from pipeline.sweeps.agents.orders import Orders
 from pipeline.sweeps.agents.own_runs import is_own
 from pipeline.sweeps.agents.owner import Chooser
-from pipeline.sweeps.agents.pool import Pool
 from pipeline.sweeps.agents.running import Curve, Program
+from pipeline.sweeps.agents.shelf import Shelf
 from pipeline.sweeps.agents.shortage import shortage
 from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.folder import TrialFolder
@@ -34,7 +35,7 @@ class Once:
         self,
         sweep: Sweep,
         record: Record,
-        pool: Pool,
+        shelf: Shelf,
         chooser: Chooser,
         orders: Orders,
         say: Callable[[str], None],
@@ -45,14 +46,15 @@ class Once:
         Args:
             sweep: What is asked for.
             record: Of the sweep.
-            pool: Devices of the agent.
+            shelf: Devices of the agent.
             chooser: Chooses the first trial.
             orders: What is run.
             say: Told a line for the user.
             tag: Of the agent.
         """
-        self._sweep, self._record, self._pool = sweep, record, pool
+        self._sweep, self._record, self._shelf = sweep, record, shelf
         self._chooser, self._orders, self._say, self._tag = chooser, orders, say, tag
+        self._told = False
 
     def prepare(self, signals: StopSignals) -> str:
         """See that what comes before the first trial has been done, by this agent or another.
@@ -64,35 +66,66 @@ class Once:
             Name of a signal that came before it was done, or "".
         """
         while (first := self._unprepared()) is not None:
-            claimed = claim("prepare", self._record.folder.preparing.path / "lock")
+            devices = self._free(first.num_gpus)
+            claimed = claim("prepare", self._record.folder.preparing.path / "lock") if devices else None
             if claimed is None:
                 if heard(signals, []):
                     return signals.received or ""
                 continue
             with claimed:
                 # Whoever had it before may have done it.
-                return self._prepare(first, signals) if self._unprepared() is not None else ""
+                ended = self._prepare(first, devices, signals) if self._unprepared() is not None else ""
+            if ended is not None:
+                return ended
         return ""
 
     def test_winner(self, signals: StopSignals) -> str:
-        """Evaluate the best run of a finished sweep on what no setting was chosen by; otherwise as `prepare`."""
-        best = self._untested()
-        claimed = claim("winner", self._record.folder.winner.path / "lock") if best is not None else None
-        if best is None or claimed is None:
-            return ""
-        with claimed:
-            self._say(f"evaluating trial {best.number}, the best, on the test split")
-            devices = list(self._pool.devices[: best.num_gpus])
-            place = self._record.folder.winner
-            done = self._run(self._orders.winner(best, devices), place, devices, signals)
-            if done.asked is not None:
-                return signals.received or ""
-            if problem := _problem_of(done, place):
-                self._say(f"trial {best.number} was not evaluated on the test split: {problem}")
+        """Evaluate the best run of a finished sweep on what no setting was chosen by; otherwise as `prepare`.
+
+        Whoever finds another at it leaves it to that one.
+        """
+        while (best := self._untested()) is not None:
+            devices = self._free(min(best.num_gpus, len(self._shelf.devices)))
+            if not devices:
+                if heard(signals, []):
+                    return signals.received or ""
+                continue
+            claimed = claim("winner", self._record.folder.winner.path / "lock")
+            if claimed is None:
                 return ""
-            with self._record.turn():
-                self._record.write("WinnerTested", trial=best.number, results=done.curve.last)
+            with claimed:
+                ended = self._test(best, devices, signals) if self._untested() is not None else ""
+            if ended is not None:
+                return ended
         return ""
+
+    def _test(self, best: Trial, devices: list[Device], signals: StopSignals) -> str | None:
+        """Evaluate it; None where the devices could not be had, else as `prepare`."""
+        self._say(f"evaluating trial {best.number}, the best, on the test split")
+        place = self._record.folder.winner
+        done = self._run(self._orders.winner(best, devices), place, devices, signals)
+        if done.asked is not None:
+            return signals.received or ""
+        if _is_busy(done):
+            return None
+        if problem := _problem_of(done, place):
+            self._say(f"trial {best.number} was not evaluated on the test split: {problem}")
+            return ""
+        with self._record.turn():
+            self._record.write("WinnerTested", trial=best.number, results=done.curve.last)
+        return ""
+
+    def _free(self, many: int) -> list[Device]:
+        """So many devices that can be had now, as trials have theirs; none where they are to be waited for."""
+        free, _ = self._shelf.free(())
+        if len(free) >= many:
+            return free[:many]
+        if not self._told:
+            self._told = True
+            held = holders(self._shelf.devices)
+            who = [f"{each.label} has {held[each.uuid]}" for each in self._shelf.devices if each.uuid in held]
+            self._say(f"waiting for devices{': ' if who else ''}{', '.join(who)}")
+        return []
 
     def _unprepared(self) -> Trial | None:
         """The first trial, if it needs something that has not been done."""
@@ -100,15 +133,17 @@ class Once:
             return None
         with self._record.turn():
             view = self._record.view
-            return None if view.prepared or view.halted else self._chooser.next(len(self._pool.devices), new=True)
+            return None if view.prepared or view.halted else self._chooser.next(len(self._shelf.devices), new=True)
 
-    def _prepare(self, first: Trial, signals: StopSignals) -> str:
+    def _prepare(self, first: Trial, devices: list[Device], signals: StopSignals) -> str | None:
+        """Carry it out; None where the devices could not be had, else as `prepare`."""
         self._say("preparing, once for all trials")
-        devices = list(self._pool.devices[: first.num_gpus])
         place = self._record.folder.preparing
         done = self._run(self._orders.prepare(first, devices), place, devices, signals)
         if done.asked is not None:
             return signals.received or ""
+        if _is_busy(done):
+            return None
         problem = _problem_of(done, place)
         with self._record.turn():
             if problem:
@@ -147,6 +182,9 @@ class Once:
             program.kill()
             raise
         program.close()
+        self._shelf.put_back(devices, seen_free=program.said is not None)
+        if _is_busy(program):
+            self._shelf.pause(devices)
         return program
 
 
@@ -158,11 +196,16 @@ def untested(sweep: Sweep, view: SweepView) -> Trial | None:
     return None if best is None or view.winner == best.number else best
 
 
+def _is_busy(program: Program) -> bool:
+    """Whether somebody else had taken its devices meanwhile."""
+    return program.said is not None and bool(program.said.busy)
+
+
 def _problem_of(program: Program, place: TrialFolder) -> str:
     """Why a program that has ended did not do what it was there for, with the end of its log; "" if it did."""
     said = program.said
     if said is not None and said.exit_code == 0:
         return ""
-    if said is not None and (told := said.busy or said.refused or said.short):
+    if said is not None and (told := said.refused or said.short):
         return told
     return describe_exit(said.exit_code if said is not None else None) + tail(place.log(1))
