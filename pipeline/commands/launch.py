@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -92,7 +93,7 @@ def parse_ids(text: str, option: str) -> list[int]:
     wrong = [entry for entry in entries if not _ID.fullmatch(entry)]
     if wrong:
         raise ConfigError(
-            f"{option} {text}: '{wrong[0]}' is no id. Give numbers with commas between: {option} 4,5,6,7"
+            f"{option} {shlex.quote(text)}: '{wrong[0]}' is no id. Give numbers with commas between: {option} 4,5,6,7"
         )
     return [int(entry) for entry in entries]
 

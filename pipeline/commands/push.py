@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from pipeline.errors import ConfigError, PipelineError
@@ -17,7 +18,9 @@ def check_repository(repository: str) -> None:
         ConfigError: It is none.
     """
     if not is_hub_id(repository):
-        raise ConfigError(f"--push {repository}: must be the id of a repository of the hub, as OWNER/NAME")
+        raise ConfigError(
+            f"--push {shlex.quote(repository)}: must be the id of a repository of the hub, as OWNER/NAME"
+        )
 
 
 def push(folder: Path, repository: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -99,7 +100,8 @@ def _watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
 def _refuse_stamp(stamp: str | None) -> None:
     if stamp is not None:
         raise ConfigError(
-            f"--run {stamp} is a run of one experiment: say which, as in `status NAME --run {stamp}`"
+            f"--run {shlex.quote(stamp)} is a run of one experiment: say which, as in "
+            "`status NAME --run 2026-01-02_10`"
         )
 
 

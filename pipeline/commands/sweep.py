@@ -9,6 +9,7 @@ import typer
 
 from pipeline.commands.entries import several
 from pipeline.commands.typed import AsJson, Attempt, Every, LastLines, Raw, answering, examples, refuse_both
+from pipeline.config.fields import LONGEST_S
 from pipeline.config.schema import DeviceChoice
 from pipeline.terminal.console import make_console
 
@@ -54,7 +55,9 @@ Each = Annotated[
 ]
 GpuList = Annotated[str | None, typer.Option(help="These GPUs, as 0,1,2,3; ids as in `pipeline gpus`.")]
 DeviceKind = Annotated[DeviceChoice, typer.Option(help="cpu: trials run without GPUs.")]
-Grace = Annotated[int, typer.Option(min=1, help="Seconds that a trial has to end before it is killed.")]
+Grace = Annotated[
+    int, typer.Option(min=1, max=LONGEST_S, help="Seconds that a trial has to end before it is killed.")
+]
 
 
 @app.command(

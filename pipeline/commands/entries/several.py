@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.typed import OutputDir, answering, examples
+from pipeline.config.fields import LONGEST_S
 from pipeline.terminal.console import make_console
 
 app = typer.Typer()
@@ -34,7 +35,9 @@ def multi(
         ),
     ] = None,
     queue: Annotated[bool, typer.Option("--queue", help="Let runs wait for GPUs that others have.")] = False,
-    grace: Annotated[int, typer.Option(min=1, help="Seconds that a run has to end before it is killed.")] = 30,
+    grace: Annotated[
+        int, typer.Option(min=1, max=LONGEST_S, help="Seconds that a run has to end before it is killed.")
+    ] = 30,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Run several experiments on disjoint sets of GPUs."""

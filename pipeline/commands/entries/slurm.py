@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipeline.commands.typed import answering, examples
+from pipeline.errors import ConfigError
 from pipeline.slurm.request import JobRequest
 from pipeline.slurm.rules import Starter
 
@@ -149,4 +151,6 @@ def submit(
 
 def _other(text: str) -> tuple[str, str]:
     name, _, value = text.removeprefix("--").partition("=")
+    if not name:
+        raise ConfigError(f"--option {shlex.quote(text)}: must be an option of sbatch, as licenses=matlab")
     return name, value

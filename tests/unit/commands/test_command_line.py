@@ -37,10 +37,14 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
         ("figures x --out y --format gif", "--format gif: must be pdf, svg or png. See `pipeline figures --help`"),
         ("completion csh", "shell csh: must be bash, zsh or fish. See `pipeline completion --help`"),
         ("logs x --lines 1e3", "--lines 1e3: must be a whole number, at least 0. See `pipeline logs --help`"),
-        ("status --every 0", "--every 0: must be at least 0.1. See `pipeline status --help`"),
+        ("status --every 0", "--every 0: must be at least 0.1 and at most 86,400. See `pipeline status --help`"),
         (
             "gpus fit x --memory inf",
             "--memory inf: must be at least 1 and at most 1,000,000. See `pipeline gpus fit --help`",
+        ),
+        (
+            "status --every inf",
+            "--every inf: must be at least 0.1 and at most 86,400. See `pipeline status --help`",
         ),
         ("sweep multi x a 1", "gpus_per_run a: must be a whole number. See `pipeline sweep multi --help`"),
         ("figures x", "--out is missing: folder to write to. See `pipeline figures --help`"),
