@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from typer.main import get_command
 
 from pipeline.commands import sweep
@@ -17,7 +18,9 @@ from pipeline.commands.entries import machine
 from pipeline.commands.launch import requested
 from pipeline.config.arguments import check_flags, settings_first
 from pipeline.config.checks import check_config
+from pipeline.config.explain import explain
 from pipeline.config.load import load_config
+from pipeline.config.sweeps import check_sweep
 from pipeline.engine.launch.request import check_request, find_program
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.plan.size import check_size
@@ -105,8 +108,12 @@ def _run_name(words: Sequence[str]) -> str:
 
 def _first_values(settings: Sequence[str]) -> Iterator[str]:
     """The settings of the first run of a multirun."""
-    load_config(["experiment.name=any"])  # bounds what Hydra lists
-    for setting, override in zip(settings, OverridesParser.create().parse_overrides(list(settings)), strict=True):
+    try:
+        read = OverridesParser.create().parse_overrides(list(settings))
+    except HydraException as error:
+        raise explain(error) from error
+    check_sweep(read)
+    for setting, override in zip(settings, read, strict=True):
         if override.is_discrete_sweep():
             yield f"{setting.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
         elif not override.is_sweep_override():

@@ -86,6 +86,8 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
         (["-J", "y", "run", "experiment.name=x", "profile=cpo"], "unknown profile 'cpo'. Did you mean 'cpu'?"),
         (["run", "experiment.name=x", "--num-gpu", "2"], "Did you mean --num-gpus 2?"),
         (["run", "--multirun", "experiment.name=x", "profil=cpu,h200"], "Did you mean 'profile'?"),
+        (["run", "-m", "experiment.name=x", "execution.workers=range(1,99999999)"], "more than 10,000 runs"),
+        (["run", "-m", "experiment.name=x", "a=[1"], "cannot read 'a=[1'"),
         (["run", "experiment.name=x", "--config-dir", "no"], "no"),
         (["run", "--cfg", "job"], "no work for a job"),
         (["run", "--version"], "no work for a job"),
