@@ -93,7 +93,8 @@ def parse_ids(text: str, option: str) -> list[int]:
     wrong = [entry for entry in entries if not _ID.fullmatch(entry)]
     if wrong:
         raise ConfigError(
-            f"{option} {shlex.quote(text)}: '{wrong[0]}' is no id. Give numbers with commas between: {option} 4,5,6,7"
+            f"{option} {shlex.quote(text)}: '{wrong[0]}' is no id. Give numbers with commas between: "
+            f"{option} 4,5,6,7"
         )
     return [int(entry) for entry in entries]
 

@@ -73,13 +73,13 @@ class Handle:
         return self._child.channel.closed
 
     @property
-    def asked(self) -> bool:
+    def told_to_end(self) -> bool:
         """Whether it was told to end."""
         return self._end_s < math.inf
 
     def ask_to_end(self) -> None:
         """Have it end its program; from the first time on its time runs, see `hurry`."""
-        if not self.asked:
+        if not self.told_to_end:
             self._end_s = time.monotonic() + self._grace_s + _MARGIN_S
             self._child.send_signal(signal.SIGTERM)
 

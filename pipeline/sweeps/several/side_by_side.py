@@ -170,6 +170,6 @@ class _Running(Handle):
             exit_code=said.exit_code,
             busy=said.busy,
             refused=said.refused or said.short,
-            asked=self.asked,
+            asked=self.told_to_end,
             seconds=time.monotonic() - self._began_s,
         )

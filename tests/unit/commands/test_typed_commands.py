@@ -253,7 +253,7 @@ OTHERS = {
     r"eval .*": "asks the main command for what the shell carries out; tests of completion do",
     r"hf download .*": "another project's program, which needs a network",
     r"nvidia-smi": "needs the driver of a GPU",
-    r"less -S|source": "takes what it is given by a command of ours",
+    r"less -S|source|head -\d+": "takes what it is given by a command of ours",
 }
 """Programs that no test here reads, as a pattern of their words -> why."""
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
