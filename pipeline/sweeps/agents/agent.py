@@ -293,6 +293,8 @@ class Agent:
             return chosen
         used = [device for one in self._running for device in one.devices]
         free, reachable = self._shelf.free(used, self._promised())
+        if not free and not self._running:
+            self._shelf.tell_wait(self._told.say)
         while free and len(self._running) + len(chosen) < self._pool.at_once:
             trial = self._next(reachable)
             if trial is None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pipeline.engine.devices.inventory import Device
-from pipeline.engine.devices.lease import holders
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import WorkerError, describe_exit
 from pipeline.locks import claim
@@ -54,7 +53,6 @@ class Once:
         """
         self._sweep, self._record, self._shelf = sweep, record, shelf
         self._chooser, self._orders, self._say, self._tag = chooser, orders, say, tag
-        self._told = False
 
     def prepare(self, signals: StopSignals) -> str:
         """See that what comes before the first trial has been done, by this agent or another.
@@ -120,11 +118,7 @@ class Once:
         free, _ = self._shelf.free(())
         if len(free) >= many:
             return free[:many]
-        if not self._told:
-            self._told = True
-            held = holders(self._shelf.devices)
-            who = [f"{each.label} has {held[each.uuid]}" for each in self._shelf.devices if each.uuid in held]
-            self._say(f"waiting for devices{': ' if who else ''}{', '.join(who)}")
+        self._shelf.tell_wait(self._say)
         return []
 
     def _unprepared(self) -> Trial | None:

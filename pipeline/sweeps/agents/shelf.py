@@ -36,6 +36,7 @@ class Shelf:
         self._levels = read_levels(devices)
         self._pauses: dict[Device, tuple[float, float]] = {}
         self._suspects: dict[Device, float] = {}
+        self._told_wait = False
 
     def free(self, used: Collection[Device], promised: Collection[str] = ()) -> tuple[list[Device], int]:
         """Those that can be had now, and how many can be counted on, besides those that outsiders have.
@@ -52,6 +53,13 @@ class Shelf:
         free = [device for device in unused if not self._paused(device) and self._is_back(device)]
         return free, len(self.devices) - len(outside)
 
+    def tell_wait(self, say: Callable[[str], None]) -> None:
+        """Say for whom an agent waits that can have no device; once until it has had some."""
+        held = {} if self._told_wait else holders(self.devices)
+        if who := [f"{each.label} has {held[each.uuid]}" for each in self.devices if each.uuid in held]:
+            self._told_wait = True
+            say(f"waiting for devices: {', '.join(who)}")
+
     def pause(self, devices: Sequence[Device]) -> None:
         """Leave devices alone for a while, longer each time: they could not be had."""
         for device in devices:
@@ -66,6 +74,7 @@ class Shelf:
             devices: The devices.
             seen_free: Whether its process has seen their memory free.
         """
+        self._told_wait = False
         for device in devices:
             self._pauses.pop(device, None)
             if not seen_free and device.uuid in self._levels:

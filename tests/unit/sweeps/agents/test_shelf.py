@@ -38,6 +38,21 @@ def test_what_others_have_is_not_chosen_and_what_is_ours_comes_back(gpus: list[D
             assert shelf.free([]) == (gpus[1:], 2)
 
 
+def test_who_has_all_devices_is_told_once_until_some_were_had(gpus: list[Device]) -> None:
+    shelf, said = Shelf(gpus, "lr"), list[str]()
+    shelf.tell_wait(said.append)
+    assert said == []
+    with LeaseSet.acquire(gpus, experiment="somebody"):
+        for _ in range(2):
+            shelf.tell_wait(said.append)
+        (line,) = said
+        assert line.startswith("waiting for devices: GPU 0 has 'somebody' (pid ")
+        assert ", GPU 1 has 'somebody' (pid " in line
+        shelf.put_back(gpus, seen_free=True)
+        shelf.tell_wait(said.append)
+        assert len(said) == 2
+
+
 def test_devices_that_could_not_be_had_are_left_alone_for_longer_each_time(gpus: list[Device]) -> None:
     clock = Clock()
     shelf = Shelf(gpus, "lr", clock)
