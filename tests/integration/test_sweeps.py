@@ -197,7 +197,9 @@ def test_ctrl_c_ends_trials_in_order_and_the_same_command_goes_on(sweeps: Sweeps
 
 
 STAYS = """
+while [ "$1" = 2 ] && ! [ -e better ]; do sleep 0.1; done
 for step in 1 2 3; do echo "{\\"values\\": {\\"loss\\": $1}}" >> "$PIPELINE_TRIAL"; done
+touch better
 while [ "$1" = 2 ] || ! [ -e stopped ]; do sleep 0.1; done
 """
 
