@@ -46,8 +46,18 @@ def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> Prom
     )
 
 
-def batches_by_length(lengths: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
-    """Indices of prompts in batches, shortest first, so that little is padded; ties in the order given."""
+def batches_by_length(
+    lengths: NDArray[np.int64], size: int, *, equal: bool = False
+) -> Iterator[NDArray[np.int64]]:
+    """Indices of prompts in batches, shortest first, so that little is padded; ties in the order given.
+
+    Args:
+        lengths: Tokens of each prompt.
+        size: Prompts of a batch at most.
+        equal: Never put prompts of different lengths together.
+    """
     order = np.argsort(lengths, kind="stable")
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+    groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if equal else [order]
+    for group in groups:
+        for start in range(0, len(group), size):
+            yield group[start : start + size]

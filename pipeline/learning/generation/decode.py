@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from pipeline.learning.choices import Others
 from pipeline.learning.generation.batching import PromptBatch, batches_by_length, pad_left
 from pipeline.learning.generation.guide import ValueReader
+from pipeline.learning.generation.readers import needs_equal_lengths, reader_of
 from pipeline.learning.generation.sampling import (
     Keys,
     draw_tokens,
@@ -30,7 +31,6 @@ from pipeline.learning.generation.sampling import (
     stream_beside,
     uniforms,
 )
-from pipeline.learning.generation.slots import SlotCache
 from pipeline.learning.generation.tilt import (
     Tilt,
     draw_columns,
@@ -118,7 +118,8 @@ def decode(
     kl = np.zeros(len(tokens))
     lengths = np.array([len(prompt) for prompt in prompts], np.int64)
     limits = np.asarray(budgets, np.int64)
-    for chosen in batches_by_length(lengths, max(1, settings.batch_size // samples)):
+    equal = needs_equal_lengths(model) or (guidance is not None and guidance.reader.needs_equal_lengths)
+    for chosen in batches_by_length(lengths, max(1, settings.batch_size // samples), equal=equal):
         batch = pad_left([prompts[index] for index in chosen], settings.pad_id, settings.device)
         steps = int(limits[chosen].max(initial=0))
         draws = None if keys is None else _draws(keys[chosen], steps, guidance)
@@ -172,17 +173,13 @@ class _Rows:
         draws: NDArray[np.float64] | None,
         guidance: Guidance | None,
     ) -> None:
-        self.model, self.settings, self.guidance = model, settings, guidance
+        self.settings, self.guidance = settings, guidance
         steps = int(budgets.max(initial=0))
-        self.cache = SlotCache(model.config, batch.ids.shape[1] + steps)
         self.budgets = budgets
         self.live = np.flatnonzero(budgets > 0)
         self.draws = None if draws is None else torch.from_numpy(draws).to(settings.device)
-        self.mask = None if batch.mask is None else batch.mask.repeat_interleave(samples, 0)
-        self.lengths = batch.lengths.repeat_interleave(samples, 0)
-        self.logits = self._forward(batch.ids, batch.mask, batch.positions).repeat_interleave(samples, 0)
-        if samples > 1:
-            self.cache.select(torch.arange(len(batch.ids), device=settings.device).repeat_interleave(samples))
+        self.reader = reader_of(model)
+        self.logits = self.reader.begin(batch, samples, room=steps)
         if guidance is not None:
             # Beside the tokens themselves: the candidates of one step, and one drawn from outside of them.
             guidance.reader.begin(batch, samples, room=steps + guidance.tilt.top_k + 1)
@@ -204,7 +201,7 @@ class _Rows:
             if self._drop_finished(step, tokens, ends) and step + 1 < steps:
                 tokens = tokens[self._kept]
             if len(self.live) and step + 1 < steps:
-                self._append(tokens)
+                self.logits = self.reader.append(tokens)
         rows = written.cpu().numpy()
         return [rows[row, : ends[row]].tolist() for row in range(count)], kl.cpu().numpy()
 
@@ -238,31 +235,10 @@ class _Rows:
         return True
 
     def _keep(self, rows: Tensor) -> None:
-        self.cache.select(rows)
-        self.lengths = self.lengths[rows]
+        self.reader.select(rows)
         self.logits = self.logits[rows]
-        self.mask = None if self.mask is None else self.mask[rows]
         if self.guidance is not None:
             self.guidance.reader.keep(rows)
-
-    def _append(self, tokens: Tensor) -> None:
-        positions = self.lengths[:, None]
-        self.lengths = self.lengths + 1
-        if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], -1)
-        self.logits = self._forward(tokens[:, None], self.mask, positions)
-
-    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
-        output = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
 
 
 def guided_step(guidance: Guidance, logprobs: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """A value model that follows decoding with a KV cache of its own.
 
     head "v"    all candidates in one forward pass, each seeing the prefix and itself alone; the chosen candidate's
-                keys and values then stay in the cache, so no token is computed twice
+                keys and values then stay in the cache, so no token is computed twice. Of a model that is read in
+                another way than by slots each candidate is a row of its own, and the rows that are chosen go on
     head "q"    one token per step: its output already holds the value of every next token
 
 Shapes: B rows, L cached positions, K candidates, V tokens of the vocabulary.
@@ -19,14 +20,22 @@ from torch import Tensor
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.batching import PromptBatch
 from pipeline.learning.generation.packed import CannotPack, PackedStep, Packing, can_pack, packed
+from pipeline.learning.generation.readers import Reader, needs_equal_lengths, reader_of, reading
 from pipeline.learning.generation.slots import SlotCache
+from pipeline.learning.generation.ways import Way
 from pipeline.learning.models.flops import Pass, model_cost, whole_texts
 from pipeline.learning.models.load import context_length
 from pipeline.learning.models.value import ValueModel
 
 
 class ValueReader(Protocol):
-    """Gives values of candidates while rows of a batch grow token by token."""
+    """Gives values of candidates while rows of a batch grow token by token.
+
+    Attributes:
+        needs_equal_lengths: Whether prompts of different lengths cannot be read side by side.
+    """
+
+    needs_equal_lengths: bool
 
     def begin(self, batch: PromptBatch, samples: int, room: int) -> None:
         """Read the prompts; each becomes `samples` rows, adjacent, with room for so many further slots."""
@@ -54,7 +63,9 @@ class ValueReader(Protocol):
 
 def value_reader(model: ValueModel) -> ValueReader:
     """The reader for a model's type of head."""
-    return CandidateReader(model) if model.config.head == HeadType.v.name else VocabularyReader(model)
+    if model.config.head != HeadType.v.name:
+        return VocabularyReader(model)
+    return CandidateReader(model) if reading(model).way is Way.slots else BranchReader(model)
 
 
 def readable(model: ValueModel, candidates: int) -> int | None:
@@ -65,7 +76,8 @@ def readable(model: ValueModel, candidates: int) -> int | None:
         candidates: At each step, at most.
     """
     context = context_length(model.backbone)
-    if context is None or model.config.head != HeadType.v.name or can_pack(model.backbone):
+    side_by_side = model.config.head == HeadType.v.name and reading(model).way is Way.slots
+    if context is None or not side_by_side or can_pack(model.backbone):
         return context
     # The candidates of a step stand side by side behind the text: a mask of the model's own, as GPT-Neo has one,
     # must be wide enough for all of them.
@@ -73,22 +85,39 @@ def readable(model: ValueModel, candidates: int) -> int | None:
     return context - candidates + 1 if own_mask else context
 
 
+class _Spent:
+    """What a guide has read since it began, for its FLOPs."""
+
+    def __init__(self, model: ValueModel, batch: PromptBatch) -> None:
+        self._model, self._prompts = model, batch.lengths
+        # Added up where they are computed, as asking a device for a number at each step would make it wait.
+        self._tokens = torch.zeros((), dtype=torch.int64, device=batch.ids.device)
+        self._positions = torch.zeros_like(self._tokens)
+
+    def note_read(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Count tokens that each row has read beside each other, next after it; both of shape [B]."""
+        self._tokens += tokens.sum()
+        self._positions += (tokens * (lengths + 1)).sum()
+
+    def flops(self) -> int:
+        prompts, read = whole_texts(self._prompts.cpu().numpy()), int(self._tokens)
+        return model_cost(self._model).forward(prompts + Pass(read, int(self._positions), read))
+
+
 class _Prefix:
     """What rows have in common while they grow: the cache, which positions are padding, how long each row is."""
 
     def __init__(self, model: ValueModel, batch: PromptBatch, room: int) -> None:
         self.model = model
-        self.cache = SlotCache(model.config.backbone, batch.ids.shape[1] + room)
+        self.cache = SlotCache(batch.ids.shape[1] + room)
         self.mask = batch.mask
         self.lengths = batch.lengths
+        self.spent = _Spent(model, batch)
         self._batch = batch
-        # Added up where they are computed, as asking a device for a number at each step would make it wait.
-        self._tokens = torch.zeros((), dtype=torch.int64, device=batch.ids.device)
-        self._positions = torch.zeros_like(self._tokens)
 
-    def read(self, samples: int) -> Tensor:
+    def read(self, samples: int) -> None:
         batch = self._batch
-        values: Tensor = self.model(
+        self.model(
             batch.ids,
             attention_mask=batch.mask,
             position_ids=batch.positions,
@@ -97,16 +126,6 @@ class _Prefix:
         )
         if samples > 1:
             self.keep(torch.arange(len(batch.ids), device=batch.ids.device).repeat_interleave(samples))
-        return values[:, -1].repeat_interleave(samples, 0)
-
-    def note_read(self, tokens: Tensor) -> None:
-        """Count tokens that each row has read beside each other, next after it; shape [B]."""
-        self._tokens += tokens.sum()
-        self._positions += (tokens * (self.lengths + 1)).sum()
-
-    def flops(self) -> int:
-        prompts, read = whole_texts(self._batch.lengths.cpu().numpy()), int(self._tokens)
-        return model_cost(self.model).forward(prompts + Pass(read, int(self._positions), read))
 
     def grow(self) -> None:
         self.lengths = self.lengths + 1
@@ -120,7 +139,9 @@ class _Prefix:
 
 
 class CandidateReader:
-    """For head "v"."""
+    """For head "v" of models that are read by slots."""
+
+    needs_equal_lengths = False
 
     def __init__(self, model: ValueModel) -> None:
         self._model = model
@@ -142,7 +163,7 @@ class CandidateReader:
 
     def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
         """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
-        self._prefix.note_read(valid.sum(-1))
+        self._prefix.spent.note_read(valid.sum(-1), self._prefix.lengths)
         if self._packs:
             try:
                 return self._packed(candidates, valid)
@@ -192,57 +213,88 @@ class CandidateReader:
 
     def flops(self) -> int:
         """Of prompts and of all candidates that were asked for."""
-        return self._prefix.flops()
+        return self._prefix.spent.flops()
 
 
-class VocabularyReader:
-    """For head "q"."""
+class _Grown:
+    """Rows as they are read by a `Reader`, with what has been spent."""
 
     def __init__(self, model: ValueModel) -> None:
         self._model = model
-        self._prefix: _Prefix
-        self._next: Tensor
-        self._unread: Tensor | None = None
+        self.needs_equal_lengths = needs_equal_lengths(model)
+        self._reader: Reader
+        self._lengths: Tensor
+        self._spent: _Spent
+
+    def _begin(self, batch: PromptBatch, samples: int, room: int) -> Tensor:
+        self._reader, self._spent = reader_of(self._model), _Spent(self._model, batch)
+        self._lengths = batch.lengths.repeat_interleave(samples, 0)
+        return self._reader.begin(batch, samples, room)
+
+    def flops(self) -> int:
+        """Of prompts and of what was read after them."""
+        return self._spent.flops()
+
+
+class BranchReader(_Grown):
+    """For head "v" of any model: what rows remember is branched for their candidates, each a row meanwhile."""
+
+    _candidates: Reader
+    _packing: Packing
+
+    def begin(self, batch: PromptBatch, samples: int, room: int) -> None:
+        """Read the prompts."""
+        self._begin(batch, samples, room)
+
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+        """Read each candidate that is asked for as the next token of its row."""
+        self._spent.note_read(valid.sum(-1), self._lengths)
+        self._packing = packing = Packing(valid)
+        self._candidates = self._reader.branched(packing.rows)
+        return packing.unpack(self._candidates.append(packing.pack(candidates)[0])[None])
+
+    def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - they are read already
+        """Go on with the chosen candidates."""
+        self._candidates.select(self._packing.chosen(columns))
+        self._reader = self._candidates
+        del self._candidates
+        self._lengths = self._lengths + 1
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only."""
+        self._reader.select(rows)
+        self._lengths = self._lengths[rows]
+
+
+class VocabularyReader(_Grown):
+    """For head "q"."""
+
+    _next: Tensor
+    _unread: Tensor | None = None
 
     def begin(self, batch: PromptBatch, samples: int, room: int) -> None:
         """Read the prompts; the last position's output holds the values of the first token."""
-        self._prefix = _Prefix(self._model, batch, room)
-        self._next = self._prefix.read(samples)
+        self._next = self._begin(batch, samples, room)
         self._unread = None
 
     def values(self, candidates: Tensor, valid: Tensor) -> Tensor:  # noqa: ARG002 - all are there
         """Read the token that was taken last, then look the candidates up."""
         if self._unread is not None:
-            self._next = self._read(self._unread)
+            self._spent.note_read(torch.ones_like(self._lengths), self._lengths)
+            self._lengths = self._lengths + 1
+            self._next = self._reader.append(self._unread)
         return candidate_values(self._next, candidates)
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - columns matter to head "v" only
         """Remember the token that was taken; it is read when a value is asked for, so the last one never is."""
         self._unread = tokens
 
-    def _read(self, tokens: Tensor) -> Tensor:
-        prefix = self._prefix
-        position = prefix.lengths[:, None]
-        prefix.note_read(torch.ones_like(prefix.lengths))
-        prefix.grow()
-        values: Tensor = self._model(
-            tokens[:, None],
-            attention_mask=prefix.mask,
-            position_ids=position,
-            past_key_values=prefix.cache,
-            use_cache=True,
-        )
-        return values[:, -1]
-
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows only."""
-        self._prefix.keep(rows)
+        self._reader.select(rows)
+        self._lengths = self._lengths[rows]
         self._next = self._next[rows]
         self._unread = None if self._unread is None else self._unread[rows]
-
-    def flops(self) -> int:
-        """Of prompts and of the tokens that were taken."""
-        return self._prefix.flops()
 
 
 def candidate_values(values: Tensor, candidates: Tensor) -> Tensor:

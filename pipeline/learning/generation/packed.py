@@ -111,9 +111,14 @@ class PackedStep:
             scaling: Of the products of queries and keys.
 
         Returns:
-            Shape [1, N, H, D].
+            Shape [1, N, H, D of the values].
+
+        Raises:
+            CannotPack: What is cached is not what is attended to, as in latent attention.
         """
         slots = self.cache.layers[layer]
+        if _sizes(slots.keys) != _sizes(key) or _sizes(slots.values) != _sizes(value):
+            raise CannotPack("attention to something else than what is cached")
         used, shared = slots.used, key.shape[1]
         _, heads, count, size = query.shape
         spread, gather = self.packing.by_head(heads)
@@ -128,11 +133,16 @@ class PackedStep:
             scores.view(len(slots.keys), -1, used + 1).add_(self.hidden[..., : used + 1])
         weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         seen = torch.bmm(weights.view(len(blocks), -1, used + 1)[..., :used], values[:, :used])
-        seen = seen.view(-1, size).index_select(0, gather).view(queries.shape)
+        wide = value.shape[-1]  # that of keys, but in latent attention
+        seen = seen.view(-1, wide).index_select(0, gather).view(count, shared, -1, wide)
         weight = weights[:, used].index_select(0, gather).view(*own.shape, 1)
         self.attended += 1
         output = torch.addcmul(seen, weight, value[0].transpose(0, 1).unsqueeze(2))
-        return output.view(1, count, heads, size)
+        return output.view(1, count, heads, wide)
+
+
+def _sizes(states: Tensor) -> tuple[int, int]:
+    return states.shape[1], states.shape[3]
 
 
 _current: ContextVar[PackedStep] = ContextVar("_current")

@@ -6,7 +6,6 @@ Shapes: B rows, H heads, S slots in use, C slots in all, D size of a head.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,29 +94,16 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """A cache of `SlotLayer`s for any decoder whose layers all attend to everything before."""
+    """A cache of `SlotLayer`s for any decoder whose layers all attend to everything before; `ways` knows which."""
 
     layers: list[SlotLayer]  # type: ignore[assignment]
 
-    def __init__(self, model_config: Any, capacity: int) -> None:
+    def __init__(self, capacity: int) -> None:
         """Make an empty cache.
 
         Args:
-            model_config: Of the model that will use it.
             capacity: Slots per row: padded prompt, new tokens, and candidates beside each other.
-
-        Raises:
-            JobError: The model has sliding-window or other special attention layers.
         """
-        text = model_config.get_text_config()
-        kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"} or (
-            getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")
-        ):
-            raise JobError(
-                f"cannot decode with {text.model_type}: its attention layers ({', '.join(sorted(kinds))}) are not "
-                "all full attention. Choose a model of another family."
-            )
         super().__init__(layer_class_to_replicate=partial(SlotLayer, capacity))  # type: ignore[arg-type]
 
     def select(self, rows: Tensor) -> None:

@@ -17,14 +17,17 @@ A saved one is its backbone as transformers saves it, which any program loads wi
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
+from collections.abc import Callable, Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from pipeline.errors import JobError
 from pipeline.files import write_whole
@@ -134,39 +137,34 @@ class ValueModel(PreTrainedModel):
         model.eval()
         return model
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool = False,
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, use_cache: bool = False, **inputs: Any) -> Tensor:
         """Compute values.
 
         Args:
             input_ids: Shape [B, T].
-            attention_mask: As the backbone takes it; 4-D additive masks included.
-            position_ids: Shape [B, T].
-            past_key_values: Extended in place.
-            use_cache: Whether to extend it.
+            use_cache: Whether to extend the cache that is given.
+            inputs: As the backbone takes them: ``attention_mask`` (4-D additive masks included), ``position_ids``
+                of shape [B, T], ``past_key_values``, extended in place. What it does not take, it does without:
+                some backbones know no positions.
 
         Returns:
             Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
             With n atoms one more dimension at the end, along which softmax(z) is a distribution.
         """
-        hidden = self.backbone(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        ).last_hidden_state
+        taken = inputs_of(type(self.backbone).forward)
+        known = {name: value for name, value in inputs.items() if name in taken}
+        hidden = self.backbone(input_ids=input_ids, use_cache=use_cache, **known).last_hidden_state
         values: Tensor = self.head(hidden).float()
         if self.config.atoms > 1:
             values = values.unflatten(-1, (-1, self.config.atoms))
             return values.squeeze(-2) if self.config.head == HeadType.v.name else values
         return values.squeeze(-1) if self.config.head == HeadType.v.name else values
+
+
+@cache
+def inputs_of(forward: Callable[..., Any]) -> Collection[str]:
+    """Names of what the forward pass of a class of models takes."""
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def value_model_from(backbone: PreTrainedModel, head: HeadType, atoms: int = 1) -> ValueModel:
@@ -180,8 +178,7 @@ def value_model_from(backbone: PreTrainedModel, head: HeadType, atoms: int = 1) 
         head: Type of the head.
         atoms: Rewards that the head has a distribution over; 1 is a single probability.
     """
-    inner = backbone.base_model
-    assert isinstance(inner, PreTrainedModel)
+    inner = _body(backbone)
     config = copy.deepcopy(inner.config)
     _without_dropout(config)
     # Where the backbone was loaded from is no part of the result.
@@ -192,6 +189,18 @@ def value_model_from(backbone: PreTrainedModel, head: HeadType, atoms: int = 1) 
     nn.init.zeros_(model.head.bias)
     model.float()
     return model
+
+
+def _body(model: PreTrainedModel) -> PreTrainedModel:
+    """What of a language model is below its head; of one that also sees or hears, the part that reads text."""
+    inner = model.base_model
+    if model.config.get_text_config() is not model.config:
+        inner = model.get_decoder()
+    elif inner is model and model.get_output_embeddings() is not None:
+        # A text model of a family whose models see as well names its body by the place that it has in those.
+        inner = model.model
+    assert isinstance(inner, PreTrainedModel)
+    return inner
 
 
 def _without_dropout(config: PreTrainedConfig) -> None:

@@ -63,6 +63,8 @@ def run(
 class SlowReader:
     """Values without any cache of keys, padding or batch: every text read whole and alone, though only once."""
 
+    needs_equal_lengths = False
+
     def __init__(self, model: ValueModel) -> None:
         self.model = model
         self._read: dict[tuple[int, ...], Tensor] = {}

@@ -1,0 +1,291 @@
+"""Rows of texts as a model reads them: prompts first, then token by token, in the way that suits it (`ways`).
+
+Shapes: P prompts, L positions, B rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from pipeline.learning.generation.batching import PromptBatch
+from pipeline.learning.generation.slots import SlotCache
+from pipeline.learning.generation.ways import Reading, Way, reading_of
+from pipeline.learning.models.value import ValueModel, inputs_of
+
+
+class Reader(Protocol):
+    """Reads the tokens that rows grow by.
+
+    What it gives is what the model makes of the last token of each row: logits of a language model, shape [B, V],
+    values of a value model, shape [B, ...].
+    """
+
+    def begin(self, batch: PromptBatch, samples: int, room: int) -> Tensor:
+        """Read the prompts; each becomes `samples` rows, adjacent, with room for so many further tokens."""
+
+    def append(self, tokens: Tensor) -> Tensor:
+        """Read one further token of each row; shape of `tokens`: [B]."""
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows, in this order; a row may be taken several times. Shape [rows]."""
+
+    def branched(self, rows: Tensor) -> Reader:
+        """A reader of its own that goes on with these rows, as `select`; this one stays as it is."""
+
+
+def reading(model: PreTrainedModel) -> Reading:
+    """The way in which a model is read."""
+    return reading_of(model.config.backbone if isinstance(model, ValueModel) else model.config)
+
+
+def needs_equal_lengths(model: PreTrainedModel) -> bool:
+    """Whether prompts of different lengths cannot be read side by side."""
+    return reading(model).way is Way.anew
+
+
+def reader_of(model: PreTrainedModel) -> Reader:
+    """A reader in the way of a model."""
+    found = reading(model)
+    if found.way is Way.slots:
+        return SlotReader(model)
+    return TextReader(model) if found.way is Way.anew else CacheReader(model, found.has_state)
+
+
+class _Pass:
+    """A forward pass of a model with what it takes, which differs among families."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._is_value = isinstance(model, ValueModel)
+        read_by: Any = model.backbone if isinstance(model, ValueModel) else model
+        self.config = read_by.config
+        self.names = inputs_of(type(read_by).forward)
+
+    def __call__(self, ids: Tensor, **inputs: Any) -> Tensor:
+        """What the model makes of the last position of each row."""
+        known = {name: value for name, value in inputs.items() if name in self.names}
+        if self._is_value:
+            values: Tensor = self._model(ids, **known)
+            return values[:, -1]
+        if "logits_to_keep" in self.names:
+            known["logits_to_keep"] = 1
+        logits: Tensor = self._model(input_ids=ids, **known).logits
+        return logits[:, -1]
+
+
+class _Rows:
+    """What rows have in common while they grow: which positions are padding, and how long each row is."""
+
+    def __init__(self, mask: Tensor | None, lengths: Tensor) -> None:
+        self.mask = mask
+        self.lengths = lengths
+
+    def grow(self) -> Tensor:
+        """One token further; returns its positions, shape [B, 1]."""
+        positions = self.lengths[:, None]
+        self.lengths = self.lengths + 1
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], -1)
+        return positions
+
+    def selected(self, rows: Tensor) -> _Rows:
+        return _Rows(None if self.mask is None else self.mask[rows], self.lengths[rows])
+
+
+class SlotReader:
+    """Reads into a `SlotCache`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._forward = _Pass(model)
+        self._rows: _Rows
+        self._cache: SlotCache
+
+    def begin(self, batch: PromptBatch, samples: int, room: int) -> Tensor:
+        """Read the prompts."""
+        self._cache = SlotCache(batch.ids.shape[1] + room)
+        self._rows = _Rows(batch.mask, batch.lengths)
+        last = self._read(batch.ids, batch.positions)
+        if samples > 1:
+            self.select(_repeated(len(last), samples, last.device))
+        return last.repeat_interleave(samples, 0)
+
+    def append(self, tokens: Tensor) -> Tensor:
+        """Read one further token of each row."""
+        positions = self._rows.grow()
+        return self._read(tokens[:, None], positions)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows."""
+        self._cache.select(rows)
+        self._rows = self._rows.selected(rows)
+
+    def branched(self, rows: Tensor) -> Reader:
+        """Candidates of such models are told apart by a mask instead."""
+        raise NotImplementedError
+
+    def _read(self, ids: Tensor, positions: Tensor) -> Tensor:
+        return self._forward(
+            ids,
+            attention_mask=self._rows.mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+
+
+class CacheReader:
+    """Reads into the cache that transformers makes for a model."""
+
+    def __init__(self, model: PreTrainedModel, has_state: bool) -> None:
+        """Prepare.
+
+        Args:
+            model: The model.
+            has_state: Whether padding before a text would change what is remembered of it.
+        """
+        self._forward = _Pass(model)
+        self._has_state = has_state
+        self._rows: _Rows
+        self._cache: Cache
+
+    def begin(self, batch: PromptBatch, samples: int, room: int) -> Tensor:  # noqa: ARG002 - the cache grows
+        """Read the prompts."""
+        if self._has_state and batch.mask is not None:
+            last = self._read_apart(batch)
+        else:
+            self._cache = self._empty()
+            self._rows = _Rows(batch.mask, batch.lengths)
+            last = self._read(batch.ids, batch.positions)
+        if samples > 1:
+            self.select(_repeated(len(last), samples, last.device))
+        return last.repeat_interleave(samples, 0)
+
+    def append(self, tokens: Tensor) -> Tensor:
+        """Read one further token of each row."""
+        positions = self._rows.grow()
+        return self._read(tokens[:, None], positions)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows."""
+        _choose(self._cache, rows)
+        self._rows = self._rows.selected(rows)
+
+    def branched(self, rows: Tensor) -> CacheReader:
+        """A reader of its own that goes on with these rows."""
+        other = copy.copy(self)
+        other._cache = _twin(self._cache)
+        other.select(rows)
+        return other
+
+    def _read_apart(self, batch: PromptBatch) -> Tensor:
+        """Read prompts of each length by themselves, without padding, and lay what is remembered together."""
+        caches, found, order = [], [], []
+        for length in batch.lengths.unique().tolist():
+            rows = (batch.lengths == length).nonzero().squeeze(-1)
+            self._cache = self._empty()
+            self._rows = _Rows(None, batch.lengths[rows])
+            found.append(self._read(batch.ids[rows, -length:], batch.positions[rows, -length:]))
+            caches.append(self._cache)
+            order.append(rows)
+        self._cache = _joined(caches)
+        # A state has no positions: what has no attention would take a mask for one of the tokens that are read.
+        attends = any(isinstance(getattr(layer, "keys", None), Tensor) for layer in self._cache.layers)
+        self._rows = _Rows(batch.mask if attends else None, batch.lengths)
+        back = torch.cat(order).argsort()
+        _choose(self._cache, back)
+        return torch.cat(found)[back]
+
+    def _empty(self) -> Cache:
+        return DynamicCache(config=self._forward.config.get_text_config(decoder=True))
+
+    def _read(self, ids: Tensor, positions: Tensor) -> Tensor:
+        name = "cache_params" if "cache_params" in self._forward.names else "past_key_values"
+        return self._forward(
+            ids,
+            attention_mask=self._rows.mask,
+            position_ids=positions,
+            use_cache=True,
+            **{name: self._cache},
+        )
+
+
+class TextReader:
+    """Reads the whole text again for each token. Its prompts must have one length."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._forward = _Pass(model)
+        self._ids: Tensor
+
+    def begin(self, batch: PromptBatch, samples: int, room: int) -> Tensor:  # noqa: ARG002 - nothing is kept
+        """Read the prompts."""
+        assert batch.mask is None
+        self._ids = batch.ids.repeat_interleave(samples, 0)
+        return self._forward(batch.ids, use_cache=False).repeat_interleave(samples, 0)
+
+    def append(self, tokens: Tensor) -> Tensor:
+        """Read all rows again."""
+        self._ids = torch.cat([self._ids, tokens[:, None]], -1)
+        return self._forward(self._ids, use_cache=False)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows."""
+        self._ids = self._ids[rows]
+
+    def branched(self, rows: Tensor) -> TextReader:
+        """A reader of its own that goes on with these rows."""
+        other = copy.copy(self)
+        other.select(rows)
+        return other
+
+
+def _repeated(count: int, times: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device).repeat_interleave(times)
+
+
+_BY_POSITION = ("keys", "values", "indexer_keys")
+"""What layers keep of each position, in the last dimension but one."""
+_STATES = ("conv_states", "recurrent_states")
+
+
+def _choose(cache: Cache, rows: Tensor) -> None:
+    cache.reorder_cache(rows)  # type: ignore[arg-type]
+
+
+def _twin(cache: Cache) -> Cache:
+    """A cache of the same tensors, whose rows can be chosen without changing the first."""
+    twin = copy.copy(cache)
+    twin.layers = []
+    for layer in cache.layers:
+        own = copy.copy(layer)
+        for name, value in vars(layer).items():
+            if isinstance(value, dict):
+                setattr(own, name, dict(value))
+        twin.layers.append(own)
+    return twin
+
+
+def _joined(caches: Sequence[Cache]) -> Cache:
+    """One cache with the rows of several, all at the last position of the longest: the shorter ones are padded."""
+    whole = _twin(caches[-1])
+    for index, layer in enumerate(whole.layers):
+        parts = [cache.layers[index] for cache in caches]
+        for name in _BY_POSITION:
+            found = [getattr(part, name, None) for part in parts]
+            tensors = [tensor for tensor in found if isinstance(tensor, Tensor) and tensor.ndim > 1]
+            if len(tensors) == len(parts):
+                width = max(tensor.shape[-2] for tensor in tensors)
+                padded = [F.pad(tensor, (0, 0, width - tensor.shape[-2], 0)) for tensor in tensors]
+                setattr(layer, name, torch.cat(padded))
+        for name in _STATES:
+            for place in getattr(layer, name, {}):
+                states = [getattr(part, name)[place] for part in parts]
+                if all(state is not None for state in states):
+                    getattr(layer, name)[place] = torch.cat(states)
+    return whole

@@ -1,0 +1,42 @@
+"""Models whose layers are not all full attention are decoded as by reading the whole text for each token."""
+
+import pytest
+import torch
+from transformers import FalconConfig, GPT2Config, LlamaConfig, MistralConfig, PreTrainedConfig
+
+from benchmarks.families import differing, some_prompts, value_model
+from pipeline.learning.choices import HeadType
+from pipeline.learning.generation.ways import Way, reading_of
+from tests.doubles.families import FAMILIES, tiny_model
+
+
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3", "bloom", "mamba", "falcon_h1", "rwkv"])
+def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
+    model, prompts = tiny_model(family), some_prompts(9, 3, 12)
+    guides = [None, *(value_model(family, head) for head in HeadType)]
+    with torch.inference_mode():
+        assert [differing(model, guide, prompts, 3, 3) for guide in guides] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("config", "way"),
+    [
+        (GPT2Config(), Way.slots),
+        (LlamaConfig(), Way.slots),
+        (FalconConfig(alibi=False), Way.slots),
+        (FalconConfig(alibi=True), Way.own),
+        (MistralConfig(sliding_window=None), Way.slots),
+        (MistralConfig(sliding_window=8), Way.own),
+        (FAMILIES["llama4_text"](), Way.own),
+        (FAMILIES["jamba"](), Way.own),
+        (FAMILIES["recurrent_gemma"](), Way.anew),
+        (FAMILIES["gemma3"](), Way.own),
+        (FAMILIES["llava"](), Way.slots),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else None,
+)
+def test_the_configuration_tells_how_a_model_is_read(config: PreTrainedConfig, way: Way) -> None:
+    found = reading_of(config)
+    assert found.way is way
+    assert bool(found.reason) == (way is not Way.slots)
+    assert found.has_state == (config.model_type == "jamba")
