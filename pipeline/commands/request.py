@@ -18,7 +18,7 @@ from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.store.measured import read_durations
 from pipeline.engine.store.store import NOT_STORED, Store
 from pipeline.errors import ConfigError
-from pipeline.plan.attention import usable_attention
+from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.models import check_models, count_weights
@@ -108,6 +108,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     gpu = any(device.kind == "cuda" for device in devices)
     idle = idle_settings(config, given, gpu=gpu)
     config, warning = usable_attention(config, gpu=gpu)
+    plain = plain_attention(config)
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name: count_weights(model) for name, model in config.models.items()}
     plan = build_plan(
@@ -117,8 +118,10 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         models,
         weights=weights,
         gpu=next((device.name for device in devices if device.kind == "cuda"), None),
+        plain_attention=plain,
     )
-    said = [one for one in (warning, slow_precision(config, gpu)) if one is not None]
+    notes = (warning, said_of_attention(plain), slow_precision(config, gpu))
+    said = [one for one in notes if one is not None]
     warnings = (*import_warnings(), *said, *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings, given=tuple(given))
 

@@ -11,6 +11,7 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
+from pipeline.plan.attention import plain_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.models import check_models
 from pipeline.plan.size import check_size
@@ -38,7 +39,12 @@ def why(output_dir: Path, name: str, job: str, stamp: str | None, overrides: Seq
     if overrides:
         config = _request(name, overrides)
         run = load_planned(choose_run(output_dir, name, stamp))
-        plan = build_plan(config, sources=read_sources(config), models=read_models(config))
+        plan = build_plan(
+            config,
+            sources=read_sources(config),
+            models=read_models(config),
+            plain_attention=plain_attention(config),
+        )
         store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
         return explain_request(run, plan, find_job(plan.jobs, job), store)
     run = load_planned(choose_run(output_dir, name))

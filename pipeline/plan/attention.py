@@ -1,11 +1,12 @@
-"""FlashAttention asked for where there is none: one warning, and the attention that torch brings along."""
+"""Attention that was asked for where there is none of it: one warning, and the next best that there is."""
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
 
-from pipeline.config.schema import Attention, Config
+from pipeline.config.schema import Attention, Config, SystemConfig
+from pipeline.plan.models import lacks_sdpa
 
 PACKAGE = "flash_attn"
 
@@ -30,3 +31,29 @@ def usable_attention(config: Config, gpu: bool) -> tuple[Config, str | None]:
         return config, None
     changed = replace(config, system=replace(config.system, attn_impl=Attention.sdpa))
     return changed, f"system.attn_impl=flash_attention_2: {lacking}; using sdpa, torch's own attention"
+
+
+def plain_attention(config: Config) -> frozenset[str]:
+    """Models that compute attention as plain products, since transformers has no other for their kind.
+
+    Args:
+        config: The request, with an attention implementation that there is.
+    """
+    if config.system.attn_impl is not Attention.sdpa:
+        return frozenset()
+    return frozenset(name for name, model in config.models.items() if lacks_sdpa(model))
+
+
+def said_of_attention(models: frozenset[str]) -> str | None:
+    """A warning that names the models of `plain_attention`."""
+    if not models:
+        return None
+    return (
+        f"system.attn_impl=sdpa: transformers has no such attention for {', '.join(sorted(models))}; using eager, "
+        "plain products, which take more memory"
+    )
+
+
+def with_attention(system: SystemConfig, *, plain: bool) -> SystemConfig:
+    """The settings by which a model is computed with."""
+    return replace(system, attn_impl=Attention.eager) if plain else system

@@ -13,7 +13,7 @@ there is one, touches no file and imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,7 @@ def build_plan(
     *,
     weights: Mapping[str, int] | None = None,
     gpu: str | None = None,
+    plain_attention: Collection[str] = (),
 ) -> Plan:
     """Plan a request.
 
@@ -55,13 +56,16 @@ def build_plan(
         models: Model -> what identifies its content, by role; see `plan.models`.
         weights: Model -> how many weights it has, where that is known; for estimates only.
         gpu: Name of the GPUs that it is to run on, None for CPU cores; for estimates only.
+        plain_attention: Models for which there is no other; see `plan.attention`.
 
     Raises:
         ConfigError: An algorithm cannot be loaded, or `execution.priority` cannot be used.
         PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
     check_size(config)
-    builder = _Builder(config, durations or Durations(), sources or {}, models or {}, weights or {}, gpu=gpu)
+    builder = _Builder(
+        config, durations or Durations(), sources or {}, models or {}, weights or {}, gpu, plain_attention
+    )
     for chain in chains(config):
         if chain.algo == REFERENCE:
             builder.add_reference(chain)
@@ -85,12 +89,12 @@ class _Builder:
         sources: Mapping[str, Mapping[str, Any]],
         models: Mapping[str, Mapping[str, Any]],
         weights: Mapping[str, int],
-        *,
         gpu: str | None,
+        plain_attention: Collection[str],
     ) -> None:
         self.config = config
         self.durations = durations
-        self._contents = JobContents(config, sources, models)
+        self._contents = JobContents(config, sources, models, plain_attention)
         datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
         self._prepared = {name: dataset.prepared for name, dataset in datasets.items()}
         self._scales = {

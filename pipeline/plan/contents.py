@@ -9,7 +9,7 @@ A worker is given all of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import Config
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.prepare import PREPARE
+from pipeline.plan.attention import with_attention
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain
 from pipeline.plan.keys import determining, result_key
 from pipeline.plan.source_code import class_source, dataset_source
@@ -53,6 +54,7 @@ class JobContents:
         config: Config,
         sources: Mapping[str, Mapping[str, Any]],
         models: Mapping[str, Mapping[str, Any]],
+        plain_attention: Collection[str] = (),
     ) -> None:
         """Nothing is made yet.
 
@@ -60,10 +62,14 @@ class JobContents:
             config: The configuration.
             sources: As `plan.build.build_plan` takes them.
             models: Likewise.
+            plain_attention: Likewise.
         """
         self.config = config
         self.sources = sources
         self.models = models
+        self._systems = {
+            name: with_attention(config.system, plain=name in plain_attention) for name in config.models
+        }
         self._digests: dict[tuple[str, str, str, str], str] = {}
         self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
         self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
@@ -172,11 +178,13 @@ class JobContents:
         return {"content": found} if found else {}
 
     def _sections(self, chain: Chain, stage: Stage) -> dict[str, object]:
-        own = {
+        own: dict[str, object] = {
             "algo": chain.config,
             "dataset": self.config.datasets[chain.dataset],
             "model": self.config.models[chain.model].with_reference(chain.reference),
         }
+        if "system" in stage.config:
+            own["system"] = self._systems[chain.model]
         return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
 
     def _samples(self, stage: Stage, rows: tuple[int, int]) -> int:

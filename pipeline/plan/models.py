@@ -20,6 +20,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted, parse_json, read_json
 from pipeline.learning.datasets.hub import is_hub_id
+from pipeline.learning.models.families import WITHOUT_SDPA, unknown_kind, why_not_usable
 from pipeline.plan.estimates import weights_in_name
 
 GGUF = ".gguf"
@@ -71,6 +72,16 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
     """
     paths = {"reference": None if model.is_trained else model.path, "value": model.value_path}
     return {role: _identity(path, model.revisions[role], file_hash) for role, path in paths.items() if path}
+
+
+def lacks_sdpa(model: ModelConfig) -> bool:
+    """Whether a reference policy is of a kind that has no fused attention, as its folder tells.
+
+    Of a hub id nothing is said, so that keys do not depend on what is in the cache of a machine.
+    """
+    if model.is_trained or not model.path or not Path(model.path).is_dir():
+        return False
+    return read_json_file(Path(model.path) / CONFIG, LARGEST_CONFIG).get("model_type") in WITHOUT_SDPA
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -125,7 +136,7 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
         _check_gguf(given, path)
         return
     try:
-        custom = "auto_map" in read_json_file(path / CONFIG, LARGEST_CONFIG)
+        config = read_json_file(path / CONFIG, LARGEST_CONFIG)
     except (OSError, ForeignDataError) as error:
         raise ConfigError(
             f"{given}: cannot read {path / CONFIG} ({reason(error)}). Give the folder of a model saved by "
@@ -138,11 +149,13 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
             f"{given}: the folder holds no safetensors{also}. Weights in pickles are not loaded; save the model "
             "again with save_pretrained. Of a GGUF file give the path of the file."
         )
-    if custom and not trusted:
+    if "auto_map" in config and not trusted:
         raise ConfigError(
             f"{given}: this model runs Python code that comes with it. If you trust that code, set "
             f"{model}.trust_remote_code=true"
         )
+    if why := why_not_usable(config, for_values=key == "value_path") or unknown_kind(config):
+        raise ConfigError(f"{given}: {why}")
 
 
 def read_json_file(path: Path, largest: int) -> dict[str, Any]:

@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from transformers import (
+    AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -18,7 +21,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from pipeline.config.schema import SystemConfig
+from pipeline.config.schema import Attention, SystemConfig
+from pipeline.errors import JobError
+from pipeline.learning.models.families import why_not_usable
 from pipeline.learning.models.value import ValueModel
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -35,16 +40,33 @@ def load_policy(
         device: ``cpu`` or ``cuda``.
         trust_remote_code: Run Python code that comes with the model.
     """
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        str(folder), trust_remote_code=trust_remote_code, **_options(system)
+    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    if why := why_not_usable(config.to_dict()):
+        raise JobError(f"{folder}: {why}")
+    kind = kind_of_policies(config)
+    model: PreTrainedModel = kind.from_pretrained(
+        str(folder),
+        config=config,
+        trust_remote_code=trust_remote_code,
+        **_options(system, _attention(kind, config, system.attn_impl)),
     )
     return frozen(model, device)
 
 
+def kind_of_policies(config: PreTrainedConfig) -> Any:
+    """The class by which a model that generates text is loaded.
+
+    One that also sees or hears is a language model to those that give it text alone.
+    """
+    several = AutoModelForCausalLM, AutoModelForImageTextToText
+    return next((kind for kind in several if type(config) in kind._model_mapping), AutoModelForCausalLM)
+
+
 def load_value(folder: Path, system: SystemConfig, device: str) -> ValueModel:
     """Load a value model for inference."""
-    model = ValueModel.from_pretrained(str(folder), **_options(system))
-    return frozen(model, device)
+    config = AutoConfig.from_pretrained(str(folder))
+    attention = _attention(AutoModel, config, system.attn_impl)
+    return frozen(ValueModel.from_pretrained(str(folder), **_options(system, attention)), device)
 
 
 def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -77,6 +99,16 @@ def frozen(model: Model, device: str) -> Model:
     return model
 
 
+def train_text(model: PreTrainedModel) -> None:
+    """Let all weights be trained that texts go through; what a model sees or hears with stays as it is."""
+    if model.config.get_text_config() is model.config:
+        model.requires_grad_(True)
+        return
+    model.requires_grad_(False)
+    for part in (model.get_decoder(), model.get_output_embeddings()):
+        part.requires_grad_(True)
+
+
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens that end a completion: the tokenizer's end of text first, then those of the generation settings.
 
@@ -94,8 +126,9 @@ def context_length(model: PreTrainedModel) -> int | None:
 
 def config_context(config: PreTrainedConfig) -> int | None:
     """As `context_length`, of a model that is not loaded."""
-    length = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return length if isinstance(length, int) and length > 0 else None
+    text = config.get_text_config()
+    lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:
@@ -105,9 +138,20 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
-def _options(system: SystemConfig) -> dict[str, Any]:
+def _attention(kind: Any, config: PreTrainedConfig, asked: Attention) -> Attention:
+    """What was asked for, or what the model has of it; of the code that comes with a model nothing is known."""
+    if type(config) not in kind._model_mapping:
+        return asked
+    model = kind._model_mapping[type(config)]
+    model = model[0] if isinstance(model, tuple) else model
+    if asked is Attention.flash_attention_2 and not model._supports_flash_attn:
+        asked = Attention.sdpa
+    return Attention.eager if asked is Attention.sdpa and not model._supports_sdpa else asked
+
+
+def _options(system: SystemConfig, attention: Attention) -> dict[str, Any]:
     return {
         "dtype": getattr(torch, system.dtype.name),
-        "attn_implementation": system.attn_impl.name,
+        "attn_implementation": attention.name,
         "use_safetensors": True,
     }

@@ -14,7 +14,7 @@ from pipeline.config.schema import Attention, Config
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
 from pipeline.learning.models.kinds import HFModelConfig
-from pipeline.plan.attention import usable_attention
+from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.models import LARGEST_CONFIG, check_models, count_weights, is_local, model_identities
 from pipeline.plan.tokenizers import check_chat_templates, has_chat_template, read_vocabulary
@@ -207,6 +207,53 @@ def test_flash_attention_gives_way_to_what_there_is(
 def test_other_attention_is_left_alone() -> None:
     config = quick_config(["experiment.name=t", "system.attn_impl=eager"])
     assert usable_attention(config, gpu=False) == (config, None)
+
+
+def test_a_model_without_fused_attention_has_keys_that_say_so(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", model_type="gemma2")
+    asked = request(f"models.hf.path={folder}")
+    plain = plain_attention(asked)
+    assert plain == {"hf"}
+    assert "no such attention for hf; using eager" in (said_of_attention(plain) or "")
+    jobs = build_plan(asked, models=read_models(asked), plain_attention=plain).jobs.values()
+    eager = request(f"models.hf.path={folder}", "system.attn_impl=eager")
+    assert plain_attention(eager) == frozenset()
+    assert {job.id: job.key for job in jobs} == keys(eager)
+    used = {job.payload["config"]["system"]["attn_impl"] for job in jobs if "system" in job.payload["config"]}
+    assert used == {"eager"}
+
+
+def test_of_a_hub_id_no_machine_guesses_the_attention() -> None:
+    assert plain_attention(request("models.hf.path=google/gemma-2-2b")) == frozenset()
+    assert said_of_attention(frozenset()) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "t5 is an encoder with a decoder"),
+        (
+            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+            "bert is an encoder, which writes no texts",
+        ),
+        ({"model_type": "llada"}, "it writes texts by diffusion"),
+        ({"architectures": ["GPT2ForSequenceClassification"]}, "saved as GPT2ForSequenceClassification, without"),
+        ({"model_type": "no_such_family"}, r"knows no models of the type 'no_such_family'.* pip install -U"),
+    ],
+    ids=["encoder-decoder", "encoder", "diffusion", "reward model", "unknown"],
+)
+def test_what_continues_no_texts_is_refused_before_anything_starts(
+    tmp_path: Path, config: dict[str, object], said: str
+) -> None:
+    folder = folder_of(tmp_path / "model", **config)
+    with pytest.raises(ConfigError, match=f"models.hf.path=.*{said}"):
+        check_models(request(f"models.hf.path={folder}"))
+
+
+def test_value_models_need_no_head_of_their_backbone(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", architectures=["GPT2ForSequenceClassification"])
+    policy = folder_of(tmp_path / "policy", architectures=["GPT2LMHeadModel"])
+    check_models(request(f"models.hf.path={policy}", f"models.hf.value_path={folder}"))
 
 
 def test_weights_are_counted_from_the_headers_of_files(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""What a model's configuration tells of its family: whether texts are continued with it, by which attention.
+
+Imports neither torch nor transformers, so that a request is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+WITHOUT_SDPA = frozenset(
+    {
+        "bloom",
+        "codegen",
+        "cpmant",
+        "deepseek_v4",
+        "falcon_mamba",
+        "flint",
+        "gemma2",
+        "got_ocr2",
+        "gpt_neo",
+        "gpt_neox_japanese",
+        "gpt_oss",
+        "gptj",
+        "granite_swa",
+        "granitemoe_swa",
+        "hy_v4",
+        "inkling2_text",
+        "mamba",
+        "mamba2",
+        "mimo_v2_flash",
+        "mpt",
+        "openai-gpt",
+        "rwkv",
+        "vaultgemma",
+        "xglm",
+        "xlstm",
+    }
+)
+"""Kinds of models that transformers has in plain products alone. Part of keys, so it is the same on all machines,
+whichever transformers they have."""
+
+_ENCODERS = frozenset(
+    {
+        "albert",
+        "bert",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "ernie",
+        "longformer",
+        "megatron-bert",
+        "modernbert",
+        "mpnet",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+_OTHERS = {
+    "diffusion_gemma": "it writes texts by diffusion",
+    "dream": "it writes texts by diffusion",
+    "llada": "it writes texts by diffusion",
+    "reformer": "it reads texts of certain lengths only",
+    "sdar": "it writes texts by diffusion",
+    "xlm": "it reads texts in both directions",
+    "xlnet": "it reads texts in an order of its own",
+}
+_GENERATING = ("ForCausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "GenerationDecoder")
+_INSTEAD = "Choose a causal language model, such as Qwen, Llama, Gemma or Mamba."
+
+
+def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> str | None:
+    """Why texts cannot be continued token by token with a model, or None.
+
+    Args:
+        config: Its `config.json`.
+        for_values: It is only the backbone of value models, which have a head of their own.
+    """
+    kind = config.get("model_type")
+    if kind in _OTHERS:
+        return f"{kind} is no causal language model: {_OTHERS[kind]}. {_INSTEAD}"
+    if config.get("is_encoder_decoder"):
+        return f"{kind} is an encoder with a decoder, and prompts are continued here by decoders alone. {_INSTEAD}"
+    if kind in _ENCODERS and not config.get("is_decoder"):
+        return f"{kind} is an encoder, which writes no texts. {_INSTEAD}"
+    built = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    # Code that comes with a model may call its classes anything.
+    if for_values or not built or "auto_map" in config or any(name.endswith(_GENERATING) for name in built):
+        return None
+    return (
+        f"it was saved as {', '.join(built)}, without the head that gives probabilities of tokens, so nothing can "
+        "be drawn from it. Choose the language model that it was made from. (As a reward: docs/rewards.md)"
+    )
+
+
+def unknown_kind(config: Mapping[str, Any]) -> str | None:
+    """That the installed transformers does not know a kind of models, as far as its files tell."""
+    kind, found = config.get("model_type"), find_spec("transformers")
+    if not isinstance(kind, str) or "auto_map" in config or found is None or found.origin is None:
+        return None
+    tables = list((Path(found.origin).parent / "models" / "auto").glob("*.py"))
+    if not tables or any(f'"{kind}"' in table.read_text(encoding="utf-8") for table in tables):
+        return None
+    try:
+        release = version("transformers")
+    except PackageNotFoundError:
+        release = ""
+    return (
+        f"transformers {release} knows no models of the type '{kind}'. A newer one may: "
+        "pip install -U transformers"
+    )
