@@ -56,7 +56,8 @@ class LoraSettings(Settings):
     alpha: int = number(32, at_least=1, at_most=1_000_000)
     """The adapters' share is scaled by alpha / rank."""
     target_modules: list[str] | None = None
-    """Names of the layers that get adapters; null takes every linear layer but the output head."""
+    """Names of the layers that get adapters; null takes every linear layer but the output head, and of
+    state spaces those that adapters have an effect on."""
 
     def idle(self, setting: str) -> str:
         """All of them, where there are no adapters."""
@@ -253,11 +254,12 @@ class PostTrainingAlgorithms(Algorithm):
     def _start(self, ctx: JobContext) -> PreTrainedModel:
         """The policy that training starts from."""
         with ctx.loading():
+            from pipeline.learning.models.load import train_text
             from pipeline.learning.training.lora import with_adapters
             from pipeline.learning.training.policy import without_dropout
         algo = ctx.settings(PolicyAlgoConfig)
         model = self._load(ctx, previous=algo.warm_start)
-        model.requires_grad_(True)
+        train_text(model)
         adapted: Any = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
         without_dropout(adapted)
         adapted.to(ctx.first_device)

@@ -5,6 +5,7 @@ This imports torch and transformers, so it is for commands that plan memory, nev
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,12 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
         ConfigError: It is not that of a model that generates text.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from pipeline.learning.models.load import kind_of_policies
 
     try:
         with torch.device("meta"):
-            build: Any = AutoModelForCausalLM.from_config
-            model = build(config, trust_remote_code=False)
+            model = kind_of_policies(config).from_config(config, trust_remote_code=False)
     except ValueError as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model '{name}' is no causal language model: {first}") from error
@@ -75,7 +76,7 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
         parameters=_count(model),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
-        heads=text.num_attention_heads,
+        heads=getattr(text, "num_attention_heads", None) or 0,  # one of state-space layers alone has none
         vocabulary=text.vocab_size,
         largest_unit=_largest_unit(model),
         lora_width=_lora_width(model),
@@ -94,6 +95,12 @@ def _largest_unit(model: Any) -> int:
 
 
 def _lora_width(model: Any) -> int:
+    from pipeline.learning.training.lora import unfit_layers
+
+    experts = any(weight.ndim == 3 and "expert" in name for name, weight in model.named_parameters())
+    if experts or unfit_layers(model):
+        with suppress(ConfigError):  # of what takes no adapters
+            return _adapters_of_rank_one(model)
     head = model.get_output_embeddings()
     return sum(
         sum(module.weight.shape)
@@ -101,3 +108,15 @@ def _lora_width(model: Any) -> int:
         # GPT-2 has linear layers of a class of its own.
         if module is not head and type(module).__name__ in ("Linear", "Conv1D")
     )
+
+
+def _adapters_of_rank_one(model: Any) -> int:
+    """Which layers peft adapts, and how experts that lie side by side, is its own affair: adapters are counted."""
+    import torch
+
+    from pipeline.learning.algos.post_training import LoraSettings
+    from pipeline.learning.training.lora import with_adapters
+
+    with torch.device("meta"):
+        adapted = with_adapters(model, LoraSettings(rank=1), seed=0)
+    return sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)

@@ -6,7 +6,8 @@ or answered: padding, layers that gradient checkpointing computes again, attempt
 follows from models and tokens, and is the same on every machine.
 
     a token             2 x the weights that it is multiplied with; of experts, those that it is given to
-    attention           4 x layers x width of all heads, for each position that is attended to
+    attention           4 x layers x width of all heads, for each position that is attended to; layers that carry a
+                        state along instead have none, and what they do with the state is left out
     a text read whole   every token attends to all T positions, as in the paper and in torch's own counter
     a token after it    attends to those before it and to itself: their keys and values are cached
     a gradient          that of activations costs a forward pass, that of trained weights another one
@@ -15,10 +16,11 @@ follows from models and tokens, and is the same on every machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -122,7 +124,7 @@ def model_cost(model: nn.Module) -> ModelCost:
     head = _output_head(model)
     outer = set() if head is None else {id(part) for part in head.modules()}
     found: Counter[str] = Counter()
-    for module in model.modules():
+    for module in _read_parts(model, head):
         place = "head" if id(module) in outer else "body"
         for count, is_trained in _weights(module, model):
             found[place] += count
@@ -134,6 +136,15 @@ def model_cost(model: nn.Module) -> ModelCost:
         trained_body=found["trained_body"],
         trained_head=found["trained_head"],
     )
+
+
+def _read_parts(model: Any, head: nn.Module | None) -> Iterable[nn.Module]:
+    """Modules that text goes through: all of them, but in a model that sees or hears as well."""
+    config = getattr(model, "config", None)
+    if head is None or config is None or config.get_text_config() is config or not hasattr(model, "get_decoder"):
+        whole: Iterable[nn.Module] = model.modules()
+        return whole
+    return chain(model.get_decoder().modules(), head.modules())
 
 
 def _output_head(model: Any) -> nn.Module | None:
@@ -151,18 +162,29 @@ def _weights(module: nn.Module, model: Any) -> Iterator[tuple[int, bool]]:
     if isinstance(module, nn.Embedding):
         return  # looked up
     for weight in module.parameters(recurse=False):
-        if weight.ndim == 2:
+        if weight.ndim == 2 or (weight.ndim == 3 and isinstance(module, nn.Conv1d)):
             yield weight.numel(), weight.requires_grad
         elif weight.ndim == 3:  # experts side by side, a few of which a token is given to
             active = getattr(_shape(model), "num_experts_per_tok", None) or len(weight)
             yield weight.numel() * active // len(weight), weight.requires_grad
 
 
+_WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent", "moe", "mlp")
+"""Kinds of layers that attend to no positions."""
+
+
 def _attention(model: Any) -> int:
     shape = _shape(model)
     heads = getattr(shape, "num_attention_heads", None) or 0  # a model without attention has none
-    width = heads * (getattr(shape, "head_dim", None) or shape.hidden_size // heads) if heads else 0
-    return 2 * int(shape.num_hidden_layers * width) if heads else 0
+    if not heads:
+        return 0
+    kinds = getattr(shape, "layer_types", None)
+    layers = shape.num_hidden_layers if kinds is None else sum(kind not in _WITHOUT_ATTENTION for kind in kinds)
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    of_keys, of_values = width, width
+    if getattr(shape, "kv_lora_rank", None) and getattr(shape, "v_head_dim", None):  # latent attention
+        of_keys, of_values = shape.qk_nope_head_dim + shape.qk_rope_head_dim, shape.v_head_dim
+    return int(layers * heads * (of_keys + of_values))
 
 
 def _shape(model: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -34,17 +35,52 @@ def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> 
         lora_alpha=settings.alpha,
         lora_dropout=0.0,
         target_modules=settings.target_modules or "all-linear",
+        exclude_modules=None if settings.target_modules else unfit_layers(model),
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # peft asks transformers by a name that transformers has since given up.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        # It names experts itself that it then finds by another name; they are adapted all the same.
+        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
         torch.manual_seed(seed)
         try:
-            return get_peft_model(model, config)
+            adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigError(f"lora.target_modules={settings.target_modules}: {error}") from error
+    _check_apart(adapted, settings)
+    return adapted
+
+
+def _check_apart(adapted: PeftModel, settings: LoraSettings) -> None:
+    """Refuse layers that share their weights: each has an adapter of its own, which no weight could hold.
+
+    Raises:
+        ConfigError: There are some, as in Zamba2.
+    """
+    seen: dict[int, str] = {}
+    for name, module in adapted.named_modules():
+        weight = getattr(getattr(module, "base_layer", None), "weight", None)
+        if weight is None:
+            continue
+        if (other := seen.setdefault(id(weight), name)) != name:
+            raise ConfigError(
+                f"lora.target_modules={settings.target_modules}: the layers {other} and {name} share weights, so "
+                "adapters cannot be merged into them. Train all weights (lora.rank=0), or name other layers"
+            )
+
+
+def unfit_layers(model: PreTrainedModel) -> list[str] | None:
+    """Names of linear layers that do nothing with an adapter, or fail."""
+    names = set()
+    for name, module in model.named_modules():
+        if hasattr(module, "conv1d") and hasattr(module, "D"):
+            # State spaces read these weights themselves, past any adapter.
+            names |= {"conv1d", "dt_proj", "out_proj", "x_proj"}
+        if isinstance(module, nn.Linear) and type(module).__name__.endswith("Router"):
+            names.add(name.rpartition(".")[2])  # which gives more than a product
+    return sorted(names) or None
 
 
 def merged(model: PreTrainedModel | PeftModel) -> PreTrainedModel:

@@ -244,7 +244,8 @@ def _next_token_logprobs(model: nn.Module, batch: Batch, temperature: float) -> 
     first = max(0, int(batch.mask.int().argmax(-1).min()) - 1) if bool(batch.mask.any()) else 0
     width = batch.ids.shape[1]
     logits = model(input_ids=batch.ids, use_cache=False, logits_to_keep=width - first).logits
-    return policy_logprobs(logits[:, :-1], temperature), first
+    # Some families know no `logits_to_keep`, and give all.
+    return policy_logprobs(logits[:, first - width : -1], temperature), first
 
 
 # Not `inference_mode`: what is spread over ranks is gathered into tensors that are used again.

@@ -38,6 +38,7 @@ from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.sft import fit_sft
 from pipeline.learning.training.value import fit_value
+from tests.doubles.families import tiny_model
 
 BOUND = 0.05
 VOCABULARY = 19
@@ -198,6 +199,20 @@ def test_experts_count_as_far_as_a_token_is_given_to_them() -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     model = MixtralForCausalLM(MixtralConfig(**shape, **heads, **experts, **_IDS)).eval()
     check(lambda: drawn(model), "decoding")
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mamba", "gemma3"])
+def test_latent_attention_states_and_text_for_a_model_that_sees(family: str) -> None:
+    model, ids = tiny_model(family), torch.zeros(2, 24, dtype=torch.long)
+    model.set_attn_implementation("eager")
+    if family == "deepseek_v3":
+        model.set_experts_implementation("eager")
+
+    def read() -> None:
+        spend("scoring", model_cost(model).forward(whole_texts(np.full(2, 24))))
+        model(ids, use_cache=False)
+
+    check(read, "scoring")
 
 
 def test_encoders() -> None:
