@@ -2,7 +2,7 @@
 
     python -m benchmarks.families                # all families; prints the table of docs/models.md
     python -m benchmarks.families mamba gemma2   # some
-    python -m benchmarks.families --write        # puts the table into docs/models.md
+    python -m benchmarks.families --write        # puts the table into docs/models.md; of some, their lines
     python -m benchmarks.families --make FOLDER gemma2    # saves models instead, with a tokenizer, for whole runs
 
 Plain, and guided by a value model of the same family with a V and a Q head: greedily, prompts of several lengths
@@ -18,7 +18,7 @@ import os
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ STEPS = 6
 SAMPLES = 600
 RARE = 0.001
 """A chance below which frequencies do not come from the distribution."""
+HEAD = "| family | layers | read with | plain | V head | Q head |\n|---|---|---|---|---|---|"
 WAYS = {"slots": "slots", "own": "transformers' cache", "anew": "no cache"}
 
 
@@ -162,15 +163,21 @@ def row(family: str, kind: str) -> list[str]:
     return cells
 
 
-def table(families: Sequence[str], told: Callable[[str], None]) -> str:
-    """The table of some families."""
-    lines = ["| family | layers | read with | plain | V head | Q head |", "|---|---|---|---|---|---|"]
+def lines_of(families: Sequence[str]) -> Iterator[str]:
+    """Lines of the table, in its order."""
     for kind, group in GROUPS.items():
         for family in group:
             if family in families:
-                lines.append("| " + " | ".join([f"`{family}`", *row(family, kind)[1:]]) + " |")
-                told(lines[-1])
-    return "\n".join(lines)
+                yield "| " + " | ".join([f"`{family}`", *row(family, kind)[1:]]) + " |"
+
+
+def with_lines(page: str, lines: Sequence[str]) -> str:
+    """A page whose table has these lines, in the place of those of the same families."""
+    found = PART.search(page)
+    assert found is not None
+    known = {line.split("|")[1]: line for line in [*found[0].splitlines(), *lines] if line.startswith("| `")}
+    table = [known[name] for family in FAMILIES if (name := f" `{family}` ") in known]
+    return PART.sub(lambda part: "\n".join([part[1] + HEAD, *table, part[2]]), page)
 
 
 WORDS = "the a cat dog sat ran on mat under tree happy sad blue red big small and then it was good bad nice"
@@ -220,10 +227,12 @@ def main() -> None:
         for family in make(args.make, chosen):
             print(family, flush=True)
         return
-    found = table(chosen, lambda line: print(line, flush=True))
+    lines = []
+    for line in lines_of(chosen):
+        print(line, flush=True)
+        lines.append(line)
     if args.write:
-        page = PAGE.read_text()
-        PAGE.write_text(PART.sub(lambda part: f"{part[1]}{found}\n{part[2]}", page))
+        PAGE.write_text(with_lines(PAGE.read_text(), lines))
 
 
 if __name__ == "__main__":

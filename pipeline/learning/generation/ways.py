@@ -85,6 +85,8 @@ def reading_of(config: Any) -> Reading:
     if kinds != {"full_attention"} or (getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")):
         special = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
         return Reading(Way.own, f"layers with {', '.join(special)}")
+    if text.model_type == "xglm":
+        return Reading(Way.own, "its attention takes no mask that all rows share")
     if text.model_type in ALIBI or getattr(text, "alibi", False):
         return Reading(Way.own, "attention is weighed by distance (ALiBi)")
     return Reading(Way.slots)
