@@ -248,7 +248,13 @@ HYBRID: Mapping[str, Make] = {
         head_dim=16,
     ),
     "falcon_h1": lambda: hf.FalconH1Config(
-        **_WIDTHS, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16
+        **_WIDTHS,
+        mamba_d_ssm=64,
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_n_groups=1,
+        mamba_d_state=16,
+        mamba_chunk_size=8,
     ),
     "lfm2": lambda: hf.Lfm2Config(**_WIDTHS, layer_types=_alternating("conv", "full_attention")),
     "qwen3_next": lambda: hf.Qwen3NextConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +20,14 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import logging as of_transformers
 
 from pipeline.config.schema import Attention, SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.models.families import why_not_usable
 from pipeline.learning.models.value import ValueModel
 
+log = logging.getLogger("pipeline")
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
@@ -80,13 +82,13 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> Pr
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
     """Have transformers draw none meanwhile, in a program that is not ours: its settings stay as they are."""
-    shown, of_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    logging.disable_progress_bar()
+    shown, of_hub = of_transformers.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    of_transformers.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()  # which switches on those of the hub as well
+            of_transformers.enable_progress_bar()  # which switches on those of the hub as well
         if shown and not of_hub:
             disable_progress_bars()
 
@@ -144,9 +146,14 @@ def _attention(kind: Any, config: PreTrainedConfig, asked: Attention) -> Attenti
         return asked
     model = kind._model_mapping[type(config)]
     model = model[0] if isinstance(model, tuple) else model
-    if asked is Attention.flash_attention_2 and not model._supports_flash_attn:
-        asked = Attention.sdpa
-    return Attention.eager if asked is Attention.sdpa and not model._supports_sdpa else asked
+    used = asked
+    if used is Attention.flash_attention_2 and not model._supports_flash_attn:
+        used = Attention.sdpa
+    if used is Attention.sdpa and not model._supports_sdpa:
+        used = Attention.eager
+    if used is not asked:
+        log.warning("transformers has %s without %s attention; using %s", config.model_type, asked.name, used.name)
+    return used
 
 
 def _options(system: SystemConfig, attention: Attention) -> dict[str, Any]:

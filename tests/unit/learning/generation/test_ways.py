@@ -7,12 +7,14 @@ from transformers import FalconConfig, GPT2Config, LlamaConfig, MistralConfig, P
 from benchmarks.families import differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.ways import Way, reading_of
+from pipeline.learning.models.families import WITHOUT_SDPA
 from tests.doubles.families import FAMILIES, tiny_model
 
 
 @pytest.mark.parametrize("family", ["gemma2", "deepseek_v3", "bloom", "mamba", "falcon_h1", "rwkv"])
 def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
     model, prompts = tiny_model(family), some_prompts(9, 3, 12)
+    assert model._supports_sdpa == (model.config.model_type not in WITHOUT_SDPA)
     guides = [None, *(value_model(family, head) for head in HeadType)]
     with torch.inference_mode():
         assert [differing(model, guide, prompts, 3, 3) for guide in guides] == [[], [], []]

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, T5Config
 from transformers.utils import logging
 
 from pipeline.config import schema
 from pipeline.config.load import load_config
 from pipeline.config.schema import LongPrompts, SystemConfig
 from pipeline.errors import ConfigError, DataError, JobError
+from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.tokenized import encode_prompts
@@ -27,6 +28,7 @@ from pipeline.learning.models.load import (
     end_ids,
     load_policy,
     load_tokenizer,
+    load_value,
     without_progress_bars,
 )
 from pipeline.learning.models.source import (
@@ -37,7 +39,9 @@ from pipeline.learning.models.source import (
     value_folder,
     write_reference,
 )
+from pipeline.learning.models.value import value_model_from
 from pipeline.plan.tokenizers import check_tokenizers, has_chat_template, read_vocabulary
+from tests.doubles.families import tiny_model
 from tests.doubles.gguf import TOKENS, write_gguf
 
 SYSTEM = SystemConfig()
@@ -147,6 +151,21 @@ def test_the_backbone_of_value_models_may_be_another(gguf_file: Path, folder: Pa
     assert value_context(HFModelConfig(kind="hf", path="x", value_path=str(folder))) == 64
     made = value_folder(HFModelConfig(kind="hf", path="x", value_path=str(gguf_file)), tmp_path / "made")
     assert load_policy(str(made), SYSTEM, "cpu").config.hidden_size == 32
+
+
+def test_attention_gives_way_to_what_the_model_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model("bloom")
+    model.save_pretrained(tmp_path / "policy")
+    value_model_from(model, HeadType.v).save_pretrained(tmp_path / "value")
+    assert load_policy(tmp_path / "policy", SYSTEM, "cpu").config._attn_implementation == "eager"
+    assert load_value(tmp_path / "value", SYSTEM, "cpu").backbone.config._attn_implementation == "eager"
+    assert caplog.messages == ["transformers has bloom without sdpa attention; using eager"] * 2
+
+
+def test_what_continues_no_texts_is_not_loaded(tmp_path: Path) -> None:
+    T5Config(num_layers=1, d_model=8).save_pretrained(tmp_path)
+    with pytest.raises(JobError, match="t5 is an encoder with a decoder"):
+        load_policy(tmp_path, SYSTEM, "cpu")
 
 
 def test_a_model_that_the_hub_does_not_give_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
