@@ -1,4 +1,4 @@
-"""Batches of prompts of different lengths, padded on the left so that all end at the same position."""
+"""Batches of prompts of different lengths, padded to a rectangle."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> Prom
         positions=positions.to(device),
         lengths=lengths.to(device),
     )
+
+
+def pad_right(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> PromptBatch:
+    """Make a rectangle of prompts that begin at the same position.
+
+    Causal attention hides what comes after a prompt by itself, so there is no mask.
+    """
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    width = int(lengths.max())
+    ids = torch.tensor([[*prompt, *[pad_id] * (width - len(prompt))] for prompt in prompts])
+    positions = torch.arange(width)[None].expand(len(prompts), -1)
+    return PromptBatch(ids.to(device), None, positions.to(device), lengths.to(device))
 
 
 def batches_by_length(

@@ -1,0 +1,202 @@
+"""A KV cache of fixed slots in which every row is as long as its own text.
+
+A row's keys begin at slot 0 and end at its own length, so rows of any age stand side by side and a row that is
+finished makes room for a new one. Rows that are alive are always the first ones: where one leaves, the last one
+takes its place. What lies beyond a row's length is left over from others, and hidden by a mask.
+
+Shapes: n rows that are alive, R rows in all, G heads of keys and values, W slots of a row, L slots of the longest
+row alive, D size of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.errors import JobError
+from pipeline.learning.generation.slots import SlotCache, SlotLayer
+
+
+class RowLayer(SlotLayer):
+    """Keys and values of one attention layer; `keys` and `values` are those of the rows alive."""
+
+    def __init__(self, cache: RowCache, like: SlotLayer) -> None:
+        """Make the buffers, shape [R, G, W, D].
+
+        Args:
+            cache: Which this is a layer of.
+            like: Has heads, sizes and type of this model's layer.
+        """
+        super().__init__(cache.width)
+        self._cache = cache
+        # Zeros, as what is hidden is multiplied by a weight of zero, and must be a number.
+        self._buffers = [
+            old.new_zeros(cache.slots, old.shape[1], cache.width, old.shape[3]) for old in (like.keys, like.values)
+        ]
+        self.is_initialized = True
+        self.show()
+
+    def show(self) -> None:
+        """Follow the rows of the cache."""
+        self.keys, self.values = (buffer[: self._cache.rows] for buffer in self._buffers)
+        self.used = self._cache.longest
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_args: object, **_options: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append one token to every row; returns views of all slots in use, and one."""
+        if self.holding:
+            return super().update(key_states, value_states)
+        self._append(key_states, value_states)
+        end = self.used + 1
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def append_held(self, chosen: Tensor) -> None:
+        """Append of what was noted, shape [1, G, N, D], one token to every row; shape of `chosen`: [n]."""
+        keys, values = (noted[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for noted in self.held)
+        self._append(keys, values)
+        del self.held
+
+    def enter(self, staged: SlotLayer, places: Tensor) -> None:
+        """Add rows behind those alive: these ones of a batch of prompts."""
+        start, end, used = self._cache.rows, self._cache.rows + len(places), staged.used
+        for buffer, new in zip(self._buffers, (staged.keys, staged.values), strict=True):
+            buffer[start:end, :, :used] = new[:, :, :used].index_select(0, places)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Put rows into the place of others."""
+        for buffer in self._buffers:
+            buffer[target, :, : self.used] = buffer[source, :, : self.used]
+
+    def _append(self, keys: Tensor, values: Tensor) -> None:
+        if self._cache.even:
+            self.keys[:, :, self.used], self.values[:, :, self.used] = keys.squeeze(2), values.squeeze(2)
+            return
+        for buffer, new in zip(self._buffers, (keys, values), strict=True):
+            heads, size = buffer.shape[1], buffer.shape[3]
+            buffer.view(-1, size).index_copy_(0, self._cache.ends(heads), new.reshape(-1, size))
+
+
+class RowCache(SlotCache):
+    """Layers of `RowLayer`s, and how long their rows are.
+
+    Attributes:
+        rows: That are alive, n.
+        lengths: Of their texts as far as they are read, shape [n].
+        longest: Of these, L.
+        even: Whether all are as long, which is cheaper.
+    """
+
+    layers: list[RowLayer]  # type: ignore[assignment]
+
+    def __init__(self, model_config: Any, slots: int, width: int, device: str) -> None:
+        """Make an empty cache.
+
+        Args:
+            model_config: Of the model that will use it.
+            slots: Rows at once, R.
+            width: Tokens of the longest text, and one slot more, W.
+            device: ``cpu`` or ``cuda``.
+
+        Raises:
+            JobError: The model has sliding-window or other special attention layers.
+        """
+        super().__init__(model_config, width)
+        self.slots, self.width = slots, width
+        self.rows = self.longest = 0
+        self.even = True
+        self.lengths = torch.zeros(0, dtype=torch.long, device=device)
+        self._known = np.zeros(0, np.int64)
+        self._ends: dict[int, Tensor] = {}
+        self._slots = torch.arange(width, device=device)
+        self._nothing_hidden: Tensor | None = None
+
+    def enter(self, staged: SlotCache, places: Tensor, lengths: NDArray[np.int64]) -> None:
+        """Add rows behind those alive.
+
+        Args:
+            staged: Prompts that were read together, padded on the right.
+            places: Which of them, shape [rows that are added].
+            lengths: Their lengths.
+        """
+        if self.rows + len(lengths) > self.slots:
+            raise JobError(f"a cache of {self.slots} rows cannot hold {self.rows + len(lengths)}")
+        if not self.layers:
+            self.layers = [RowLayer(self, layer) for layer in staged.layers]
+        for layer, new in zip(self.layers, staged.layers, strict=True):
+            layer.enter(new, places)
+        added = torch.from_numpy(lengths).to(self.lengths.device)
+        self._set(np.concatenate([self._known, lengths]), torch.cat([self.lengths, added]))
+
+    def keep(self, order: NDArray[np.int64]) -> None:
+        """Go on with these rows; row i is to be the one that was `order[i]`, which is i or comes later."""
+        target = np.flatnonzero(order != np.arange(len(order)))
+        if len(target):
+            places = torch.from_numpy(np.stack([order[target], target])).to(self.lengths.device)
+            for layer in self.layers:
+                layer.move(places[0], places[1])
+        kept = torch.from_numpy(order).to(self.lengths.device)
+        self._set(self._known[order], self.lengths[kept])
+
+    def grow(self) -> None:
+        """Every row has got one token more."""
+        self._known += 1
+        self.longest += 1
+        self.lengths = self.lengths + 1
+        self._ends.clear()
+        self._check()
+        for layer in self.layers:
+            layer.used = self.longest
+
+    def append_held(self, chosen: Tensor) -> None:
+        """Of the states that were noted last, append one to every row; shape of `chosen`: [n]."""
+        super().append_held(chosen)
+        self.grow()
+
+    def ends(self, heads: int) -> Tensor:
+        """Where the next token of every row goes in a buffer seen as [R * G * W, D]; shape [n * heads]."""
+        if heads not in self._ends:
+            first = torch.arange(self.rows * heads, device=self.lengths.device).view(-1, heads) * self.width
+            self._ends[heads] = (first + self.lengths[:, None]).view(-1)
+        return self._ends[heads]
+
+    def hidden(self, dtype: torch.dtype) -> Tensor:
+        """What next tokens must not see: 0 or -inf, to be added to scores; shape [n or 1, 1, 1, L + 1]."""
+        if self.even:
+            if self._nothing_hidden is None:
+                self._nothing_hidden = torch.zeros(1, 1, 1, self.width, dtype=dtype, device=self.lengths.device)
+            return self._nothing_hidden[..., : self.longest + 1]
+        return _minus_infinity(self._slots[: self.longest + 1] > self.lengths[:, None], dtype)[:, None, None]
+
+    def hidden_prefix(self, dtype: torch.dtype) -> Tensor | None:
+        """Likewise for candidates that are not in the cache, and see themselves at slot L; shape [n, 1, L + 1].
+
+        None where nothing is hidden.
+        """
+        if self.even:
+            return None
+        hidden = self._slots[: self.longest + 1] >= self.lengths[:, None]
+        hidden[:, -1] = False
+        return _minus_infinity(hidden, dtype)[:, None]
+
+    def _set(self, known: NDArray[np.int64], lengths: Tensor) -> None:
+        self._known, self.lengths = known, lengths
+        self.rows, self.longest = len(known), int(known.max(initial=0))
+        self.even = bool((known == self.longest).all())
+        self._ends.clear()
+        self._check()
+        for layer in self.layers:
+            layer.show()
+
+    def _check(self) -> None:
+        if self.longest >= self.width:
+            raise JobError(f"rows of {self.width} slots cannot hold {self.longest + 1}")
+
+
+def _minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)

@@ -1,0 +1,128 @@
+"""What the host knows while slots are decoded: the work that there is, and the rows in the slots.
+
+Shapes: N samples in all, n rows that are alive, k steps since tokens were looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from pipeline.learning.models.flops import Pass, continued, model_cost, spend, whole_texts
+from pipeline.learning.models.value import ValueModel
+
+Finished = Callable[[int, list[list[int]], NDArray[np.float64]], None]
+"""Told of each prompt, once all of its samples are finished: its index, tokens and divergences of the samples."""
+
+
+class Work:
+    """What there is to do and what is done of it.
+
+    Attributes:
+        queue: Prompts that are not read yet, in the order in which they will be.
+        tokens: Of each sample.
+        kl: Of each sample.
+        candidates: That the guide has read for each sample, and the positions that they attended to; shape [N, 2].
+    """
+
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], budgets: NDArray[np.int64], samples: int, finished: Finished
+    ) -> None:
+        self.prompts, self.budgets, self.samples = prompts, budgets, samples
+        self.lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        self.tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
+        self.kl = np.zeros(len(self.tokens))
+        self.candidates = np.zeros((len(self.tokens), 2), np.int64)
+        self._finished = finished
+        self._left = np.where(budgets > 0, samples, 0)
+        self._done: list[int] = []
+        order = np.argsort(self.lengths, kind="stable")
+        self.queue: list[int] = order[budgets[order] > 0].tolist()
+        for prompt in np.flatnonzero(budgets <= 0).tolist():
+            self._tell(prompt)
+
+    def next_prompts(self, count: int) -> list[int]:
+        """Take prompts off the queue."""
+        taken, self.queue = self.queue[:count], self.queue[count:]
+        return taken
+
+    def finish(self, sample: int, tokens: list[int], kl: float, candidates: NDArray[np.int64]) -> None:
+        """Note what a sample has become."""
+        self.tokens[sample], self.kl[sample], self.candidates[sample] = tokens, kl, candidates
+        prompt = sample // self.samples
+        self._left[prompt] -= 1
+        if not self._left[prompt]:
+            self._done.append(prompt)
+            self._tell(prompt)
+
+    def count(self, model: PreTrainedModel, guide: ValueModel | None) -> None:
+        """Count FLOPs of prompts that are finished.
+
+        Samples of a prompt share its prefill; the last token of each is never read.
+        """
+        done = np.array(self._done, np.int64)
+        written = (done[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
+        further = np.array([len(self.tokens[sample]) - 1 for sample in written], np.int64)
+        prefill = whole_texts(self.lengths[done], outputs=len(done))
+        steps = continued(self.lengths[done].repeat(self.samples), further)
+        spend("decoding", model_cost(model).forward(prefill + steps))
+        if guide is not None:
+            tokens, positions = self.candidates[written].sum(0).tolist()
+            read = Pass(tokens, positions, tokens) if tokens else steps
+            spend("guidance", model_cost(guide).forward(prefill + read))
+
+    def _tell(self, prompt: int) -> None:
+        place = slice(prompt * self.samples, (prompt + 1) * self.samples)
+        self._finished(prompt, self.tokens[place], self.kl[place])
+
+
+class Rows:
+    """What is known of the rows alive, on the host: the first `count` of every array."""
+
+    def __init__(self, slots: int, steps: int) -> None:
+        self.count = 0
+        self.sample = np.zeros(slots, np.int64)
+        self.prompt = np.zeros(slots, np.int64)  # its length
+        self.budget = np.zeros(slots, np.int64)
+        self.grown = np.zeros(slots, np.int64)
+        self.kl = np.zeros(slots)
+        self.candidates = np.zeros((slots, 2), np.int64)
+        self.written = np.zeros((slots, steps), np.int64)
+
+    def enter(
+        self, sample: NDArray[np.int64], prompt: NDArray[np.int64], budget: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Add rows; returns their places."""
+        places = np.arange(self.count, self.count + len(sample))
+        self.sample[places], self.prompt[places], self.budget[places] = sample, prompt, budget
+        self.grown[places] = self.kl[places] = self.candidates[places] = 0
+        self.count += len(sample)
+        return places
+
+    def write(self, tokens: NDArray[np.int64], ends: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Add the tokens of some steps; returns how many of them each row keeps, and which rows have ended.
+
+        Args:
+            tokens: May go on after an end, but not beyond a budget; shape [k, n].
+            ends: Tokens that end a completion.
+        """
+        n, steps = self.count, len(tokens)
+        taken = np.arange(1, steps + 1)[:, None]
+        grown = self.grown[:n]
+        self.written[np.arange(n), grown + taken - 1] = tokens
+        over = np.asarray(grown + taken >= self.budget[:n])
+        for end in ends:
+            over |= tokens == end
+        if steps == 1:
+            return np.ones(n, np.int64), over[0]
+        ended = np.asarray(over.any(0))
+        return np.where(ended, over.argmax(0) + 1, steps), ended
+
+    def keep(self, order: NDArray[np.int64]) -> None:
+        """Go on with these rows."""
+        for array in (self.sample, self.prompt, self.budget, self.grown, self.kl, self.candidates, self.written):
+            array[: len(order)] = array[order]
+        self.count = len(order)

@@ -1,0 +1,337 @@
+"""Decoding in slots is equal to decoding in batches, whatever enters and leaves when."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+
+from pipeline.errors import JobError
+from pipeline.learning.choices import HeadType, Others
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.guide import value_reader
+from pipeline.learning.generation.in_slots import Pace, RowGuidance, decode_in_slots
+from pipeline.learning.generation.row_cache import RowCache
+from pipeline.learning.generation.row_models import reads_rows
+from pipeline.learning.generation.sampling import Keys, sample_keys
+from pipeline.learning.generation.slots import SlotCache
+from pipeline.learning.generation.tilt import Tilt, atoms_offset, preference_offset
+from pipeline.learning.models.flops import metered
+from pipeline.learning.models.load import frozen
+from pipeline.learning.models.value import ValueModel, value_model_from
+from tests.unit.learning.generation.conftest import VOCABULARY, language_model, opinionated
+from tests.unit.learning.generation.test_decode import TILTS, slow_plain, some_prompts
+
+ATOMS = Tilt(atoms_offset([-1.0, 0.0, 2.0], 1.5), top_k=5, min_p=0.02, others=Others.offset_zero)
+HEADS = [None, HeadType.v, HeadType.q]
+
+
+def with_atoms(model: PreTrainedModel, head: HeadType) -> ValueModel:
+    value = frozen(value_model_from(model, head, atoms=3), "cpu")
+    value.head.weight.copy_(torch.randn(value.head.weight.shape, generator=torch.Generator().manual_seed(3)))
+    return value
+
+
+class Case:
+    """Random work for random settings."""
+
+    def __init__(self, seed: int) -> None:
+        numbers = np.random.default_rng(seed)
+        count, self.samples = int(numbers.integers(1, 14)), int(numbers.choice([1, 1, 2, 5]))
+        self.prompts = [
+            numbers.integers(1, VOCABULARY, length).tolist() for length in numbers.integers(1, 9, count)
+        ]
+        self.budgets = numbers.integers(0, 13, count) if seed % 2 else np.full(count, 9)
+        self.budgets[0] = 5
+        self.settings = DecodeSettings(
+            batch_size=int(numbers.integers(1, 10)),
+            temperature=float(numbers.choice([1.0, 1.4])),
+            top_p=float(numbers.choice([1.0, 0.8])),
+            eos_id=None if numbers.random() < 0.2 else 5,
+            further_end_ids=(7, 2) if numbers.random() < 0.5 else (),
+        )
+        self.keys: Keys | None = sample_keys(seed, "test", np.arange(count), self.samples)
+        if numbers.random() < 0.3:
+            self.keys = None
+        self.tilt = list(TILTS.values())[int(numbers.integers(len(TILTS)))]
+        self.pace = Pace(
+            prefill=float(numbers.choice([0.0, 0.4, 1.0, 9.0])),
+            entry=float(numbers.choice([0.0, 0.2, 2.0])),
+            look_every=int(numbers.choice([1, 1, 3, 8])),
+        )
+
+    def by_batches(self, model: PreTrainedModel, value: ValueModel | None = None) -> Decoded:
+        return decode(
+            model,
+            self.prompts,
+            self.budgets,
+            replace(self.settings, batch_size=64),
+            keys=self.keys,
+            samples=self.samples,
+            guidance=None if value is None else Guidance(value_reader(value), self.tilt),
+        )
+
+    def in_slots(self, model: PreTrainedModel, value: ValueModel | None = None, **options: Any) -> Decoded:
+        return decode_in_slots(
+            model,
+            self.prompts,
+            self.budgets,
+            self.settings,
+            keys=self.keys,
+            samples=self.samples,
+            guidance=None if value is None else RowGuidance(value, self.tilt),
+            **{"pace": self.pace, **options},
+        )
+
+    def check(self, model: PreTrainedModel, value: ValueModel | None = None) -> None:
+        ours, theirs = self.in_slots(model, value), self.by_batches(model, value)
+        assert ours.tokens == theirs.tokens
+        assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_slots_draw_what_batches_draw(model: PreTrainedModel, head: HeadType | None) -> None:
+    value = head and opinionated(model, head)
+    for seed in range(6):
+        Case(seed).check(model, value)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["qwen2", "neox", "gemma2"])
+def test_other_families(kind: str, head: HeadType | None) -> None:
+    model = language_model(kind)
+    if kind == "gemma2":
+        head = head and HeadType.q  # its attention cannot be replaced, as candidates would need
+    for seed in range(25, 27):
+        Case(seed).check(model, head and opinionated(model, head))
+
+
+@pytest.mark.parametrize("head", HeadType)
+def test_atoms(model: PreTrainedModel, head: HeadType) -> None:
+    value = with_atoms(language_model({"gpt2": "gpt2"}.get(model.config.model_type, "llama"), seed=1), head)
+    for seed in range(31, 33):
+        case = Case(seed)
+        case.tilt = ATOMS
+        case.check(model, value)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_same_work_is_the_same_bytes(model: PreTrainedModel, head: HeadType | None) -> None:
+    case, value = Case(2), head and opinionated(model, head)
+    one, other = case.in_slots(model, value), case.in_slots(model, value)
+    assert (one.tokens, one.kl.tobytes()) == (other.tokens, other.kl.tobytes())
+
+
+def test_slots_draw_what_is_drawn_without_a_cache(model: PreTrainedModel) -> None:
+    prompts = some_prompts(7)
+    keys = sample_keys(0, "test", np.arange(7), 1)
+    found = decode_in_slots(model, prompts, [7, 2, 0, 7, 5, 7, 1], DecodeSettings(batch_size=3), keys=keys)
+    assert found.tokens == [
+        slow_plain(model, prompt, row, steps)
+        for row, (prompt, steps) in enumerate(zip(prompts, [7, 2, 0, 7, 5, 7, 1], strict=True))
+    ]
+
+
+def test_no_prompts_and_no_budgets_are_no_work(model: PreTrainedModel) -> None:
+    settings = DecodeSettings(batch_size=3)
+    assert decode_in_slots(model, [], [], settings, keys=None).tokens == []
+    with metered() as meter:
+        found = decode_in_slots(model, [[1], [2, 3]], [0, 0], settings, keys=None, samples=2)
+    assert (found.tokens, meter.total) == ([[], [], [], []], 0)
+
+
+class Seen:
+    """Rows and tokens of every forward pass."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.prompts: list[tuple[int, ...]] = []
+        self.steps: list[int] = []
+        model.register_forward_pre_hook(self.see, with_kwargs=True)
+
+    def see(self, _module: object, _args: object, kwargs: dict[str, Any]) -> None:
+        ids = kwargs["input_ids"]
+        if kwargs["past_key_values"].get_seq_length():
+            self.steps.append(len(ids))
+        else:
+            self.prompts += [tuple(row) for row in ids.tolist()]
+
+
+def mixed(count: int = 40, samples: int = 1) -> dict[str, Any]:
+    """Prompts of one length with budgets of 1 to 16."""
+    numbers = np.random.default_rng(1)
+    return {
+        "prompts": [[1 + row % 16, 1 + row // 16, 3] for row in range(count)],
+        "budgets": numbers.integers(1, 17, count),
+        "keys": sample_keys(0, "test", np.arange(count), samples),
+        "samples": samples,
+    }
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_slots_stay_full_while_someone_waits(samples: int) -> None:
+    """Everyone waits no longer than it takes to idle for one step, so steps are few; each prompt is read once."""
+    model, work = language_model("gpt2"), mixed(samples=samples)
+    seen = Seen(model)
+    decode_in_slots(model, settings=DecodeSettings(batch_size=8), **work, pace=Pace(prefill=0.0, entry=0.0))
+    assert sorted(seen.prompts) == sorted(tuple(prompt) for prompt in work["prompts"])
+    needed = int((work["budgets"] - 1).sum()) * samples
+    assert sum(seen.steps) == needed
+    # All but the end has eight rows; a sample of one token is never read, and leaves a slot empty for one step.
+    assert len(seen.steps) < needed / 8 * 1.1 + 16
+    assert max(seen.steps) == 8
+
+
+def test_the_dearer_newcomers_are_the_more_come_together() -> None:
+    passes = []
+    for price in (0.0, 1.0, math.inf):
+        model = language_model("gpt2")
+        batches: list[int] = []
+        model.register_forward_pre_hook(
+            lambda _, __, kwargs, batches=batches: batches.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        decode_in_slots(model, settings=DecodeSettings(batch_size=8), **mixed(), pace=Pace(prefill=price))
+        passes.append((batches.count(3), batches.count(1)))
+    (often, short), (less, longer), (never, longest) = passes
+    assert often > less > never == 5  # at infinity, whenever all slots are empty: in whole batches
+    assert short < longer < longest
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_what_is_computed_for_nothing_is_left_out_of_everything(head: HeadType | None) -> None:
+    """Rows that have ended while nobody looked."""
+    model = language_model("llama")
+    value, case = head and opinionated(model, head), Case(3)
+    case.settings = replace(case.settings, eos_id=5, batch_size=4)
+    found = []
+    for every in (1, 4):
+        with metered() as meter:
+            decoded = case.in_slots(model, value, pace=Pace(look_every=every))
+        found.append((decoded, dict(meter.flops)))
+    (one, spent), (other, spent_too) = found
+    assert (one.tokens, spent) == (other.tokens, spent_too)
+    assert one.kl == pytest.approx(other.kl, abs=1e-4)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_flops_are_those_that_torch_counts(head: HeadType | None) -> None:
+    model = language_model("gpt2")
+    model.set_attn_implementation("eager")
+    value = head and opinionated(model, head)
+    if value is not None:
+        value.backbone.set_attn_implementation("eager")
+    keys = sample_keys(0, "test", np.arange(4), 3)
+    guidance = None if value is None else RowGuidance(value, Tilt(preference_offset(0.5), top_k=3))
+    with metered() as meter, FlopCounterMode(display=False) as counted:
+        settings = DecodeSettings(batch_size=6)
+        decode_in_slots(model, [[1, 2, 3, 4]] * 4, [9] * 4, settings, keys=keys, samples=3, guidance=guidance)
+    assert meter.total == pytest.approx(counted.get_total_flops(), rel=0.02)
+
+
+def test_what_is_finished_is_told_of_and_counted_before_a_failure() -> None:
+    model, work = language_model("gpt2"), mixed(samples=2)
+    settings, told = DecodeSettings(batch_size=8), {}
+    whole = decode_in_slots(model, settings=settings, **work)
+    passes = 0
+
+    def fail(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 40:
+            raise torch.OutOfMemoryError
+
+    model.register_forward_pre_hook(fail)
+    with metered() as meter, pytest.raises(torch.OutOfMemoryError):
+        decode_in_slots(
+            model, settings=settings, **work, finished=lambda prompt, tokens, _: told.update({prompt: tokens})
+        )
+    assert 5 < len(told) < 35
+    assert all(tokens == whole.tokens[2 * prompt : 2 * prompt + 2] for prompt, tokens in told.items())
+    some = list(told)
+    with metered() as again:
+        decode_in_slots(
+            language_model("gpt2"),
+            [work["prompts"][prompt] for prompt in some],
+            work["budgets"][some],
+            settings,
+            keys=work["keys"][some],
+            samples=2,
+        )
+    assert dict(meter.flops) == dict(again.flops)
+
+
+def test_models_that_read_rows() -> None:
+    assert [
+        kind for kind in ("gpt2", "llama", "gemma2", "gptj", "gpt_neo") if reads_rows(language_model(kind))
+    ] == [
+        "gpt2",
+        "llama",
+        "gemma2",
+    ]
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    windowed = MistralForCausalLM(MistralConfig(vocab_size=9, num_key_value_heads=1, sliding_window=4, **sizes))
+    assert not reads_rows(windowed)
+
+
+def test_a_cache_of_rows() -> None:
+    """Rows lie where they were put, after others have left and come."""
+    model = language_model("llama")
+    heads, size = 2, 8
+    numbers = torch.Generator().manual_seed(0)
+
+    def some(rows: int, length: int) -> torch.Tensor:
+        return torch.randn(rows, heads, length, size, generator=numbers)
+
+    staged = SlotCache(3)
+    prompts = [some(3, 3) for _ in range(2)]
+    for layer, keys in enumerate(prompts):
+        staged.update(keys, -keys, layer)
+    cache = RowCache(model.config, slots=3, width=5, device="cpu")
+    cache.enter(staged, torch.tensor([0, 1, 2]), np.array([3, 1, 2]))
+    tokens = [some(3, 1) for _ in range(2)]
+    for layer, keys in enumerate(tokens):
+        cache.update(keys, -keys, layer)
+    cache.grow()
+    cache.keep(np.array([2, 1]))
+    cache.enter(staged, torch.tensor([0]), np.array([3]))
+    assert cache.lengths.tolist() == [3, 2, 3]
+    expected = [(2, 2), (1, 1)]
+    for layer, (prompt, token) in enumerate(zip(prompts, tokens, strict=True)):
+        held = cache.layers[layer]
+        for row, (old, length) in enumerate(expected):
+            whole = torch.cat([prompt[old, :, :length], token[old]], 1)
+            assert torch.equal(held.keys[row, :, : length + 1], whole)
+            assert torch.equal(held.values[row, :, : length + 1], -whole)
+        assert torch.equal(held.keys[2, :, :3], prompt[0])
+    hidden = cache.hidden(torch.float32)[:, 0, 0]
+    assert (hidden == 0).sum(-1).tolist() == [4, 3, 4]
+    prefix = cache.hidden_prefix(torch.float32)
+    assert prefix is not None
+    assert (prefix[:, 0] == 0).tolist()[1] == [True, True, False, True]
+    with pytest.raises(JobError, match="3 rows cannot hold 4"):
+        cache.enter(staged, torch.tensor([0]), np.array([3]))
+    cache.grow()
+    with pytest.raises(JobError, match="5 slots cannot hold 6"):
+        cache.grow()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("head", HEADS)
+def test_slots_on_a_gpu(head: HeadType | None, make_value: Callable[..., ValueModel]) -> None:
+    model = frozen(language_model("llama"), "cuda")
+    value = None if head is None else frozen(make_value(language_model("llama"), head), "cuda")
+    for seed in range(6):
+        case = Case(seed)
+        case.settings = replace(case.settings, device="cuda")
+        ours, theirs = case.in_slots(model, value, pace=Pace()), case.by_batches(model, value)
+        assert ours.tokens == theirs.tokens
