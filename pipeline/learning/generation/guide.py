@@ -144,7 +144,7 @@ class CandidateReader:
     needs_equal_lengths = False
 
     def __init__(self, model: ValueModel) -> None:
-        self._model = model
+        self._model = self.model = model
         self._packs = can_pack(model.backbone)
         self._prefix: _Prefix
         self._hidden: Tensor | None
@@ -220,7 +220,7 @@ class _Grown:
     """Rows as they are read by a `Reader`, with what has been spent."""
 
     def __init__(self, model: ValueModel) -> None:
-        self._model = model
+        self._model = self.model = model
         self.needs_equal_lengths = needs_equal_lengths(model)
         self._reader: Reader
         self._lengths: Tensor

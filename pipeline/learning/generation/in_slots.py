@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 from pipeline.learning.choices import Others
 from pipeline.learning.generation.batching import pad_right
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, guided_step
-from pipeline.learning.generation.row_models import RowModel, RowReader, row_reader
+from pipeline.learning.generation.guide import CandidateReader, VocabularyReader
+from pipeline.learning.generation.row_models import RowModel, RowReader, reads_rows, row_reader
 from pipeline.learning.generation.sampling import (
     Keys,
     draw_tokens,
@@ -32,7 +33,6 @@ from pipeline.learning.generation.sampling import (
     nucleus_kl,
     policy_logprobs,
     stream_beside,
-    uniforms,
 )
 from pipeline.learning.generation.slot_work import Finished, Rows, Work
 from pipeline.learning.generation.tilt import Tilt
@@ -73,6 +73,21 @@ class RowGuidance:
 
     model: ValueModel
     tilt: Tilt
+
+
+def guided_rows(model: PreTrainedModel, guidance: Guidance | None) -> tuple[bool, RowGuidance | None]:
+    """Whether slots serve a policy, and how its guide reads rows.
+
+    Args:
+        model: The policy.
+        guidance: With a reader for rows that begin together; None where nothing guides.
+    """
+    if guidance is None:
+        return reads_rows(model), None
+    reader = guidance.reader
+    if not isinstance(reader, (CandidateReader, VocabularyReader)) or not reads_rows(reader.model.backbone):
+        return False, None
+    return reads_rows(model), RowGuidance(reader.model, guidance.tilt)
 
 
 @torch.inference_mode()
@@ -132,7 +147,6 @@ class _Slots:
         steps, device = int(work.budgets.max()), settings.device
         self.slots = min(settings.batch_size, len(work.queue) * work.samples)
         width = int((work.lengths + work.budgets).max())
-        self.rows = Rows(self.slots, steps)
         self.policy = RowModel(model, self.slots, width, device)
         self.reader: RowReader | None = None
         self.guidance: Guidance | None = None
@@ -144,7 +158,7 @@ class _Slots:
             self.streams = [keys.reshape(-1)]
             if guidance is not None and guidance.tilt.others is Others.offset_zero:
                 self.streams.append(stream_beside(self.streams[0], "others"))
-        self.draws = torch.zeros(len(self.streams), self.slots, steps, dtype=torch.float64, device=device)
+        self.rows = Rows(self.slots, steps, len(self.streams))
         self.ends = [] if settings.eos_id is None else [settings.eos_id, *settings.further_end_ids]
         self.logits: Tensor | None = None
         self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet
@@ -170,9 +184,11 @@ class _Slots:
 
     def _steps_to_look(self) -> int:
         """Steps until tokens are looked at: before a row could go beyond its budget."""
-        rows = self.rows
+        rows, most = self.rows, self.pace.steps(self.settings.device)
+        if most == 1:
+            return 1
         left = int((rows.budget[: rows.count] - rows.grown[: rows.count]).min())
-        return min(left, self.pace.steps(self.settings.device))
+        return min(left, most)
 
     # -- newcomers -----------------------------------------------------------------------------------------------
 
@@ -206,15 +222,11 @@ class _Slots:
         lengths = self.work.lengths[prompts]
         at = {prompt: place for place, prompt in enumerate(self.staged_prompts.tolist())}
         places = torch.tensor([at[prompt] for prompt in prompts.tolist()], device=self.settings.device)
-        slots = self.rows.enter(entering, lengths, self.work.budgets[prompts])
+        self.rows.enter(entering, lengths, self.work.budgets[prompts], self.streams)
         logits = self.policy.enter(places, lengths)
         self.logits = logits if self.logits is None else torch.cat([self.logits, logits])
         if self.reader is not None:
             self.reader.enter(places, lengths)
-        if self.streams:
-            steps = self.draws.shape[-1]
-            drawn = np.stack([uniforms(stream[entering], steps) for stream in self.streams])
-            self.draws[:, slots[0] : slots[-1] + 1] = torch.from_numpy(drawn).to(self.settings.device)
         if not len(self.staged):
             for model in (self.policy, self.reader):
                 if model is not None:
@@ -228,7 +240,9 @@ class _Slots:
         whole = policy_logprobs(self.logits, self.settings.temperature)
         logprobs = nucleus(whole, self.settings.top_p)
         kl = nucleus_kl(whole, logprobs) if self.settings.top_p < 1.0 else None
-        draws = self._draws() if self.streams else None
+        draws = None
+        if self.streams:
+            draws = torch.from_numpy(self.rows.draws(len(self.noted))).to(self.settings.device)
         asked = None
         if self.guidance is not None:
             assert self.reader is not None
@@ -240,12 +254,6 @@ class _Slots:
         self.noted.append((tokens, kl, asked))
         return tokens
 
-    def _draws(self) -> Tensor:
-        """Draws of the rows, each of its own step, shape [1 or 2, n]."""
-        count = self.rows.count
-        grown = torch.from_numpy(self.rows.grown[:count] + len(self.noted)).to(self.settings.device)
-        return self.draws[:, :count].gather(-1, grown[None, :, None].expand(len(self.draws), -1, 1)).squeeze(-1)
-
     def _read(self, tokens: Tensor) -> None:
         self.logits = self.policy.read(tokens)
         if self.reader is not None:
@@ -254,7 +262,7 @@ class _Slots:
     def _look(self, tokens: Tensor) -> Tensor:
         """Look at the tokens of the steps since the last look; returns the last ones of the rows that are left."""
         rows, noted = self.rows, self.noted
-        taken = torch.stack([step[0] for step in noted]).cpu().numpy()
+        taken = (torch.stack([step[0] for step in noted]) if len(noted) > 1 else noted[0][0][None]).cpu().numpy()
         kept, ended = rows.write(taken, self.ends)
         for step, (_, kl, asked) in enumerate(noted):
             mine = step < kept
@@ -282,7 +290,5 @@ class _Slots:
         if self.reader is not None:
             self.reader.keep(order)
         kept = torch.from_numpy(order).to(self.settings.device)
-        if self.streams:
-            self.draws[:, : len(order)] = self.draws[:, kept]
         self.logits = None
         return tokens[kept]

@@ -147,7 +147,7 @@ class RowCache(SlotCache):
         """Every row has got one token more."""
         self._known += 1
         self.longest += 1
-        self.lengths = self.lengths + 1
+        self.lengths += 1
         self._ends.clear()
         self._check()
         for layer in self.layers:

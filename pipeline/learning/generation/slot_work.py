@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from pipeline.learning.generation.sampling import Keys, uniforms
 from pipeline.learning.models.flops import Pass, continued, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
 
@@ -82,8 +83,10 @@ class Work:
 class Rows:
     """What is known of the rows alive, on the host: the first `count` of every array."""
 
-    def __init__(self, slots: int, steps: int) -> None:
+    def __init__(self, slots: int, steps: int, streams: int) -> None:
         self.count = 0
+        self._places = np.arange(slots)
+        self._draws = np.zeros((slots, steps, streams))
         self.sample = np.zeros(slots, np.int64)
         self.prompt = np.zeros(slots, np.int64)  # its length
         self.budget = np.zeros(slots, np.int64)
@@ -93,14 +96,24 @@ class Rows:
         self.written = np.zeros((slots, steps), np.int64)
 
     def enter(
-        self, sample: NDArray[np.int64], prompt: NDArray[np.int64], budget: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Add rows; returns their places."""
-        places = np.arange(self.count, self.count + len(sample))
+        self,
+        sample: NDArray[np.int64],
+        prompt: NDArray[np.int64],
+        budget: NDArray[np.int64],
+        streams: Sequence[Keys],
+    ) -> None:
+        """Add rows, which draw from these streams."""
+        places = slice(self.count, self.count + len(sample))
         self.sample[places], self.prompt[places], self.budget[places] = sample, prompt, budget
         self.grown[places] = self.kl[places] = self.candidates[places] = 0
+        for number, stream in enumerate(streams):
+            self._draws[places, :, number] = uniforms(stream[sample], self._draws.shape[1])
         self.count += len(sample)
-        return places
+
+    def draws(self, further: int) -> NDArray[np.float64]:
+        """Draws of each row for the step that is so many further than it has grown, shape [streams, n]."""
+        drawn = self._draws[self._places[: self.count], self.grown[: self.count] + further]
+        return np.ascontiguousarray(drawn.T)
 
     def write(self, tokens: NDArray[np.int64], ends: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Add the tokens of some steps; returns how many of them each row keeps, and which rows have ended.
@@ -112,7 +125,7 @@ class Rows:
         n, steps = self.count, len(tokens)
         taken = np.arange(1, steps + 1)[:, None]
         grown = self.grown[:n]
-        self.written[np.arange(n), grown + taken - 1] = tokens
+        self.written[self._places[:n], grown + taken - 1] = tokens
         over = np.asarray(grown + taken >= self.budget[:n])
         for end in ends:
             over |= tokens == end
@@ -123,6 +136,7 @@ class Rows:
 
     def keep(self, order: NDArray[np.int64]) -> None:
         """Go on with these rows."""
-        for array in (self.sample, self.prompt, self.budget, self.grown, self.kl, self.candidates, self.written):
+        told = (self.sample, self.prompt, self.budget, self.grown, self.kl, self.candidates, self.written)
+        for array in (*told, self._draws):
             array[: len(order)] = array[order]
         self.count = len(order)
