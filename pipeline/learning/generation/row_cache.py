@@ -11,7 +11,6 @@ row alive, D size of a head.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,19 +93,15 @@ class RowCache(SlotCache):
 
     layers: list[RowLayer]  # type: ignore[assignment]
 
-    def __init__(self, model_config: Any, slots: int, width: int, device: str) -> None:
+    def __init__(self, slots: int, width: int, device: str) -> None:
         """Make an empty cache.
 
         Args:
-            model_config: Of the model that will use it.
             slots: Rows at once, R.
             width: Tokens of the longest text, and one slot more, W.
             device: ``cpu`` or ``cuda``.
-
-        Raises:
-            JobError: The model has sliding-window or other special attention layers.
         """
-        super().__init__(model_config, width)
+        super().__init__(width)
         self.slots, self.width = slots, width
         self.rows = self.longest = 0
         self.even = True

@@ -54,8 +54,7 @@ class RowModel:
             device: ``cpu`` or ``cuda``.
         """
         self.model = model
-        self.config: Any = model.config.backbone if isinstance(model, ValueModel) else model.config
-        self.cache = RowCache(self.config, slots, width + 1, device)
+        self.cache = RowCache(slots, width + 1, device)
         self._staged: SlotCache
         self._outputs: Tensor
 

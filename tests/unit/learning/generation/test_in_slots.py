@@ -284,7 +284,6 @@ def test_models_that_read_rows() -> None:
 
 def test_a_cache_of_rows() -> None:
     """Rows lie where they were put, after others have left and come."""
-    model = language_model("llama")
     heads, size = 2, 8
     numbers = torch.Generator().manual_seed(0)
 
@@ -295,7 +294,7 @@ def test_a_cache_of_rows() -> None:
     prompts = [some(3, 3) for _ in range(2)]
     for layer, keys in enumerate(prompts):
         staged.update(keys, -keys, layer)
-    cache = RowCache(model.config, slots=3, width=5, device="cpu")
+    cache = RowCache(slots=3, width=5, device="cpu")
     cache.enter(staged, torch.tensor([0, 1, 2]), np.array([3, 1, 2]))
     tokens = [some(3, 1) for _ in range(2)]
     for layer, keys in enumerate(tokens):
