@@ -56,6 +56,14 @@ class Record(RecordedSweep):
             raise StoreError(f"cannot write to {folder.path}: {error.strerror}") from error
         super().__init__(folder)
 
+    def refresh(self) -> None:
+        """Take what the journal has got since the last time, and that alone: what is lost is to be written.
+
+        Raises:
+            StoreError: The journal cannot be read.
+        """
+        self._take()
+
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Be the only one who reads, decides and writes; all that is recorded so far has been read.

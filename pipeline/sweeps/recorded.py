@@ -48,7 +48,8 @@ class RecordedSweep:
 
     Attributes:
         folder: Where it is.
-        view: What the journal told up to the last `refresh`.
+        view: What the journal told up to the last `refresh`. Trials of agents that are gone are lost in it, also
+            where nobody has written so yet.
     """
 
     def __init__(self, folder: SweepFolder) -> None:
@@ -99,11 +100,18 @@ class RecordedSweep:
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def refresh(self) -> None:
-        """Take what the journal has got since the last time.
+        """Take what the journal has got since the last time, and see whose agents are gone.
 
         Raises:
             StoreError: The journal cannot be read.
         """
+        self._take()
+        gone = [agent for agent in self.agents() if self.agent_lives(agent) is False]
+        if gone:
+            self._take()  # what an agent has written before it left
+            self.view.lose(gone)
+
+    def _take(self) -> None:
         self.view.feed(self._journal.new_events())
 
     def so_far(self) -> dict[int, float | None]:

@@ -17,7 +17,7 @@ was cancelled another chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -136,6 +136,12 @@ class SweepView:
             self.last = event.get("time") or self.last
             take(self, event)
 
+    def lose(self, gone: Collection[str]) -> None:
+        """Show the trials of agents that are gone as lost, up to the event that says what became of them."""
+        for trial in self.having(TrialState.running):
+            if trial.agent in gone:
+                trial.state, trial.ended, trial.reason = TrialState.lost, self.last, why_lost(trial.agent)
+
     def having(self, *states: TrialState) -> list[Trial]:
         """The trials that stand so, by number."""
         return [trial for _, trial in sorted(self.trials.items()) if trial.state in states]
@@ -225,6 +231,11 @@ _TAKES: Mapping[str, Callable[[SweepView, Mapping[str, Any]], None]] = {
 }
 _OF_TRIALS = {"TrialStarted", "TrialEnded"}
 _OF_AGENTS = {"AgentJoined", "AgentLeft", "TrialStarted"}
+
+
+def why_lost(agent: str) -> str:
+    """Why the trials of an agent that is gone have ended."""
+    return f"agent {agent} is gone"
 
 
 def best_trial(trials: Iterable[Trial], goal: Goal) -> Trial | None:

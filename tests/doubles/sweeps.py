@@ -3,10 +3,12 @@
 import json
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipeline.locks import lock
 from pipeline.sweeps.folder import SweepFolder, sweep_folder
 
 BEGAN = 1.7e9
@@ -42,6 +44,14 @@ class SweepOnPaper:
         self.time += after_s
         with self.folder.journal.open("a") as file:
             file.write(json.dumps({"event": event, "time": self.time, **fields}) + "\n")
+
+    @contextmanager
+    def at_work(self, agent: str = "a1") -> Iterator[None]:
+        """Have its agent live: nobody else runs a trial."""
+        self.folder.agents.mkdir(exist_ok=True)
+        with (self.folder.agents / agent).open("w") as held:
+            lock(held.fileno())
+            yield
 
     def create(self, number: int, parameters: Mapping[str, Any], num_gpus: int = 1) -> None:
         self.tell("TrialCreated", trial=number, parameters=parameters, num_gpus=num_gpus)

@@ -17,7 +17,7 @@ from pipeline.sweeps.agents.orders import as_written
 from pipeline.sweeps.record import Present, Record, next_trial_number
 from pipeline.sweeps.searching.search import Search
 from pipeline.sweeps.spec import Sweep
-from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.sweeps.trials import Trial, TrialState, why_lost
 
 _MANY = 100
 """Trials in a row that need more devices than there are, after which nothing else is expected."""
@@ -37,7 +37,7 @@ def note_lost(record: Record, own: str = "") -> list[Trial]:
     lost = [trial for trial in record.view.having(TrialState.running) if trial.agent in gone]
     for trial in lost:
         state = TrialState.failed if trial.losses + 1 >= turn.MAX_LOSSES else TrialState.lost
-        fields = {"state": state.value, "reason": f"agent {trial.agent} is gone"}
+        fields = {"state": state.value, "reason": why_lost(trial.agent)}
         record.write("TrialEnded", trial=trial.number, attempt=trial.attempts, **fields)
     for agent in gone:
         record.write("AgentLeft", agent=agent)

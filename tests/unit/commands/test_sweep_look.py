@@ -35,8 +35,8 @@ def told(outputs: Path, *words: str, code: int = 0) -> str:
 
 def test_all_sweeps_stand_in_one_table_and_one_is_told_of_in_full(outputs: Path) -> None:
     rows = {line.split()[0]: line.split()[1:] for line in told(outputs, "status").splitlines()}
-    assert rows["sweep"][:7] == ["state", "method", "trials", "running", "done", "failed", "stopped"]
-    assert rows["lr"][:8] == ["idle", "bayes", "27", "2", "20", "2", "3", "0.49902"]
+    assert rows["sweep"][:7] == ["state", "method", "trials", "done", "failed", "stopped", "lost"]
+    assert rows["lr"][:8] == ["idle", "bayes", "27", "20", "2", "3", "2", "0.49902"]
     assert {"begun", "damaged"} < set(rows)
     text = told(outputs, "status", "lr")
     assert "best: trial 17: val/loss 0.49902" in text
@@ -56,7 +56,7 @@ def test_watching_ends_with_the_sweep_and_tells_each_trial_once(tmp_path: Path) 
 
 def test_the_best_trial_is_told_with_all_digits_and_how_it_ran(outputs: Path) -> None:
     text = told(outputs, "best", "lr")
-    of = "of 27 trials: 2 running, 20 done, 2 failed, 3 stopped"
+    of = "of 27 trials: 20 done, 2 failed, 3 stopped, 2 lost"
     assert text.startswith(f"trial 17: val/loss 0.49902 (minimize; {of})\n  lr=0.00036")
     assert of.partition(": ")[2] in told(outputs, "status", "lr"), "the same words"
     assert "  epochs=" not in text, "it is the same in all trials"

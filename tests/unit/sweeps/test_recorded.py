@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.locks import lock
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep, sweeps_in
+from pipeline.sweeps.report.status import sweep_json
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial
 from tests.doubles.sweeps import BEGAN, SweepOnPaper
@@ -21,7 +21,8 @@ def test_a_sweep_is_told_by_its_journal_up_to_the_last_whole_line(tmp_path: Path
     sweep.start(0)
     with sweep.folder.journal.open("a") as file:
         file.write('{"event": "TrialEnded", "tri')
-    recorded.refresh()
+    with sweep.at_work():
+        recorded.refresh()
     assert [trial.state for trial in recorded.view.trials.values()] == [TrialState.running]
     assert recorded.unreadable == 0, "a line without its end may still be written"
 
@@ -48,7 +49,8 @@ def test_a_line_that_is_no_event_costs_itself_alone(tmp_path: Path, line: str) -
     sweep.tell("TrialEnded", trial=99, attempt=1, state="done", value=1.0)
     sweep.tell("Unheard", of="it")
     sweep.start(0)
-    recorded = RecordedSweep(sweep.folder)
+    with sweep.at_work():
+        recorded = RecordedSweep(sweep.folder)
     assert recorded.unreadable == 1
     assert {number: trial.state for number, trial in recorded.view.trials.items()} == {0: TrialState.running}
 
@@ -57,15 +59,35 @@ def test_the_state_of_a_sweep_says_whether_anything_will_happen(tmp_path: Path) 
     sweep = SweepOnPaper(tmp_path)
     assert RecordedSweep(sweep.folder).state() == "idle"
     sweep.tell("AgentJoined", agent="a1", devices=["cpu"])
-    sweep.folder.agents.mkdir()
     sweep.create(0, {"lr": 0.1})
     sweep.start(0, agent="a1")
-    with (sweep.folder.agents / "a1").open("w") as held:
-        lock(held.fileno())
+    with sweep.at_work():
         assert RecordedSweep(sweep.folder).state() == "running"
         sweep.tell("SweepStopped", reason="three failures in a row")
         assert RecordedSweep(sweep.folder).state() == "stopping"
     assert RecordedSweep(sweep.folder).state() == "stopped", "who holds no lock any more is gone"
+
+
+def test_trials_of_an_agent_that_is_gone_are_lost_before_anybody_has_written_so(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    for number, agent in enumerate(("a1", "a2")):
+        sweep.create(number, {"lr": 0.1})
+        sweep.start(number, agent)
+    last = sweep.time
+    with sweep.at_work("a2"):
+        recorded = RecordedSweep(sweep.folder)
+        lost, runs = recorded.view.trials.values()
+        assert (lost.state, lost.ended, lost.reason) == (TrialState.lost, last, "agent a1 is gone")
+        assert runs.state is TrialState.running
+        sweep.end(0, "lost")
+        sweep.start(0, "a2", attempt=2)
+        recorded.refresh()
+        assert (lost.state, lost.ended, lost.losses) == (TrialState.running, None, 1), (
+            "another one has taken it up"
+        )
+    told = sweep_json(RecordedSweep(sweep.folder), sweep.time + 3600)
+    assert (told["state"], told["running"], told["lost"]) == ("idle", 0, 2)
+    assert [trial["seconds"] for trial in told["all_trials"]] == [0, sweep.time - last], "no time goes by any more"
 
 
 def test_sweeps_are_found_by_name(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.locks import lock
 from pipeline.runs.report.format import duration
 from pipeline.runs.report.page import html
 from pipeline.sweeps.recorded import RecordedSweep
@@ -26,7 +25,9 @@ def page_of(sweep: SweepOnPaper) -> SweepPage:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> SweepPage:
-    return page_of(searched(tmp_path_factory.mktemp("sweep"), 27))
+    sweep = searched(tmp_path_factory.mktemp("sweep"), 27)
+    with sweep.at_work():
+        return page_of(sweep)
 
 
 def test_every_column_has_a_place_for_every_trial(page: SweepPage) -> None:
@@ -53,9 +54,7 @@ def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_ev
     sweep = searched(tmp_path, 3)
     later = sweep.time + 7200
     before = sweep.time - BEGAN - 1
-    sweep.folder.agents.mkdir(parents=True)
-    with (sweep.folder.agents / "a1").open("w") as held:
-        lock(held.fileno())
+    with sweep.at_work():
         running = sweep_page_of(RecordedSweep(sweep.folder), later)
     idle = sweep_page_of(RecordedSweep(sweep.folder), later)
     assert [dict(page.facts)["took"] for page in (idle, running)] == [duration(before), duration(before + 7200)]

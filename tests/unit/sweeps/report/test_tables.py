@@ -44,7 +44,9 @@ def test_a_sweep_fits_any_terminal(tmp_path: Path, trials: int, width: int, heig
 def test_what_runs_comes_first_then_the_best_and_on_80_columns_the_metric_and_parameters_are_there(
     tmp_path: Path,
 ) -> None:
-    lines = lines_of(searched(tmp_path, 27), 80, 24)
+    sweep = searched(tmp_path, 27)
+    with sweep.at_work():
+        lines = lines_of(sweep, 80, 24)
     about = next(line for line in lines if "best first" in line)
     assert about.startswith("running first, then best first; no room for ")
     at = next(number for number, line in enumerate(lines) if line.startswith("trial"))
@@ -126,7 +128,7 @@ def test_trials_of_every_state_are_counted_and_add_up(tmp_path: Path) -> None:
     states = ("waiting", "running", "done", "failed", "stopped", "cancelled", "lost")
     assert sum(row[state] for state in states) == row["trials"] == 17
     first, _ = next(iter(best_lines(sweep)))
-    assert first.endswith("of 17 trials: 1 running, 12 done, 1 failed, 1 stopped, 1 cancelled, 1 lost)")
+    assert first.endswith("of 17 trials: 12 done, 1 failed, 1 stopped, 1 cancelled, 2 lost)")
 
 
 def test_a_line_is_told_for_each_trial_that_has_ended_since_the_last_time(tmp_path: Path) -> None:
@@ -134,13 +136,14 @@ def test_a_line_is_told_for_each_trial_that_has_ended_since_the_last_time(tmp_pa
     for number in range(3):
         sweep.create(number, {"lr": number})
         sweep.start(number)
-    recorded = RecordedSweep(sweep.folder)
-    assert list(news.of_trials(recorded.view)) == []
-    sweep.end(1, "done", 0.5)
-    recorded.refresh()
-    assert list(news.of_trials(recorded.view)) == ["done: trial 1: val/loss 0.5, lr=1"]
-    sweep.end(0, "lost")
-    recorded.refresh()
+    with sweep.at_work():
+        recorded = RecordedSweep(sweep.folder)
+        assert list(news.of_trials(recorded.view)) == []
+        sweep.end(1, "done", 0.5)
+        recorded.refresh()
+        assert list(news.of_trials(recorded.view)) == ["done: trial 1: val/loss 0.5, lr=1"]
+        sweep.end(0, "lost")
+        recorded.refresh()
     assert list(news.of_trials(recorded.view)) == ["lost: trial 0: lr=0"]
 
 
@@ -168,7 +171,8 @@ def test_a_trial_that_was_begun_again_has_the_numbers_of_its_last_attempt_alone(
     sweep.tell("TrialEnded", trial=0, attempt=1, state="failed", exit_code=1, **logged)
     sweep.start(0, attempt=2)
     sweep.log(0, [{"val/loss": 0.75}], attempt=2)
-    recorded = RecordedSweep(sweep.folder)
+    with sweep.at_work():
+        recorded = RecordedSweep(sweep.folder)
     trial = recorded.view.trials[0]
     found = measured_of(sweep.folder, [trial], "val/loss")
     row = export_rows([trial], found, BEGAN)[0]
@@ -197,7 +201,8 @@ def test_of_what_failed_the_reason_and_what_it_said_last_are_told(tmp_path: Path
     sweep = searched(tmp_path, 9)
     sweep.folder.trial(5).log(1).write_text("begin\nTraceback ...\nRuntimeError: out of luck \x1b[2J\n")
     console = Terminal(width=200, markup=False, file=io.StringIO())
-    print_sweep(RecordedSweep(sweep.folder), BEGAN, console)
+    with sweep.at_work():
+        print_sweep(RecordedSweep(sweep.folder), BEGAN, console)
     told = written_to(console)
     assert "exit code 1: torch.OutOfMemoryError" in told
     assert "it said last: RuntimeError: out of luck \\x1b[2J" in told
