@@ -54,7 +54,19 @@ ROOMS = {
         ),
     ],
     "sweeps": [
-        *("space", "spec", "trials", "folder", "events", "reporting", "logged", "batch", "searching", "reading"),
+        *(
+            "space",
+            "spec",
+            "trials",
+            "values",
+            "folder",
+            "events",
+            "reporting",
+            "logged",
+            "batch",
+            "searching",
+            "reading",
+        ),
         *("recorded", "turns", "record", "agents", "several", "online", "report"),
     ],
 }

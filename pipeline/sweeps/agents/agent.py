@@ -8,12 +8,12 @@ Nothing that others need is kept here: whatever happens to an agent, the journal
 
 from __future__ import annotations
 
+import math
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.scheduler.signals import StopSignals
@@ -22,12 +22,13 @@ from pipeline.errors import StoreError
 from pipeline.machine import descendants
 from pipeline.machine.log_tail import tail
 from pipeline.sweeps.agents import turn
+from pipeline.sweeps.agents.curves import Curves
 from pipeline.sweeps.agents.handle import heard
 from pipeline.sweeps.agents.once import Once
 from pipeline.sweeps.agents.orders import Orders, write_parameters
 from pipeline.sweeps.agents.owner import Chooser, note_lost, refuse_several
 from pipeline.sweeps.agents.pool import Pool
-from pipeline.sweeps.agents.running import Curve, Running
+from pipeline.sweeps.agents.running import Running
 from pipeline.sweeps.agents.shelf import Shelf
 from pipeline.sweeps.agents.shortage import Pauses, shortage
 from pipeline.sweeps.folder import SweepFolder
@@ -36,6 +37,8 @@ from pipeline.sweeps.searching.search import Search
 from pipeline.sweeps.searching.study import open_study_log
 from pipeline.sweeps.spec import Method, Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
+from pipeline.sweeps.values import in_words
+from pipeline.terminal.text import on_one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +98,11 @@ class Agent:
         self._sweep, self._folder, self._record = sweep, folder, Record(folder, told.say)
         self._pool, self._bounds, self._told = pool, bounds, told
         self._search, self._orders = search, Orders(sweep, folder, pool, bounds.grace_s)
-        self._chooser = Chooser(self._record, sweep, search, each=pool.each, logged=self._logged)
+        self._curves = Curves(folder, sweep.metric)
+        self._chooser = Chooser(self._record, sweep, search, each=pool.each, logged=self._curves.of)
         self._study = open_study_log(folder.study, sweep)
         self._running: list[Running] = []
         self._ended: list[Running] = []
-        self._curves: dict[tuple[int, int], Curve] = {}
         self._shelf = Shelf(pool.devices, folder.name)
         self._begun: set[int] = set()
         self._pauses = Pauses(told.say)
@@ -195,30 +198,12 @@ class Agent:
                 self._judge(one)
 
     def _judge(self, one: Running) -> None:
-        values = {number: _finite(curve) for number, curve in self._all_curves().items()}
-        if reason := self._search.stops(one.trial, values):
+        values = self._curves.of_all(self._record.view.trials.values())
+        finite = {
+            number: [math.nan if value is None else value for value in own] for number, own in values.items()
+        }
+        if reason := self._search.stops(one.trial, finite):
             one.ask(TrialState.stopped, reason)
-
-    def _all_curves(self) -> dict[int, Curve]:
-        found = {}
-        for trial in self._record.view.trials.values():
-            if trial.attempts:
-                curve = self._curve(trial.number, trial.attempts)
-                curve.refresh()
-                found[trial.number] = curve
-        return found
-
-    def _curve(self, number: int, attempt: int) -> Curve:
-        if (number, attempt) not in self._curves:
-            metric = self._sweep.metric.name if self._sweep.metric else ""
-            self._curves[number, attempt] = Curve(self._folder.trial(number), attempt, metric)
-        return self._curves[number, attempt]
-
-    def _logged(self, trial: Trial) -> list[float | None]:
-        """What a running trial, be it another agent's, has logged of the metric."""
-        curve = self._curve(trial.number, trial.attempts)
-        curve.refresh()
-        return curve.judged
 
     def _end_all(self) -> None:
         for one in self._running:
@@ -269,8 +254,8 @@ class Agent:
     def _tell_optuna(self) -> None:
         """Bring the journal for Optuna's tools up to date; a grid is not searched, and has none."""
         if self._study is not None and self._sweep.method is not Method.grid:
-            curves = {number: curve.judged for number, curve in self._all_curves().items()}
-            self._study.update(self._record.view.trials.values(), curves)
+            trials = self._record.view.trials.values()
+            self._study.update(trials, self._curves.of_all(trials))
 
     def _heed(self) -> None:
         """Do what the state of the sweep asks for."""
@@ -346,26 +331,17 @@ class Agent:
     def _start(self, trial: Trial, attempt: int, devices: list[Device]) -> None:
         write_parameters(self._sweep, self._folder, trial)
         order = self._orders.trial(trial, attempt, devices)
-        curve = self._curve(trial.number, attempt)
+        curve = self._curves.curve(trial.number, attempt)
         self._running.append(Running(trial, attempt, devices, curve, order, self._tag))
         where = ", ".join(device.label for device in devices)
         self._told.say(f"trial {trial.number} on {where}: {in_words(trial.parameters)}")
 
     def _tell_end(self, number: int, ended: turn.Ending) -> None:
         metric = self._sweep.metric
-        value = f", {metric.name} {ended.value:.6g}" if metric and ended.value is not None else ""
+        value = f", {on_one_line(metric.name)} {ended.value:.6g}" if metric and ended.value is not None else ""
         reason = f" ({ended.reason})" if ended.reason else ""
         self._told.say(f"trial {number}: {ended.state.value}{value}{reason}")
 
 
-def _finite(curve: Curve) -> list[float]:
-    return [float("nan") if value is None else value for value in curve.judged]
-
-
 def _words(device: Device) -> str:
     return f"{device.label} {device.uuid}" if device.uuid else device.label
-
-
-def in_words(parameters: Mapping[str, Any]) -> str:
-    """Parameters on one line."""
-    return " ".join(f"{name}={value}" for name, value in parameters.items())

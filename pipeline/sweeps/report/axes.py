@@ -11,9 +11,9 @@ from typing import Any
 
 from pipeline.runs.comparison.runs import headings_of
 from pipeline.sweeps.report.model import Axis
-from pipeline.sweeps.report.values import said
 from pipeline.sweeps.space import Beta, LogNormal, LogUniform, Normal, Parameter, Quantized, Uniform, WholeUniform
 from pipeline.sweeps.trials import Trial
+from pipeline.sweeps.values import said
 
 _ORDERS = 50.0
 """A positive parameter whose largest value is so many times its smallest one is seen by its order of magnitude."""

@@ -15,9 +15,9 @@ from pipeline.runs.origin import read_origin
 from pipeline.runs.report.format import count, shown_path, typed_command
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.status import trial_json
-from pipeline.sweeps.report.values import by_state, counted, measured, typed, varied
 from pipeline.sweeps.space import Choice, Constant, Parameter
 from pipeline.sweeps.trials import Trial, TrialState, best_trial
+from pipeline.sweeps.values import by_state, counted, measured, typed, varied
 from pipeline.terminal.text import on_one_line
 
 

@@ -14,8 +14,8 @@ from pipeline.runs.record import csv_cell
 from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.report.measures import Measured
 from pipeline.sweeps.report.tables import seconds_of
-from pipeline.sweeps.report.values import plain
 from pipeline.sweeps.trials import Trial
+from pipeline.sweeps.values import plain
 
 PARAMETER, METRIC = "parameters.", "metrics."
 """What the names of columns begin with, so that none of them is another one's."""

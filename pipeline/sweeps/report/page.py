@@ -20,8 +20,8 @@ from pipeline.sweeps.report.model import Axis, FailedTrial, SweepPage
 from pipeline.sweeps.report.status import elapsed_s, ranked
 from pipeline.sweeps.report.tables import has_uuid, trials_table
 from pipeline.sweeps.report.tails import log_tail
-from pipeline.sweeps.report.values import by_state, counted, in_words, measured, said
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
+from pipeline.sweeps.values import by_state, counted, in_words, measured, said
 from pipeline.terminal.shorten import cut_middle
 
 ASSETS = Path(__file__).parent / "assets"

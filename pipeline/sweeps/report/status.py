@@ -16,9 +16,9 @@ from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.pace import remaining_s
 from pipeline.sweeps.report.tables import STYLES, SweepRow, about_trial, seconds_of, trials_table
 from pipeline.sweeps.report.tails import log_tail
-from pipeline.sweeps.report.values import by_state, counted, plain, varied
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
+from pipeline.sweeps.values import by_state, counted, plain, varied
 from pipeline.terminal.columns import FittedTable, in_lines
 from pipeline.terminal.text import on_one_line, printable
 

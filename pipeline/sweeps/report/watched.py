@@ -12,8 +12,8 @@ from pipeline.runs.report.screen import first
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.status import about_table, foremost, headline
 from pipeline.sweeps.report.tables import SweepRow, about_trial, trials_table
-from pipeline.sweeps.report.values import counted, varied
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
+from pipeline.sweeps.values import counted, varied
 from pipeline.terminal.columns import in_lines
 from pipeline.terminal.text import printable
 

@@ -65,7 +65,11 @@ def test_a_trial_without_descriptors_waits_and_is_no_failure(
 ) -> None:
     """The limit of the process is real: its socket and pipes cannot be made."""
     monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
-    asked = {"command": ["true"], "method": "grid", "parameters": {"lr": {"values": [1]}}}
+    asked = {
+        "command": ["true"],
+        "method": "grid",
+        "parameters": {"lr": {"values": [0.1 + 0.2]}, "say": {"value": "a\nb"}},
+    }
     (tmp_path / "lr.yaml").write_text(json.dumps(asked))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
@@ -81,6 +85,8 @@ def test_a_trial_without_descriptors_waits_and_is_no_failure(
     (trial,) = RecordedSweep(sweep_folder(tmp_path / "out", "lr")).view.trials.values()
     assert trial.failures == trial.losses == 0
     if case == "mended":
+        told = next(line for line in done.stdout.splitlines() if line.startswith("trial 0 on "))
+        assert told.partition(": ")[2] == "lr=0.3 say=a\\nb", "as in every table, on one line"
         assert trial.state.value == "done"
     else:
         assert trial.state.value == "waiting"

@@ -14,9 +14,9 @@ from pipeline.sweeps.report.export import as_csv, export_rows
 from pipeline.sweeps.report.measures import measured_of, values_of
 from pipeline.sweeps.report.status import print_sweep, sweep_json
 from pipeline.sweeps.report.tables import trials_table
-from pipeline.sweeps.report.values import in_words, typed
 from pipeline.sweeps.report.watched import News, watched_sweep
 from pipeline.sweeps.trials import SweepView
+from pipeline.sweeps.values import in_words, typed
 from pipeline.terminal.console import Terminal
 from tests.doubles.sweeps import BEGAN, SweepOnPaper, device, hostile, searched
 
