@@ -36,7 +36,12 @@ class Journal:
             if not lock(self._file.fileno(), wait=False):
                 self._file.close()
                 raise StoreError(f"another process is writing {path}; a run has a folder of its own")
-        self._cut(_whole_bytes(path))
+        try:
+            whole = _whole_bytes(path)
+        except OSError as error:
+            self._file.close()
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        self._cut(whole)
 
     def write(self, event: str, **fields: Any) -> Event:
         """Append one event with its wall-clock time, have it on disk, and return it as it was written.

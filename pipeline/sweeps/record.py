@@ -84,10 +84,11 @@ class Record(RecordedSweep):
         Raises:
             StoreError: It cannot be written, and no part of it was; or it was, and cannot be read back.
         """
-        self.refresh()
-        unreadable = self.unreadable
+        # First what may fail for want of descriptors: what was written once is read back.
         if self._journal_file is None:
             self._journal_file = Journal(self.folder.journal)
+        self.refresh()
+        unreadable = self.unreadable
         self._journal_file.write(event, **fields)
         self.refresh()
         if self.unreadable > unreadable:

@@ -26,7 +26,7 @@ from pipeline.sweeps.agents.curves import Curves
 from pipeline.sweeps.agents.handle import heard
 from pipeline.sweeps.agents.once import Once
 from pipeline.sweeps.agents.orders import Orders, write_parameters
-from pipeline.sweeps.agents.owner import Chooser, note_lost, refuse_several
+from pipeline.sweeps.agents.owner import Chooser, note_lost, put_back, refuse_several
 from pipeline.sweeps.agents.pool import Pool
 from pipeline.sweeps.agents.running import Running
 from pipeline.sweeps.agents.shelf import Shelf
@@ -102,7 +102,7 @@ class Agent:
         self._chooser = Chooser(self._record, sweep, search, each=pool.each, logged=self._curves.of)
         self._study = open_study_log(folder.study, sweep)
         self._running: list[Running] = []
-        self._ended: list[Running] = []
+        self._ended: list[tuple[Running, turn.Ending]] = []
         self._shelf = Shelf(pool.devices, folder.name)
         self._begun: set[int] = set()
         self._pauses = Pauses(told.say)
@@ -188,7 +188,7 @@ class Agent:
     def _collect(self) -> None:
         for one in [one for one in self._running if one.is_over()]:
             self._running.remove(one)
-            self._ended.append(one)
+            self._ended.append((one, self._ending(one, one.close())))
         for one in self._running:
             one.hurry()
             one.curve.refresh()
@@ -212,25 +212,37 @@ class Agent:
     # -- turns -------------------------------------------------------------------------------------------------
 
     def _take_turn(self) -> None:
-        with self._record.turn():
-            if self._note_ends() and self._sweep.method is Method.bayes:
-                self._tell_optuna()
-            for trial in note_lost(self._record, self.id):
-                self._told.say(f"trial {trial.number}: {trial.reason}")
-            self._heed()
-            chosen = self._choose()
+        """One turn; what this one cannot write for want of descriptors or memory, the next one does."""
+        try:
+            with self._record.turn():
+                if self._note_ends() and self._sweep.method is Method.bayes:
+                    self._tell_optuna()
+                for trial in note_lost(self._record, self.id):
+                    self._told.say(f"trial {trial.number}: {trial.reason}")
+                started = {one.trial.number for one in self._running}
+                self._begun -= put_back(self._record, self.id, started, self._pauses.what)
+                self._give_up()
+                self._heed()
+                chosen = self._choose()
+        except (OSError, StoreError) as error:
+            if not (what := shortage(error)):
+                raise
+            if not self._pauses.on():
+                self._pauses.begin(what)
+            self._give_up()
+            chosen = []
         self._start_all(chosen)
+        self._told.show(self._record.view)
+
+    def _give_up(self) -> None:
         if not self._running:
             self._pauses.give_up()
-        self._told.show(self._record.view)
 
     def _note_ends(self) -> bool:
         """Write how trials have ended; whether any has."""
         any_ended = bool(self._ended)
         while self._ended:
-            one = self._ended[0]
-            code = one.close()
-            ended = self._ending(one, code)
+            one, ended = self._ended[0]
             self._record.write("TrialEnded", trial=one.trial.number, attempt=one.attempt, **ended.fields())
             self._ended.pop(0)
             self._tell_end(one.trial.number, ended)
@@ -310,23 +322,14 @@ class Agent:
     # -- starting ----------------------------------------------------------------------------------------------
 
     def _start_all(self, chosen: Sequence[tuple[Trial, int, list[Device]]]) -> None:
-        for number, (trial, attempt, devices) in enumerate(chosen):
+        for trial, attempt, devices in chosen:
             try:
                 self._start(trial, attempt, devices)
             except (OSError, StoreError) as error:
                 if what := shortage(error):
-                    self._put_back(chosen[number:], what)
+                    self._pauses.begin(what)
                     return
                 raise
-
-    def _put_back(self, unstarted: Sequence[tuple[Trial, int, list[Device]]], what: str) -> None:
-        """Let trials wait again that could not be started, whatever they are."""
-        ended = turn.Ending(state=TrialState.waiting, values={}, reason=what)
-        with self._record.turn():
-            for trial, attempt, _ in unstarted:
-                self._record.write("TrialEnded", trial=trial.number, attempt=attempt, **ended.fields())
-                self._begun.discard(trial.number)
-        self._pauses.begin(what)
 
     def _start(self, trial: Trial, attempt: int, devices: list[Device]) -> None:
         write_parameters(self._sweep, self._folder, trial)

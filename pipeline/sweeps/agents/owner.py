@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pipeline.engine.devices.memory_reclaim import lives
 from pipeline.errors import ConfigError
@@ -43,6 +43,26 @@ def note_lost(record: Record, own: str = "") -> list[Trial]:
         record.write("AgentLeft", agent=agent)
         (record.folder.agents / agent).unlink(missing_ok=True)
     return lost
+
+
+def put_back(record: Record, agent: str, started: Collection[int], why: str) -> set[int]:
+    """Let trials wait again that an agent was given in an earlier turn, and could not start.
+
+    Args:
+        record: Of the sweep.
+        agent: The agent, which asks.
+        started: Numbers of those that it has started, and whose end is not written.
+        why: What for they could not be started.
+
+    Returns:
+        Their numbers.
+    """
+    own = [trial for trial in record.view.having(TrialState.running) if trial.agent == agent]
+    unstarted = [trial for trial in own if trial.number not in started]
+    for trial in unstarted:
+        ended = turn.Ending(state=TrialState.waiting, values={}, reason=why)
+        record.write("TrialEnded", trial=trial.number, attempt=trial.attempts, **ended.fields())
+    return {trial.number for trial in unstarted}
 
 
 def is_gone(record: Record, agent: str) -> bool:

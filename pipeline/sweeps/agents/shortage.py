@@ -1,7 +1,8 @@
-"""What a machine may be short of when a process is to be started, and when that is tried again.
+"""What a machine may be short of when a process is to be started or a turn taken, and when that is tried again.
 
 Descriptors, processes and memory come back when others end. So nothing is wrong with the trial: it goes back to
 those that wait, and starts pause for longer and longer, until something runs again or it has been tried enough.
+What has ended, and could not be written, is written in the next turn that can be taken.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def shortage(error: BaseException | None) -> str:
 
 
 class Pauses:
-    """When something may be started again after the system could not."""
+    """When something may be started again after the system could not.
+
+    Attributes:
+        what: The system was short of last, in words; "" as long as it was short of nothing.
+    """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         """Prepare.
@@ -42,7 +47,7 @@ class Pauses:
             clock: Monotonic seconds.
         """
         self._say, self._clock = say, clock
-        self._times, self._until, self._what = 0, 0.0, ""
+        self._times, self._until, self.what = 0, 0.0, ""
 
     def on(self) -> bool:
         """Whether nothing is to be started now."""
@@ -55,9 +60,9 @@ class Pauses:
     def begin(self, what: str) -> None:
         """Start nothing for a while: that is what the system is short of."""
         if not self._times:
-            self._say(f"no trial can be started now: {what}. Its trial waits, and is tried again")
+            self._say(f"no trial can be started now: {what}. What waits is tried again")
         self._until = self._clock() + min(_FIRST_S * 2**self._times, _LONGEST_S)
-        self._times, self._what = self._times + 1, what
+        self._times, self.what = self._times + 1, what
 
     def give_up(self) -> None:
         """Where nothing runs whose end could help, see that it was not tried often enough.
@@ -66,4 +71,4 @@ class Pauses:
             WorkerError: It was.
         """
         if self._times > _MOST:
-            raise WorkerError(f"no trial can be started: {self._what}. It was tried {self._times} times in a row")
+            raise WorkerError(f"no trial can be started: {self.what}. It was tried {self._times} times in a row")

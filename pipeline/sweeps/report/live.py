@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 
+from pipeline.errors import StoreError
 from pipeline.sweeps.agents.agent import Told
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.recorded import RecordedSweep
@@ -35,7 +36,8 @@ def told_on(console: Console, folder: SweepFolder) -> Iterator[Told]:
     with in_place(console) as draw:
 
         def show(_view: SweepView) -> None:
-            sweep.refresh()
+            with suppress(StoreError):  # it cannot be opened just now: what was read before is shown
+                sweep.refresh()
             draw(watched_sweep(sweep, time.time(), *console.size, said=last[0]))
 
         def hear(text: str) -> None:
