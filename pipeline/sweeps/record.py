@@ -109,6 +109,19 @@ class Present:
     host: str
 
 
+def sign(path: Path) -> None:
+    """Write who this process is into a file that it has locked, for those who wait for it."""
+    with (
+        suppress(OSError),
+        open(path, "wb", opener=_no_link) as file,
+    ):  # a full disk: then nobody is told who it is
+        file.write(json.dumps(asdict(Present(pid=os.getpid(), host=socket.gethostname()))).encode())
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 @contextmanager
 def present(folder: SweepFolder, named: Collection[str] = ()) -> Iterator[str]:
     """Be seen as an agent that lives: its file is locked until this process ends, however it ends.
@@ -126,8 +139,7 @@ def present(folder: SweepFolder, named: Collection[str] = ()) -> Iterator[str]:
     ids = (f"a{number}" for number in count(1))
     path, descriptor = next(filter(None, (_own_file(folder.agents / id_) for id_ in ids if id_ not in named)))
     try:
-        with suppress(OSError):
-            os.write(descriptor, json.dumps(asdict(Present(pid=os.getpid(), host=socket.gethostname()))).encode())
+        sign(path)
         yield path.name
         with suppress(OSError):
             path.unlink()

@@ -257,14 +257,15 @@ def test_runs_are_prepared_once_and_the_winner_is_tested_once_though_agents_are_
     first = sweeps.start("run", "eta.yaml", "--device", "cpu", "--agents", "1")
     wait_for(lambda: len(runs(sweeps)) == 1)
     second = sweeps.start("agent", "eta", "--device", "cpu")
-    wait_for(lambda: [event["event"] for event in sweeps.journal("eta")].count("AgentJoined") == 2)
+    assert second.stdout
+    assert second.stdout.readline().startswith(f"waiting for process {first.pid} on ")
     kill(first.pid)
     first.communicate()
     wait_for(lambda: len(runs(sweeps)) == 2)
     holds["prepare"].unlink()
     wait_for(lambda: runs(sweeps)[-1]["evaluation.split"] == "test")
     kill(second.pid)
-    second.communicate()
+    assert "waiting for process" not in second.communicate()[0], "it is said once"
     wait_for(lambda: not sweeps.processes(), 30)
     holds["test"].unlink()
     sweeps.run("agent", "eta", "--device", "cpu")

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import WorkerError, describe_exit
+from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.locks import claim
 from pipeline.machine.log_tail import tail
+from pipeline.runs.report.format import shown_path
 from pipeline.sweeps.agents.handle import heard
 from pipeline.sweeps.agents.orders import Orders
 from pipeline.sweeps.agents.own_runs import is_own
@@ -22,7 +25,7 @@ from pipeline.sweeps.agents.shelf import Shelf
 from pipeline.sweeps.agents.shortage import shortage
 from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.folder import TrialFolder
-from pipeline.sweeps.record import Record
+from pipeline.sweeps.record import Present, Record, sign
 from pipeline.sweeps.spec import Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState, best_trial
 
@@ -53,6 +56,7 @@ class Once:
         """
         self._sweep, self._record, self._shelf = sweep, record, shelf
         self._chooser, self._orders, self._say, self._tag = chooser, orders, say, tag
+        self._told_who = False
 
     def prepare(self, signals: StopSignals) -> str:
         """See that what comes before the first trial has been done, by this agent or another.
@@ -65,17 +69,35 @@ class Once:
         """
         while (first := self._unprepared()) is not None:
             devices = self._free(first.num_gpus)
-            claimed = claim("prepare", self._record.folder.preparing.path / "lock") if devices else None
+            claimed = claim("prepare", self._claim) if devices else None
             if claimed is None:
+                if devices:
+                    self._tell_who_prepares()
                 if heard(signals, []):
                     return signals.received or ""
                 continue
             with claimed:
+                sign(self._claim)
                 # Whoever had it before may have done it.
                 ended = self._prepare(first, devices, signals) if self._unprepared() is not None else ""
             if ended is not None:
                 return ended
         return ""
+
+    @property
+    def _claim(self) -> Path:
+        return self._record.folder.preparing.path / "lock"
+
+    def _tell_who_prepares(self) -> None:
+        if self._told_who:
+            return
+        with suppress(OSError, ForeignDataError):  # it has ended, or is about to write who it is
+            who = read_json_file(self._claim, Present)
+            log = shown_path(self._record.folder.preparing.log(1))
+            self._say(
+                f"waiting for process {who.pid} on {who.host}, which prepares once for all trials; see {log}"
+            )
+            self._told_who = True
 
     def test_winner(self, signals: StopSignals) -> str:
         """Evaluate the best run of a finished sweep on what no setting was chosen by; otherwise as `prepare`.
