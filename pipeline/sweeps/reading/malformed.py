@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.values import brief, short
-from pipeline.errors import unknown_name
+from pipeline.errors import known_names, unknown_name
 from pipeline.sweeps.reading.schema import (
     DISTRIBUTIONS,
     ELSEWHERE,
@@ -73,7 +73,7 @@ def _in_words(error: ValidationError, place: Place) -> Iterator[Fault]:
         yield from ((place, f"`{key}` is missing{_HELP.get(key, '')}") for key in rule if key not in given)
     elif error.validator == "not":  # a parameter by no key of which its distribution can be inferred
         strange = [key for key in given if key not in PARAMETER_KEYS]
-        yield from (((*place, key), unknown_name("key", key, PARAMETER_KEYS)) for key in strange)
+        yield from (((*place, key), _no_such_key(key, PARAMETER_KEYS)) for key in strange)
         if not strange:
             yield place, _SAYS_NOTHING
     else:
@@ -146,8 +146,13 @@ def _out_of_range(given: float, schema: dict[str, Any]) -> str:
     return f"{brief(given)} must be " + (f"from {low} to {high}" if high is not None else f"{low} or more")
 
 
+def _no_such_key(key: str, known: Iterable[str]) -> str:
+    """What is said of it; its place, which stands before, ends with its name."""
+    return f"unknown key.{known_names(key, known)}"
+
+
 def _unknown_key(key: str, place: Place, given: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    said = unknown_name("key", key, known)
+    said = _no_such_key(key, known)
     if not place and key in OPTIONS["properties"]:
         return f"{said} Options of this program belong in the block `pipeline:`."
     if place[:1] != ("parameters",) or key not in PARAMETER_KEYS:
