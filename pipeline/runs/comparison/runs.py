@@ -8,6 +8,7 @@ several runs are one row.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,6 +24,8 @@ from pipeline.runs.record import PooledRow, Results
 
 Key = tuple[str, ...]
 """A setting by its path; names of algorithms may have dots in them."""
+_DOT = re.compile(r"(?<=[^./])\.(?=[^\W\d]|\*)")
+"""What parts sections: no dot of a path or of a number."""
 _OWN = {"experiment.name", "output_dir", "dry_run", "stage"}
 """Settings that say which run it is, or how much of it was asked for."""
 _ENABLED = "enabled"
@@ -204,17 +207,23 @@ def _is_of_one(key: Key) -> bool:
     return key[0] in _TABLES and len(key) > 2
 
 
-def headings_of(columns: Sequence[str]) -> dict[str, str]:
-    """The ends of columns that no other one has; one that is itself the end of another keeps its name."""
+def headings_of(columns: Sequence[str], among: Iterable[str] = ()) -> dict[str, str]:
+    """The ends of columns that no other one has; one that is itself the end of another keeps its name.
+
+    Args:
+        columns: Names with dots.
+        among: Names that have no column, and that a heading is not to be taken for either.
+    """
+    every = {*columns, *among}
 
     def is_of_one(end: str) -> bool:
-        return sum(f".{other}".endswith(f".{end}") for other in columns) == 1
+        return sum(f".{other}".endswith(f".{end}") for other in every) == 1
 
     return {name: next(filter(is_of_one, _ends(name)), name) for name in columns}
 
 
 def _ends(name: str) -> Iterator[str]:
-    parts = name.split(".")
+    parts = _DOT.split(name)
     return (".".join(parts[at:]) for at in reversed(range(len(parts))))
 
 

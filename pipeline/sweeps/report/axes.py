@@ -39,7 +39,7 @@ def axes_of(trials: Sequence[Trial], asked: Mapping[str, Parameter] = MappingPro
         for name, own in found.items()
         if len({key_of(value) for _, value in own}) > 1 or len(own) < len(trials)
     }
-    headings = headings_of(list(differing))
+    headings = headings_of(list(differing), found)
     return [
         _axis(name, headings[name], own, len(trials), log=_log(asked.get(name), list(own.values())))
         for name, own in differing.items()

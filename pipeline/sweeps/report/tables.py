@@ -138,7 +138,7 @@ def trials_table(
     """
     trials, metric = list(view.trials.values()), view.metric
     names = varied(trials)
-    headings = list(headings_of(names).values())
+    headings = list(headings_of(names, {name for trial in trials for name in trial.parameters}).values())
     cut = shorten([metric, *headings], _HEADING) if brief else {name: name for name in [metric, *headings]}
     batches = {trial.number: effective_batch(trial.parameters, trial.num_gpus) for trial in trials}
     agents = agents_in_words(view)

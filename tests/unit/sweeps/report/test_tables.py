@@ -104,6 +104,15 @@ def row_of(view: SweepView, number: int) -> dict[str, str]:
     return dict(zip([column.heading for column in table.columns], table.texts[0], strict=True))
 
 
+def test_a_heading_is_as_short_as_no_other_parameter_can_be_meant(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    for number in range(2):
+        same = {"b.lr": 1, "model-1.5b": 2}
+        sweep.create(number, {"a.lr": number, "c.eta": number, "../../x": number, "at-0.5": number, **same})
+    columns = [column.heading for column in trials_table(RecordedSweep(sweep.folder).view, [], BEGAN).columns]
+    assert columns[3:7] == ["a.lr", "eta", "../../x", "at-0.5"]
+
+
 def test_columns_that_have_no_room_are_named_with_where_they_are(tmp_path: Path) -> None:
     sweep = RecordedSweep(searched(tmp_path, 9).folder)
     narrow, wide = (Terminal(width=width, markup=False, file=io.StringIO()) for width in (80, 200))
