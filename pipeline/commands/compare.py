@@ -17,8 +17,14 @@ from pipeline.files import plain_target
 from pipeline.runs.comparison.runs import compare_runs, compared, same_settings
 from pipeline.runs.index import choose_run, experiments, runs_of
 from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.report.format import command
 from pipeline.runs.report.runs import comparison_csv, comparison_tables
+from pipeline.sweeps.folder import sweep_folder
+from pipeline.sweeps.reading.own import SPLIT
 from pipeline.terminal.console import make_console, say
+
+_ON_TEST = f"{SPLIT}=test"
+"""What the run that tests the best trial of a sweep has been given."""
 
 
 def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path | None, console: Console) -> None:
@@ -49,6 +55,8 @@ def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path
         console.print(table)
     if not comparison.rows:
         say(console, f"no results yet: {', '.join(comparison.labels)}")
+    if len(names) == 1 and sweep_folder(output_dir, names[0]).winner.path.is_dir():
+        say(console, f"the best trial on the test split: `{command(f'sweep best {names[0]}', output_dir)}`")
 
 
 def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:
@@ -58,14 +66,15 @@ def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:
         output_dir: Folder of all runs.
         names: Each an experiment, a pattern such as ``eta_*``, or ``NAME/TIMESTAMP`` for one run. An experiment
             whose newest run was one of a multirun stands for all runs of that. One experiment alone stands for the
-            newest run of each of its settings.
+            newest run of each of its settings. Of a sweep these are its trials, without the best one's further run
+            on the test split.
 
     Raises:
         ConfigError: There is no such run.
     """
     found = [run for name in names for run in _named(output_dir, name)]
     if len(found) == 1 and "/" not in names[0]:
-        found = _newest_by_settings(runs_loaded(output_dir, found[0].name))
+        found = _newest_by_settings(_trials(output_dir, found[0].name))
     return list({run.folder.path: run for run in found}.values())
 
 
@@ -80,9 +89,19 @@ def _named(output_dir: Path, name: str) -> list[LoadedRun]:
             raise ConfigError(f"no experiment in {output_dir} fits '{name}'. There are: {', '.join(known)}.")
         return [run for one in fitting for run in _named(output_dir, one)]
     newest = load(choose_run(output_dir, experiment))
+    if _ON_TEST in newest.origin.settings:
+        newest = _trials(output_dir, experiment)[-1]
     if not (group := newest.origin.group):
         return [newest]
     return _newest_by_settings([run for run in runs_loaded(output_dir, experiment) if run.origin.group == group])
+
+
+def _trials(output_dir: Path, name: str) -> list[LoadedRun]:
+    """All runs of an experiment, oldest first; of a sweep those that are judged on the same prompts."""
+    runs = runs_loaded(output_dir, name)
+    if not sweep_folder(output_dir, name).begun:
+        return runs
+    return [run for run in runs if _ON_TEST not in run.origin.settings] or runs
 
 
 def runs_loaded(output_dir: Path, name: str) -> list[LoadedRun]:

@@ -12,7 +12,7 @@ from pipeline.runs.origin import Origin, write_origin
 from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import WrittenRun, chain_plan
-from tests.doubles.sweeps import searched
+from tests.doubles.sweeps import SweepOnPaper, searched
 from tests.unit.commands.test_report import data_of
 
 
@@ -51,6 +51,22 @@ def outputs(tmp_path: Path) -> Path:
 )
 def test_a_name_stands_for_these_runs(outputs: Path, names: list[str], found: list[str]) -> None:
     assert named(outputs, *names) == found
+
+
+def test_of_a_sweep_the_runs_of_its_trials_are_compared_and_not_the_test_of_the_best(tmp_path: Path) -> None:
+    for second, eta in ((1, 1.0), (2, 2.0)):
+        run(tmp_path, "eta", second, eta)
+    winner = run(tmp_path, "eta", 3, 2.0)
+    winner.folder.config.write_text("algos:\n  PITA:\n    eta: 2.0\nevaluation:\n  split: test\n")
+    write_origin(winner.folder.path, Origin(settings=["algos.PITA.eta=2.0", "evaluation.split=test"]))
+    assert named(tmp_path, "eta") == ["eta1", "eta2", "eta3"], "of an experiment that is no sweep it is one more"
+    sweep = SweepOnPaper(tmp_path, "eta")
+    sweep.folder.winner.path.mkdir()
+    assert named(tmp_path, "eta") == ["eta1", "eta2"]
+    run(tmp_path, "tried", 1, 1.0)
+    assert named(tmp_path, "eta", "tried") == ["eta2", "tried1"]
+    told = CliRunner().invoke(app, ["compare", "eta", "--output-dir", str(tmp_path)]).output
+    assert "the best trial on the test split: `python -m pipeline sweep best eta" in told
 
 
 def test_a_name_of_no_run_is_refused(outputs: Path) -> None:
@@ -94,9 +110,10 @@ def test_the_command_prints_a_table_or_writes_a_csv(outputs: Path, tmp_path: Pat
 
 
 def test_trials_of_a_sweep_stand_side_by_side_the_best_first(tmp_path: Path) -> None:
-    searched(tmp_path, 8)
+    sweep = searched(tmp_path, 8)
     place = ["--output-dir", str(tmp_path)]
-    text = CliRunner().invoke(app, ["compare", "lr", *place]).output
+    with sweep.at_work():
+        text = CliRunner().invoke(app, ["compare", "lr", *place]).output
     about, _, *rest = text.splitlines()
     assert about.startswith("running first, then best first")
     rows = [line.split() for line in rest]
