@@ -134,7 +134,21 @@ def _hint(given: object, wanted: object, place: Place) -> str:
         return f": write {int(given)}"
     if wanted == "array":
         return f": write [{brief(given)}]" if isinstance(given, str | int | float) else ""
+    if wanted == "object" and given is not None:
+        return _as_table(given, place)
     return ""
+
+
+def _as_table(given: object, place: Place) -> str:
+    """A table by the key that was meant, where that is plain: a parameter's value or values, a name, a type."""
+    parameter = place[:1] == ("parameters",) and len(place) % 2 == 0
+    key = _MEANT.get(place) if isinstance(given, str) else None
+    if parameter:
+        key = "values" if isinstance(given, list) else "value"
+    return f": write {{{key}: {brief(given)}}}" if key else ""
+
+
+_MEANT: Mapping[Place, str] = {("metric",): "name", ("early_terminate",): "type"}
 
 
 def _out_of_range(given: float, schema: dict[str, Any]) -> str:

@@ -286,7 +286,7 @@ pipeline: {prepare: "a 'b", seeds: 1}
         "parameters.num_gpus: 0 is no number of devices: 1, 2, 4 ...",
         "parameters.e.parameters.f: two parameters have the dotted na",
         "parameters.device: the sweep decides it for each of its runs",
-        "parameters.f: a number, 3, where a table must be",
+        "parameters.f: a number, 3, where a table must be: write {val",
         "... and 2 more",
     ]
 
@@ -426,7 +426,10 @@ FILES = {
     + "]" * 40: "inside each other more than 50 deep",
     LEAST + f"  a: {{values: [{'1,' * 50_000}]}}": "more than 50,000 values",
     LEAST + f"  a: {{value: {'1' * 400}}}": "a number of 400 digits",
-    LEAST + "  a: 3": "line 4: parameters.a: a number, 3, where a table must be",
+    LEAST + "  a: 3": "line 4: parameters.a: a number, 3, where a table must be: write {value: 3}",
+    LEAST + "  a: [1, 2]": "parameters.a: a list, where a table must be: write {values: [1, 2]}",
+    LEAST
+    + "  a: {parameters: {b: adam}}": "a.parameters.b: a text, 'adam', where a table must be: write {value: 'adam'}",
     LEAST + '  "": {value: 1}': "'' is no name here",
     LEAST + '  "a\\n": {value: 1}': "is no name here",
     LEAST + "  a.b: {value: 1}\n  a: {parameters: {b: {value: 2}}}": "two parameters have the dotted name a.b",
@@ -445,7 +448,7 @@ FILES = {
     WITH.replace("random", "bayes"): "`metric` is missing: bayes searches by it",
     WITH.replace("random", "bayes")
     + "metric: {name: l}": "every parameter has one value, so there is nothing to search",
-    WITH + "metric: loss": "metric: a text, 'loss', where a table must be",
+    WITH + "metric: loss": "metric: a text, 'loss', where a table must be: write {name: 'loss'}",
     WITH + "metric: {name: l, target: low}": "metric.target: a text, 'low', where a number must be",
     WITH + "run_cap: 0": "run_cap: 0 must be 1 or more",
     WITH + "run_cap: 10.0": "run_cap: a number, 10.0, where a whole number must be: write 10",
