@@ -16,6 +16,7 @@ from pipeline.commands import sweep
 from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.entries import machine
 from pipeline.commands.launch import requested
+from pipeline.commands.sweep_settings import check_settings
 from pipeline.config.arguments import check_flags, settings_first
 from pipeline.config.checks import check_config
 from pipeline.config.explain import explain
@@ -132,6 +133,7 @@ def _sweep_name(words: Sequence[str]) -> str:
     strategy, overrides = split_words([*given["strategy"].split(), *(given["words"] or [])])
     asked = read_sweep(given["file"], name=given["name"], overrides=overrides)
     check_program(asked)
+    check_settings(asked)
     if strategy:
         plan_agents(strategy, most_trials(asked))
     return asked.name

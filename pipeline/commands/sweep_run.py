@@ -11,6 +11,7 @@ from rich.console import Console
 from pipeline.commands.run_messages import INTERRUPTED
 from pipeline.commands.sweep_look import conclude
 from pipeline.commands.sweep_request import SweepRequest, Where, decide
+from pipeline.commands.sweep_settings import check_settings
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.runs.report.format import count as counted
@@ -41,7 +42,7 @@ def run(request: SweepRequest, console: Console) -> int:
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    decided = decide(request, console, check_program)
+    decided = decide(request, console, check_program, check_settings)
     if decided is None:
         return 0
     sweep = decided.sweep

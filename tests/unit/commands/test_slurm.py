@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import pipeline
 from pipeline.__main__ import app
 
 RUN = ["run", "experiment.name=x"]
@@ -132,6 +133,19 @@ def test_a_sweep_is_read_before_its_script_is_written(here: Path) -> None:
     assert "wrote lr.sbatch" in said("write", "sweep", "run", "lr.yaml", "lr=3")
     (here / "train.py").unlink()
     assert "there is no file train.py" in refused("write", "sweep", "run", "lr.yaml")
+
+
+def test_settings_that_no_run_has_are_found_before_a_sweep_is_begun(here: Path) -> None:
+    program = Path(pipeline.__file__).parents[1] / "run_parallel.py"
+    text = f"program: {program}\nmethod: random\nparameters: {{algos: {{value: [PITA]}}, KEY: {{value: 1}}}}\n"
+    (here / "eta.yaml").write_text(text.replace("KEY", "algos.PITA.etaa"))
+    for command in (("slurm", "write", "sweep", "run"), ("sweep", "run", "--device", "cpu")):
+        told = CliRunner().invoke(app, [*command, "eta.yaml"])
+        assert told.exit_code == 2
+        assert "the first trial would be refused: unknown key 'algos.PITA.etaa'. Did you mean" in told.output
+    assert not (here / "outputs").exists()
+    (here / "eta.yaml").write_text(text.replace("KEY", "algos.PITA.eta"))
+    assert "wrote eta.sbatch" in said("write", "sweep", "run", "eta.yaml")
 
 
 def refused_in_lines(*words: str) -> str:

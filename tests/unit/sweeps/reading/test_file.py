@@ -428,8 +428,7 @@ FILES = {
     LEAST + f"  a: {{value: {'1' * 400}}}": "a number of 400 digits",
     LEAST + "  a: 3": "line 4: parameters.a: a number, 3, where a table must be: write {value: 3}",
     LEAST + "  a: [1, 2]": "parameters.a: a list, where a table must be: write {values: [1, 2]}",
-    LEAST
-    + "  a: {parameters: {b: adam}}": "a.parameters.b: a text, 'adam', where a table must be: write {value: 'adam'}",
+    LEAST + "  a: {parameters: {b: adam}}": "b: a text, 'adam', where a table must be: write {value: 'adam'}",
     LEAST + '  "": {value: 1}': "'' is no name here",
     LEAST + '  "a\\n": {value: 1}': "is no name here",
     LEAST + "  a.b: {value: 1}\n  a: {parameters: {b: {value: 2}}}": "two parameters have the dotted name a.b",
