@@ -102,13 +102,16 @@ def headline(sweep: RecordedSweep, now: float) -> Text:
     text = Text()
     text.append(f"{sweep.name}: ", style="bold")
     text.append(state, style=STYLES.get(state, ""))
-    if view.reason:
-        text.append(f" ({on_one_line(view.reason)})")
+    why, *log = view.reason.split("\n")
+    if why:
+        text.append(f" ({on_one_line(why)})")
     if view.started is not None:
         text.append(f", {duration(elapsed_s(sweep, state, now))}")
     left = remaining_s(list(view.trials.values()), sweep.most, now) if state == "running" else None
     if left is not None:
         text.append(f", about {roughly(left)} left")
+    for line in log:  # the end of what the preparation printed
+        text.append(f"\n{printable(line)}", style="red")
     text.append("\n" + ", ".join(_counted(sweep)))
     if best := best_trial(view.trials.values(), view.goal):
         text.append(f"\nbest: {about_trial(best, view.metric, varied(list(view.trials.values())))}")

@@ -209,10 +209,13 @@ def test_parameters_are_said_as_they_are_typed() -> None:
 def test_of_what_failed_the_reason_and_what_it_said_last_are_told(tmp_path: Path) -> None:
     sweep = searched(tmp_path, 9)
     sweep.folder.trial(5).log(1).write_text("begin\nTraceback ...\nRuntimeError: out of luck \x1b[2J\n")
+    sweep.tell("SweepStopped", reason="preparing failed: exit code 2\n    error: no such disk \x1b[2J")
     console = Terminal(width=200, markup=False, file=io.StringIO())
     with sweep.at_work():
         print_sweep(RecordedSweep(sweep.folder), BEGAN, console)
     told = written_to(console)
+    assert " (preparing failed: exit code 2), " in told
+    assert "\n    error: no such disk \\x1b[2J\n" in told
     assert "exit code 1: torch.OutOfMemoryError" in told
     assert "it said last: RuntimeError: out of luck \\x1b[2J" in told
     assert f"python -m pipeline sweep logs lr 5 --output-dir {tmp_path}" in told
