@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from pipeline.terminal.check import Check, failed
+from pipeline.terminal.check import Check, failed, warned
 
 _EXPORT = re.compile(r"^\s*export\s+([A-Z_]+)=(\S*)")
 _SETS_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -32,6 +32,37 @@ def has_step(commands: str) -> bool:
 def passes_cpus(commands: str) -> bool:
     """Whether srun is told how many CPUs a task has."""
     return _CPUS.search(commands.replace("\\\n", " ")) is not None
+
+
+_TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b")
+_SEVERAL = re.compile(r"--nnodes\b|\bPET_NNODES\b")
+_MEETING = re.compile(r"--(?:rdzv|master)[_-](?:endpoint|addr)\b|\bPET_(?:RDZV_ENDPOINT|MASTER_ADDR)\b")
+
+
+def faults_of_torchrun(commands: str, nodes: int) -> Iterator[Check]:
+    """What keeps the torchruns of several nodes from finding each other.
+
+    Args:
+        commands: Of the script.
+        nodes: How many it asks for.
+    """
+    if nodes < 2 or not _TORCHRUN.search(commands) or _MEETING.search(commands):
+        return
+    if _SEVERAL.search(commands):
+        yield failed(
+            "Slurm: nowhere to meet",
+            f"torchrun on {nodes} nodes without --rdzv-endpoint or --master-addr: each waits for the others on "
+            "its own node until it gives up",
+            '--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$(hostname):29500"; or start the '
+            "program by `python -m pipeline launch`, as `slurm write` does",
+        )
+    else:
+        yield warned(
+            "Slurm: nodes by themselves",
+            f"torchrun without --nnodes on {nodes} nodes: each is a training of its own, and all write the same "
+            "checkpoints",
+            "--nnodes=$SLURM_NNODES with --rdzv-endpoint, unless you mean one training on each node",
+        )
 
 
 def traps(commands: str, signal: str) -> bool:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
-from pipeline.slurm.body import commands_of, exports, faults_of_lines, has_step, passes_cpus, traps
+from pipeline.slurm.body import (
+    commands_of,
+    exports,
+    faults_of_lines,
+    faults_of_torchrun,
+    has_step,
+    passes_cpus,
+    traps,
+)
 from pipeline.slurm.header import MARK, Header, read_header
 from pipeline.slurm.request import LEAST_NOTICE_S, counts_gpus, gpus_of, seconds_of
 from pipeline.slurm.rules import SlurmJob, Starter, check_slurm
@@ -55,8 +63,10 @@ def check_text(text: str, starter: Starter | None = None, given: Mapping[str, st
     lines = text.replace("\r\n", "\n").split("\n")
     read = read_header(lines)
     read.options.update(given or {})
+    job = _job(lines, read.options, starter)
     faults = [*_whole(text), *_of_header(read), *faults_of_lines(lines), *_joined(lines, read)]
-    of_job = check_slurm(_job(lines, read.options, starter))
+    faults += faults_of_torchrun(commands_of(lines), job.nodes)
+    of_job = check_slurm(job)
     if not faults:
         return of_job
     return [*faults, *(check for check in of_job if check.verdict is not Verdict.PASS)]

@@ -36,6 +36,22 @@ def test_a_right_script_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ("--nnodes=2", ["nowhere to meet"]),
+        ("--nnodes 2 --rdzv_backend=c10d", ["nowhere to meet"]),
+        ("--nproc_per_node=8", ["nodes by themselves"]),
+        ("--nnodes=2 --rdzv_endpoint=$first:29500", []),
+        ("--nnodes=2 \\\n    --master-addr $(hostname)", []),
+    ],
+)
+def test_the_torchruns_of_several_nodes_have_to_meet(options: str, wrong: list[str], tmp_path: Path) -> None:
+    text = RIGHT.replace("-c 128", "--nodes=2").replace("python -m pipeline launch --", f"srun torchrun {options}")
+    assert names(tmp_path, text) == wrong
+    assert names(tmp_path, text.replace("--nodes=2", "--nodes=1")) == []
+
+
+@pytest.mark.parametrize(
     ("old", "new", "wrong"),
     [
         ("gpu:h200:8 ", "gpu:h200:1 ", []),
