@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.errors import ConfigError
-from pipeline.files import write_whole
+from pipeline.files import open_plain, write_whole
 from pipeline.slurm.header import KNOWN, Unreadable, no_option, options_of, split_words
 from pipeline.slurm.lint import check_script, check_text
 from pipeline.slurm.request import JobRequest, check_request
@@ -18,6 +18,9 @@ from pipeline.slurm.script import ORIGIN, interpreter, output_of, script_text
 from pipeline.slurm.submit import submit as hand_over
 from pipeline.terminal.check import Check, Verdict
 from pipeline.terminal.console import make_console, say
+
+_BEGINNING = 4096
+"""Bytes that hold the two lines by which a script of this command is known."""
 
 # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -81,7 +84,8 @@ def _keep_former(file: Path, text: str) -> str:
 def _refuse_foreign(file: Path) -> None:
     """Leave alone what somebody has written by hand."""
     try:
-        begin = file.read_text(errors="replace").split("\n")[:2]
+        with open_plain(file, follow=True) as former:  # a device may have no end, and nobody may write into a pipe
+            begin = former.read(_BEGINNING).decode(errors="replace").split("\n")[:2]
     except FileNotFoundError:
         return
     except OSError as error:

@@ -1,6 +1,7 @@
 """What users type, and what they are told: scripts written, looked through, handed over."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ def test_a_script_is_written_and_handed_over(here: Path) -> None:
     assert "\n#SBATCH --time=1:00:00\n" in (here / "x.sbatch").read_text()
     assert "1 passed, 0 warned, 0 failed" in said("lint", "x.sbatch")
     assert said("write", "--gres", "gpu:2", "--submit", "--parsable", *RUN) == "41\n"  # its own it writes anew
+
+
+def test_a_device_or_a_pipe_is_no_place_for_a_script(here: Path) -> None:
+    """A device may have no end, and nobody writes into the pipe: neither is read."""
+    os.mkfifo(here / "pipe")
+    for place in (here / "pipe", "/dev/zero"):
+        assert f"cannot write {place}: no plain file" in refused("write", "--out", str(place), *RUN)
 
 
 def test_a_script_that_was_changed_is_kept_when_it_is_written_anew(here: Path) -> None:
