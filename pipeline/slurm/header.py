@@ -167,18 +167,20 @@ def words_of(text: str) -> list[str]:
         Unreadable: A quote is not closed.
     """
     words: list[str] = []
-    word, quote, at = "", "", 0
+    word: list[str] = []
+    quote, at = "", 0
     within = False
     while at < len(text):
         char = text[at]
         if not quote and char in _SPACE:
-            words += [word] if within else []
-            word, within = "", False
+            words += ["".join(word)] if within else []
+            word, within = [], False
         elif char == "\\" and at + 1 == len(text) and not quote:
             pass  # it would continue the line for a shell; sbatch forgets it
         elif char == "\\" and at + 1 < len(text) and (quote or text[at + 1] not in _SPACE):
             at += 1
-            word, within = word + text[at], True
+            word.append(text[at])
+            within = True
         elif quote and char == quote:
             quote = ""
         elif not quote and char in "\"'":
@@ -186,11 +188,12 @@ def words_of(text: str) -> list[str]:
         elif not quote and char == "#":
             break
         else:
-            word, within = word + char, True
+            word.append(char)
+            within = True
         at += 1
     if quote:
         raise Unreadable(f"a quote ({quote}) is not closed")
-    return words + ([word] if within else [])
+    return words + (["".join(word)] if within else [])
 
 
 def options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -199,9 +202,8 @@ def options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     Raises:
         Unreadable: A word is no option, or lacks its value.
     """
-    left = list(words)
-    while left:
-        word = left.pop(0)
+    left = iter(words)
+    for word in left:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
             name = _whole(name)
@@ -214,9 +216,10 @@ def options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         else:
             raise Unreadable(f"{word!r} is no option, and sbatch refuses the script")
         if takes:
-            if not left:
+            following = next(left, None)
+            if following is None:
                 raise Unreadable(f"{word} lacks its value")
-            value = left.pop(0)
+            value = following
         yield name, value
 
 

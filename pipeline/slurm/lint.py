@@ -93,7 +93,7 @@ def _job(lines: Sequence[str], options: Mapping[str, str], starter: Starter | No
         gpus_per_task=_count(options.get("gpus-per-task")),
         gpu_bind=options.get("gpu-bind"),
         mask=exports(lines).get("CUDA_VISIBLE_DEVICES"),
-        loaders=_number(_last(r"num_workers[= ](\d+)", body)) or 0,
+        loaders=_number(_last(r"num_workers[= ]([0-9]+)", body)) or 0,
         in_step=has_step(body),
     )
     per_each = _number(options.get("cpus-per-gpu"))
@@ -249,9 +249,9 @@ def _limit(options: Mapping[str, str]) -> int | None:
 
 def _notice(text: str) -> tuple[bool, str, int] | None:
     """Whether the shell is told, by which signal and how many seconds before the end; None for no notice."""
-    if not (found := re.fullmatch(r"(?:([RB]+):)?(?:SIG)?(\w+)(?:@(\d+))?", text)):
+    if not (found := re.fullmatch(r"(?:([RB]+):)?(?:SIG)?(\w+)(?:@(\d+))?", text, re.ASCII)):
         return None
-    return "B" in (found[1] or ""), found[2], int(found[3] or 60)
+    return "B" in (found[1] or ""), found[2], int((found[3] or "60")[:9])
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------
@@ -292,4 +292,4 @@ def _last(pattern: str, text: str) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() and len(text) < 9 else None
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 9 else None

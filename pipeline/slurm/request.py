@@ -23,8 +23,11 @@ _ENDLESS = ("infinite", "unlimited", "-1")
 _ARRAY = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?(?:,\d+(?:-\d+(?::[1-9]\d*)?)?)*(?:%[1-9]\d*)?", re.ASCII)
 _GRES = re.compile(r"[\w.-]+(?::[\w.-]+)*(?:,[\w.-]+(?::[\w.-]+)*)*", re.ASCII)
 _GPUS = re.compile(
-    r"(?:^|,)(?:gres[:/])?gpu(?P<type>:[A-Za-z][^:,(=]*)?(?:[:=](?P<count>\d+))?(?=$|[,(])", re.ASCII
+    r"(?:^|,)(?:gres[:/])?gpu(?P<type>:(?=[^:,(=]*[A-Za-z])\w[^:,(=]*)?(?:[:=](?P<count>\d+))?(?=$|[,(])",
+    re.ASCII,
 )
+"""A type may begin with a digit, as that of a part of a GPU: gpu:1g.10gb:2."""
+_ASKS_FOR_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?=$|[:=,(])")
 _NODES = re.compile(r"[\w.-]+(?:\[[\d,-]+\][\w.-]*)*(?:,[\w.-]+(?:\[[\d,-]+\][\w.-]*)*)*", re.ASCII)
 _MEM = re.compile(r"\d+[KMGT]?", re.ASCII | re.IGNORECASE)
 _NAME = re.compile(r"[^\s,]+")
@@ -115,7 +118,8 @@ class JobRequest:
 
 def gpus_of(gres: str) -> int | None:
     """GPUs that ``--gres`` names, of all types together; None where it names none."""
-    counts = [int(found["count"] or 1) for found in _GPUS.finditer(gres)]
+    # Of a number that no machine has, and that Python might not even read, the first digits are enough.
+    counts = [int((found["count"] or "1")[:9]) for found in _GPUS.finditer(gres)]
     return sum(counts) if counts else None
 
 
@@ -170,6 +174,7 @@ _LARGEST_INDEX = 4_000_000
 _LONGEST_NOTICE_S = 65_535
 _LONGEST_S = 3650 * 86_400
 _MOST = {"nodes": 65_536, "cpus-per-task": 65_535}
+_MOST_GPUS = 1024
 
 
 def _odd_texts(request: JobRequest) -> Iterator[str]:
@@ -225,6 +230,8 @@ def _of_form(request: JobRequest) -> Iterator[str]:
     for name, value in _texts(request).items():
         if value is not None and name in _FORMS and not _FORMS[name][0].fullmatch(value):
             yield f"--{name} {value}: {_FORMS[name][1]}"
+    if request.gres is not None and len(_ASKS_FOR_GPUS.findall(request.gres)) != len(_GPUS.findall(request.gres)):
+        yield f"--gres {request.gres}: {_FORMS['gres'][1]}"
     if request.array is not None and _ARRAY.fullmatch(request.array):
         yield from _indices(request.array)
     if request.time is not None:
@@ -287,6 +294,8 @@ def _numbers(request: JobRequest) -> Iterator[str]:
             yield f"--{name} {value}: at least 1"
         elif value is not None and value > _MOST[name]:
             yield f"--{name} {value}: at most {_MOST[name]:,}"
+    if request.gpus > _MOST_GPUS:
+        yield f"--gres {request.gres}: at most {_MOST_GPUS:,} GPUs of a node"
     seconds = request.seconds
     if request.notice_s is not None and request.notice_s < LEAST_NOTICE_S:
         yield f"--notice {request.notice_s}: at least {LEAST_NOTICE_S} seconds, as Slurm looks once a minute"

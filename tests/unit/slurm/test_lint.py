@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
+from pipeline.slurm.header import words_of
 from pipeline.slurm.lint import check_script, check_text, read_job
 from pipeline.slurm.rules import SlurmJob, Starter
 from pipeline.terminal.check import Verdict
@@ -129,6 +130,15 @@ def test_options_of_the_command_line_count(tmp_path: Path) -> None:
     assert [check.name for check in checks] == ["Slurm: several copies"]
 
 
+def test_numbers_that_nobody_means_are_read_to_their_end(tmp_path: Path) -> None:
+    """Python refuses to read 5,000 digits, and a text that grows by copies takes a minute for a million."""
+    for option in ("gres=gpu:", "gpus=", "time=", "array=0-", "mem=", "nodes=", "signal=USR1@"):
+        assert "no GPU" not in names(
+            tmp_path, f"{RIGHT.partition('cd')[0]}#SBATCH --{option}{'9' * 5000}\nsrun x\n"
+        )
+    assert words_of("a" * 1_000_000 + " b") == ["a" * 1_000_000, "b"]
+
+
 @pytest.mark.properties
 @given(st.lists(st.sampled_from([*TOLD, "\\", "\n#SBATCH ", "#", '"', "'", "\x00", "=", "--"])))
 def test_any_text_is_looked_through_to_its_end(parts: list[str]) -> None:
@@ -156,6 +166,7 @@ def test_one_gpu_for_eight_tasks(tmp_path: Path) -> None:
         ("-G 8", 4),
         ("--gpus-per-task=1", 3),
         ("--gres=nvme:1", 0),
+        ("--gpus-per-node=٣", 0),
     ],
 )
 def test_gpus_of_a_node(line: str, gpus: int) -> None:

@@ -38,6 +38,10 @@ def test_times_are_those_of_sbatch(time: str, seconds: int | None) -> None:
         ("gpu:2(S:0-1)", 2, True),
         ("gres/gpu:3", 3, True),
         ("nvme:1", None, True),
+        ("gpu:1g.10gb:2", 2, True),
+        ("gpu:1g.10gb", 1, False),
+        ("gpu:-1", None, True),
+        ("gpu:" + "9" * 5000, 999_999_999, True),
     ],
 )
 def test_gpus_of_gres(gres: str, gpus: int | None, counted: bool) -> None:
@@ -76,6 +80,8 @@ def test_what_can_be_had(given: dict[str, Any]) -> None:
         ({"notice_s": 5}, "--notice 5: at least 60"),
         ({"gres": "gpu 8"}, "--gres gpu 8: as gpu:8"),
         ({"gres": ""}, "--gres is empty"),
+        ({"gres": "gpu:-1"}, "--gres gpu:-1: as gpu:8"),
+        ({"gres": "gpu:8000"}, "--gres gpu:8000: at most 1,024 GPUs of a node"),
         ({"array": "0-3"}, "every task would do the same"),
         ({"command": AGENT, "array": "0..3"}, "--array 0..3: indices"),
         ({"command": AGENT, "array": "0-3%0"}, "--array 0-3%0"),
