@@ -90,7 +90,7 @@ class SweepView:
         metric: What trials are judged by, or "".
         goal: Which values of it are better.
         started: When it began, in seconds since 1970; None before.
-        last: When it was last heard of.
+        last: When its trials were last heard of; a look at a sweep that is over does not make it longer.
         trials: By number.
         agents: Id -> devices, of those that have joined and not left.
         hosts: Id -> machine, of all that have said so.
@@ -133,7 +133,8 @@ class SweepView:
                 self.named.add(event["agent"])
             if take is None or (event["event"] in _OF_TRIALS and event["trial"] not in self.trials):
                 continue
-            self.last = event.get("time") or self.last
+            if event["event"] in _OF_WORK:
+                self.last = event.get("time") or self.last
             take(self, event)
 
     def lose(self, gone: Collection[str]) -> None:
@@ -230,6 +231,7 @@ _TAKES: Mapping[str, Callable[[SweepView, Mapping[str, Any]], None]] = {
     "Prepared": SweepView._prepared,
 }
 _OF_TRIALS = {"TrialStarted", "TrialEnded"}
+_OF_WORK = {"Prepared", "TrialCreated", *_OF_TRIALS, "WinnerTested"}
 _OF_AGENTS = {"AgentJoined", "AgentLeft", "TrialStarted"}
 
 

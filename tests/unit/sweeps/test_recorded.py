@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep, sweeps_in
-from pipeline.sweeps.report.status import sweep_json
+from pipeline.sweeps.report.status import row_of, sweep_json
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial
 from tests.doubles.sweeps import BEGAN, SweepOnPaper
@@ -88,6 +88,20 @@ def test_trials_of_an_agent_that_is_gone_are_lost_before_anybody_has_written_so(
     told = sweep_json(RecordedSweep(sweep.folder), sweep.time + 3600)
     assert (told["state"], told["running"], told["lost"]) == ("idle", 0, 2)
     assert [trial["seconds"] for trial in told["all_trials"]] == [0, sweep.time - last], "no time goes by any more"
+
+
+def test_a_sweep_that_is_over_is_not_made_longer_by_a_look(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    sweep.create(0, {"lr": 0.1})
+    sweep.start(0)
+    sweep.end(0, "done", 1.0)
+    sweep.tell("SweepFinished")
+    took = row_of(RecordedSweep(sweep.folder), now=sweep.time).elapsed_s
+    sweep.tell("SweepStarted", 3600.0, name="lr", method="bayes")
+    sweep.tell("AgentJoined", agent="a2")
+    sweep.tell("SweepFinished")
+    sweep.tell("AgentLeft", agent="a2")
+    assert row_of(RecordedSweep(sweep.folder), now=sweep.time).elapsed_s == took == 32.0
 
 
 def test_sweeps_are_found_by_name(tmp_path: Path) -> None:
