@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pipeline.errors import StoreError
+from pipeline.files import open_plain
 from pipeline.runs.job_logs import logs_of
 from pipeline.runs.loaded import LoadedRun
 from pipeline.terminal.log import Out
@@ -40,11 +42,17 @@ class Tail:
         self._decoder = _decoder()
 
     def print_new(self, out: Out) -> bool:
-        """Print what is new; say whether there was something."""
+        """Print what is new; say whether there was something.
+
+        Raises:
+            StoreError: Something else lies in its place, or it cannot be read.
+        """
         try:
-            file = self._path.open("rb")
+            file = open_plain(self._path, follow=True)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
         with file:
             status = os.fstat(file.fileno())
             if self._file_id != (status.st_dev, status.st_ino) or status.st_size < self._offset:

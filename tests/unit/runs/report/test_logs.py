@@ -2,11 +2,13 @@
 
 import fcntl
 import io
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pipeline.errors import StoreError
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.logs import Tail, follow_job, follow_run, print_log
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
@@ -48,6 +50,14 @@ def test_the_last_lines_of_a_long_file_whose_lines_cross_blocks(tmp_path: Path) 
 def test_bytes_that_are_no_text_are_replaced_and_markup_stays(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"[bold]\xff\xe4\xb8[/]\n\xe4\xb8")
     assert tail_of(tmp_path / "log", None) == "[bold]\ufffd\ufffd[/]\n\ufffd"
+
+
+def test_what_lies_in_the_place_of_a_log_is_told_in_one_line_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(StoreError, match=f"cannot read .*{name}: no plain file"):
+            tail_of(tmp_path / name, None)
 
 
 def test_a_tail_follows_growth_truncation_and_replacement(tmp_path: Path) -> None:
