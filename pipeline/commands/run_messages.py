@@ -20,7 +20,7 @@ from pipeline.learning.algos.candidates import candidates_note
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.graph import Plan
 from pipeline.runs.makers import Maker, several_makers
-from pipeline.runs.notes import collect_notes, failed_rewards
+from pipeline.runs.notes import collect_notes, failed_rewards, prepared_rows, short_of_rows
 from pipeline.runs.report.format import jobs, logs_command, shown_path
 from pipeline.terminal.console import say
 from pipeline.terminal.text import printable
@@ -47,6 +47,9 @@ def tell_prepared(request: Request, outcome: Outcome | None, console: Console) -
         made = ", ".join(request.config.datasets)
         say(console, f"nothing to prepare: {made} makes its rows on the spot")
     elif outcome is None or not (outcome.failures() or outcome.interrupted or outcome.halted):
+        for dataset, prepared in prepared_rows(request.store, request.plan.jobs.values()).items():
+            if not prepared.warnings:  # those that are short of rows are told below, as in every run
+                say(console, f"{dataset}: {prepared}")
         say(console, "prepared; the same command without stage=prepare goes on from here")
 
 
@@ -143,7 +146,8 @@ def tell_notes(
     """Say what a reader must know of the trainings, of the datasets and of how policies are sampled."""
     config = request.config
     store, jobs = request.store, request.plan.jobs.values()
-    for note in [*several_makers(makers), *failed_rewards(store, jobs, run), *collect_notes(store, jobs)]:
+    short = short_of_rows(store, jobs)
+    for note in [*several_makers(makers), *short, *failed_rewards(store, jobs, run), *collect_notes(store, jobs)]:
         log.warning("%s", note)
         say(console, f"note: {note}", "bold")
     if not has_rows:

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
+DATASET = "dataset.json"
 FAULTS = "faults.json"
 PROMPTS = "prompts.safetensors"
 GREEDY = "greedy"
@@ -146,6 +147,18 @@ class Tally:
         return (
             f"of {self.count} {self.what} {', '.join(parts)}" if parts else f"{self.count} {self.what} were drawn"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRows:
+    """What is read of ``dataset.json``: rows of each split, and what was short of what was asked for."""
+
+    rows: dict[str, Count]
+    warnings: list[Note] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Their numbers in words."""
+        return ", ".join(f"{number:,} {split}" for split, number in self.rows.items()) + " rows"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from pipeline.outputs.formats import (
     Generation,
     Metrics,
     Pointer,
+    PreparedRows,
     RewardFit,
     Training,
 )
@@ -126,6 +127,11 @@ def read_training(path: Path) -> Training:
 def read_reward_fit(path: Path) -> RewardFit:
     """Read a ``reward.json``; raises as `read_metrics` does."""
     return read_json_file(path, RewardFit)
+
+
+def read_prepared_rows(path: Path) -> PreparedRows:
+    """Read a ``dataset.json``; raises as `read_metrics` does."""
+    return read_json_file(path, PreparedRows)
 
 
 def read_faults(path: Path) -> Faults:

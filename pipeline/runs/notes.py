@@ -1,4 +1,4 @@
-"""What jobs want a reader of the results to know: the ``note`` in the file that a training leaves.
+"""What jobs want a reader of the results to know: the ``note`` that a training leaves, a dataset short of rows.
 
 The notes come from stored outputs, so equal runs have equal ones, whenever their jobs ran.
 """
@@ -12,8 +12,8 @@ from contextlib import suppress
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.formats import FAULTS, REWARD, TRAINING, Faults
-from pipeline.outputs.reading import read_faults, read_reward_fit, read_training
+from pipeline.outputs.formats import DATASET, FAULTS, REWARD, TRAINING, Faults, PreparedRows
+from pipeline.outputs.reading import read_faults, read_prepared_rows, read_reward_fit, read_training
 from pipeline.plan.job import Job
 from pipeline.runs.job_logs import logs_of
 from pipeline.runs.links import MADE_IN
@@ -29,6 +29,26 @@ def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
         for note in _notes_of(store, job):
             rounds.setdefault((job.chain, note), []).append(job.round)
     return [f"{chain}, {_rounds(numbers)}: {note}" for (chain, note), numbers in rounds.items()]
+
+
+def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, PreparedRows]:
+    """What became of the rows of each dataset that is read rather than made."""
+    found: dict[str, PreparedRows] = {}
+    for job in jobs:
+        if job.round:
+            continue
+        with suppress(OSError, ForeignDataError):  # of another kind of job, or not there
+            found[job.dataset] = read_prepared_rows(store.path(job.key) / DATASET)
+    return dict(sorted(found.items()))
+
+
+def short_of_rows(store: Store, jobs: Iterable[Job]) -> list[str]:
+    """One line for every dataset that has fewer rows than were asked for, or has left some out."""
+    return [
+        f"{dataset}: {prepared} (datasets.{dataset}.test_size, validation_size): {'; '.join(prepared.warnings)}"
+        for dataset, prepared in prepared_rows(store, jobs).items()
+        if prepared.warnings
+    ]
 
 
 def _notes_of(store: Store, job: Job) -> Iterable[str]:

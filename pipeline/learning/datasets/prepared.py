@@ -33,10 +33,11 @@ from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.readers import Record
 from pipeline.learning.datasets.sources import open_splits
 from pipeline.learning.datasets.splits import Dealt, deal
+from pipeline.outputs.formats import DATASET
 
 log = logging.getLogger(__name__)
 
-FILE = "dataset.json"
+FILE = DATASET
 FORMAT = 1
 TEXTS = ("prompt", *ANSWERS)
 SCHEMA = pa.schema(

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.commands.run_messages import tell_notes
+from pipeline.commands.run_messages import tell_notes, tell_prepared
 from pipeline.engine.store.store import Store
 from pipeline.runs.loaded import load
-from pipeline.runs.notes import failed_rewards
+from pipeline.runs.notes import failed_rewards, short_of_rows
 from pipeline.runs.report.page.failures import failures_of
 from tests.doubles.runs import WrittenRun, chain_plan
 
@@ -63,3 +64,25 @@ def test_the_terminal_and_the_log_of_the_run_tell_it(tmp_path: Path, caplog: pyt
         tell_notes(request, [], run.folder, Console(file=printed, width=500), has_rows=False)
     assert "a reward failed at 1 of 2 completions" in caplog.text
     assert printed.getvalue().startswith("note: d/m/s0/X, round 1: a reward failed at 1 of 2 completions")
+
+
+def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: Path) -> None:
+    plan = chain_plan(rounds=1)
+    first, second, _ = (
+        replace(job, round=0, dataset=name) for job, name in zip(plan.jobs.values(), "abc", strict=True)
+    )
+    run = WrittenRun(tmp_path / "outputs", plan)
+    rows = {"train": 1500, "validation": 73, "test": 73}
+    run.store(first.key, dataset_json=json.dumps({"rows": rows, "warnings": ["test is short", "2 rows left out"]}))
+    run.store(second.key, dataset_json=json.dumps({"rows": rows, "warnings": []}))
+    store = Store(tmp_path / "outputs/.store")
+    assert short_of_rows(store, [second, first]) == [
+        "a: 1,500 train, 73 validation, 73 test rows (datasets.a.test_size, validation_size): test is short; "
+        "2 rows left out"
+    ]
+    request: Any = SimpleNamespace(
+        store=store, plan=SimpleNamespace(jobs={job.id: job for job in (first, second)})
+    )
+    printed = io.StringIO()
+    tell_prepared(request, None, Console(file=printed, width=500))
+    assert printed.getvalue().splitlines()[0] == "b: 1,500 train, 73 validation, 73 test rows"
