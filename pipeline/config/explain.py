@@ -11,7 +11,15 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.config.install import conf_dir
-from pipeline.config.known import GROUPS, NAMED_GROUPS, known_keys, meant_by_word, nearest_setting, own_keys
+from pipeline.config.known import (
+    GROUPS,
+    NAMED_GROUPS,
+    known_keys,
+    meant_by_word,
+    nearest_setting,
+    other_name,
+    own_keys,
+)
 from pipeline.errors import ConfigError, unknown_name
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
@@ -141,15 +149,31 @@ def unknown_key(key: str, given: str = "") -> str:
         )
     sections = {each.partition(".")[0] for each in known}
     groups = [path.name for path in conf_dir().iterdir() if path.is_dir() and path.name != key]
-    near = _in_other_sections(key, known) or _alike(key, known, [*sections, *groups])
+    near = _by_other_name(key, known) or _in_other_sections(key, known) or _alike(key, known, [*sections, *groups])
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    if not near and "." not in key and (setting := nearest_setting(key, [given.strip("[]")] if given else [])):
+    is_a_setting = any(each.endswith(f".{key}") for each in known)  # then it means no section or group like it
+    if (
+        "." not in key
+        and (not near or (is_a_setting and near[0] not in known))
+        and (setting := nearest_setting(key, [given.strip("[]")] if given else []))
+    ):
         hint = f" Did you mean {setting}?"
     section = key.rpartition(".")[0]
     here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
     where = f" Known in {section}" if here else " Known"
     listed = here or sorted({name.split(".")[0] for name in known})
     return f"unknown key '{key}'.{hint}{where}: {', '.join(listed)}."
+
+
+def _by_other_name(key: str, known: Sequence[str]) -> list[str]:
+    """The key of the same section, or else the one there is, that another program calls so."""
+    section, _, last = key.rpartition(".")
+    here = other_name(last)
+    if not section or here == last:
+        return []
+    found = [each for each in known if each == here or each.endswith(f".{here}")]
+    of_section = [each for each in found if each.startswith(f"{section}.")]
+    return of_section[:1] or (found if len(found) == 1 else [])
 
 
 def _alike(key: str, known: Sequence[str], sections: Iterable[str]) -> list[str]:

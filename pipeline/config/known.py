@@ -22,8 +22,21 @@ COMMANDS = (
     *("report", "run", "show", "slurm", "status", "store", "sweep", "track", "why"),
 )
 """Those of ``python -m pipeline``."""
-_ALIASES = {"lr": "learning_rate"}
-"""What other programs call a setting, where no resemblance leads to it."""
+_ALIASES = {
+    "file": "path",
+    "filename": "path",
+    "lr": "learning_rate",
+    "lora_r": "rank",
+    "lora_alpha": "alpha",
+    "lr_scheduler_type": "schedule",
+    "max_completion_length": "max_new_tokens",
+    "max_grad_norm": "grad_clip",
+    "model_name_or_path": "models.hf.path",
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "micro_batch_size",
+    "run_name": "experiment.name",
+}
+"""What other programs call a setting, where no resemblance leads to it: its key, or the last part of it."""
 
 
 def known_keys() -> list[str]:
@@ -64,6 +77,11 @@ def _leaves(node: Any, prefix: str) -> list[str]:
     return found
 
 
+def other_name(name: str) -> str:
+    """The last part of a key by its name here, where another program calls it otherwise."""
+    return _ALIASES.get(name, name)
+
+
 def meant_by_word(word: str) -> str:
     """What to type instead of a word that cannot be read as a setting, or ""."""
     if word.count("[") != word.count("]") or word.count("{") != word.count("}"):
@@ -100,8 +118,10 @@ def _value(values: Sequence[str], default: Any) -> str:
 
 def _nearest_key(name: str) -> tuple[str, Any] | None:
     """The key whose last part, or whole, resembles a name most, and its default if that is known."""
-    name = _ALIASES.get(name, name)
+    name = other_name(name)
     keys: dict[str, Any] = dict(_settings(Config(), ""))
+    if "." in name:
+        return name, keys.get(name)
     near = _nearest_of(name, list(keys))
     if near is None:
         parts = [key.split(".", 2) for key in known_keys() if key.startswith(tuple(TABLES))]
