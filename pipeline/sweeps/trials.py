@@ -90,7 +90,8 @@ class SweepView:
         metric: What trials are judged by, or "".
         goal: Which values of it are better.
         started: When it began, in seconds since 1970; None before.
-        last: When its trials were last heard of; a look at a sweep that is over does not make it longer.
+        last: When it was last heard of.
+        rested_s: Seconds up to then in which nobody worked on it: before somebody came, or let it go on.
         trials: By number.
         agents: Id -> devices, of those that have joined and not left.
         hosts: Id -> machine, of all that have said so.
@@ -111,6 +112,7 @@ class SweepView:
     goal: Goal = Goal.minimize
     started: float | None = None
     last: float | None = None
+    rested_s: float = 0.0
     trials: dict[int, Trial] = field(default_factory=dict)
     agents: dict[str, tuple[str, ...]] = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
@@ -133,9 +135,22 @@ class SweepView:
                 self.named.add(event["agent"])
             if take is None or (event["event"] in _OF_TRIALS and event["trial"] not in self.trials):
                 continue
-            if event["event"] in _OF_WORK:
-                self.last = event.get("time") or self.last
+            if self._rested(event):
+                self.rested_s += max(0.0, event["time"] - (self.last or event["time"]))
+            self.last = event.get("time") or self.last
             take(self, event)
+
+    def _rested(self, event: Mapping[str, Any]) -> bool:
+        """Whether nobody has worked on it from the last event to this one."""
+        if not event.get("time"):
+            return False
+        if self.halted == "finished":  # a look at it is no work
+            return event["event"] != "WinnerTested"
+        if self.agents and event["event"] == "TrialEnded" and event["state"] == TrialState.lost.value:
+            return self.agents.keys() <= {self.trials[event["trial"]].agent}  # it died some time ago
+        if self.agents and event["event"] not in _BEGIN_AGAIN:
+            return False
+        return not any(trial.state is TrialState.running for trial in self.trials.values())
 
     def lose(self, gone: Collection[str]) -> None:
         """Show the trials of agents that are gone as lost, up to the event that says what became of them."""
@@ -230,8 +245,8 @@ _TAKES: Mapping[str, Callable[[SweepView, Mapping[str, Any]], None]] = {
     "SweepResumed": SweepView._go_on,
     "Prepared": SweepView._prepared,
 }
+_BEGIN_AGAIN = {"SweepStarted", "SweepResumed"}
 _OF_TRIALS = {"TrialStarted", "TrialEnded"}
-_OF_WORK = {"Prepared", "TrialCreated", *_OF_TRIALS, "WinnerTested"}
 _OF_AGENTS = {"AgentJoined", "AgentLeft", "TrialStarted"}
 
 

@@ -53,12 +53,12 @@ def row_of(sweep: RecordedSweep, now: float) -> SweepRow:
 
 
 def elapsed_s(sweep: RecordedSweep, state: str, now: float) -> float:
-    """Seconds since a sweep began, up to its last event where nobody works on it."""
+    """Seconds in which agents have worked on a sweep, up to its last event where none does now."""
     view = sweep.view
     if view.started is None:
         return 0.0
     until = now if state in ("running", "stopping") else view.last or view.started
-    return max(0.0, until - view.started)
+    return max(0.0, until - view.started - view.rested_s)
 
 
 def print_sweep(sweep: RecordedSweep, now: float, console: Console) -> None:

@@ -50,7 +50,7 @@ class SweepRow:
         state: In one word, see `RecordedSweep.state`.
         method: How settings are chosen.
         started: When it began, in seconds since 1970, or None.
-        elapsed_s: Seconds since, up to its last event if it is over.
+        elapsed_s: Seconds in which agents have worked on it, up to its last event if it is over.
         trials: How many were chosen so far.
         waiting, running, done, failed, stopped, cancelled, lost: How many of them are in each state.
         metric: What they are judged by.

@@ -53,7 +53,7 @@ def test_the_best_come_first_and_what_failed_has_no_value(page: SweepPage) -> No
 def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_event(tmp_path: Path) -> None:
     sweep = searched(tmp_path, 3)
     later = sweep.time + 7200
-    before = sweep.time - BEGAN - 1
+    before = sweep.time - BEGAN - 2  # since its agent came
     with sweep.at_work():
         running = sweep_page_of(RecordedSweep(sweep.folder), later)
     idle = sweep_page_of(RecordedSweep(sweep.folder), later)
