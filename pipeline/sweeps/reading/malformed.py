@@ -73,11 +73,20 @@ def _in_words(error: ValidationError, place: Place) -> Iterator[Fault]:
         yield from ((place, f"`{key}` is missing{_HELP.get(key, '')}") for key in rule if key not in given)
     elif error.validator == "not":  # a parameter by no key of which its distribution can be inferred
         strange = [key for key in given if key not in PARAMETER_KEYS]
-        yield from (((*place, key), _no_such_key(key, PARAMETER_KEYS)) for key in strange)
+        yield from (((*place, key), _strange(key, given)) for key in strange)
         if not strange:
             yield place, _SAYS_NOTHING
     else:
         yield place, _of_value(error, given, rule, place)
+
+
+def _strange(key: str, given: Mapping[str, Any]) -> str:
+    """Of a key that no parameter has: where it is a parameter itself, what it has to stand in."""
+    if isinstance(given[key], Mapping):
+        return (
+            f"parameters inside of a parameter stand in a table `parameters`: write {{parameters: {{{key}: ...}}}}"
+        )
+    return _no_such_key(key, PARAMETER_KEYS)
 
 
 def _of_value(error: ValidationError, given: Any, rule: Any, place: Place) -> str:

@@ -427,6 +427,8 @@ FILES = {
     LEAST + f"  a: {{values: [{'1,' * 50_000}]}}": "more than 50,000 values",
     LEAST + f"  a: {{value: {'1' * 400}}}": "a number of 400 digits",
     LEAST + "  a: 3": "line 4: parameters.a: a number, 3, where a table must be: write {value: 3}",
+    LEAST
+    + "  a: {lr: {value: 1}}": "a.lr: parameters inside of a parameter stand in a table `parameters`: write {par",
     LEAST + "  a: [1, 2]": "parameters.a: a list, where a table must be: write {values: [1, 2]}",
     LEAST + "  a: {parameters: {b: adam}}": "b: a text, 'adam', where a table must be: write {value: 'adam'}",
     LEAST + '  "": {value: 1}': "'' is no name here",
