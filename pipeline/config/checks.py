@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from pipeline.config.bases import NOTHING, DatasetConfig, Settings
 from pipeline.config.fronts import SUFFIX, point_of, settings_of
@@ -224,6 +225,9 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
         if not isinstance(used, str):
             yield f"{key}.grading.options.{name}.use={brief(used)}: must be the name of a reward"
         elif used not in REWARD_NAMES and "." not in used:
+            if Path(f"{(module := used.partition(':')[0])}.py").is_file():
+                yield f"{key}: unknown reward '{used}'. For a function in {module}.py write {module}.FUNCTION"
+                continue
             yield (
                 f"{key}: " + unknown_name("reward", used, REWARD_NAMES) + " Or give the dotted path of a function."
             )

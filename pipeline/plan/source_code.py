@@ -67,13 +67,14 @@ def _check_defined(path: str) -> None:
     if file is None:
         return
     try:
-        names = _names(ast.parse(file.read_bytes(), str(file)))
+        module = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
         raise ConfigError(f"cannot import '{path}': {file}:{error.lineno}: {error.msg}") from error
-    name = split_path(path)[1].partition(".")[0]
+    names, name = _names(module), split_path(path)[1].partition(".")[0]
     if names is not None and name not in names:
         near = get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        own = [node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        hint = f" Did you mean '{near[0]}'?" if near else f" It defines {', '.join(own)}." if own else ""
         raise ConfigError(f"cannot import '{path}': {file} has no '{name}'.{hint}")
 
 

@@ -1,5 +1,7 @@
 """Rewards on the command line: what works, and what is refused before anything starts."""
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.config.bases import DatasetConfig
@@ -52,6 +54,13 @@ def test_a_function_of_ones_own_among_several() -> None:
 def test_what_cannot_work_is_refused(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check(f"datasets.addition.{override}")
+
+
+def test_a_module_alone_is_no_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_judge.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"For a function in own_judge\.py write own_judge\.FUNCTION"):
+        check("datasets.addition.reward=own_judge")
 
 
 def test_how_fast_rewards_are_called_is_part_of_no_key() -> None:
