@@ -19,8 +19,9 @@ from pipeline.slurm.body import (
     traps,
 )
 from pipeline.slurm.header import MARK, Header, read_header
+from pipeline.slurm.job import SlurmJob, Starter
 from pipeline.slurm.request import LEAST_NOTICE_S, counts_gpus, gpus_of, seconds_of
-from pipeline.slurm.rules import SlurmJob, Starter, check_slurm
+from pipeline.slurm.rules import check_slurm
 from pipeline.terminal.check import Check, Verdict, failed, warned
 
 _LARGEST = 4 << 20

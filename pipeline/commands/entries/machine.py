@@ -10,7 +10,7 @@ import typer
 from pipeline.commands import launch as launch_command
 from pipeline.commands.fetch import MODELS, report
 from pipeline.commands.typed import OutputDir, answering, examples
-from pipeline.slurm.rules import Starter
+from pipeline.slurm.job import Starter
 from pipeline.terminal.console import make_console, say
 
 app = typer.Typer()

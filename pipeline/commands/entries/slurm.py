@@ -10,8 +10,8 @@ import typer
 
 from pipeline.commands.typed import answering, examples
 from pipeline.errors import ConfigError
+from pipeline.slurm.job import Starter
 from pipeline.slurm.request import JobRequest
-from pipeline.slurm.rules import Starter
 
 app = typer.Typer(
     no_args_is_help=True,

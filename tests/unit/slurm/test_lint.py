@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
 from pipeline.slurm.header import words_of
+from pipeline.slurm.job import SlurmJob, Starter
 from pipeline.slurm.lint import check_script, check_text, read_job
-from pipeline.slurm.rules import SlurmJob, Starter
 from pipeline.terminal.check import Verdict
 
 RIGHT = """#!/bin/bash

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.slurm.rules import RULES, SlurmJob, Starter, check_slurm, job_of_environment, slurm_checks
+from pipeline.slurm.job import SlurmJob, Starter, job_of_environment
+from pipeline.slurm.rules import RULES, check_slurm, slurm_checks
 from pipeline.terminal.check import Verdict
 
 RIGHT = SlurmJob(gpus=8, tasks=1, tasks_per_node=1, cpus_per_task=128, mask="0,1,2,3,4,5,6,7", visible=8)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.slurm.header import read_header
+from pipeline.slurm.job import SlurmJob
 from pipeline.slurm.lint import check_text, read_job
 from pipeline.slurm.request import JobRequest
-from pipeline.slurm.rules import SlurmJob
 from pipeline.slurm.script import interpreter, script_text
 from pipeline.terminal.check import Verdict
 
