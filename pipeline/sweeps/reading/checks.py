@@ -14,7 +14,7 @@ from pipeline.sweeps.reading.command import MACROS, macro_of
 from pipeline.sweeps.reading.malformed import fits
 from pipeline.sweeps.reading.own import own_faults
 from pipeline.sweeps.reading.parameters import DEPRECATED, Entry, entries_of, parameter_faults
-from pipeline.sweeps.reading.schema import BANDS, ENDING, METHODS, is_whole, kind_of
+from pipeline.sweeps.reading.schema import BANDS, LISTABLE, METHODS, is_whole, kind_of
 from pipeline.sweeps.reading.yaml_file import Fault
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.searching.hyperband import bands_of
@@ -134,7 +134,7 @@ def _together(data: Given, entries: list[Entry]) -> Iterator[Fault]:
         if entry.name in seen:
             yield entry.place, f"two parameters have the dotted name {entry.name}: rename one"
         seen.add(entry.name)
-        if data.get("method") == "grid" and entry.certain and entry.kind not in ENDING:
+        if data.get("method") == "grid" and entry.certain and entry.kind not in LISTABLE:
             yield (
                 entry.place,
                 (
@@ -152,9 +152,9 @@ def _num_gpus(entry: Entry) -> Iterator[str]:
     """Its values say how many devices a trial gets."""
     match entry.kind:
         case "int_uniform":
-            values = [entry.right[key] for key in ("min",) if key in entry.right]
+            values = [entry.right["min"]] if "min" in entry.right else []
         case "constant":
-            values = [entry.right[key] for key in ("value",) if key in entry.right]
+            values = [entry.right["value"]] if "value" in entry.right else []
         case "categorical" | "categorical_w_probabilities":
             values = entry.right.get("values", [])
         case _:

@@ -74,11 +74,11 @@ class Entry:
     def certain(self) -> bool:
         """Whether its distribution is the one that was meant: a bound that is wrong leaves open which."""
         return self.kind in DISTRIBUTIONS and (
-            "distribution" in self.given or self.kind != "uniform" or self.ranges
+            "distribution" in self.given or self.kind != "uniform" or self.has_bounds
         )
 
     @property
-    def ranges(self) -> bool:
+    def has_bounds(self) -> bool:
         """Whether it has two bounds that can be compared."""
         a_bound = WHOLE if self.kind == "int_uniform" else NUMBER
         return all(fits(self.given.get(key), a_bound) for key in ("min", "max"))
@@ -109,12 +109,12 @@ def parameter_faults(entry: Entry) -> Iterator[Fault]:
     if entry.kind not in DISTRIBUTIONS:
         return
     found = [*_probability_faults(entry.right), *_range_faults(entry)]
-    if not found and _is_whole(entry):
+    if not found and _is_complete(entry):
         found = [*_extreme_faults(_MAKERS[entry.kind](entry.right))]
     yield from ((entry.place, said) for said in found)
 
 
-def _is_whole(entry: Entry) -> bool:
+def _is_complete(entry: Entry) -> bool:
     """Whether a distribution can be made of it."""
     required, optional = DISTRIBUTIONS[entry.kind]
     return {*required, *(key for key in optional if key in entry.given)} <= entry.right.keys()
@@ -132,7 +132,7 @@ def _probability_faults(right: Given) -> Iterator[str]:
 
 
 def _range_faults(entry: Entry) -> Iterator[str]:
-    if not entry.ranges or "min" not in _schemas(entry.kind):
+    if not entry.has_bounds or "min" not in _schemas(entry.kind):
         return
     kind, low, high = entry.kind, entry.given["min"], entry.given["max"]
     if low >= high:

@@ -67,7 +67,7 @@ DISTRIBUTIONS: Mapping[str, tuple[Mapping[str, _Schema], Mapping[str, _Schema]]]
 }
 """Name -> keys that a parameter of this distribution must have, and those that it may have."""
 
-ENDING = ("constant", "categorical", "int_uniform", "q_uniform")
+LISTABLE = ("constant", "categorical", "int_uniform", "q_uniform")
 """Distributions whose values can be gone through one by one, in a grid: W&B takes the same ones."""
 
 PARAMETER_KEYS = (

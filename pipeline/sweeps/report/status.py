@@ -25,7 +25,6 @@ from pipeline.terminal.text import on_one_line, printable
 MOST_ROWS = 50
 """Trials that are listed; the others are counted."""
 MOST_FAILURES = 10
-_OVER = ("finished", "cancelled", "stopped")
 
 
 def row_of(sweep: RecordedSweep, now: float) -> SweepRow:
