@@ -174,7 +174,7 @@ function drawSlice(there, { axis: name, scale }) {
 function front() {
   const measures = data.measures.filter((one) => ended.filter((at) => one.values[at] !== null).length > 1);
   if (measures.length < 2) return;
-  const section = part("front", "Front", "Two measures at once", "The line joins trials than which no other is better in one and as good in the other. Hollow points are the others.");
+  const section = part("front", "Front", "Two measures at once", "The line joins trials than which no other is better in one and at least as good in the other. Hollow points are the others.");
   const names = measures.map((one) => [one.name, one.name]), goals = [["minimize", "less"], ["maximize", "more"]];
   const goalOf = (name) => measures.find((one) => one.name === name).goal;
   const controls = [
@@ -191,7 +191,7 @@ function telling([metric, ...others]) {
   return others.find((one) => { const { own, best } = frontOf(one, metric); return best.length > 1 && best.length < own.length; }) ?? others[0];
 }
 
-/** Trials that have both measures, and those of them than which no other is better in both. */
+/** Trials that have both measures, and those of them than which no other is better in one and at least as good in the other. */
 function frontOf(x, y) {
   const own = ended.filter((at) => x.values[at] !== null && y.values[at] !== null);
   const signed = ({ values, goal }) => (at) => (goal === "minimize" ? 1 : -1) * values[at];
