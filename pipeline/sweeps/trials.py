@@ -145,7 +145,7 @@ class SweepView:
         if not event.get("time"):
             return False
         if self.halted == "finished":  # a look at it is no work
-            return event["event"] != "WinnerTested"
+            return bool(event["event"] != "WinnerTested")
         if self.agents and event["event"] == "TrialEnded" and event["state"] == TrialState.lost.value:
             return self.agents.keys() <= {self.trials[event["trial"]].agent}  # it died some time ago
         if self.agents and event["event"] not in _BEGIN_AGAIN:
