@@ -65,12 +65,34 @@ settings.register_profile("long", max_examples=20_000, print_blob=True, **_slow_
 settings.load_profile("short")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What tries 20,000 examples does not hang only because it takes longer than any other test."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deal the tests to the processes of xdist, and give what tries 20,000 examples the time for them."""
+    items[:] = _dealt(items, int(getattr(config, "workerinput", {}).get("workercount", 1)))
     if settings.get_current_profile_name() == "long":
         for item in items:
             if item.get_closest_marker("properties"):
                 item.add_marker(pytest.mark.timeout(6 * 3600))
+
+
+def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Tests in an order that lets each process begin with its share of those that wait for processes of their own.
+
+    Each process of xdist begins with as many tests as any other, in the order of all, and takes over from the end
+    of what others have left. So what takes longest comes first, and only short tests are left for the end. Tests
+    of one file stay together, as they share what its fixtures have started.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if "integration" in item.path.parts:
+            files.setdefault(item.path, []).append(item)
+    short = [item for item in items if item.path not in files]
+    dealt: list[pytest.Item] = []
+    for process in range(processes):
+        chosen = [item for file in sorted(files)[process::processes] for item in files[file]]
+        room = max(0, (len(items) - len(dealt)) // (processes - process) - len(chosen))
+        dealt += [*chosen, *short[:room]]
+        short = short[room:]
+    return [*dealt, *short]
 
 
 def pytest_collection_finish() -> None:
