@@ -22,7 +22,7 @@ from pipeline.commands.start import INTERRUPTED
 from pipeline.config.fields import Range
 from pipeline.errors import ConfigError
 
-_WRONG_USE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+WRONG_USE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 """What every wrong command line raises, for which typer has no public name."""
 _CHOICES = re.compile(r"'(?P<given>.*)' is not one of (?P<choices>'.*')\.", re.DOTALL)
 _TOO_MANY = re.compile(r"Got unexpected extra argument\S* \((?P<words>.*)\)", re.DOTALL)
@@ -62,8 +62,8 @@ class Commands(TyperGroup):
             code = refuse(error)
         except typer.Abort:  # Ctrl-C at a question
             code = INTERRUPTED
-        except _WRONG_USE as error:
-            said = _in_words(error)
+        except WRONG_USE as error:
+            said = in_words(error)
             code = refuse(ConfigError(said)) if said else WRONG_REQUEST  # without a word: help has been printed
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -74,6 +74,8 @@ class Commands(TyperGroup):
             ConfigError: There is such an option.
         """
         command: Any = self
+        if "--" in words:  # what follows is a program's
+            words = words[: words.index("--")]
         while words and words[0] in getattr(command, "commands", {}):
             command, words = command.commands[words[0]], words[1:]
         hints = get_type_hints(command.callback) if command.callback else {}
@@ -85,8 +87,8 @@ class Commands(TyperGroup):
                 raise ConfigError(f"{name} '' is empty; give the path of a file or folder")
 
 
-def _in_words(error: Any) -> str:
-    """What is wrong, and where to read what may be given; "" where all is said."""
+def in_words(error: Any) -> str:
+    """What is wrong, and where to read what may be given; "" where all is said. Of a `WRONG_USE`."""
     if isinstance(error, typer.BadParameter) and error.param is not None:
         said = _of_parameter(error, error.param)
     else:

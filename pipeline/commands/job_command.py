@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from typer.main import get_command
 
 from pipeline.commands import sweep
+from pipeline.commands.command_line import WRONG_USE, in_words
 from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.entries import machine
 from pipeline.commands.launch import requested
@@ -62,11 +63,12 @@ def checked(words: Sequence[str]) -> tuple[list[str], str]:
 _USAGE = "Give it last: pipeline slurm write --gres gpu:8 run experiment.name=NAME KEY=VALUE ..."
 
 
-def _parsed(family: typer.Typer, name: str, words: Sequence[str]) -> Mapping[str, Any]:
+def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Mapping[str, Any]:
     """The arguments of a command of this program, by their names.
 
     Args:
         family: It is one of these.
+        of: What stands before its name.
         name: Its own.
         words: What follows its name.
 
@@ -78,12 +80,9 @@ def _parsed(family: typer.Typer, name: str, words: Sequence[str]) -> Mapping[str
     if "--help" in own:
         raise ConfigError(f"{name} {' '.join(words)}: that prints its help and ends, which is no work for a job")
     try:
-        return dict(command.commands[name].make_context(name, list(words)).params)
-    except Exception as error:
-        said = getattr(error, "format_message", None)  # click's own errors, or those of its copy within typer
-        if said is None:
-            raise
-        raise ConfigError(f"{name} {' '.join(words)}: {said()}") from error
+        return dict(command.commands[name].make_context(f"{of}{name}", list(words)).params)
+    except WRONG_USE as error:
+        raise ConfigError(in_words(error)) from error
 
 
 # -- an experiment -----------------------------------------------------------------------------------------------
@@ -127,7 +126,7 @@ def _first_values(settings: Sequence[str]) -> Iterator[str]:
 def _sweep_name(words: Sequence[str]) -> str:
     if not words or words[0] not in ("agent", "run"):
         raise ConfigError("a job of a sweep is an agent of it: pipeline slurm write --array 0-3 sweep agent NAME")
-    given = _parsed(sweep.app, words[0], words[1:])
+    given = _parsed(sweep.app, "python -m pipeline sweep ", words[0], words[1:])
     if words[0] == "agent":
         return choose_sweep(given["output_dir"].absolute(), given["name"]).name
     strategy, overrides = split_words([*given["strategy"].split(), *(given["words"] or [])])
@@ -143,7 +142,7 @@ def _sweep_name(words: Sequence[str]) -> str:
 
 
 def _launch(words: Sequence[str]) -> tuple[list[str], str]:
-    given = _parsed(machine.app, "launch", words)
+    given = _parsed(machine.app, "python -m pipeline ", "launch", words)
     request = requested(**given)
     check_request(request)
     if request.nnodes != 1 or request.node_rank is not None or request.master_addr is not None:

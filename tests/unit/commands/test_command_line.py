@@ -98,3 +98,7 @@ def test_a_path_without_a_letter_is_refused(said: Said) -> None:
     for words, name in rows:
         for empty in ([name, ""], [f"{name}="]):
             assert said(*words, *empty) == f"error: {name} '' is empty; give the path of a file or folder"
+
+
+def test_an_empty_value_behind_dashes_is_the_programs(said: Said) -> None:
+    assert "missing.py" in said("slurm", "write", "--gres", "gpu:1", "launch", "--", "missing.py", "--out", "")
