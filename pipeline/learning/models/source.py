@@ -6,6 +6,7 @@ The output of the reference's first stage points to a folder or a commit on the 
 from __future__ import annotations
 
 import tempfile
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,14 @@ def snapshot(repo: str, revision: str | None) -> str:
             at = "" if revision is None else f" at revision {revision}"
             reason, cause = why_not(error, trouble)
             raise JobError(
-                f"cannot get the model '{repo}'{at} from the hub: {reason}. On a machine with network run `hf "
-                f"download {repo} --local-dir DIR`, copy DIR here and set the path to it."
+                f"cannot get the model '{repo}'{at} from the hub: {reason}. {_no_folder(repo)}On a machine with "
+                f"network run `hf download {repo} --local-dir DIR`, copy DIR here and set the path to it."
             ) from cause
+
+
+def _no_folder(repo: str) -> str:
+    """What may have been meant instead of an id of the hub: a folder of nearly that name, if there is one."""
+    around = Path(repo).parent
+    near = get_close_matches(Path(repo).name, [path.parent.name for path in around.glob("*/config.json")], n=1)
+    meant = f", but {around / near[0]}" if near else ""
+    return f"There is no folder {repo} here{meant}. "

@@ -173,6 +173,11 @@ def test_a_model_that_the_hub_does_not_give_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(JobError, match=r"cannot get the model 'owner/name' at revision v1 from the hub"):
         snapshot("owner/name", "v1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-hf").mkdir()
+    (tmp_path / "tiny-hf" / "config.json").write_text("{}")
+    with pytest.raises(JobError, match=r"There is no folder tiny_hf here, but tiny-hf\. On a machine"):
+        snapshot("tiny_hf", None)
 
 
 def test_every_end_of_text_counts(folder: Path) -> None:
