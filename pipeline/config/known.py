@@ -25,16 +25,20 @@ COMMANDS = (
 _ALIASES = {
     "file": "path",
     "filename": "path",
+    "gradient_accumulation_steps": "training.micro_batch_size",
+    "kl_coef": "algos.GRPO.beta",
     "lr": "learning_rate",
     "lora_r": "rank",
     "lora_alpha": "alpha",
     "lr_scheduler_type": "schedule",
     "max_completion_length": "max_new_tokens",
     "max_grad_norm": "grad_clip",
+    "max_length": "max_new_tokens",
     "model_name_or_path": "models.hf.path",
     "num_train_epochs": "epochs",
     "per_device_train_batch_size": "micro_batch_size",
     "run_name": "experiment.name",
+    "warmup_ratio": "warmup_steps",
 }
 """What other programs call a setting, where no resemblance leads to it: its key, or the last part of it."""
 

@@ -127,6 +127,8 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("algos.GRPO.lr=0.1", "Did you mean 'algos.GRPO.learning_rate'?"),
         ("max_completion_length=9", "Did you mean generation.max_new_tokens=9?"),
         ("algos.GRPO.max_completion_length=9", "Did you mean 'generation.max_new_tokens'?"),
+        ("gradient_accumulation_steps=2", "Did you mean training.micro_batch_size=2?"),
+        ("kl_coef=0.1", "Did you mean algos.GRPO.beta=0.1?"),
         ("model_name_or_path=gpt2", "Did you mean models.hf.path=gpt2?"),
         ("num_generations=4", "Did you mean algos.<NAME>.num_generations=4?"),
         ("datasets.jsonl.file=a.jsonl", "Did you mean 'datasets.jsonl.path'?"),
