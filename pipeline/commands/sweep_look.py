@@ -244,7 +244,9 @@ def logs(
         found = logs_in(folder)
         chosen = max(found, default=0) if attempt is None else attempt
         if chosen not in found:
-            there = f"there are: {', '.join(map(str, found))}" if found else "it has not begun yet"
+            begun = sweep.view.trials[trial].started is not None
+            none = "its logs were removed" if begun else "it has not begun yet"
+            there = f"there are: {', '.join(map(str, found))}" if found else none
             raise ConfigError(f"trial {trial} of {sweep.name} has no log of attempt {chosen or 1}; {there}.")
         print_log(found[chosen], out, lines)
 

@@ -105,7 +105,7 @@ class SweepPage:
         tested: The best trial on held-out data.
         failures: Trials without a value.
         file: The sweep file as it was given.
-        command: Goes on with the sweep.
+        command: Goes on with the sweep; "" of one that is finished.
         about: Label and value of what else is known.
         looks: What lines and points are told apart by.
     """

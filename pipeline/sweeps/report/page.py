@@ -94,7 +94,9 @@ def sweep_page_of(sweep: RecordedSweep, now: float) -> SweepPage:
         tested=[(name, _number(value)) for name, value in view.tested.items()],
         failures=[_failed(sweep, trial) for trial in trials if trial.state in _NOT_DONE],
         file=_text(sweep.folder.file),
-        command=command(f"sweep agent {sweep.name}", sweep.folder.path.parent.parent),
+        command=""
+        if view.halted == "finished"
+        else command(f"sweep agent {sweep.name}", sweep.folder.path.parent.parent),
         about=list(_about(sweep)),
     )
 

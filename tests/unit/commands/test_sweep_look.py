@@ -107,7 +107,7 @@ def test_the_log_of_a_trial_is_that_of_its_last_attempt(outputs: Path) -> None:
     assert told(outputs, "logs", "lr", "3", "-n", "1", "--attempt", "1") == "first\n"
     assert "last\n" in told(outputs, "logs", "lr", "3", "-f")
     assert "There are: 0 to 26" in told(outputs, "logs", "lr", "99", code=2)
-    assert "it has not begun yet" in told(outputs, "logs", "lr", "4", code=2)
+    assert "attempt 1; its logs were removed" in told(outputs, "logs", "lr", "4", code=2)
     assert "no log of attempt 7; there are: 1, 2" in told(outputs, "logs", "lr", "3", "--attempt", "7", code=2)
     assert "no trial of sweep begun has begun yet" in told(outputs, "logs", "begun", code=2)
 

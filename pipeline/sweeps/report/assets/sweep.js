@@ -10,8 +10,8 @@ function failures() {
 }
 
 function about() {
-  const section = part("about", "Settings", "How to go on with it");
-  section.append(copied(data.command));
+  const section = part("about", "Settings", data.command ? "How to go on with it" : "What was searched");
+  if (data.command) section.append(copied(data.command));
   if (data.file) section.append(make("p", { class: "dim small" }, "The sweep file:"), make("pre", {}, data.file));
   section.append(folded("Folder and agents", () => simpleTable(["what", "is"], data.about)));
 }

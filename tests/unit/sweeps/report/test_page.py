@@ -30,6 +30,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> SweepPage:
         return page_of(sweep)
 
 
+def test_nothing_goes_on_with_a_sweep_that_is_finished(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 3)
+    assert "sweep agent" in page_of(sweep).command
+    sweep.tell("SweepFinished")
+    assert page_of(sweep).command == ""
+
+
 def test_every_column_has_a_place_for_every_trial(page: SweepPage) -> None:
     columns = [page.numbers, page.states, page.values, page.ended, page.words, page.ranking, page.table.rows]
     columns += [axis.values for axis in page.axes] + [one.values for one in page.measures]
