@@ -67,7 +67,7 @@ Grace = Annotated[
         "pipeline sweep run lr.yaml --agents 4 --gpus-per-agent 2",
         "pipeline sweep run lr.yaml --gpu-list 0,1,2,3 --count 20",
         "pipeline sweep run lr.yaml --device cpu --agents 2 epochs=3",
-        "pipeline sweep run lr.yaml balanced 27 2",
+        "pipeline sweep run lr.yaml balanced 27 2 --dry-run",
     ),
 )
 def run_(
@@ -92,6 +92,9 @@ def run_(
     count: Annotated[int | None, typer.Option(min=1, help="The most trials of the sweep.")] = None,
     grace: Grace = 30,
     wandb: Annotated[bool, typer.Option("--wandb", help="Let W&B search; its agents run trials here.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would be tried, how and where, and begin nothing.")
+    ] = False,
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Run a sweep."""
@@ -107,6 +110,7 @@ def run_(
             name=name,
             count=count,
             grace_s=grace,
+            dry_run=dry_run,
         )
         run_it = sweep_online.run_online if wandb else sweep_run.run
         raise typer.Exit(run_it(request, make_console()))

@@ -41,6 +41,8 @@ def run_online(request: SweepRequest, console: Console, *, patience: Patience | 
     Raises:
         PipelineError: The request is wrong, or W&B does not create the sweep. Nothing was started.
     """
+    if request.dry_run:
+        raise ConfigError("--dry-run with --wandb: W&B would choose the trials. Leave one of them out")
     decided = decide(request, console, _refuse_own)
     if decided is None:
         return 0

@@ -62,6 +62,7 @@ class SweepRequest:
         name: Of the sweep; "" for that in the file.
         count: The most trials: of the sweep, or with W&B those that are run here. None for no bound.
         grace_s: Seconds that a trial has to end once it was told to.
+        dry_run: Whether to tell what would be done, and begin nothing.
     """
 
     file: Path
@@ -71,6 +72,7 @@ class SweepRequest:
     name: str = ""
     count: int | None = None
     grace_s: int = 30
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ def decide(request: SweepRequest, console: Console, *checks: Callable[[Sweep], N
         plan = _planned(strategy, sweep, where)
         bounds = [each for each in (count, plan.total) if each is not None]
         where, count = replace(where, agents=plan.at_once, each=plan.devices), min(bounds, default=None)
-        if not _agreed(plan, where, console):
+        if not _agreed(plan, where, console, asks=not request.dry_run):
             return None
     return Decided(sweep=sweep, overrides=overrides, where=where, count=count)
 
@@ -131,8 +133,8 @@ def _planned(strategy: Sequence[str], sweep: Sweep, where: Where) -> AgentPlan:
     return replace(plan, at_once=plan.agents) if there is None else fit_agents(plan, there)
 
 
-def _agreed(plan: AgentPlan, where: Where, console: Console) -> bool:
+def _agreed(plan: AgentPlan, where: Where, console: Console, *, asks: bool) -> bool:
     """Tell a plan before anything starts; whether it may, where a person is to be asked."""
     for line in plan.lines("GPU" if count_gpus(where.device, where.ids) else "CPU slot"):
         say(console, line)
-    return not (plan.confirm and console.is_interactive) or typer.confirm("Begin?")
+    return not (asks and plan.confirm and console.is_interactive) or typer.confirm("Begin?")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pipeline.commands import sweep_dry_run
 from pipeline.commands.run_messages import INTERRUPTED
 from pipeline.commands.sweep_look import conclude
 from pipeline.commands.sweep_request import SweepRequest, Where, decide
@@ -50,6 +51,9 @@ def run(request: SweepRequest, console: Console) -> int:
     for note in (*sweep.notes, check_fits(sweep, pool)):
         if note:
             say(console, note)
+    if request.dry_run:
+        sweep_dry_run.show(sweep, pool, search, decided.count, request.output_dir, console)
+        return 0
     folder = begin_sweep(
         sweep,
         request.file,
