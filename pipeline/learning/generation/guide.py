@@ -20,7 +20,7 @@ from torch import Tensor
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.batching import PromptBatch
 from pipeline.learning.generation.packed import CannotPack, PackedStep, Packing, can_pack, packed
-from pipeline.learning.generation.readers import Reader, needs_equal_lengths, reader_of, reading
+from pipeline.learning.generation.readers import Branching, Reader, needs_equal_lengths, reader_of, reading
 from pipeline.learning.generation.slots import SlotCache
 from pipeline.learning.generation.ways import Way
 from pipeline.learning.models.flops import Pass, model_cost, whole_texts
@@ -239,7 +239,7 @@ class _Grown:
 class BranchReader(_Grown):
     """For head "v" of any model: what rows remember is branched for their candidates, each a row meanwhile."""
 
-    _candidates: Reader
+    _candidates: Branching
     _packing: Packing
 
     def begin(self, batch: PromptBatch, samples: int, room: int) -> None:
@@ -250,6 +250,7 @@ class BranchReader(_Grown):
         """Read each candidate that is asked for as the next token of its row."""
         self._spent.note_read(valid.sum(-1), self._lengths)
         self._packing = packing = Packing(valid)
+        assert isinstance(self._reader, Branching)
         self._candidates = self._reader.branched(packing.rows)
         return packing.unpack(self._candidates.append(packing.pack(candidates)[0])[None])
 

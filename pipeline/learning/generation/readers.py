@@ -36,9 +36,6 @@ class Reader(Protocol):
     def select(self, rows: Tensor) -> None:
         """Go on with these rows, in this order; a row may be taken several times. Shape [rows]."""
 
-    def branched(self, rows: Tensor) -> Reader:
-        """A reader of its own that goes on with these rows, as `select`; this one stays as it is."""
-
 
 def reading(model: PreTrainedModel) -> Reading:
     """The way in which a model is read."""
@@ -125,10 +122,6 @@ class SlotReader:
         """Go on with these rows."""
         self._cache.select(rows)
         self._rows = self._rows.selected(rows)
-
-    def branched(self, rows: Tensor) -> Reader:
-        """Candidates of such models are told apart by a mask instead."""
-        raise NotImplementedError
 
     def _read(self, ids: Tensor, positions: Tensor) -> Tensor:
         return self._forward(
@@ -243,6 +236,10 @@ class TextReader:
         other = copy.copy(self)
         other.select(rows)
         return other
+
+
+Branching = CacheReader | TextReader
+"""Readers of which another can begin where they are; candidates of a `SlotReader` are told apart by a mask."""
 
 
 def _repeated(count: int, times: int, device: torch.device) -> Tensor:

@@ -57,8 +57,9 @@ def _refuse_needless(record: Record, word: Word) -> None:
             raise ConfigError(f"sweep {name} is neither paused nor stopped: there is nothing to resume")
         if halted == "finished" and not _something_is_left(record):
             raise ConfigError(
-                f"sweep {name} is finished{_because(record)}: nothing is left to try. With a higher run_cap or "
-                "--count, or another target, `python -m pipeline sweep run FILE` goes on with it"
+                f"sweep {name} is finished{_because(record)}: nothing is left to try. Where its search has "
+                "more, `python -m pipeline sweep run FILE` goes on with a higher run_cap or --count, or another "
+                "target"
             )
         return
     if word is Word.stop and halted == "stopped" and running:

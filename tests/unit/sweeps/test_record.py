@@ -263,7 +263,7 @@ def test_a_finished_sweep_is_resumed_only_where_something_is_left(
         assert RecordedSweep(paper.folder).view.halted == ""
     else:
         with pytest.raises(
-            ConfigError, match=r"sweep lr is finished: nothing is left to try\. With a higher run_cap"
+            ConfigError, match=r"sweep lr is finished: nothing is left to try\. Where its search has more"
         ):
             tell(paper.folder, Word.resume)
         assert paper.folder.journal.read_bytes() == before
