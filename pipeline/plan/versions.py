@@ -26,7 +26,7 @@ MODELS = 1
 """`pipeline.learning.models`: how models are made, read, written, and what their heads compute."""
 TINY = 2
 """`pipeline.learning.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""
-DECODING = 1
+DECODING = 2
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 TRAINING = 3
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""

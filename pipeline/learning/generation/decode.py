@@ -9,7 +9,7 @@ Shapes: N samples in all, B rows of a batch, V tokens of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,6 +89,10 @@ class Decoded:
     kl: NDArray[np.float64]
 
 
+Finished = Callable[[int, list[list[int]], NDArray[np.float64]], None]
+"""Told of each prompt, once all of its samples are finished: its index, tokens and divergences of the samples."""
+
+
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel,
@@ -99,6 +103,7 @@ def decode(
     keys: Keys | None,
     samples: int = 1,
     guidance: Guidance | None = None,
+    finished: Finished = lambda *_: None,
 ) -> Decoded:
     """Complete prompts.
 
@@ -110,6 +115,7 @@ def decode(
         keys: Streams of draws, shape [prompts, samples]; None takes the likeliest token instead of drawing.
         samples: Completions of each prompt.
         guidance: Tilts the reference; None decodes from it as it is.
+        finished: Told of each prompt that is finished. What it was told of need not be done again after a failure.
 
     Returns:
         Completions in the order of the prompts, those of one prompt adjacent.
@@ -130,6 +136,9 @@ def decode(
             tokens[place] = row
         kl[places] = divergence
         _count(model, guidance, lengths[chosen], samples, written)
+        for index in chosen.tolist():
+            mine = slice(index * samples, (index + 1) * samples)
+            finished(index, tokens[mine], kl[mine])
     return Decoded(tokens, kl)
 
 
@@ -142,7 +151,7 @@ def _draws(keys: Keys, steps: int, guidance: Guidance | None) -> NDArray[np.floa
     streams = [keys]
     if guidance is not None and guidance.tilt.others is Others.offset_zero:
         streams.append(stream_beside(keys, "others"))
-    return np.stack([uniforms(stream, steps).reshape(-1, steps) for stream in streams])
+    return np.stack([uniforms(stream, steps).reshape(keys.size, steps) for stream in streams])
 
 
 def _count(

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from pipeline.learning.choices import Others
 from pipeline.learning.generation.batching import pad_right
-from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, guided_step
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, Finished, Guidance, guided_step
 from pipeline.learning.generation.guide import CandidateReader, VocabularyReader
 from pipeline.learning.generation.row_models import RowModel, RowReader, reads_rows, row_reader
 from pipeline.learning.generation.sampling import (
@@ -34,7 +34,7 @@ from pipeline.learning.generation.sampling import (
     policy_logprobs,
     stream_beside,
 )
-from pipeline.learning.generation.slot_work import Finished, Rows, Work
+from pipeline.learning.generation.slot_work import Rows, Work
 from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.value import ValueModel
 
@@ -85,7 +85,7 @@ def guided_rows(model: PreTrainedModel, guidance: Guidance | None) -> tuple[bool
     if guidance is None:
         return reads_rows(model), None
     reader = guidance.reader
-    if not isinstance(reader, (CandidateReader, VocabularyReader)) or not reads_rows(reader.model.backbone):
+    if not isinstance(reader, (CandidateReader, VocabularyReader)) or not reads_rows(reader.model):
         return False, None
     return reads_rows(model), RowGuidance(reader.model, guidance.tilt)
 
@@ -106,7 +106,7 @@ def decode_in_slots(
     """Complete prompts, the shortest first; see `decode`.
 
     Args:
-        model: The reference policy, in evaluation mode. `reads_rows` is true of it, and of the guide's backbone.
+        model: The reference policy, in evaluation mode. `reads_rows` is true of it, and of the guide.
         prompts: Token ids.
         budgets: New tokens at most, for each prompt.
         settings: How to decode; `batch_size` is the number of slots.
@@ -118,9 +118,6 @@ def decode_in_slots(
 
     Returns:
         Completions in the order of the prompts, those of one prompt adjacent.
-
-    Raises:
-        CannotPack: The guide has a head "v" and attention that cannot be replaced.
     """
     work = Work(prompts, np.asarray(budgets, np.int64), samples, finished)
     try:

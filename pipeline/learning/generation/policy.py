@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Dataset, Text
 from pipeline.learning.datasets.tokenized import encode_prompts
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.in_slots import decode_in_slots, guided_rows
 from pipeline.learning.generation.sampling import Keys
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length, end_ids
@@ -127,55 +129,48 @@ class TextPolicy:
     ) -> Decoded:
         """Complete prompts, shortest first; see `decode`.
 
-        When memory runs out, the batch that did not fit is done again in halves: whole prompts, with all of their
-        samples. What was finished before is kept.
+        When memory runs out, what was finished is kept, and the rest is begun again with half as many rows.
 
         Args:
             prompts: Token ids.
             keys: Streams of draws, shape [prompts, samples]; None takes the likeliest tokens.
             samples: Completions of each prompt.
             budgets: New tokens at most for each prompt; None allows `limit`.
-            on_batch: Called after each batch with samples done and tokens generated so far.
+            on_batch: Called as prompts are finished, with samples done and tokens generated so far.
 
         Raises:
-            OutOfMemory: Not even the samples of one prompt fit.
+            OutOfMemory: Not even one row fits; of models that are decoded in batches, not even one prompt.
         """
-        limits = np.full(len(prompts), self.limit) if budgets is None else budgets
-        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        limits = np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
+        longest = max((len(prompt) + int(limit) for prompt, limit in zip(prompts, limits, strict=True)), default=1)
+        in_slots, guidance = guided_rows(self._model, self._guidance)
         batch = self._sizes.begin(
             "generate",
             min(self._settings.batch_size, max(1, len(prompts)) * samples),
-            length=int((lengths + limits).max(initial=1)),
-            group=samples,
+            length=longest,
+            group=1 if in_slots else samples,
             remedy="Try a lower generation.max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
         )
-        tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
-        kl = np.zeros(len(tokens))
-        order, done, generated = np.argsort(lengths, kind="stable"), 0, 0
+        done = _Done(len(prompts), samples, on_batch)
 
-        def chosen() -> NDArray[np.int64]:
-            return order[done : done + batch.size // samples]
+        def rest() -> None:
+            left = np.flatnonzero(~done.prompts).tolist()
+            what: Any = {
+                "prompts": [prompts[index] for index in left],
+                "budgets": limits[left],
+                "settings": replace(self._settings, batch_size=batch.size),
+                "keys": None if keys is None else keys[left],
+                "samples": samples,
+                "finished": lambda index, *found: done.note(left[index], *found),
+            }
+            if in_slots:
+                decode_in_slots(self._model, **what, guidance=guidance)
+            else:
+                decode(self._model, **what, guidance=self._guidance)
 
-        def some() -> Decoded:
-            picked = chosen()
-            return self._decode(
-                [prompts[index] for index in picked],
-                limits[picked],
-                None if keys is None else keys[picked],
-                samples,
-            )
-
-        while done < len(order):
-            part = batch.run(some, used=lambda: len(chosen()) * samples)
-            places = (chosen()[:, None] * samples + np.arange(samples)).reshape(-1)
-            for place, row in zip(places, part.tokens, strict=True):
-                tokens[place] = row
-            kl[places] = part.kl
-            done += len(chosen())
-            generated += sum(map(len, part.tokens))
-            if on_batch is not None:
-                on_batch(done * samples, generated)
-        return Decoded(tokens, kl)
+        if prompts:
+            batch.run(rest, used=lambda: int((~done.prompts).sum()) * samples)
+        return Decoded(done.tokens, done.kl)
 
     def logprobs(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
@@ -185,20 +180,28 @@ class TextPolicy:
 
         return completion_scores(self._model, prompts, completions, self._settings)
 
-    def _decode(
-        self,
-        prompts: Sequence[Sequence[int]],
-        budgets: NDArray[np.int64],
-        keys: Keys | None,
-        samples: int,
-    ) -> Decoded:
-        """Decode prompts in one batch."""
-        return decode(
-            self._model,
-            prompts,
-            budgets,
-            replace(self._settings, batch_size=len(prompts) * samples),
-            keys=keys,
-            samples=samples,
-            guidance=self._guidance,
-        )
+
+class _Done:
+    """What is finished of some prompts.
+
+    Attributes:
+        prompts: Which are.
+        tokens: Of each sample.
+        kl: Of each sample.
+    """
+
+    def __init__(self, prompts: int, samples: int, told: Callable[[int, int], None] | None) -> None:
+        self.prompts = np.zeros(prompts, np.bool_)
+        self.tokens: list[list[int]] = [[] for _ in range(prompts * samples)]
+        self.kl = np.zeros(prompts * samples)
+        self._samples, self._told = samples, told
+        self._done = self._generated = 0
+
+    def note(self, prompt: int, tokens: list[list[int]], kl: NDArray[np.float64]) -> None:
+        """Take in the samples of a prompt."""
+        places = slice(prompt * self._samples, (prompt + 1) * self._samples)
+        self.prompts[prompt], self.tokens[places], self.kl[places] = True, tokens, kl
+        self._done += self._samples
+        self._generated += sum(map(len, tokens))
+        if self._told is not None:
+            self._told(self._done, self._generated)

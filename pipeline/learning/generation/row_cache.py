@@ -2,7 +2,7 @@
 
 A row's keys begin at slot 0 and end at its own length, so rows of any age stand side by side and a row that is
 finished makes room for a new one. Rows that are alive are always the first ones: where one leaves, the last one
-takes its place. What lies beyond a row's length is left over from others, and hidden by a mask.
+takes its place. Beyond a row's length there are zeros, hidden by a mask.
 
 Shapes: n rows that are alive, R rows in all, G heads of keys and values, W slots of a row, L slots of the longest
 row alive, D size of a head.
@@ -11,6 +11,7 @@ row alive, D size of a head.
 from __future__ import annotations
 
 import math
+import weakref
 
 import numpy as np
 import torch
@@ -32,8 +33,8 @@ class RowLayer(SlotLayer):
             like: Has heads, sizes and type of this model's layer.
         """
         super().__init__(cache.width)
-        self._cache = cache
-        # Zeros, as what is hidden is multiplied by a weight of zero, and must be a number.
+        # No circle: what nobody uses any more is to give its memory back at once.
+        self._cache = weakref.proxy(cache)
         self._buffers = [
             old.new_zeros(cache.slots, old.shape[1], cache.width, old.shape[3]) for old in (like.keys, like.values)
         ]
@@ -61,11 +62,22 @@ class RowLayer(SlotLayer):
         self._append(keys, values)
         del self.held
 
-    def enter(self, staged: SlotLayer, places: Tensor) -> None:
-        """Add rows behind those alive: these ones of a batch of prompts."""
+    def enter(self, staged: SlotLayer, places: Tensor, beyond: Tensor) -> None:
+        """Add rows behind those alive: these ones of a batch of prompts.
+
+        Beyond their lengths there will be zeros. A mask hides what is there, but it is multiplied by a weight of
+        zero and must be a number, whatever an earlier text has left.
+
+        Args:
+            staged: Of the batch.
+            places: Which of its prompts, shape [rows that are added].
+            beyond: Which slots of the prompts are padding, shape [rows that are added, 1, slots, 1].
+        """
         start, end, used = self._cache.rows, self._cache.rows + len(places), staged.used
         for buffer, new in zip(self._buffers, (staged.keys, staged.values), strict=True):
-            buffer[start:end, :, :used] = new[:, :, :used].index_select(0, places)
+            entering = buffer[start:end]
+            entering[:, :, :used] = new[:, :, :used].index_select(0, places).masked_fill_(beyond, 0)
+            entering[:, :, used:] = 0
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Put rows into the place of others."""
@@ -123,9 +135,10 @@ class RowCache(SlotCache):
             raise JobError(f"a cache of {self.slots} rows cannot hold {self.rows + len(lengths)}")
         if not self.layers:
             self.layers = [RowLayer(self, layer) for layer in staged.layers]
-        for layer, new in zip(self.layers, staged.layers, strict=True):
-            layer.enter(new, places)
         added = torch.from_numpy(lengths).to(self.lengths.device)
+        beyond = (self._slots[: staged.get_seq_length()] >= added[:, None])[:, None, :, None]
+        for layer, new in zip(self.layers, staged.layers, strict=True):
+            layer.enter(new, places, beyond)
         self._set(np.concatenate([self._known, lengths]), torch.cat([self.lengths, added]))
 
     def keep(self, order: NDArray[np.int64]) -> None:

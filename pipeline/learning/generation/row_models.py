@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,9 +20,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation.batching import PromptBatch
+from pipeline.learning.generation.batching import PromptBatch, pad_right
 from pipeline.learning.generation.guide import candidate_values
-from pipeline.learning.generation.packed import PackedStep, Packing, can_pack, packed
+from pipeline.learning.generation.packed import CannotPack, PackedStep, Packing, can_pack, packed
 from pipeline.learning.generation.readers import reading
 from pipeline.learning.generation.row_cache import RowCache
 from pipeline.learning.generation.slots import SlotCache
@@ -32,13 +33,42 @@ MASKED = ("sdpa", "eager")
 """Attention of transformers that takes a mask of its own for every row."""
 
 
+_PACKS: WeakKeyDictionary[ValueModel, bool] = WeakKeyDictionary()
+
+
 def reads_rows(model: PreTrainedModel) -> bool:
     """Whether a model can read rows of different ages: full attention, and a mask and positions as they are given.
 
+    A head "v" also needs attention that can be replaced, which a trial tells.
+
     Args:
-        model: A language model, or the backbone of a value model.
+        model: A language model or a value model.
     """
-    return can_pack(model) and model.config._attn_implementation in MASKED and reading(model).way is Way.slots
+    read_by: PreTrainedModel = model.backbone if isinstance(model, ValueModel) else model
+    if not can_pack(read_by) or read_by.config._attn_implementation not in MASKED:
+        return False
+    if reading(model).way is not Way.slots:
+        return False
+    if not isinstance(model, ValueModel) or model.config.head != HeadType.v.name:
+        return True
+    if model not in _PACKS:
+        _PACKS[model] = _packs(model)
+    return _PACKS[model]
+
+
+@torch.inference_mode()
+def _packs(model: ValueModel) -> bool:
+    """Whether candidates can be read as one sequence: one is, after a prompt of one token."""
+    device = str(model.device)
+    reader = CandidateRows(RowModel(model, 1, 2, device))
+    reader.stage(pad_right([[0]], 0, device))
+    reader.enter(torch.zeros(1, dtype=torch.long, device=device), np.ones(1, np.int64))
+    one = torch.zeros(1, 1, dtype=torch.long, device=device)
+    try:
+        reader.values(one, torch.ones_like(one, dtype=torch.bool))
+    except CannotPack:
+        return False
+    return True
 
 
 class RowModel:

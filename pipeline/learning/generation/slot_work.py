@@ -5,18 +5,16 @@ Shapes: N samples in all, n rows that are alive, k steps since tokens were looke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from pipeline.learning.generation.decode import Finished
 from pipeline.learning.generation.sampling import Keys, uniforms
 from pipeline.learning.models.flops import Pass, continued, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
-
-Finished = Callable[[int, list[list[int]], NDArray[np.float64]], None]
-"""Told of each prompt, once all of its samples are finished: its index, tokens and divergences of the samples."""
 
 
 class Work:

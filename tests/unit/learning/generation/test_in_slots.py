@@ -1,6 +1,8 @@
 """Decoding in slots is equal to decoding in batches, whatever enters and leaves when."""
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -143,6 +145,46 @@ def test_no_prompts_and_no_budgets_are_no_work(model: PreTrainedModel) -> None:
     with metered() as meter:
         found = decode_in_slots(model, [[1], [2, 3]], [0, 0], settings, keys=None, samples=2)
     assert (found.tokens, meter.total) == ([[], [], [], []], 0)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_what_a_text_leaves_behind_does_not_reach_later_ones(
+    model: PreTrainedModel, head: HeadType | None
+) -> None:
+    """Not even what is no number: for the model token 16 is none, nor is what it reads after it."""
+    value = head and opinionated(model, head)
+    for one in [model] if value is None else [value.backbone]:
+        one.get_input_embeddings().register_forward_hook(
+            lambda _, ids, found: found.masked_fill(ids[0][..., None] == 16, math.nan)
+        )
+    broken = [[16] * 9, [3] * 7 + [16]]
+    guidance = None if value is None else RowGuidance(value, Tilt(preference_offset(0.7), top_k=4))
+    settings, pace = DecodeSettings(batch_size=2, eos_id=16), Pace(prefill=0.0, entry=0.0)
+
+    def tokens(prompts: list[list[int]], budgets: list[int]) -> list[list[int]]:
+        found = decode_in_slots(model, prompts, budgets, settings, keys=None, guidance=guidance, pace=pace)
+        return found.tokens
+
+    # The shortest are read first: a broken one leaves a long text, and what comes into its place is shorter.
+    sound = [[1, 2, 3, 4, 5, 6, 7, 8, 9, row] for row in range(1, 6)]
+    alone = tokens(sound, [4, 6, 8, 2, 9])
+    assert tokens([*broken, *sound], [20, 30, 4, 6, 8, 2, 9])[2:] == alone
+
+
+def test_memory_is_given_back_at_the_end() -> None:
+    """At once, not when Python next looks for circles: another decoding may need it."""
+    model, work, caches = language_model("gpt2"), mixed(4), []
+
+    def see(_module: object, _args: object, kwargs: dict[str, Any]) -> None:
+        caches.append(weakref.ref(kwargs["past_key_values"]))
+
+    model.register_forward_pre_hook(see, with_kwargs=True)
+    gc.disable()
+    try:
+        decode_in_slots(model, settings=DecodeSettings(batch_size=2), **work)
+    finally:
+        gc.enable()
+    assert {cache() for cache in caches} == {None}
 
 
 class Seen:

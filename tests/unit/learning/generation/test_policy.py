@@ -1,4 +1,4 @@
-"""Policies when memory runs out: whole prompts in smaller batches, and nothing that was finished is lost."""
+"""Policies when memory runs out: fewer rows at once, and nothing that was finished is lost."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,17 +86,31 @@ def test_the_result_is_that_of_the_size_that_fits(guided: bool) -> None:
     assert [count for count in limit.seen if count > 5] == [8, 8]
 
 
-def test_samples_of_a_prompt_are_never_split() -> None:
+def test_a_prompt_may_have_more_samples_than_there_is_room_for_rows() -> None:
     model = language_model("gpt2")
+    expected, _ = complete(model, 1, samples=5)
+    limit = Limited(model, rows=2)
+    found, told = complete(model, 12, samples=5)
+    assert_equal(found, expected)
+    # Twelve rows, six and three are too many; a prompt is read once in each turn, however many samples it has.
+    assert [count for count in limit.seen if count > 2] == [3, 6, 3]
+    assert told[-1] == (50, 200)
+
+
+def test_samples_of_a_prompt_are_never_split_where_a_model_is_decoded_in_batches() -> None:
+    model = language_model("gptj")
     limit = Limited(model, rows=7)
     complete(model, 12, samples=3)
     # Prefill takes one row per prompt, later steps one per sample.
     assert {count for count in limit.seen if count > 4} <= {12, 6}
     assert limit.seen.count(6) > 3
+    Limited(model, rows=2)
+    with pytest.raises(OutOfMemory, match=r"group of 3 sequences at once \(batch sizes tried: 12, 6, 3\)\. Try a"):
+        complete(model, 12, samples=3)
 
 
 def test_what_was_finished_is_not_done_again() -> None:
-    """The last batch has the longest prompts; it alone does not fit."""
+    """The longest prompts come last; they alone do not fit."""
     model = language_model("gpt2")
     calls = 0
 
@@ -108,13 +122,11 @@ def test_what_was_finished_is_not_done_again() -> None:
             raise torch.OutOfMemoryError("no")
 
     expected, told = complete(model, 4)
-    steps = [int(done) for done, _ in told]
     model.register_forward_pre_hook(check, with_kwargs=True)
     found, told_too = complete(model, 4)
     assert_equal(found, expected)
-    assert [int(done) for done, _ in told_too] == [4, 8, 12, 16, 18, 20]
-    assert steps == [4, 8, 12, 16, 20]
-    # Four whole batches and two halves of the last, of four forward passes each, and the one that failed.
+    assert [done for done, _ in told_too] == [done for done, _ in told] == list(range(2, 21, 2))
+    # Two prompts at a time, the last two each alone, of four forward passes each, and the one that failed.
     assert calls == 4 * 6 + 1
 
 
@@ -138,11 +150,24 @@ def test_the_next_job_starts_with_what_fitted(tmp_path: Path, capsys: pytest.Cap
     assert max(wide.seen) == 16
 
 
-def test_one_prompt_that_does_not_fit_says_what_was_tried() -> None:
+def test_what_was_tried_is_said_where_not_even_one_row_fits() -> None:
     model = language_model("gpt2")
-    Limited(model, rows=2)
-    with pytest.raises(OutOfMemory, match=r"group of 3 sequences at once \(batch sizes tried: 12, 6, 3\)\. Try a"):
+    Limited(model, rows=0)
+    with pytest.raises(OutOfMemory, match=r"single sequence at once \(batch sizes tried: 12, 6, 3, 1\)\. Try a"):
         complete(model, 12, samples=3)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gptj"])
+def test_prompts_that_may_not_grow_are_finished_as_they_are(kind: str) -> None:
+    policy = TextPolicy(language_model(kind), make_tokenizer(DATASET), GenerationConfig(), DATASET, "cpu")
+    told: list[tuple[int, int]] = []
+    keys = sample_keys(0, "test", np.arange(2), 3)
+    for drawn in (keys, None):
+        found = policy.complete(
+            PROMPTS[:2], drawn, samples=3, budgets=np.zeros(2, np.int64), on_batch=lambda *both: told.append(both)
+        )
+        assert (found.tokens, found.kl.tolist()) == ([[]] * 6, [0.0] * 6)
+    assert told == [(3, 0), (6, 0)] * 2
 
 
 def test_no_prompts_are_no_work() -> None:
