@@ -5,9 +5,9 @@
 
 Models have random weights, and a hash of the sample says by a geometric law where its completion ends, so every
 way decodes the same lengths. Ways take turns; the quickest turn of each counts, in CPU seconds unless
-`--clock wall`. Ratios are to the loop in batches. What slots should win is predicted from what a step costs by
-itself and for each row, measured at equal lengths with few rows and with many, and from the rows of every forward
-pass of both loops.
+`--clock wall`. Batches are those in which models are decoded that cannot be read in slots. What slots should win
+is predicted from what a step costs by itself and for each row, measured at equal lengths with few rows and with
+many, and from the rows of every forward pass of both ways.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rich.table import Table
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pipeline.learning.choices import HeadType
+from pipeline.learning.generation import row_models
 from pipeline.learning.generation.batching import batches_by_length, pad_left
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guide import value_reader
-from pipeline.learning.generation.in_slots import Pace, RowGuidance, decode_in_slots
 from pipeline.learning.generation.sampling import sample_keys, uniforms
+from pipeline.learning.generation.slot_work import Pace
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import value_model_from
@@ -91,22 +91,23 @@ class Ways:
         self.tilt = Tilt(preference_offset(1.0), top_k=6, min_p=0.02)
 
     def batches(self, load: Load, slots: int) -> None:
-        """Batches that begin and end together."""
-        guidance = None if self.value is None else Guidance(value_reader(self.value), self.tilt)
-        decode(
-            self.model, load.prompts, load.budgets, self._settings(slots), keys=self._keys(load), guidance=guidance
-        )
+        """Rows that begin together, as models have them that cannot read others."""
+        known = row_models.reads_rows
+        row_models.reads_rows = lambda model: False  # noqa: ARG005 - as it is called
+        try:
+            self.slots(load, slots)
+        finally:
+            row_models.reads_rows = known
 
     def slots(self, load: Load, slots: int) -> None:
         """Slots that are filled again."""
-        guidance = None if self.value is None else RowGuidance(self.value, self.tilt)
-        decode_in_slots(
+        decode(
             self.model,
             load.prompts,
             load.budgets,
             self._settings(slots),
             keys=self._keys(load),
-            guidance=guidance,
+            guidance=None if self.value is None else Guidance(self.value, self.tilt),
             pace=self.pace,
         )
 

@@ -34,10 +34,11 @@ from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.readers import reading
+from pipeline.learning.generation.row_models import reads_rows
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.generation.ways import Way
 from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.doubles.families import FAMILIES, GROUPS, VOCABULARY, tiny_model
@@ -52,7 +53,6 @@ SAMPLES = 600
 RARE = 0.001
 """A chance below which frequencies do not come from the distribution."""
 HEAD = "| family | layers | read with | plain | V head | Q head |\n|---|---|---|---|---|---|"
-WAYS = {"slots": "slots", "own": "transformers' cache", "anew": "no cache"}
 
 
 def values_after(texts: Tensor, candidates: Tensor, value: ValueModel) -> Tensor:
@@ -89,7 +89,7 @@ def chance(model: PreTrainedModel, value: ValueModel | None, prompt: list[int]) 
     """The p-value of how often each token is drawn second."""
     keys = sample_keys(0, "families", np.arange(1), SAMPLES)
     settings = DecodeSettings(batch_size=SAMPLES)
-    guidance = None if value is None else Guidance(value_reader(value), TILT)
+    guidance = None if value is None else Guidance(value, TILT)
     drawn = decode(model, [prompt], [2], settings, keys=keys, samples=SAMPLES, guidance=guidance)
     ids, first = exactly(model, value, torch.tensor([prompt]))
     longer = torch.cat([torch.tensor([prompt]).expand(ids.shape[1], -1), ids[0][:, None]], -1)
@@ -118,7 +118,7 @@ def differing(
     right = [slowly(model, value, prompt, steps) for prompt in prompts]
     wrong = []
     for batch in batches:
-        guidance = None if value is None else Guidance(value_reader(value), TILT)
+        guidance = None if value is None else Guidance(value, TILT)
         budgets = [steps] * len(prompts)
         found = decode(model, prompts, budgets, DecodeSettings(batch_size=batch), keys=None, guidance=guidance)
         same = sum(one == other for one, other in zip(found.tokens, right, strict=True))
@@ -148,6 +148,13 @@ def some_prompts(*lengths: int) -> list[list[int]]:
     return [draw.integers(2, 300, length).tolist() for length in lengths]
 
 
+def way_of(model: PreTrainedModel) -> str:
+    """What a model is read with."""
+    if reads_rows(model):
+        return "slots"
+    return "no cache" if reading(model).way is Way.anew else "transformers' cache"
+
+
 @torch.inference_mode()
 def row(family: str, kind: str) -> list[str]:
     """A line of the table."""
@@ -155,7 +162,7 @@ def row(family: str, kind: str) -> list[str]:
     cells = [family, kind]
     try:
         model = tiny_model(family)
-        cells.append(WAYS[reading(model).way.value])
+        cells.append(way_of(model))
         cells.append(compare(model, None, prompts))
         cells += [compare(model, value_model(family, head), prompts) for head in (HeadType.v, HeadType.q)]
     except Exception as error:  # the table goes on

@@ -31,7 +31,6 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.sampling import policy_logprobs, sample_keys
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.tilt import Tilt, find_candidates, preference_offset
@@ -110,7 +109,7 @@ def _ours(setup: Setup, prompts: Sequence[Sequence[int]], value: ValueModel | No
         [setup.new_tokens] * len(prompts),
         DecodeSettings(batch_size=len(prompts), device=setup.device),
         keys=sample_keys(0, "benchmark", np.arange(len(prompts)), 1),
-        guidance=None if value is None else Guidance(value_reader(value), setup.tilt),
+        guidance=None if value is None else Guidance(value, setup.tilt),
     )
     assert all(len(tokens) == setup.new_tokens for tokens in decoded.tokens)
 

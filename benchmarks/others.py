@@ -38,7 +38,6 @@ from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlg
 from pipeline.learning.choices import Others
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import Guidance
-from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.load import load_policy, load_tokenizer, load_value
@@ -89,7 +88,7 @@ class Evaluation:
             kind = load_algorithm(trained.method)
             assert issubclass(kind, ValueGuidedAlgorithms)
             value = load_value(trained.value, SystemConfig(), "cpu")
-            guidance = Guidance(value_reader(value), kind().tilt(algo))
+            guidance = Guidance(value, kind().tilt(algo))
         policy = TextPolicy(
             load_policy(trained.policy, SystemConfig(), "cpu"),
             load_tokenizer(trained.policy),

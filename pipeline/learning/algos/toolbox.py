@@ -28,13 +28,12 @@ from pipeline.learning.evaluation.metrics import (
 )
 from pipeline.learning.evaluation.optimum import read_log_right
 from pipeline.learning.generation.decode import Decoded, Guidance
-from pipeline.learning.generation.guide import readable, value_reader
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import answered
-from pipeline.learning.models.load import load_policy, load_tokenizer, load_value
+from pipeline.learning.models.load import context_length, load_policy, load_tokenizer, load_value
 from pipeline.learning.models.source import reference_folder
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.outputs.formats import METRICS
@@ -85,7 +84,6 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) ->
     model, tokenizer = reference_model(ctx)
     system = ctx.config.system
     guide = ctx.models.get(("value", str(value)), lambda: load_value(value, system, ctx.device), ctx.loading)
-    guidance = Guidance(value_reader(guide), tilt)
     sizes = BatchSizes(ctx.hints, ctx.device, model, guide)
     return TextPolicy(
         model,
@@ -93,9 +91,9 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) ->
         ctx.config.generation,
         dataset,
         ctx.device,
-        guidance,
+        Guidance(guide, tilt),
         sizes=sizes,
-        guide_context=readable(guide, tilt.widest(model.config.get_text_config().vocab_size)),
+        guide_context=context_length(guide.backbone),
     )
 
 

@@ -1,15 +1,21 @@
-"""Batched decoding with KV caches, plain or guided by a value model.
+"""Decoding in fixed slots, plain or guided by a value model.
 
-Rows that are finished leave the batch. Samples of one prompt share its prefill. A draw belongs to its sample
-(`sampling`), so what is drawn does not depend on the batch that a sample is in.
+A row that is finished makes room for the next sample of the queue at once; in batches that begin and end together
+its place would be empty until the last one is done. Rows of any age stand side by side (`row_cache`). Models that
+cannot read such rows are given rows that begin together, and the finished ones leave (`row_models`).
 
-Shapes: N samples in all, B rows of a batch, V tokens of the vocabulary.
+Prompts, budgets, the number of slots and the tokens that are drawn decide what is computed together. No clock and
+no other job has a part in it, so the same work is the same bytes wherever it is done. A draw belongs to its sample
+(`sampling`), so what is drawn does not depend on neighbours.
+
+Shapes: N samples in all, R slots, n rows that are alive, k steps since tokens were looked at, V tokens of the
+vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import Others
-from pipeline.learning.generation.batching import PromptBatch, batches_by_length, pad_left
-from pipeline.learning.generation.guide import ValueReader
-from pipeline.learning.generation.readers import needs_equal_lengths, reader_of
+from pipeline.learning.generation.row_models import Guide, guide_of, model_rows
 from pipeline.learning.generation.sampling import (
     Keys,
     draw_tokens,
@@ -29,8 +33,8 @@ from pipeline.learning.generation.sampling import (
     nucleus_kl,
     policy_logprobs,
     stream_beside,
-    uniforms,
 )
+from pipeline.learning.generation.slot_work import Finished, Pace, Rows, Work
 from pipeline.learning.generation.tilt import (
     Tilt,
     draw_columns,
@@ -40,7 +44,7 @@ from pipeline.learning.generation.tilt import (
     split_draw,
     step_kl,
 )
-from pipeline.learning.models.flops import continued, model_cost, spend, whole_texts
+from pipeline.learning.models.value import ValueModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class DecodeSettings:
     """How to decode.
 
     Attributes:
-        batch_size: Rows at once.
+        batch_size: Rows at once: the number of slots.
         temperature: Of the reference's distribution, before guidance.
         top_p: Nucleus of it that is kept.
         eos_id: Token that ends a completion, which includes it; None where nothing does.
@@ -68,9 +72,9 @@ class DecodeSettings:
 
 @dataclass(frozen=True)
 class Guidance:
-    """A value model's reader and how its values tilt the reference."""
+    """A value model, and how its values tilt the reference."""
 
-    reader: ValueReader
+    model: ValueModel
     tilt: Tilt
 
 
@@ -89,10 +93,6 @@ class Decoded:
     kl: NDArray[np.float64]
 
 
-Finished = Callable[[int, list[list[int]], NDArray[np.float64]], None]
-"""Told of each prompt, once all of its samples are finished: its index, tokens and divergences of the samples."""
-
-
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel,
@@ -104,8 +104,9 @@ def decode(
     samples: int = 1,
     guidance: Guidance | None = None,
     finished: Finished = lambda *_: None,
+    pace: Pace | None = None,
 ) -> Decoded:
-    """Complete prompts.
+    """Complete prompts, the shortest first. Samples of a prompt share its prefill.
 
     Args:
         model: The reference policy, in evaluation mode.
@@ -116,152 +117,201 @@ def decode(
         samples: Completions of each prompt.
         guidance: Tilts the reference; None decodes from it as it is.
         finished: Told of each prompt that is finished. What it was told of need not be done again after a failure.
+        pace: When slots are filled again.
 
     Returns:
         Completions in the order of the prompts, those of one prompt adjacent.
     """
-    tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
-    kl = np.zeros(len(tokens))
-    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-    limits = np.asarray(budgets, np.int64)
-    equal = needs_equal_lengths(model) or (guidance is not None and guidance.reader.needs_equal_lengths)
-    for chosen in batches_by_length(lengths, max(1, settings.batch_size // samples), equal=equal):
-        batch = pad_left([prompts[index] for index in chosen], settings.pad_id, settings.device)
-        steps = int(limits[chosen].max(initial=0))
-        draws = None if keys is None else _draws(keys[chosen], steps, guidance)
-        rows = _Rows(model, settings, batch, samples, limits[chosen].repeat(samples), draws, guidance)
-        written, divergence = rows.run(steps)
-        places = (chosen[:, None] * samples + np.arange(samples)).reshape(-1)
-        for place, row in zip(places, written, strict=True):
-            tokens[place] = row
-        kl[places] = divergence
-        _count(model, guidance, lengths[chosen], samples, written)
-        for index in chosen.tolist():
-            mine = slice(index * samples, (index + 1) * samples)
-            finished(index, tokens[mine], kl[mine])
-    return Decoded(tokens, kl)
+    work = Work(prompts, np.asarray(budgets, np.int64), samples, finished)
+    try:
+        if work.queue:
+            _Slots(model, settings, work, keys, guidance, pace or Pace()).run()
+    finally:
+        work.count(model, None if guidance is None else guidance.model)
+    return Decoded(work.tokens, work.kl)
 
 
-def _draws(keys: Keys, steps: int, guidance: Guidance | None) -> NDArray[np.float64]:
-    """Draws of every step, shape [1 or 2, samples of the keys, steps].
-
-    With an offset of 0 for tokens that are no candidates, which of them would be taken is drawn by itself: whether
-    one is depends on the values, and the value model reads that token together with the candidates.
-    """
-    streams = [keys]
-    if guidance is not None and guidance.tilt.others is Others.offset_zero:
-        streams.append(stream_beside(keys, "others"))
-    return np.stack([uniforms(stream, steps).reshape(keys.size, steps) for stream in streams])
-
-
-def _count(
-    model: PreTrainedModel,
-    guidance: Guidance | None,
-    prompts: NDArray[np.int64],
-    samples: int,
-    written: Sequence[Sequence[int]],
-) -> None:
-    """Count a batch's FLOPs. Samples of a prompt share its prefill; the last token of each is never read."""
-    further = np.array([max(0, len(tokens) - 1) for tokens in written], np.int64)
-    read = whole_texts(prompts, outputs=len(prompts)) + continued(prompts.repeat(samples), further)
-    spend("decoding", model_cost(model).forward(read))
-    if guidance is not None:
-        spend("guidance", guidance.reader.flops())
-
-
-class _Rows:
-    """One batch while it is decoded. `live` holds the original row of every row that is left."""
+class _Slots:
+    """The loop."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         settings: DecodeSettings,
-        batch: PromptBatch,
-        samples: int,
-        budgets: NDArray[np.int64],
-        draws: NDArray[np.float64] | None,
+        work: Work,
+        keys: Keys | None,
         guidance: Guidance | None,
+        pace: Pace,
     ) -> None:
-        self.settings, self.guidance = settings, guidance
-        steps = int(budgets.max(initial=0))
-        self.budgets = budgets
-        self.live = np.flatnonzero(budgets > 0)
-        self.draws = None if draws is None else torch.from_numpy(draws).to(settings.device)
-        self.reader = reader_of(model)
-        self.logits = self.reader.begin(batch, samples, room=steps)
+        self.settings, self.work, self.pace = settings, work, pace
+        self.slots = min(settings.batch_size, len(work.queue) * work.samples)
+        width = int((work.lengths + work.budgets).max())
+        self.policy = model_rows(model, self.slots, width, settings.pad_id)
+        self.guide: Guide | None = None
         if guidance is not None:
-            # Beside the tokens themselves: the candidates of one step, and one drawn from outside of them.
-            guidance.reader.begin(batch, samples, room=steps + guidance.tilt.top_k + 1)
-        if len(self.live) < len(budgets):
-            self._keep(torch.from_numpy(self.live).to(settings.device))
+            self.guide, self.tilt = guide_of(guidance.model, self.slots, width, settings.pad_id), guidance.tilt
+        self.models = [one for one in (self.policy, self.guide) if one is not None]
+        self.joins = all(one.joins for one in self.models)
+        self.streams = [] if keys is None else _streams(keys.reshape(-1), guidance)
+        self.rows = Rows(self.slots, int(work.budgets.max()), len(self.streams))
+        self.ends = [] if settings.eos_id is None else [settings.eos_id, *settings.further_end_ids]
+        self.logits: Tensor | None = None
+        self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet
+        self.staged_prompts = np.zeros(0, np.int64)
+        self.idle = 0
+        self.noted: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
-    def run(self, steps: int) -> tuple[list[list[int]], NDArray[np.float64]]:
-        """Decode until every row is finished."""
-        count = len(self.budgets)
-        written = torch.zeros(count, max(1, steps), dtype=torch.long, device=self.settings.device)
-        kl = torch.zeros(count, dtype=torch.float64, device=self.settings.device)
-        ends = self.budgets.copy()
-        for step in range(steps):
-            if len(self.live) == 0:
-                break
-            live = torch.from_numpy(self.live).to(self.settings.device)
-            tokens = self._take(step, live, kl)
-            written[live, step] = tokens
-            if self._drop_finished(step, tokens, ends) and step + 1 < steps:
-                tokens = tokens[self._kept]
-            if len(self.live) and step + 1 < steps:
-                self.logits = self.reader.append(tokens)
-        rows = written.cpu().numpy()
-        return [rows[row, : ends[row]].tolist() for row in range(count)], kl.cpu().numpy()
+    def run(self) -> None:
+        """Decode until every sample is finished."""
+        self._refill()
+        while self.rows.count:
+            due = self._steps_to_look()
+            for step in range(due):
+                tokens = self._take()
+                if step + 1 < due:
+                    self._read(tokens)
+            tokens = self._look(tokens)
+            if self.rows.count:
+                self._read(tokens)
+            waiting = len(self.staged) + len(self.work.queue) * self.work.samples
+            self.idle += due * min(self.slots - self.rows.count, waiting)
+            self._refill()
 
-    def _take(self, step: int, live: Tensor, kl: Tensor) -> Tensor:
-        """The next token of every row that is left."""
+    def _steps_to_look(self) -> int:
+        """Steps until tokens are looked at: before a row could go beyond its budget."""
+        rows, most = self.rows, self.pace.steps(self.settings.device)
+        if most == 1:
+            return 1
+        left = int((rows.budget[: rows.count] - rows.grown[: rows.count]).min())
+        return min(left, most)
+
+    # -- newcomers -----------------------------------------------------------------------------------------------
+
+    def _refill(self) -> None:
+        """Let newcomers into all slots that are free, where these have idled for as much as that costs."""
+        rows, work = self.rows, self.work
+        if rows.count and not self.joins:
+            return
+        idle = self.idle if rows.count else math.inf
+        while (free := self.slots - rows.count) and (len(self.staged) or work.queue):
+            price = self.pace.entry if len(self.staged) else self.pace.prefill
+            if idle < price * self.slots:
+                return
+            if not len(self.staged):
+                self._stage(free)
+            self._enter(min(free, len(self.staged)))
+            self.idle = 0
+            if not self.joins:
+                return
+
+    def _stage(self, free: int) -> None:
+        """Read prompts whose samples fill the slots that are free; of those that begin together, no more."""
+        work, samples = self.work, self.work.samples
+        count = -(-free // samples) if self.joins else max(1, free // samples)
+        prompts = work.next_prompts(count, equal=any(one.needs_equal_lengths for one in self.models))
+        for model in self.models:
+            model.stage([work.prompts[prompt] for prompt in prompts])
+        self.staged_prompts = np.array(prompts)
+        self.staged = (self.staged_prompts[:, None] * samples + np.arange(samples)).reshape(-1)
+
+    def _enter(self, count: int) -> None:
+        entering, self.staged = self.staged[:count], self.staged[count:]
+        prompts = entering // self.work.samples
+        lengths = self.work.lengths[prompts]
+        at = {prompt: place for place, prompt in enumerate(self.staged_prompts.tolist())}
+        places = torch.tensor([at[prompt] for prompt in prompts.tolist()], device=self.settings.device)
+        self.rows.enter(entering, lengths, self.work.budgets[prompts], self.streams)
+        logits = self.policy.enter(places, lengths)
+        self.logits = logits if self.logits is None else torch.cat([self.logits, logits])
+        if self.guide is not None:
+            self.guide.enter(places, lengths)
+        if not len(self.staged):
+            for model in self.models:
+                model.unstage()
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _take(self) -> Tensor:
+        """The next token of every row."""
+        assert self.logits is not None
         whole = policy_logprobs(self.logits, self.settings.temperature)
         logprobs = nucleus(whole, self.settings.top_p)
-        if self.settings.top_p < 1.0:
-            kl.index_add_(0, live, nucleus_kl(whole, logprobs))
-        draws = None if self.draws is None else self.draws[:, live, step]
-        if self.guidance is None:
-            return logprobs.argmax(-1) if draws is None else draw_tokens(logprobs, draws[0])
-        tokens, divergence = guided_step(self.guidance, logprobs, draws)
-        kl.index_add_(0, live, divergence)
+        kl = nucleus_kl(whole, logprobs) if self.settings.top_p < 1.0 else None
+        draws = None
+        if self.streams:
+            draws = torch.from_numpy(self.rows.draws(len(self.noted))).to(self.settings.device)
+        asked = None
+        if self.guide is not None:
+            tokens, divergence = guided_step(self.guide, self.tilt, logprobs, draws)
+            kl = divergence if kl is None else kl + divergence
+            asked = self.guide.asked
+        else:
+            tokens = logprobs.argmax(-1) if draws is None else draw_tokens(logprobs, draws[0])
+        self.noted.append((tokens, kl, asked))
         return tokens
 
-    def _drop_finished(self, step: int, tokens: Tensor, ends: NDArray[np.int64]) -> bool:
-        finished = self.budgets[self.live] <= step + 1
-        if self.settings.eos_id is not None:
-            ends_here = tokens == self.settings.eos_id
-            for token in self.settings.further_end_ids:
-                ends_here |= tokens == token
-            finished |= ends_here.cpu().numpy()
-        if not finished.any():
-            return False
-        ends[self.live[finished]] = step + 1
-        self.live = self.live[~finished]
-        self._kept = torch.from_numpy(np.flatnonzero(~finished)).to(self.settings.device)
-        if len(self.live):
-            self._keep(self._kept)
-        return True
+    def _read(self, tokens: Tensor) -> None:
+        self.logits = self.policy.read(tokens)
+        if self.guide is not None:
+            self.guide.read(tokens)
 
-    def _keep(self, rows: Tensor) -> None:
-        self.reader.select(rows)
-        self.logits = self.logits[rows]
-        if self.guidance is not None:
-            self.guidance.reader.keep(rows)
+    def _look(self, tokens: Tensor) -> Tensor:
+        """Look at the tokens of the steps since the last look; returns the last ones of the rows that are left."""
+        rows, noted = self.rows, self.noted
+        taken = (torch.stack([step[0] for step in noted]) if len(noted) > 1 else noted[0][0][None]).cpu().numpy()
+        kept, ended = rows.write(taken, self.ends)
+        for step, (_, kl, asked) in enumerate(noted):
+            mine = step < kept
+            if kl is not None:
+                rows.kl[: rows.count] += np.where(mine, kl.cpu().numpy(), 0.0)
+            if asked is not None:
+                count = np.where(mine, asked.cpu().numpy(), 0)
+                position = rows.prompt[: rows.count] + rows.grown[: rows.count] + step + 1
+                rows.candidates[: rows.count] += np.stack([count, count * position], -1)
+        rows.grown[: rows.count] += kept
+        self.noted = []
+        return self._drop(tokens, ended) if ended.any() else tokens
+
+    def _drop(self, tokens: Tensor, ended: NDArray[np.bool_]) -> Tensor:
+        """Let rows go that have ended; the last ones take their places."""
+        rows = self.rows
+        for row in np.flatnonzero(ended).tolist():
+            text = rows.written[row, : rows.grown[row]].tolist()
+            self.work.finish(int(rows.sample[row]), text, float(rows.kl[row]), rows.candidates[row])
+        left = np.flatnonzero(~ended)
+        order = np.arange(len(left))
+        order[ended[: len(left)]] = left[left >= len(left)]
+        rows.keep(order)
+        for model in self.models:
+            model.keep(order)
+        kept = torch.from_numpy(order).to(self.settings.device)
+        self.logits = None
+        return tokens[kept]
 
 
-def guided_step(guidance: Guidance, logprobs: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
+def _streams(keys: Keys, guidance: Guidance | None) -> list[Keys]:
+    """Streams of the draws that a step needs of each sample, one or two; shape [N] each.
+
+    With an offset of 0 for tokens that are no candidates, which of them would be taken is drawn by itself: whether
+    one is depends on the values, and the value model reads that token together with the candidates.
+    """
+    if guidance is None or guidance.tilt.others is not Others.offset_zero:
+        return [keys]
+    return [keys, stream_beside(keys, "others")]
+
+
+def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
     """Take one guided step.
 
     Args:
-        guidance: The value model's reader and the tilt.
+        guide: Knows the values.
+        tilt: What they do to the reference.
         logprobs: The reference's, shape [B, V].
-        draws: Shape [1 or 2, B], float64, see `_draws`; None takes the likeliest token.
+        draws: Shape [1 or 2, B], float64, see `_streams`; None takes the likeliest token.
 
     Returns:
         Tokens, shape [B], and the KL divergence of the step from `logprobs` in nats, shape [B].
     """
-    tilt = guidance.tilt
     candidates = find_candidates(logprobs, tilt, None if draws is None else draws[-1])
     asked, valid = candidates.ids, candidates.logprobs > -math.inf
     draw = None if draws is None else split_draw(logprobs, candidates, draws[0], tilt)
@@ -270,12 +320,12 @@ def guided_step(guidance: Guidance, logprobs: Tensor, draws: Tensor | None) -> t
         # A row whose draw falls outside still has to feed that token to the value model: in a column of its own.
         asked = torch.cat([asked, draw.tokens[:, None]], -1)
         valid = torch.cat([valid, draw.outside[:, None]], -1)
-    values = guidance.reader.values(asked, valid)
+    values = guide.values(asked, valid)
     width = candidates.ids.shape[1]
     guided = guided_logprobs(candidates, values[:, :width], tilt)
     columns = likeliest_columns(logprobs, candidates, guided) if draw is None else draw_columns(guided, draw)
     if draw is not None and outside:
         columns = torch.where(draw.outside, width, columns)
     tokens = asked.gather(-1, columns[:, None]).squeeze(-1)
-    guidance.reader.advance(tokens, columns)
+    guide.advance(tokens, columns)
     return tokens, step_kl(candidates, guided)

@@ -24,12 +24,12 @@ from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.columns import make_row
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.generation.decode import Guidance
-from pipeline.learning.generation.guide import readable, value_reader
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.tilt import KnownOffset, Offset, Tilt
 from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.load import context_length
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.losses import expected_labels
 from pipeline.learning.training.value import token_values
@@ -249,9 +249,8 @@ class Guided:
         strength = self.eta if eta is None else self._strength(eta)
         guidance, context = None, None
         if self._guide is not None and not math.isinf(strength):
-            tilt, value = self._guide.tilt(strength), self._guide.model
-            guidance = Guidance(value_reader(value), tilt)
-            context = readable(value, tilt.widest(self.model.config.get_text_config().vocab_size))
+            guidance = Guidance(self._guide.model, self._guide.tilt(strength))
+            context = context_length(self._guide.model.backbone)
         generation = GenerationConfig(
             batch_size=_whole(options, "batch_size", drawing.batch_size, least=1),
             max_new_tokens=_whole(options, "max_new_tokens", drawing.max_new_tokens, least=1),

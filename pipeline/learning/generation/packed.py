@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from pipeline.learning.generation.slots import SlotCache
+from pipeline.learning.generation.row_cache import RowCache
 
 NAME = "pipeline_packed"
 """Of the attention function, as transformers knows it."""
@@ -86,7 +86,7 @@ class Packing:
 class PackedStep:
     """Attention of one step: the packing, the cache, and what is padding in it."""
 
-    def __init__(self, packing: Packing, cache: SlotCache, hidden: Tensor | None) -> None:
+    def __init__(self, packing: Packing, cache: RowCache, hidden: Tensor | None) -> None:
         """Prepare a step.
 
         Args:

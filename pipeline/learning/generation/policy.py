@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Dataset, Text
 from pipeline.learning.datasets.tokenized import encode_prompts
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
-from pipeline.learning.generation.in_slots import decode_in_slots, guided_rows
 from pipeline.learning.generation.sampling import Keys
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length, end_ids
@@ -139,34 +137,30 @@ class TextPolicy:
             on_batch: Called as prompts are finished, with samples done and tokens generated so far.
 
         Raises:
-            OutOfMemory: Not even one row fits; of models that are decoded in batches, not even one prompt.
+            OutOfMemory: Not even one row fits.
         """
         limits = np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
         longest = max((len(prompt) + int(limit) for prompt, limit in zip(prompts, limits, strict=True)), default=1)
-        in_slots, guidance = guided_rows(self._model, self._guidance)
         batch = self._sizes.begin(
             "generate",
             min(self._settings.batch_size, max(1, len(prompts)) * samples),
             length=longest,
-            group=1 if in_slots else samples,
             remedy="Try a lower generation.max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
         )
         done = _Done(len(prompts), samples, on_batch)
 
         def rest() -> None:
             left = np.flatnonzero(~done.prompts).tolist()
-            what: Any = {
-                "prompts": [prompts[index] for index in left],
-                "budgets": limits[left],
-                "settings": replace(self._settings, batch_size=batch.size),
-                "keys": None if keys is None else keys[left],
-                "samples": samples,
-                "finished": lambda index, *found: done.note(left[index], *found),
-            }
-            if in_slots:
-                decode_in_slots(self._model, **what, guidance=guidance)
-            else:
-                decode(self._model, **what, guidance=self._guidance)
+            decode(
+                self._model,
+                [prompts[index] for index in left],
+                limits[left],
+                replace(self._settings, batch_size=batch.size),
+                keys=None if keys is None else keys[left],
+                samples=samples,
+                guidance=self._guidance,
+                finished=lambda index, *found: done.note(left[index], *found),
+            )
 
         if prompts:
             batch.run(rest, used=lambda: int((~done.prompts).sum()) * samples)

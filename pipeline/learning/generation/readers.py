@@ -1,4 +1,4 @@
-"""Rows of texts as a model reads them: prompts first, then token by token, in the way that suits it (`ways`).
+"""Rows that begin together: prompts first, then token by token, in the way that suits a model (`ways`).
 
 Shapes: P prompts, L positions, B rows.
 """
@@ -15,20 +15,19 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from pipeline.learning.generation.batching import PromptBatch
-from pipeline.learning.generation.slots import SlotCache
 from pipeline.learning.generation.ways import Reading, Way, reading_of
 from pipeline.learning.models.value import ValueModel, inputs_of
 
 
 class Reader(Protocol):
-    """Reads the tokens that rows grow by.
+    """Reads the tokens that rows grow by, which begin together.
 
     What it gives is what the model makes of the last token of each row: logits of a language model, shape [B, V],
     values of a value model, shape [B, ...].
     """
 
-    def begin(self, batch: PromptBatch, samples: int, room: int) -> Tensor:
-        """Read the prompts; each becomes `samples` rows, adjacent, with room for so many further tokens."""
+    def begin(self, batch: PromptBatch) -> Tensor:
+        """Read the prompts, which become rows."""
 
     def append(self, tokens: Tensor) -> Tensor:
         """Read one further token of each row; shape of `tokens`: [B]."""
@@ -36,22 +35,18 @@ class Reader(Protocol):
     def select(self, rows: Tensor) -> None:
         """Go on with these rows, in this order; a row may be taken several times. Shape [rows]."""
 
+    def branched(self, rows: Tensor) -> Reader:
+        """A reader of its own that goes on with these rows."""
+
 
 def reading(model: PreTrainedModel) -> Reading:
     """The way in which a model is read."""
     return reading_of(model.config.backbone if isinstance(model, ValueModel) else model.config)
 
 
-def needs_equal_lengths(model: PreTrainedModel) -> bool:
-    """Whether prompts of different lengths cannot be read side by side."""
-    return reading(model).way is Way.anew
-
-
 def reader_of(model: PreTrainedModel) -> Reader:
     """A reader in the way of a model."""
     found = reading(model)
-    if found.way is Way.slots:
-        return SlotReader(model)
     return TextReader(model) if found.way is Way.anew else CacheReader(model, found.has_state)
 
 
@@ -96,43 +91,6 @@ class _Rows:
         return _Rows(None if self.mask is None else self.mask[rows], self.lengths[rows])
 
 
-class SlotReader:
-    """Reads into a `SlotCache`."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._forward = _Pass(model)
-        self._rows: _Rows
-        self._cache: SlotCache
-
-    def begin(self, batch: PromptBatch, samples: int, room: int) -> Tensor:
-        """Read the prompts."""
-        self._cache = SlotCache(batch.ids.shape[1] + room)
-        self._rows = _Rows(batch.mask, batch.lengths)
-        last = self._read(batch.ids, batch.positions)
-        if samples > 1:
-            self.select(_repeated(len(last), samples, last.device))
-        return last.repeat_interleave(samples, 0)
-
-    def append(self, tokens: Tensor) -> Tensor:
-        """Read one further token of each row."""
-        positions = self._rows.grow()
-        return self._read(tokens[:, None], positions)
-
-    def select(self, rows: Tensor) -> None:
-        """Go on with these rows."""
-        self._cache.select(rows)
-        self._rows = self._rows.selected(rows)
-
-    def _read(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return self._forward(
-            ids,
-            attention_mask=self._rows.mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-
-
 class CacheReader:
     """Reads into the cache that transformers makes for a model."""
 
@@ -148,17 +106,13 @@ class CacheReader:
         self._rows: _Rows
         self._cache: Cache
 
-    def begin(self, batch: PromptBatch, samples: int, room: int) -> Tensor:  # noqa: ARG002 - the cache grows
+    def begin(self, batch: PromptBatch) -> Tensor:
         """Read the prompts."""
         if self._has_state and batch.mask is not None:
-            last = self._read_apart(batch)
-        else:
-            self._cache = self._empty()
-            self._rows = _Rows(batch.mask, batch.lengths)
-            last = self._read(batch.ids, batch.positions)
-        if samples > 1:
-            self.select(_repeated(len(last), samples, last.device))
-        return last.repeat_interleave(samples, 0)
+            return self._read_apart(batch)
+        self._cache = self._empty()
+        self._rows = _Rows(batch.mask, batch.lengths)
+        return self._read(batch.ids, batch.positions)
 
     def append(self, tokens: Tensor) -> Tensor:
         """Read one further token of each row."""
@@ -216,11 +170,11 @@ class TextReader:
         self._forward = _Pass(model)
         self._ids: Tensor
 
-    def begin(self, batch: PromptBatch, samples: int, room: int) -> Tensor:  # noqa: ARG002 - nothing is kept
+    def begin(self, batch: PromptBatch) -> Tensor:
         """Read the prompts."""
         assert batch.mask is None
-        self._ids = batch.ids.repeat_interleave(samples, 0)
-        return self._forward(batch.ids, use_cache=False).repeat_interleave(samples, 0)
+        self._ids = batch.ids
+        return self._forward(batch.ids, use_cache=False)
 
     def append(self, tokens: Tensor) -> Tensor:
         """Read all rows again."""
@@ -236,14 +190,6 @@ class TextReader:
         other = copy.copy(self)
         other.select(rows)
         return other
-
-
-Branching = CacheReader | TextReader
-"""Readers of which another can begin where they are; candidates of a `SlotReader` are told apart by a mask."""
-
-
-def _repeated(count: int, times: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device).repeat_interleave(times)
 
 
 _BY_POSITION = ("keys", "values", "indexer_keys")

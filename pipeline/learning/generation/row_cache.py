@@ -4,42 +4,71 @@ A row's keys begin at slot 0 and end at its own length, so rows of any age stand
 finished makes room for a new one. Rows that are alive are always the first ones: where one leaves, the last one
 takes its place. Beyond a row's length there are zeros, hidden by a mask.
 
-Shapes: n rows that are alive, R rows in all, G heads of keys and values, W slots of a row, L slots of the longest
-row alive, D size of a head.
+Shapes: P prompts of T tokens, n rows that are alive, R rows in all, G heads of keys and values, W slots of a row,
+L slots of the longest row alive, N candidates in all, D size of a head.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
 
 from pipeline.errors import JobError
-from pipeline.learning.generation.slots import SlotCache, SlotLayer
 
 
-class RowLayer(SlotLayer):
+class RowLayer(CacheLayerMixin):
     """Keys and values of one attention layer; `keys` and `values` are those of the rows alive."""
 
-    def __init__(self, cache: RowCache, like: SlotLayer) -> None:
+    is_sliding = False
+    keys: Tensor
+    values: Tensor
+    used: int
+
+    def __init__(self, cache: RowCache, keys: Tensor, values: Tensor) -> None:
         """Make the buffers, shape [R, G, W, D].
 
         Args:
             cache: Which this is a layer of.
-            like: Has heads, sizes and type of this model's layer.
+            keys: Have the heads, sizes and type of this model's layer.
+            values: Likewise.
         """
-        super().__init__(cache.width)
+        super().__init__()
         # No circle: what nobody uses any more is to give its memory back at once.
         self._cache = weakref.proxy(cache)
         self._buffers = [
-            old.new_zeros(cache.slots, old.shape[1], cache.width, old.shape[3]) for old in (like.keys, like.values)
+            old.new_zeros(cache.slots, old.shape[1], cache.width, old.shape[3]) for old in (keys, values)
         ]
+        self._width: int = cache.width
+        self.holding = False
+        self._held: tuple[Tensor, Tensor]
         self.is_initialized = True
         self.show()
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Buffers are there from the beginning."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many slots a query of that length sees, and from which on."""
+        return self.used + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Slots that the longest row uses."""
+        return self.used
+
+    def get_max_length(self) -> int:
+        """Slots of a row in all."""
+        return self._width
+
+    # The name of the same method in earlier releases of transformers 5.
+    get_max_cache_shape = get_max_length
 
     def show(self) -> None:
         """Follow the rows of the cache."""
@@ -49,34 +78,39 @@ class RowLayer(SlotLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: object, **_options: object
     ) -> tuple[Tensor, Tensor]:
-        """Append one token to every row; returns views of all slots in use, and one."""
+        """Append one token to every row; returns views of all slots in use, and one.
+
+        While holding, note what is given and return it alone.
+        """
         if self.holding:
-            return super().update(key_states, value_states)
+            self._held = (key_states, value_states)
+            return self._held
         self._append(key_states, value_states)
         end = self.used + 1
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def append_held(self, chosen: Tensor) -> None:
         """Append of what was noted, shape [1, G, N, D], one token to every row; shape of `chosen`: [n]."""
-        keys, values = (noted[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for noted in self.held)
+        keys, values = (noted[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for noted in self._held)
         self._append(keys, values)
-        del self.held
+        del self._held
 
-    def enter(self, staged: SlotLayer, places: Tensor, beyond: Tensor) -> None:
+    def enter(self, keys: Tensor, values: Tensor, places: Tensor, beyond: Tensor) -> None:
         """Add rows behind those alive: these ones of a batch of prompts.
 
         Beyond their lengths there will be zeros. A mask hides what is there, but it is multiplied by a weight of
         zero and must be a number, whatever an earlier text has left.
 
         Args:
-            staged: Of the batch.
+            keys: Of the batch, shape [P, G, T, D].
+            values: Likewise.
             places: Which of its prompts, shape [rows that are added].
             beyond: Which slots of the prompts are padding, shape [rows that are added, 1, slots, 1].
         """
-        start, end, used = self._cache.rows, self._cache.rows + len(places), staged.used
-        for buffer, new in zip(self._buffers, (staged.keys, staged.values), strict=True):
+        start, end, used = self._cache.rows, self._cache.rows + len(places), keys.shape[2]
+        for buffer, new in zip(self._buffers, (keys, values), strict=True):
             entering = buffer[start:end]
-            entering[:, :, :used] = new[:, :, :used].index_select(0, places).masked_fill_(beyond, 0)
+            entering[:, :, :used] = new.index_select(0, places).masked_fill_(beyond, 0)
             entering[:, :, used:] = 0
 
     def move(self, source: Tensor, target: Tensor) -> None:
@@ -93,7 +127,7 @@ class RowLayer(SlotLayer):
             buffer.view(-1, size).index_copy_(0, self._cache.ends(heads), new.reshape(-1, size))
 
 
-class RowCache(SlotCache):
+class RowCache(Cache):
     """Layers of `RowLayer`s, and how long their rows are.
 
     Attributes:
@@ -113,7 +147,7 @@ class RowCache(SlotCache):
             width: Tokens of the longest text, and one slot more, W.
             device: ``cpu`` or ``cuda``.
         """
-        super().__init__(width)
+        super().__init__(layers=[])
         self.slots, self.width = slots, width
         self.rows = self.longest = 0
         self.even = True
@@ -123,7 +157,7 @@ class RowCache(SlotCache):
         self._slots = torch.arange(width, device=device)
         self._nothing_hidden: Tensor | None = None
 
-    def enter(self, staged: SlotCache, places: Tensor, lengths: NDArray[np.int64]) -> None:
+    def enter(self, staged: Cache, places: Tensor, lengths: NDArray[np.int64]) -> None:
         """Add rows behind those alive.
 
         Args:
@@ -133,12 +167,13 @@ class RowCache(SlotCache):
         """
         if self.rows + len(lengths) > self.slots:
             raise JobError(f"a cache of {self.slots} rows cannot hold {self.rows + len(lengths)}")
+        states: list[Any] = staged.layers
         if not self.layers:
-            self.layers = [RowLayer(self, layer) for layer in staged.layers]
+            self.layers = [RowLayer(self, layer.keys, layer.values) for layer in states]
         added = torch.from_numpy(lengths).to(self.lengths.device)
         beyond = (self._slots[: staged.get_seq_length()] >= added[:, None])[:, None, :, None]
-        for layer, new in zip(self.layers, staged.layers, strict=True):
-            layer.enter(new, places, beyond)
+        for layer, new in zip(self.layers, states, strict=True):
+            layer.enter(new.keys, new.values, places, beyond)
         self._set(np.concatenate([self._known, lengths]), torch.cat([self.lengths, added]))
 
     def keep(self, order: NDArray[np.int64]) -> None:
@@ -163,8 +198,14 @@ class RowCache(SlotCache):
 
     def append_held(self, chosen: Tensor) -> None:
         """Of the states that were noted last, append one to every row; shape of `chosen`: [n]."""
-        super().append_held(chosen)
+        for layer in self.layers:
+            layer.append_held(chosen)
         self.grow()
+
+    def hold(self, holding: bool) -> None:
+        """Whether layers only note what they are given, instead of appending it."""
+        for layer in self.layers:
+            layer.holding = holding
 
     def ends(self, heads: int) -> Tensor:
         """Where the next token of every row goes in a buffer seen as [R * G * W, D]; shape [n * heads]."""

@@ -1,14 +1,20 @@
-"""Models that read rows of different ages side by side: a policy, and value models that follow it.
+"""Models that read rows of texts: a policy, and value models that follow it.
 
-Prompts are staged first: read together, padded on the right, where causal attention hides the padding by itself.
-From there they enter the slots, one row for each sample, whenever slots are free.
+Prompts are staged first: read together. From there they enter, one row for each sample, whenever slots are free. A
+model with full attention lets rows of any age stand side by side (`RowModel`); others are given rows that begin
+together (`BatchModel`).
+
+    head "v"    all candidates in one forward pass, each seeing the prefix and itself alone; the chosen candidate's
+                keys and values then stay in the cache, so no token is computed twice. In a `BatchModel` each
+                candidate is a row of its own meanwhile, and the rows that are chosen go on
+    head "q"    one token per step: its output already holds the value of every next token
 
 Shapes: P prompts, T positions, n rows that are alive, K candidates, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -17,22 +23,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation.batching import PromptBatch, pad_right
-from pipeline.learning.generation.guide import candidate_values
+from pipeline.learning.generation.batching import pad_left, pad_right
 from pipeline.learning.generation.packed import CannotPack, PackedStep, Packing, can_pack, packed
-from pipeline.learning.generation.readers import reading
+from pipeline.learning.generation.readers import Reader, reader_of, reading
 from pipeline.learning.generation.row_cache import RowCache
-from pipeline.learning.generation.slots import SlotCache
 from pipeline.learning.generation.ways import Way
 from pipeline.learning.models.value import ValueModel
 
 MASKED = ("sdpa", "eager")
 """Attention of transformers that takes a mask of its own for every row."""
-
-
 _PACKS: WeakKeyDictionary[ValueModel, bool] = WeakKeyDictionary()
 
 
@@ -59,44 +61,80 @@ def reads_rows(model: PreTrainedModel) -> bool:
 @torch.inference_mode()
 def _packs(model: ValueModel) -> bool:
     """Whether candidates can be read as one sequence: one is, after a prompt of one token."""
-    device = str(model.device)
-    reader = CandidateRows(RowModel(model, 1, 2, device))
-    reader.stage(pad_right([[0]], 0, device))
-    reader.enter(torch.zeros(1, dtype=torch.long, device=device), np.ones(1, np.int64))
-    one = torch.zeros(1, 1, dtype=torch.long, device=device)
+    guide = CandidateRows(RowModel(model, 1, 2, pad_id=0))
+    guide.stage([[0]])
+    one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    guide.enter(one[0], np.ones(1, np.int64))
     try:
-        reader.values(one, torch.ones_like(one, dtype=torch.bool))
+        guide.values(one, torch.ones_like(one, dtype=torch.bool))
     except CannotPack:
         return False
     return True
 
 
+class ModelRows(Protocol):
+    """A model that reads what rows grow by.
+
+    Attributes:
+        joins: Whether rows can join others that have begun before.
+        needs_equal_lengths: Whether prompts of different lengths cannot be read side by side.
+    """
+
+    joins: bool
+    needs_equal_lengths: bool
+
+    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Read prompts."""
+
+    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> Tensor:
+        """Make rows of staged prompts, behind those alive; returns what was computed at their ends."""
+
+    def unstage(self) -> None:
+        """Let go of the staged prompts."""
+
+    def keep(self, order: NDArray[np.int64]) -> None:
+        """Go on with these rows; see `RowCache.keep`."""
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read the next token of every row, shape [n]; returns what is computed there, shape [n, ...]."""
+
+
+def model_rows(model: PreTrainedModel, slots: int, width: int, pad_id: int) -> ModelRows:
+    """A model's rows, as it can read them.
+
+    Args:
+        model: A language model or a value model.
+        slots: Rows at once.
+        width: Tokens of the longest text.
+        pad_id: Token that fills up short prompts.
+    """
+    return RowModel(model, slots, width, pad_id) if reads_rows(model) else BatchModel(model, pad_id)
+
+
 class RowModel:
-    """A model with its cache."""
+    """A model with a cache in which rows of any age stand side by side."""
 
-    def __init__(self, model: PreTrainedModel, slots: int, width: int, device: str) -> None:
-        """Prepare.
+    joins = True
+    needs_equal_lengths = False
 
-        Args:
-            model: A language model or a value model.
-            slots: Rows at once.
-            width: Tokens of the longest text.
-            device: ``cpu`` or ``cuda``.
-        """
+    def __init__(self, model: PreTrainedModel, slots: int, width: int, pad_id: int) -> None:
+        """Prepare; see `model_rows`."""
         self.model = model
-        self.cache = RowCache(slots, width + 1, device)
-        self._staged: SlotCache
+        self.device, self._pad_id = str(model.device), pad_id
+        self.cache = RowCache(slots, width + 1, self.device)
+        self._staged: Cache
         self._outputs: Tensor
 
-    def stage(self, batch: PromptBatch) -> None:
-        """Read prompts, padded on the right."""
-        self._staged = SlotCache(batch.ids.shape[1])
+    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Read prompts, padded on the right, where causal attention hides the padding by itself."""
+        batch = pad_right(prompts, self._pad_id, self.device)
+        self._staged = DynamicCache()
         with _last_alone(self.model, batch.lengths):
             # A mask of ones: without any, transformers looks for padding by itself and warns of it.
             self._outputs = self._forward(batch.ids, torch.ones_like(batch.ids), batch.positions, self._staged)
 
     def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> Tensor:
-        """Make rows of staged prompts, behind those alive; returns what was computed at their ends."""
+        """Make rows of staged prompts."""
         self.cache.enter(self._staged, places, lengths)
         return self._outputs.index_select(0, places)
 
@@ -105,17 +143,17 @@ class RowModel:
         del self._staged, self._outputs
 
     def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows; see `RowCache.keep`."""
+        """Go on with these rows."""
         self.cache.keep(order)
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Read the next token of every row, shape [n]; returns what is computed there, shape [n, ...]."""
+        """Read the next token of every row."""
         cache = self.cache
         outputs = self._forward(tokens[:, None], cache.hidden(self.model.dtype), cache.lengths[:, None], cache)
         cache.grow()
         return outputs
 
-    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: SlotCache) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> Tensor:
         output: Any = self.model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         )
@@ -139,20 +177,60 @@ def _last_alone(model: PreTrainedModel, lengths: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-class RowReader(Protocol):
-    """Gives values of candidates, as `guide.ValueReader`, to rows that come and go.
+class BatchModel:
+    """A model whose rows begin together."""
+
+    joins = False
+
+    def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
+        """Prepare; see `model_rows`."""
+        self.model, self._pad_id = model, pad_id
+        self.needs_equal_lengths = reading(model).way is Way.anew
+        self.reader: Reader
+        self._staged: Reader
+        self._outputs: Tensor
+
+    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Read prompts, padded on the left."""
+        self._staged = reader_of(self.model)
+        self._outputs = self._staged.begin(pad_left(prompts, self._pad_id, str(self.model.device)))
+
+    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> Tensor:  # noqa: ARG002 - the reader knows
+        """Make rows of staged prompts, the only ones alive."""
+        self.reader = self._staged.branched(places)
+        return self._outputs.index_select(0, places)
+
+    def unstage(self) -> None:
+        """Let go of the staged prompts."""
+        del self._staged, self._outputs
+
+    def keep(self, order: NDArray[np.int64]) -> None:
+        """Go on with these rows."""
+        self.reader.select(torch.from_numpy(order).to(self.model.device))
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read the next token of every row."""
+        return self.reader.append(tokens)
+
+
+class Guide(Protocol):
+    """A value model that follows rows and gives values of what could come next.
 
     Attributes:
+        joins: See `ModelRows`.
+        needs_equal_lengths: See `ModelRows`.
         asked: How many candidates of each row were read for the values given last, shape [n]; None where every
             token is read once.
     """
 
+    joins: bool
+    needs_equal_lengths: bool
     asked: Tensor | None
 
-    def stage(self, batch: PromptBatch) -> None:
-        """Read prompts, padded on the right."""
+    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Read prompts."""
 
-    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> None:
+    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> object:
         """Make rows of staged prompts, behind those alive."""
 
     def unstage(self) -> None:
@@ -162,34 +240,43 @@ class RowReader(Protocol):
         """Go on with these rows; see `RowCache.keep`."""
 
     def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
-        """Value logits of tokens that could come next; see `guide.ValueReader.values`."""
+        """Value logits of tokens that could come next.
+
+        Args:
+            candidates: Token ids, shape [n, K].
+            valid: Which of them are asked for, shape [n, K]; the first of a row always is.
+
+        Returns:
+            Shape [n, K], or [n, K, a] with a atoms; finite but of no meaning where nothing is asked for.
+        """
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
-        """The rows took these tokens, which stood in these columns; shape [n]."""
+        """The rows took these tokens, which stood in these columns of the last call of `values`; shape [n]."""
 
     def read(self, tokens: Tensor) -> None:
         """Those that are left go on after these tokens; shape [n]."""
 
 
-def row_reader(model: ValueModel, slots: int, width: int, device: str) -> RowReader:
-    """The reader for a model's type of head; see `RowModel`."""
-    rows = RowModel(model, slots, width, device)
-    return CandidateRows(rows) if model.config.head == HeadType.v.name else VocabularyRows(rows)
+def guide_of(model: ValueModel, slots: int, width: int, pad_id: int) -> Guide:
+    """The guide for a model's type of head; see `model_rows`."""
+    rows = model_rows(model, slots, width, pad_id)
+    if model.config.head != HeadType.v.name:
+        return VocabularyRows(rows)
+    return CandidateRows(rows) if isinstance(rows, RowModel) else BranchRows(rows)  # type: ignore[arg-type]
 
 
 class CandidateRows:
-    """For head "v": all candidates in one forward pass, of which the chosen one stays in the cache."""
+    """For head "v": all candidates as one sequence, of which the chosen ones stay in the cache."""
+
+    joins = True
+    needs_equal_lengths = False
 
     def __init__(self, rows: RowModel) -> None:
         assert isinstance(rows.model, ValueModel)
         self._model, self._rows = rows.model, rows
         self._packing: Packing
         self.asked: Tensor | None = None
-        self.stage, self.unstage, self.keep = rows.stage, rows.unstage, rows.keep
-
-    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> None:
-        """Make rows of staged prompts."""
-        self._rows.enter(places, lengths)
+        self.stage, self.enter, self.unstage, self.keep = rows.stage, rows.enter, rows.unstage, rows.keep
 
     def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
         """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
@@ -213,14 +300,45 @@ class CandidateRows:
         """They are read already, as candidates."""
 
 
+class BranchRows:
+    """For head "v" of any model: what rows remember is branched for their candidates, each a row meanwhile."""
+
+    joins = False
+
+    def __init__(self, rows: BatchModel) -> None:
+        self._rows = rows
+        self._candidates: Reader
+        self._packing: Packing
+        self.needs_equal_lengths = rows.needs_equal_lengths
+        self.asked: Tensor | None = None
+        self.stage, self.enter, self.unstage, self.keep = rows.stage, rows.enter, rows.unstage, rows.keep
+
+    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+        """Read each candidate that is asked for as the next token of its row."""
+        self._packing = packing = Packing(valid)
+        self.asked = valid.sum(-1)
+        self._candidates = self._rows.reader.branched(packing.rows)
+        return packing.unpack(self._candidates.append(packing.pack(candidates)[0])[None])
+
+    def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - they are read already
+        """Go on with the chosen candidates."""
+        self._candidates.select(self._packing.chosen(columns))
+        self._rows.reader = self._candidates
+        del self._candidates
+
+    def read(self, tokens: Tensor) -> None:
+        """They are read already, as candidates."""
+
+
 class VocabularyRows:
     """For head "q": one token per step, whose output holds the value of every next token."""
 
     asked: Tensor | None = None
 
-    def __init__(self, rows: RowModel) -> None:
+    def __init__(self, rows: ModelRows) -> None:
         self._rows = rows
         self._next: Tensor | None = None
+        self.joins, self.needs_equal_lengths = rows.joins, rows.needs_equal_lengths
         self.stage, self.unstage = rows.stage, rows.unstage
 
     def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> None:
@@ -244,3 +362,18 @@ class VocabularyRows:
     def read(self, tokens: Tensor) -> None:
         """Read the tokens that were taken last."""
         self._next = self._rows.read(tokens)
+
+
+def candidate_values(values: Tensor, candidates: Tensor) -> Tensor:
+    """Look candidates up in the output of head "q".
+
+    Args:
+        values: For every next token, shape [B, V], or [B, V, n] with n atoms.
+        candidates: Token ids, shape [B, K].
+
+    Returns:
+        Shape [B, K], or [B, K, n].
+    """
+    if values.ndim == 2:
+        return values.gather(-1, candidates)
+    return values.gather(1, candidates[..., None].expand(-1, -1, values.shape[-1]))

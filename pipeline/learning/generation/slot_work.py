@@ -5,16 +5,47 @@ Shapes: N samples in all, n rows that are alive, k steps since tokens were looke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from pipeline.learning.generation.decode import Finished
 from pipeline.learning.generation.sampling import Keys, uniforms
 from pipeline.learning.models.flops import Pass, continued, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
+
+Finished = Callable[[int, list[list[int]], NDArray[np.float64]], None]
+"""Told of each prompt, once all of its samples are finished: its index, tokens and divergences of the samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """When slots are filled again, and how often tokens are looked at.
+
+    Waiting for more newcomers costs slots that idle, fetching them costs a forward pass over their prompts. Both
+    waste the same thing: what a pass costs by itself, whatever the number of its rows. So slots are filled as soon
+    as the shares of them that idled, added up over steps, come to the steps that filling costs.
+
+    Attributes:
+        prefill: Steps that it costs to read prompts, besides what grows with their tokens.
+        entry: Steps that it costs to let samples in whose prompt is read already.
+        look_every: Steps after which tokens are looked at for those that end a completion. A look makes a GPU
+            wait; rows that have ended meanwhile are computed for nothing. None is 1 on the CPU and 8 on a GPU.
+    """
+
+    prefill: float = 1.0
+    entry: float = 0.2
+    look_every: int | None = None
+
+    def steps(self, device: str) -> int:
+        """Steps from one look to the next.
+
+        Args:
+            device: ``cpu`` or ``cuda``.
+        """
+        return self.look_every or (8 if device.startswith("cuda") else 1)
 
 
 class Work:
@@ -43,8 +74,11 @@ class Work:
         for prompt in np.flatnonzero(budgets <= 0).tolist():
             self._tell(prompt)
 
-    def next_prompts(self, count: int) -> list[int]:
-        """Take prompts off the queue."""
+    def next_prompts(self, count: int, *, equal: bool = False) -> list[int]:
+        """Take so many prompts off the queue at most; with `equal`, of one length alone."""
+        if equal:
+            first = self.lengths[self.queue[0]]
+            count = min(count, sum(self.lengths[prompt] == first for prompt in self.queue[:count]))
         taken, self.queue = self.queue[:count], self.queue[count:]
         return taken
 

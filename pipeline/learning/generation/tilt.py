@@ -112,15 +112,6 @@ class Tilt:
     min_p: float = 0.0
     others: Others = Others.kept
 
-    def widest(self, vocabulary: int) -> int:
-        """Tokens that the value model is given beside each other at a step, at most.
-
-        Args:
-            vocabulary: Tokens that there are.
-        """
-        # Beside the candidates one other token, which may be the one that is taken.
-        return min(self.top_k, vocabulary) + self.leaves_others(vocabulary)
-
     def leaves_others(self, vocabulary: int) -> bool:
         """Whether a token may be taken that is no candidate.
 

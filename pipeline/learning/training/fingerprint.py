@@ -32,7 +32,6 @@ def fingerprint() -> str:
     from pipeline.config.schema import TrainingConfig
     from pipeline.learning.choices import HeadType
     from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-    from pipeline.learning.generation.guide import value_reader
     from pipeline.learning.generation.sampling import sample_keys
     from pipeline.learning.generation.tilt import Tilt, preference_offset
     from pipeline.learning.models.value import value_model_from
@@ -63,7 +62,7 @@ def fingerprint() -> str:
         [16] * 32,
         DecodeSettings(batch_size=24),
         keys=sample_keys(0, "fingerprint", np.arange(32), 1),
-        guidance=Guidance(value_reader(value), Tilt(preference_offset(0.5), top_k=8)),
+        guidance=Guidance(value, Tilt(preference_offset(0.5), top_k=8)),
     )
     curve = np.exp(np.linspace(-5, 5, 1001))
     made = [decoded.kl, np.log(curve.cumsum()), curve[:900].reshape(30, 30) @ curve[100:1000].reshape(30, 30)]

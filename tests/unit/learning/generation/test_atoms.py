@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.tilt import (
     Tilt,
@@ -89,9 +88,7 @@ def test_the_fast_decoder_equals_the_slow_one(head: HeadType, others: Others) ->
     tilt = Tilt(atoms_offset([0, 1 / 3, 2 / 3, 1], 0.2), top_k=5, min_p=0.02, others=others)
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [2, 2]]
     settings = DecodeSettings(batch_size=4, eos_id=None, pad_id=11)
-    found = decode(
-        reference, prompts, [6] * 4, settings, keys=None, guidance=Guidance(value_reader(guide), tilt)
-    ).tokens
+    found = decode(reference, prompts, [6] * 4, settings, keys=None, guidance=Guidance(guide, tilt)).tokens
     slow = GuidedLogitsProcessor(guide, tilt)
     for prompt, tokens in zip(prompts, found, strict=True):
         ids = list(prompt)

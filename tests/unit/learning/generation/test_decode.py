@@ -1,6 +1,7 @@
 """The fast decoder is equal to slow ones, for both families of models and both heads."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.generation.batching import PromptBatch
+from pipeline.learning.generation import decode as decoding
+from pipeline.learning.generation import row_models
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys, uniforms
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, preference_offset
@@ -60,20 +61,26 @@ def run(
     )
 
 
-class SlowReader:
+class SlowGuide:
     """Values without any cache of keys, padding or batch: every text read whole and alone, though only once."""
 
-    needs_equal_lengths = False
+    joins, needs_equal_lengths, asked = True, False, None
 
     def __init__(self, model: ValueModel) -> None:
         self.model = model
         self._read: dict[tuple[int, ...], Tensor] = {}
+        self.staged: Sequence[Sequence[int]] = []
         self.texts: list[list[int]] = []
         self.seen: list[Tensor] = []
 
-    def begin(self, batch: PromptBatch, samples: int, **_: int) -> None:
-        rows = zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)
-        self.texts = [ids[len(ids) - length :] for ids, length in rows for _ in range(samples)]
+    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
+        self.staged = prompts
+
+    def unstage(self) -> None:
+        self.staged = []
+
+    def enter(self, places: Tensor, lengths: np.ndarray) -> None:
+        self.texts += [list(self.staged[place]) for place in places.tolist()]
 
     def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
         rows = zip(self.texts, candidates.tolist(), strict=True)
@@ -84,11 +91,11 @@ class SlowReader:
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
         self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
 
-    def keep(self, rows: Tensor) -> None:
-        self.texts = [self.texts[row] for row in rows.tolist()]
+    def keep(self, order: np.ndarray) -> None:
+        self.texts = [self.texts[row] for row in order]
 
-    def flops(self) -> int:
-        return 0
+    def read(self, tokens: Tensor) -> None:
+        """They are known."""
 
     def _value(self, text: list[int], token: int) -> float:
         read_off = self.model.config.head == "q"
@@ -99,17 +106,17 @@ class SlowReader:
 
 
 class Recording:
-    """A reader that notes the values it gives."""
+    """A guide that notes the values it gives."""
 
-    def __init__(self, reader: object) -> None:
-        self.reader = reader
-        self.seen: list[Tensor] = []
+    def __init__(self, guide: object, seen: list[Tensor]) -> None:
+        self.guide = guide
+        self.seen = seen
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self.reader, name)
+        return getattr(self.guide, name)
 
     def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
-        values = self.reader.values(candidates, valid)  # type: ignore[attr-defined]
+        values = self.guide.values(candidates, valid)  # type: ignore[attr-defined]
         self.seen.append(values[valid])
         return values
 
@@ -141,24 +148,34 @@ def test_plain_decoding_equals_decoding_without_a_cache(model: PreTrainedModel) 
     assert decoded.kl.tolist() == [0.0] * len(prompts)
 
 
+@pytest.mark.parametrize("in_slots", [True, False], ids=["in slots", "in batches"])
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
 @pytest.mark.parametrize("name", TILTS)
 def test_guided_decoding_equals_decoding_without_a_cache(
-    model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
+    model: PreTrainedModel,
+    make_value: MakeValue,
+    head: HeadType,
+    name: str,
+    in_slots: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     value, prompts = make_value(model, head), some_prompts()
     budgets = [1 + row % STEPS for row in range(len(prompts))]
-    fast, slow = Recording(value_reader(value)), SlowReader(value)
-    for batch_size, samples in ((64, 1), (8, 3), (4, 1)):  # the reader is used for several batches
-        fast.seen.clear()
+    slow, guide_of = SlowGuide(value), row_models.guide_of
+    if not in_slots:
+        monkeypatch.setattr(row_models, "reads_rows", lambda _: False)
+    for batch_size, samples in ((64, 1), (8, 3), (4, 1)):
+        seen: list[Tensor] = []
         slow.seen.clear()
-        options = {"batch_size": batch_size, "samples": samples, "budgets": budgets, "eos_id": 5}
-        ours = run(model, prompts, guidance=Guidance(fast, TILTS[name]), **options)  # type: ignore[arg-type]
-        theirs = run(model, prompts, guidance=Guidance(slow, TILTS[name]), **options)  # type: ignore[arg-type]
+        options: Any = {"batch_size": batch_size, "samples": samples, "budgets": budgets, "eos_id": 5}
+        monkeypatch.setattr(decoding, "guide_of", lambda *given, seen=seen: Recording(guide_of(*given), seen))
+        ours = run(model, prompts, guidance=Guidance(value, TILTS[name]), **options)
+        monkeypatch.setattr(decoding, "guide_of", lambda *_: slow)
+        theirs = run(model, prompts, guidance=Guidance(value, TILTS[name]), **options)
         assert ours.tokens == theirs.tokens
         assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
-        assert len(fast.seen) == len(slow.seen)
-        for one, other in zip(fast.seen, slow.seen, strict=True):
+        assert len(seen) == len(slow.seen)
+        for one, other in zip(seen, slow.seen, strict=True):
             assert torch.allclose(one, other, atol=2e-4)
     assert ours.tokens != run(model, prompts, budgets=budgets, eos_id=5).tokens
 
@@ -180,7 +197,7 @@ def test_guided_decoding_equals_generate_with_the_slow_processor(
         pad_token_id=0,
         logits_processor=[GuidedLogitsProcessor(value, tilt, pad_id=0)],
     )
-    decoded = run(model, prompts, greedy=True, guidance=Guidance(value_reader(value), tilt))
+    decoded = run(model, prompts, greedy=True, guidance=Guidance(value, tilt))
     assert decoded.tokens == expected[:, width:].tolist()
 
 
@@ -190,7 +207,7 @@ def test_kl_is_the_sum_over_whole_rows(
     model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
 ) -> None:
     value, prompts = make_value(model, head), some_prompts(4)
-    decoded = run(model, prompts, guidance=Guidance(value_reader(value), TILTS[name]))
+    decoded = run(model, prompts, guidance=Guidance(value, TILTS[name]))
     processor = GuidedLogitsProcessor(value, TILTS[name])
     for prompt, tokens, kl in zip(prompts, decoded.tokens, decoded.kl, strict=True):
         total = 0.0
@@ -210,7 +227,7 @@ def test_what_is_drawn_does_not_depend_on_batches_order_or_shards(
     prompts = some_prompts(11)
 
     def guidance() -> Guidance | None:
-        return head and Guidance(value_reader(make_value(model, head)), TILTS["others kept"])
+        return head and Guidance(make_value(model, head), TILTS["others kept"])
 
     whole = run(model, prompts, guidance=guidance()).tokens
     for batch_size in (1, 3):
@@ -227,7 +244,7 @@ def test_samples_of_a_prompt_share_its_prefill_and_nothing_else(
     model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
 ) -> None:
     prompts = some_prompts(5)
-    guidance = head and Guidance(value_reader(make_value(model, head)), TILTS["others dropped"])
+    guidance = head and Guidance(make_value(model, head), TILTS["others dropped"])
     three = run(model, prompts, samples=3, batch_size=4, guidance=guidance)
     assert len(three.tokens) == 15
     assert three.tokens[::3] == run(model, prompts, guidance=guidance).tokens
@@ -239,7 +256,7 @@ def test_rows_end_at_their_budget_or_with_the_end_token_and_leave_the_others_alo
     model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
 ) -> None:
     prompts = some_prompts(12)
-    guidance = head and Guidance(value_reader(make_value(model, head)), TILTS["others kept"])
+    guidance = head and Guidance(make_value(model, head), TILTS["others kept"])
     free = run(model, prompts, guidance=guidance).tokens
     eos_id = free[0][3]
     budgets = [row % (STEPS + 1) for row in range(12)]
@@ -253,7 +270,7 @@ def test_rows_end_at_their_budget_or_with_the_end_token_and_leave_the_others_alo
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
 def test_an_untrained_guide_is_the_reference(model: PreTrainedModel, head: HeadType) -> None:
     prompts = some_prompts()
-    reader = value_reader(value_model_from(model, head).eval())
+    reader = value_model_from(model, head).eval()
     decoded = run(model, prompts, greedy=True, guidance=Guidance(reader, Tilt(bernoulli_offset(0.1), top_k=5)))
     assert decoded.tokens == run(model, prompts, greedy=True).tokens
     assert decoded.kl == pytest.approx(np.zeros(len(prompts)), abs=1e-5)
@@ -267,7 +284,7 @@ def test_draws_have_the_probabilities_of_the_plain_processor(
     """The first two tokens of many samples: the second one goes by what the caches hold of the first."""
     value, prompt, samples = make_value(model, head), [3, 1, 4], 4000
     tilt = Tilt(preference_offset(3.0), top_k=2, others=rule)
-    guidance = Guidance(value_reader(value), tilt)
+    guidance = Guidance(value, tilt)
     drawn = np.array(run(model, [prompt], samples=samples, budgets=[2], batch_size=1000, guidance=guidance).tokens)
     processor = GuidedLogitsProcessor(value, tilt)
 

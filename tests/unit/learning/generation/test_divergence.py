@@ -17,7 +17,6 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.best_of_n import BestOfN, by_majority
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.divergence import TrainedPolicy
-from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
@@ -105,7 +104,7 @@ class TestEveryPolicyIsMeasuredFromTheWholeReference:
     def test_a_guided_one(self, temperature: float, top_p: float, others: Others) -> None:
         model = language_model("gpt2")
         guide = opinionated(model, HeadType.q)
-        guidance = Guidance(value_reader(guide), Tilt(bernoulli_offset(ETA), top_k=TOP_K, others=others))
+        guidance = Guidance(guide, Tilt(bernoulli_offset(ETA), top_k=TOP_K, others=others))
         policy = TextPolicy(
             model, make_tokenizer(DATASET), settings(temperature, top_p), DATASET, "cpu", guidance=guidance
         )

@@ -21,7 +21,6 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.guided import STREAM, Guide, Guided
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Offset
@@ -60,7 +59,7 @@ def test_it_draws_what_the_decoder_draws(head: HeadType) -> None:
         DecodeSettings(batch_size=64),
         keys=sample_keys(4, STREAM, np.arange(3), 3),
         samples=3,
-        guidance=Guidance(value_reader(model.value), PITA().tilt(PITAConfig(eta=0.7, top_k=4, min_p=0.01))),
+        guidance=Guidance(model.value, PITA().tilt(PITAConfig(eta=0.7, top_k=4, min_p=0.01))),
     )
     assert [one.token_ids for one in found] == told.tokens
     assert [one.kl for one in found] == pytest.approx(told.kl.tolist(), abs=1e-5)

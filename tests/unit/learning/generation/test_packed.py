@@ -9,44 +9,41 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation.batching import PromptBatch, pad_left
-from pipeline.learning.generation.guide import CandidateReader
 from pipeline.learning.generation.packed import Packing
+from pipeline.learning.generation.row_models import BranchRows, CandidateRows, guide_of
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
 MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
 PACKED = ["gpt2", "llama", "qwen2", "neox"]
-PADDED = ["gptj", "gemma2"]
+BRANCHED = ["gptj", "gemma2"]
 VALID = torch.tensor([[True, False, False], [True, True, True], [True, True, False], [True, False, True]])
 
 
 class Run:
-    """Rows that grow by random candidates, read by the reader and beside it without a cache."""
+    """Rows that grow by random candidates, read by the guide and beside it without a cache."""
 
     def __init__(self, value: ValueModel, device: str = "cpu", padded: bool = True) -> None:
         self.value, self.device = value.to(device), device
         self.numbers = np.random.default_rng(0)
         lengths = [3, 1, 5, 4] if padded else [4] * 4
         self.texts = [self.numbers.integers(1, VOCABULARY, length).tolist() for length in lengths]
-        self.reader = CandidateReader(self.value)
-        self.reader.begin(self.batch(), 1, room=12)
-
-    def batch(self) -> PromptBatch:
-        return pad_left(self.texts, 0, self.device)
+        self.guide = guide_of(self.value, len(self.texts), 20, 0)
+        self.guide.stage(self.texts)
+        self.guide.enter(torch.arange(len(self.texts), device=device), np.array(list(map(len, self.texts))))
 
     def step(self, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Values of the reader and of each text alone."""
+        """Values of the guide and of each text alone."""
         shape = (len(self.texts), valid.shape[1])
         candidates = torch.from_numpy(self.numbers.integers(1, VOCABULARY, shape)).to(self.device)
-        values = self.reader.values(candidates, valid.to(self.device))
+        values = self.guide.values(candidates, valid.to(self.device))
         assert values.shape[:2] == shape
         assert values.isfinite().all()
         places = valid.nonzero().tolist()
         alone = [self.alone([*self.texts[row], int(candidates[row, column])]) for row, column in places]
         columns = torch.stack([row.nonzero().max() for row in valid]).to(self.device)
         tokens = candidates.gather(1, columns[:, None])[:, 0]
-        self.reader.advance(tokens, columns)
+        self.guide.advance(tokens, columns)
         self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
         return values[valid.to(self.device)].cpu(), torch.stack(alone).cpu()
 
@@ -54,15 +51,16 @@ class Run:
         return self.value(torch.tensor([text], device=self.device))[0, -1]
 
     def keep(self, rows: list[int]) -> None:
-        self.reader.keep(torch.tensor(rows, device=self.device))
+        self.guide.keep(np.array(rows))
         self.texts = [self.texts[row] for row in rows]
 
 
 @pytest.mark.parametrize("padded", [True, False], ids=["prompts differ in length", "nothing is padded"])
-@pytest.mark.parametrize("kind", [*PACKED, *PADDED])
+@pytest.mark.parametrize("kind", [*PACKED, *BRANCHED])
 @torch.inference_mode()
 def test_values_are_those_of_each_candidate_alone(make_value: MakeValue, kind: str, padded: bool) -> None:
     run = Run(make_value(language_model(kind), HeadType.v), padded=padded)
+    assert isinstance(run.guide, CandidateRows if kind in PACKED else BranchRows)
     for valid in (VALID, VALID[:, :1], VALID.flip(0)):
         ours, alone = run.step(valid)
         assert torch.allclose(ours, alone, atol=2e-4)
@@ -119,11 +117,11 @@ def test_only_candidates_are_forwarded(make_value: MakeValue, kind: str) -> None
     run.value.backbone.register_forward_pre_hook(
         lambda _, args, options: forwarded.append(options["input_ids"].numel()), with_kwargs=True
     )
-    run.reader.values(torch.ones(4, 3, dtype=torch.long), VALID)
+    run.guide.values(torch.ones(4, 3, dtype=torch.long), VALID)
     assert forwarded == [int(VALID.sum())]
 
 
-@pytest.mark.parametrize("kind", [*PACKED, *PADDED])
+@pytest.mark.parametrize("kind", [*PACKED, *BRANCHED])
 @torch.inference_mode()
 def test_the_model_is_left_as_it_was(make_value: MakeValue, kind: str) -> None:
     value = make_value(language_model(kind), HeadType.v)
@@ -135,14 +133,14 @@ def test_the_model_is_left_as_it_was(make_value: MakeValue, kind: str) -> None:
 
 
 @torch.inference_mode()
-def test_a_model_that_goes_past_the_interface_is_read_in_a_rectangle(
-    make_value: MakeValue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_goes_past_the_interface_has_a_row_for_each_candidate(make_value: MakeValue) -> None:
     """As models do whose code has an attention of its own, though they say otherwise."""
-    run = Run(make_value(language_model("llama"), HeadType.v))
-    layer = run.value.backbone.layers[1].self_attn
-    monkeypatch.setattr(layer, "config", type(layer.config).from_dict(layer.config.to_dict()))
-    layer.config._attn_implementation = "eager"
+    value = make_value(language_model("llama"), HeadType.v)
+    value.backbone.set_attn_implementation("eager")
+    attention = value.backbone.layers[1].self_attn
+    attention.config = type(attention.config).from_dict(attention.config.to_dict())
+    run = Run(value)
+    assert isinstance(run.guide, BranchRows)
     for _ in range(2):
         ours, alone = run.step(VALID)
         assert torch.allclose(ours, alone, atol=2e-4)
@@ -157,7 +155,7 @@ def test_an_error_in_the_model_is_not_hidden(make_value: MakeValue, monkeypatch:
 
     monkeypatch.setattr(nn.LayerNorm, "forward", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
-        run.reader.values(torch.ones(4, 3, dtype=torch.long), VALID)
+        run.guide.values(torch.ones(4, 3, dtype=torch.long), VALID)
     assert run.value.backbone.config._attn_implementation == before
 
 

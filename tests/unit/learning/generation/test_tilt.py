@@ -38,7 +38,7 @@ def test_the_row_is_the_tilted_reference(others: Others, min_p: float, top_k: in
     logprobs, tilt, candidates, values = step(others, min_p, top_k)
     row = full_row(logprobs, candidates, guided_logprobs(candidates, values, tilt), tilt).double().exp()
     eta = 0.5
-    assert candidates.ids.shape[1] <= tilt.widest(VOCABULARY)
+    assert candidates.ids.shape[1] <= tilt.top_k + tilt.leaves_others(VOCABULARY)
     assert candidates.pooled == (others is Others.offset_zero and (top_k < VOCABULARY or min_p > 0))
     for b in range(len(logprobs)):
         reference = logprobs[b].double().exp()

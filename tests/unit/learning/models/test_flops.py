@@ -22,7 +22,6 @@ from pipeline.config.schema import TrainingConfig
 from pipeline.learning.algos.post_training import LoraSettings
 from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.likelihood import completion_scores
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
@@ -134,7 +133,7 @@ def test_generation(model: PreTrainedModel) -> None:
 def test_guided_generation(model: PreTrainedModel, head: HeadType, others: Others) -> None:
     guide = value_model(model, head).eval()
     tilt = Tilt(bernoulli_offset(0.1), top_k=5, min_p=0.0, others=others)
-    check(lambda: drawn(model, Guidance(value_reader(guide), tilt)), "decoding", "guidance")
+    check(lambda: drawn(model, Guidance(guide, tilt)), "decoding", "guidance")
 
 
 def test_candidates_that_are_not_asked_for_cost_nothing() -> None:
@@ -144,7 +143,7 @@ def test_candidates_that_are_not_asked_for_cost_nothing() -> None:
     spent = []
     for min_p in (0.0, 0.9):
         tilt = Tilt(bernoulli_offset(0.1), top_k=10, min_p=min_p, others=Others.dropped)
-        spent.append(counts(lambda tilt=tilt: drawn(model, Guidance(value_reader(guide), tilt)))[0])
+        spent.append(counts(lambda tilt=tilt: drawn(model, Guidance(guide, tilt)))[0])
     assert spent[0]["decoding"] == spent[1]["decoding"]
     assert spent[1]["guidance"] < spent[0]["guidance"] / 2
 
