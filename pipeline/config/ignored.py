@@ -196,6 +196,7 @@ RULES = (
     ),
     Rule("system.clear_cache_interval", lambda run: not run.gpu, _NO_GPU),
     Rule("execution.wait_for_devices", lambda run: not run.gpu, _NO_GPU),
+    Rule("execution.untried_on_gpu", lambda run: not run.gpu, _NO_GPU),
     Rule(
         "execution.workers",
         lambda run: not run.config.system.use_parallel_execution,

@@ -293,6 +293,9 @@ class ExecutionConfig:
     """Seconds that running jobs are given to finish, or to save a checkpoint, when the run is interrupted."""
     models_in_memory: int = number(4, at_least=1, at_most=1_000_000, affects_result=False)
     """Models that a worker keeps loaded between jobs."""
+    untried_on_gpu: bool = hint(True)
+    """Use what is written for GPUs and has run on none yet, as docs/gpus.md lists it; false does without. On a GPU
+    it may change the last bits of results, as another model of GPU does."""
     retry: RetryConfig = field(default_factory=RetryConfig)
 
 

@@ -17,6 +17,7 @@ PACKAGE = Path(pipeline.__file__).parent
 WINGS = [
     "errors",
     "arithmetic",
+    "untried",
     "files",
     "locks",
     "foreign",

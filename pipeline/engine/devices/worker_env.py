@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from pipeline import arithmetic
+from pipeline import arithmetic, untried
 from pipeline.engine.devices.inventory import Device
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -60,7 +60,12 @@ def is_of_launcher(name: str) -> bool:
 
 
 def worker_environment(
-    device: Device, threads: int, base_env: Mapping[str, str], *, portable: bool = False
+    device: Device,
+    threads: int,
+    base_env: Mapping[str, str],
+    *,
+    portable: bool = False,
+    untried_on_gpu: bool = True,
 ) -> dict[str, str]:
     """The whole environment of a worker.
 
@@ -69,10 +74,12 @@ def worker_environment(
         threads: Threads for numerical libraries.
         base_env: The environment it inherits.
         portable: Whether it computes as on every processor, see `pipeline.arithmetic`.
+        untried_on_gpu: As `execution.untried_on_gpu`.
     """
     env = {name: value for name, value in base_env.items() if not is_of_launcher(name)}
     env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)
+    env.update(untried.said(untried_on_gpu))
     env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
     env["CUDA_VISIBLE_DEVICES"] = (device.uuid or str(device.index)) if device.kind == "cuda" else ""

@@ -66,7 +66,7 @@ def inline_workers(
 ) -> MakeWorker:
     """Makes the one worker that is this process."""
     return lambda index, reaper: InlineWorker(
-        index, devices[index], threads, execution.stop_grace_s, reaper, portable
+        index, devices[index], threads, execution.stop_grace_s, reaper, portable, execution.untried_on_gpu
     )
 
 
@@ -82,6 +82,7 @@ def local_workers(
     settings = ProcessSettings(
         threads=threads,
         portable=portable,
+        untried_on_gpu=execution.untried_on_gpu,
         heartbeat_s=execution.heartbeat_s,
         log_dir=log_dir,
         free_timeout_s=free_timeout_s(execution),

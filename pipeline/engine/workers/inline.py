@@ -33,6 +33,7 @@ class InlineWorker:
         stop_grace_s: float = 0.0,
         reaper: Reaper | None = None,
         portable: bool = False,
+        untried_on_gpu: bool = True,
     ) -> None:
         self._index = index
         self._reaper = reaper
@@ -42,6 +43,7 @@ class InlineWorker:
         self._device = device
         self._threads = threads
         self._portable = portable
+        self._untried_on_gpu = untried_on_gpu
         self._runner = JobRunner(self._report, device.kind, own_process=False)
         self._state = "new"
         self._job: RunJob | None = None
@@ -56,7 +58,13 @@ class InlineWorker:
     def start(self) -> None:
         """Give this process the environment that a worker process would have; taken back at the end."""
         self._saved_env = dict(os.environ)
-        env = worker_environment(self._device, self._threads, os.environ, portable=self._portable)
+        env = worker_environment(
+            self._device,
+            self._threads,
+            os.environ,
+            portable=self._portable,
+            untried_on_gpu=self._untried_on_gpu,
+        )
         _replace_environment(descendants.with_tag(env, self._tag))
         if self._reaper:
             self._reaper.watch_tag(self._tag)

@@ -46,6 +46,7 @@ class ProcessSettings:
     Attributes:
         threads: Threads for numerical libraries.
         portable: Whether processes compute as on every processor, see `pipeline.arithmetic`.
+        untried_on_gpu: As `execution.untried_on_gpu`.
         heartbeat_s: Seconds between signs of life.
         log_dir: Folder for what workers write outside of jobs, one file each.
         free_timeout_s: Seconds that a new process waits for the memory which the one before it had.
@@ -53,6 +54,7 @@ class ProcessSettings:
 
     threads: int
     portable: bool = False
+    untried_on_gpu: bool = True
     heartbeat_s: float
     log_dir: Path
     free_timeout_s: float = FREE_TIMEOUT_S
@@ -110,7 +112,11 @@ class LocalWorker:
             return Child(
                 "pipeline.engine.workers.entrypoint",
                 worker_environment(
-                    self._device, self._settings.threads, os.environ, portable=self._settings.portable
+                    self._device,
+                    self._settings.threads,
+                    os.environ,
+                    portable=self._settings.portable,
+                    untried_on_gpu=self._settings.untried_on_gpu,
                 ),
                 asdict(settings),
                 max_bytes=MAX_MESSAGE_BYTES,

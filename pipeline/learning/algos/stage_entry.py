@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import untried
 from pipeline.config.plain import stage_config_from_plain
-from pipeline.config.schema import Sharding, StageConfig, Strategy
+from pipeline.config.schema import DType, Sharding, StageConfig, Strategy
 from pipeline.config.user_code import check_unchanged
-from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.base import JobContext, Stage
 from pipeline.learning.algos.post_training import PolicyAlgoConfig
 from pipeline.learning.algos.registry import load_algorithm
+from pipeline.learning.algos.reward_stage import REWARD
 from pipeline.learning.algos.torch_setup import prepare_torch
 from pipeline.learning.models.flops import metered
 
@@ -34,11 +38,14 @@ def run_stage(work: Work) -> None:
     check_unchanged(payload.get("code", {}))
     config = stage_config_from_plain(payload["config"])
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
+    stage = next(stage for stage in algorithm.stages if stage.name == payload["stage"])
     prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
     with _on_device(work), _joined(work) as ranks, metered() as meter:
         context = _context(work, config, ranks)
         if ranks:
-            _settle(context)
+            _settle(context, stage)
+        elif "training" in stage.config:
+            _refuse_what_cannot_fit(context, stage)
         getattr(algorithm, payload["stage"])(context)
     work.flops = {purpose: float(count) for purpose, count in meter.flops.items()}
     work.answers = meter.answers
@@ -99,25 +106,47 @@ def _joined(work: Work) -> AbstractContextManager[Ranks | None]:
     return join(work.rank, work.world_size, work.device, spread)
 
 
-def _settle(ctx: JobContext) -> None:
+def _settle(ctx: JobContext, stage: Stage) -> None:
     """Choose how ranks share a model where the request says `auto`, before any model is loaded."""
     from pipeline.learning.training.strategy import settle
 
     # Without that section it is the tiny reference: nothing of it is there yet, and it fits anywhere.
-    settle(ctx.ranks, partial(_what_is_trained, ctx) if hasattr(ctx.config, "training") else None)
+    settle(ctx.ranks, partial(_what_is_trained, ctx, stage) if hasattr(ctx.config, "training") else None)
 
 
-def _what_is_trained(ctx: JobContext) -> tuple[ModelShape, Workload]:
+def _refuse_what_cannot_fit(ctx: JobContext, stage: Stage) -> None:
+    """Look whether a training on one GPU can fit, before any model is loaded."""
+    if not ctx.device.startswith("cuda") or not untried.is_used():
+        return
+    import torch
+
+    from pipeline.learning.training.strategy import refuse_what_cannot_fit
+
+    free, _ = torch.cuda.mem_get_info(torch.device(ctx.device))
+    refuse_what_cannot_fit(*_what_is_trained(ctx, stage), free, adapters=_is_of_policy(ctx, stage))
+
+
+def _is_of_policy(ctx: JobContext, stage: Stage) -> bool:
+    """Whether a stage trains the policy; the others train value models and reward models."""
+    return isinstance(ctx.config.algo, PolicyAlgoConfig) and stage.name != REWARD.name
+
+
+def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workload]:
     from pipeline.learning.algos.toolbox import reference_source
     from pipeline.learning.memory.shape import read_shape
     from pipeline.learning.memory.training import Precision, Workload
+    from pipeline.learning.models.source import value_folder
 
     algo, training = ctx.config.algo, ctx.config.training
-    rank = algo.lora.rank if isinstance(algo, PolicyAlgoConfig) else 0
+    rank = algo.lora.rank if isinstance(algo, PolicyAlgoConfig) and stage.name != REWARD.name else 0
+    halved = ctx.config.system.dtype is DType.bfloat16
+    computed = Precision.bfloat16 if rank else Precision.amp
     work = Workload(
         batch=training.micro_batch_size,
-        precision=Precision.bfloat16 if rank else Precision.float32,
+        precision=computed if halved else Precision.float32,
         checkpointing=training.gradient_checkpointing,
         lora_rank=rank or None,
     )
-    return read_shape(reference_source(ctx)), work
+    with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
+        own = None if _is_of_policy(ctx, stage) else value_folder(ctx.config.model, Path(scratch))
+        return read_shape(own or reference_source(ctx)), work

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeline import untried
 from pipeline.config.schema import Warmup
 from pipeline.learning.models.batch_size import BatchSize, is_out_of_memory
 from pipeline.learning.training.checkpoint import Checkpoints, State
@@ -182,8 +183,10 @@ def _optimizer(model: nn.Module, settings: TrainSettings, trained: list[nn.Param
 def _all_at_once(trained: list[nn.Parameter]) -> dict[str, bool]:
     """How AdamW takes many parameters in one go."""
     # On the CPU `foreach` has MKL take square roots, which begin with an approximation of the processor's own.
-    whole_on_cpu = all(weight.device.type == "cpu" and not hasattr(weight, "full_tensor") for weight in trained)
-    return {"fused" if whole_on_cpu else "foreach": True}
+    fused = all(weight.device.type == "cpu" and not hasattr(weight, "full_tensor") for weight in trained)
+    # On a GPU it takes 4 bytes for each parameter at once beside what is kept, `fused` none.
+    fused |= untried.is_used() and all(weight.device.type == "cuda" for weight in trained)
+    return {"fused" if fused else "foreach": True}
 
 
 def _groups(model: nn.Module, settings: TrainSettings) -> list[dict[str, Any]]:

@@ -6,14 +6,16 @@ Decided by the ranks, who have the devices, from what is free there and the mode
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from pipeline.config.schema import Sharding, Strategy
+from pipeline.errors import JobError
 from pipeline.learning.memory.fit import fit
-from pipeline.learning.memory.training import ModelShape, StateLayout, Workload
+from pipeline.learning.memory.training import GB, ModelShape, StateLayout, Workload, training_footprint
 from pipeline.learning.training.distributed import Ranks, Spread
-from pipeline.machine.memory import memory_available_bytes
+from pipeline.machine.memory import memory_available_bytes, usable_bytes
 
 
 def choose_spread(
@@ -40,6 +42,42 @@ def choose_spread(
         return Spread(strategy=Strategy.ddp), reasons
     sharding = Sharding[chosen.layout.name]
     return Spread(strategy=Strategy.fsdp, sharding=sharding, cpu_offload=chosen.offload), reasons
+
+
+def refuse_what_cannot_fit(shape: ModelShape, work: Workload, free_bytes: int, *, adapters: bool) -> None:
+    """Refuse a training on one GPU that not even the smallest micro-batch makes fit, before anything is loaded.
+
+    The optimizer's step would run out of memory, which nothing recovers from. What may fit is tried: the reckoning
+    is an estimate.
+
+    Args:
+        shape: The model.
+        work: How it is trained.
+        free_bytes: Of the GPU.
+        adapters: Whether the algorithm can train adapters instead.
+
+    Raises:
+        JobError: It needs more than there is; says what would fit.
+    """
+    least = replace(work, batch=1)
+    need = training_footprint(shape, least).total
+    if need <= free_bytes:
+        return
+    ways = [
+        f"training.gpus_per_job={gpus} with training.strategy=fsdp"
+        for gpus in (2, 4, 8)
+        if training_footprint(shape, least, StateLayout.full_shard, gpus).total <= usable_bytes(free_bytes)
+    ][:1]
+    if work.lora_rank is None and adapters:
+        ways.append("lora.rank=16, which trains adapters alone")
+    if not work.checkpointing:
+        ways.append("training.gradient_checkpointing=true")
+    ways.append("a smaller model")
+    raise JobError(
+        f"training all of {shape.name} ({shape.size} parameters) takes some {need / GB:.0f} GB of one GPU with "
+        f"micro-batches of 1, and {free_bytes / GB:.0f} GB are free. Try {', or '.join(ways)}; "
+        "where the estimate is wrong, execution.untried_on_gpu=false"
+    )
 
 
 def settle(ranks: Ranks, read: Callable[[], tuple[ModelShape, Workload]] | None) -> None:

@@ -1,5 +1,6 @@
 """The environment of a worker."""
 
+from pipeline import untried
 from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.devices.worker_env import describe_device, worker_environment
 
@@ -35,3 +36,9 @@ def test_the_given_environment_is_not_changed() -> None:
     given = {"RANK": "1"}
     worker_environment(GPU, 1, given)
     assert given == {"RANK": "1"}
+
+
+def test_a_worker_is_told_whether_to_use_what_no_gpu_has_tried() -> None:
+    assert untried.is_used(worker_environment(GPU, 1, {untried.VARIABLE: "0"}))
+    assert not untried.is_used(worker_environment(GPU, 1, {}, untried_on_gpu=False))
+    assert untried.is_used({})

@@ -34,11 +34,12 @@ def given(stage: Stage, device: str) -> JobContext:
 @pytest.mark.parametrize(("name", "stage"), SHARED, ids=lambda value: getattr(value, "name", value))
 def test_a_training_that_devices_share_needs_no_section_that_it_has_not_declared(name: str, stage: Stage) -> None:
     ctx = given(stage, "cpu")
-    _settle(ctx)
+    _settle(ctx, stage)
     assert ctx.ranks.spread == Spread(strategy=Strategy.ddp)
 
 
 def test_the_tiny_reference_is_shared_out_before_there_is_one_to_look_at() -> None:
-    ctx = given(load_algorithm("reference").stages[0], "cuda:0")
-    _settle(ctx)
+    stage = load_algorithm("reference").stages[0]
+    ctx = given(stage, "cuda:0")
+    _settle(ctx, stage)
     assert ctx.ranks.spread == Spread(strategy=Strategy.ddp)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config.schema import Sharding, Strategy
-from pipeline.learning.memory.training import ModelShape, Precision, Workload
+from pipeline.errors import JobError
+from pipeline.learning.memory.training import GB, ModelShape, Precision, Workload, training_footprint
 from pipeline.learning.training.distributed import Ranks, Spread
-from pipeline.learning.training.strategy import choose_spread, settle
+from pipeline.learning.training.strategy import choose_spread, refuse_what_cannot_fit, settle
 
 GIB = 2**30
 LLAMA_7B = ModelShape(
@@ -58,3 +59,32 @@ def test_on_the_cpu_every_rank_has_the_model() -> None:
     asked = Ranks(0, 2, "cuda:0", Spread(strategy=Strategy.fsdp))
     settle(asked, never)
     assert asked.spread == Spread(strategy=Strategy.fsdp)
+
+
+LLAMA_8B = ModelShape(
+    name="8B",
+    parameters=8_030_261_248,
+    layers=32,
+    hidden=4096,
+    heads=32,
+    vocabulary=128_256,
+    largest_unit=1_050_939_392,
+    lora_width=1_300_000,
+)
+
+
+def test_a_training_that_would_die_in_the_optimizer_is_refused_with_what_would_fit() -> None:
+    whole = Workload(batch=8, precision=Precision.amp)
+    assert training_footprint(LLAMA_8B, whole).total == pytest.approx(187 * GB, rel=0.02)
+    said = r"8B \(8.03 B parameters\) takes some 150 GB .* 148 GB are free. Try training.gpus_per_job=2 "
+    with pytest.raises(JobError, match=said):
+        refuse_what_cannot_fit(LLAMA_8B, whole, 148 * GB, adapters=True)
+    refuse_what_cannot_fit(LLAMA_8B, whole, 151 * GB, adapters=True)  # with micro-batches that are halved
+    refuse_what_cannot_fit(LLAMA_8B, Workload(precision=Precision.bfloat16, lora_rank=16), 30 * GB, adapters=True)
+
+
+def test_adapters_are_named_where_there_are_some() -> None:
+    for adapters in (True, False):
+        with pytest.raises(JobError) as caught:
+            refuse_what_cannot_fit(LLAMA_8B, Workload(precision=Precision.amp), 80 * GB, adapters=adapters)
+        assert ("lora.rank" in str(caught.value)) is adapters

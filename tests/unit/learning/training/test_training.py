@@ -4,6 +4,7 @@ import itertools
 import math
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from pipeline import untried
 from pipeline.config.schema import TrainingConfig, Warmup
 from pipeline.errors import JobStopped
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.loop import TrainSettings, rate_at
+from pipeline.learning.training.loop import TrainSettings, _all_at_once, rate_at
 from pipeline.learning.training.losses import chosen_values, token_bce
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.sequences import Sequences, batch_of, epoch_order
@@ -208,3 +210,16 @@ def test_tokens_before_an_interruption_are_counted(tmp_path: Path) -> None:
     stopped = told(Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: next(calls) == 2))
     assert [*stopped, *told(Checkpoints(tmp_path, {}, every_minutes=0))] == told(None)
     assert len(stopped) == 3
+
+
+def test_the_optimizer_of_a_gpu_takes_no_memory_beside_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(*kinds: str, **more: object) -> dict[str, bool]:
+        weights: Any = [SimpleNamespace(device=torch.device(kind), **more) for kind in kinds]
+        return _all_at_once(weights)
+
+    assert of("cuda", "cuda") == of("cpu") == {"fused": True}
+    assert of("cuda", full_tensor=None) == {"fused": True}
+    assert of("cpu", full_tensor=None) == of("cpu", "cuda") == {"foreach": True}
+    monkeypatch.setenv(untried.VARIABLE, "0")
+    assert of("cuda") == {"foreach": True}
+    assert of("cpu") == {"fused": True}
