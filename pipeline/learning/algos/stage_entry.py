@@ -17,6 +17,7 @@ from pipeline.learning.algos.post_training import PolicyAlgoConfig
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.reward_stage import REWARD
 from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.flops import metered
 
 if TYPE_CHECKING:
@@ -39,8 +40,12 @@ def run_stage(work: Work) -> None:
     config = stage_config_from_plain(payload["config"])
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
     stage = next(stage for stage in algorithm.stages if stage.name == payload["stage"])
+    trains = stage.scales or "training" in stage.config
     prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
-    with _on_device(work), _joined(work) as ranks, metered() as meter:
+    models = _models(work)
+    if trains and work.device.startswith("cuda"):
+        _empty(models)
+    with _on_device(work, models), _joined(work) as ranks, metered() as meter:
         context = _context(work, config, ranks)
         if ranks:
             _settle(context, stage)
@@ -51,12 +56,25 @@ def run_stage(work: Work) -> None:
     work.answers = meter.answers
 
 
-def _context(work: Work, config: StageConfig, ranks: Ranks | None) -> JobContext:
-    from pipeline.learning.models.cache import ModelCache
-
-    payload = work.payload
+def _models(work: Work) -> ModelCache:
+    """What earlier jobs of this worker have left loaded."""
     if _MODELS not in work.memory:
-        work.memory[_MODELS] = ModelCache(int(payload["models_in_memory"]))
+        work.memory[_MODELS] = ModelCache(int(work.payload["models_in_memory"]))
+    models: ModelCache = work.memory[_MODELS]
+    models.begin_job()
+    return models
+
+
+def _empty(models: ModelCache) -> None:
+    """Let go of what generation has loaded: it takes room from a training, on each worker another amount."""
+    if models.drop_unused():
+        from pipeline.learning.models.batch_size import free_memory
+
+        free_memory()
+
+
+def _context(work: Work, config: StageConfig, ranks: Ranks | None) -> JobContext:
+    payload = work.payload
 
     def progress(done: int, *, total: int | None = None, tokens: int = 0) -> None:
         work.progress(done, int(payload["samples"]) if total is None else total, tokens)
@@ -84,12 +102,12 @@ def _context(work: Work, config: StageConfig, ranks: Ranks | None) -> JobContext
     )
 
 
-def _on_device(work: Work) -> AbstractContextManager[None]:
-    if not work.shared:
-        return nullcontext()
+def _on_device(work: Work, models: ModelCache) -> AbstractContextManager[None]:
+    if not work.shared and not models.holds_any:
+        return nullcontext()  # stages that need no torch do not wait for it
     from pipeline.learning.models.batch_size import on_device
 
-    return on_device(shared=True)
+    return on_device(shared=work.shared, make_room=models.drop_unused)
 
 
 def _joined(work: Work) -> AbstractContextManager[Ranks | None]:

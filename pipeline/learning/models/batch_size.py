@@ -37,20 +37,26 @@ _TEXTS = ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "C
 
 
 _SHARED: ContextVar[bool] = ContextVar("shared", default=False)
+_MAKE_ROOM: ContextVar[Callable[[], bool]] = ContextVar("make_room", default=lambda: False)
 
 
 @contextmanager
-def on_device(*, shared: bool) -> Iterator[None]:
-    """Say whether other jobs may run on the device meanwhile.
+def on_device(*, shared: bool, make_room: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Say what else may be on the device meanwhile.
 
-    On a shared device memory may run out because of the others. Smaller batches would then change the last bits of
-    the result, and be remembered, for a reason that is gone the next time. So nothing is halved there.
+    Args:
+        shared: Whether other jobs may run there. Memory may run out because of them. Smaller batches would then
+            change the last bits of the result, and be remembered, for a reason that is gone the next time. So
+            nothing is halved there.
+        make_room: Lets go of what earlier jobs have left in this process, and says whether there was anything.
+            What a worker happens to hold must not decide about sizes either, so the same one is tried again then.
     """
-    token = _SHARED.set(shared)
+    tokens = _SHARED.set(shared), _MAKE_ROOM.set(make_room)
     try:
         yield
     finally:
-        _SHARED.reset(token)
+        _SHARED.reset(tokens[0])
+        _MAKE_ROOM.reset(tokens[1])
 
 
 class BatchSize:
@@ -126,7 +132,11 @@ class BatchSize:
                 return result
             # Not inside `except`: the traceback there holds the frames of the failed work and all their tensors.
             undo()
+            had_more = _MAKE_ROOM.get()()
             free_memory()
+            if had_more:
+                _say("out of memory: let go of models of earlier jobs, and try the same size again")
+                continue
             self._halve(said, self.size if used is None else min(self.size, used()))
 
     def give_up(self, error: BaseException) -> OutOfMemory:
@@ -149,10 +159,7 @@ class BatchSize:
         self.size = groups // 2 * self.group
         self._unproven = True
         accumulated = f" with {self.configured / self.size:.3g}x accumulation" if self._what == MICRO_BATCH else ""
-        with suppress(OSError):
-            print(  # noqa: T201 - the job's log
-                f"out of memory at {self._what} {tried}: using {self.size}{accumulated}", flush=True
-            )
+        _say(f"out of memory at {self._what} {tried}: using {self.size}{accumulated}")
 
     def _whole(self, size: int) -> int:
         return max(1, size // self.group) * self.group
@@ -237,6 +244,11 @@ def memory_identity(model: nn.Module) -> str:
             digest,
         ]
     )
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(text, flush=True)  # noqa: T201 - the job's log
 
 
 def _device_name(device: str) -> str:

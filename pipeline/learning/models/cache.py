@@ -22,6 +22,27 @@ class ModelCache:
         self.hits = 0
         self.loads = 0
         self._kept: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+        self._used: set[tuple[str, ...]] = set()
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether anything is loaded."""
+        return bool(self._kept)
+
+    def begin_job(self) -> None:
+        """Count from here which objects a job works with."""
+        self._used.clear()
+
+    def drop_unused(self) -> bool:
+        """Let go of all that the present job has not asked for.
+
+        Returns:
+            Whether there was anything.
+        """
+        unused = self._kept.keys() - self._used
+        for key in unused:
+            del self._kept[key]
+        return bool(unused)
 
     def get(
         self, key: tuple[str, ...], load: Callable[[], Any], loading: Callable[[], AbstractContextManager[None]]
@@ -33,6 +54,7 @@ class ModelCache:
             load: Loads it.
             loading: Context in which that is timed.
         """
+        self._used.add(key)
         if key in self._kept:
             self.hits += 1
             self._kept.move_to_end(key)

@@ -1,14 +1,22 @@
 """What a stage is given before its method is called."""
 
+import weakref
+from contextlib import nullcontext
 from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import StageConfig, Strategy
+from pipeline.learning.algos import stage_entry
 from pipeline.learning.algos.base import JobContext, Stage
 from pipeline.learning.algos.registry import known_algorithms, load_algorithm
-from pipeline.learning.algos.stage_entry import _settle
+from pipeline.learning.algos.stage_entry import _settle, run_stage
+from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.training.distributed import Ranks, Spread
 from tests.doubles.contexts import context
 
@@ -43,3 +51,43 @@ def test_the_tiny_reference_is_shared_out_before_there_is_one_to_look_at() -> No
     ctx = given(stage, "cuda:0")
     _settle(ctx, stage)
     assert ctx.ranks.spread == Spread(strategy=Strategy.ddp)
+
+
+class Noting:
+    """An algorithm whose stages do nothing but note what they find."""
+
+    stages = (Stage("train", scales=True), Stage("generate"))
+    found: list[Any]
+
+    def train(self, ctx: JobContext) -> None:
+        self.found.append(ctx.models.holds_any)
+
+    generate = train
+
+
+def work_on(device: str, stage: str, memory: dict[str, Any]) -> Any:
+    payload = {
+        "algo": "Noting", "class_path": None, "stage": stage, "config": {}, "seed": 0, "round": 1, "rows": [0, 1],
+        "models_in_memory": 4, "checkpoint_every_steps": 0, "checkpoint_every_minutes": 0, "samples": 0,
+    }  # fmt: skip
+    nowhere = Path("nowhere")
+    return SimpleNamespace(
+        job_id="a", payload=payload, inputs={}, out=nowhere, device=device, checkpoints=nowhere, hints=nowhere,
+        memory=memory, shared=False, world_size=1, loading=nullcontext, stopping=None, show=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "stage", "kept"), [("cuda", "train", False), ("cuda", "generate", True), ("cpu", "train", True)]
+)
+def test_what_generation_has_loaded_is_not_there_while_a_gpu_trains(
+    device: str, stage: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ModelCache(4)
+    left = weakref.ref(cache.get(("policy",), lambda: torch.nn.Linear(1, 1), nullcontext))
+    monkeypatch.setattr(stage_entry, "load_algorithm", lambda *_: Noting)
+    monkeypatch.setattr(stage_entry, "prepare_torch", lambda *_, **__: None)
+    Noting.found = []
+    run_stage(work_on(device, stage, {"models": cache}))
+    assert Noting.found == [kept]
+    assert (left() is not None) is kept

@@ -48,6 +48,18 @@ def test_whole_groups_are_halved_until_they_fit(configured: int, group: int, lim
     assert found == tried
 
 
+def test_models_of_earlier_jobs_go_before_anything_is_halved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the size, and with it the last bits, would depend on what a worker happens to hold."""
+    had_more, tried = iter([True, False]), list[int]()
+    batch = BatchSizes(tmp_path, "cpu", MODEL).begin("train", 64, length=8)
+    with on_device(shared=False, make_room=lambda: next(had_more)):
+        fits(batch, 40, tried)
+    assert tried == [64, 64, 32]
+    assert capsys.readouterr().out.startswith("out of memory: let go of models of earlier jobs")
+
+
 def test_nothing_is_halved_on_a_device_that_others_share(tmp_path: Path) -> None:
     """Memory may have run out because of them; halving would change the result, and be remembered."""
     tried: list[int] = []

@@ -97,6 +97,19 @@ def test_the_model_used_longest_ago_leaves_the_cache_first() -> None:
     assert (cache.loads, cache.hits) == (4, 2)
 
 
+def test_what_the_present_job_works_with_is_not_dropped() -> None:
+    cache = ModelCache(4)
+    for name in "ab":
+        cache.get((name,), name.upper, nullcontext)
+    assert not cache.drop_unused()
+    cache.begin_job()
+    cache.get(("b",), pytest.fail, nullcontext)
+    assert cache.drop_unused()
+    assert not cache.drop_unused()
+    cache.get(("b",), pytest.fail, nullcontext)
+    assert cache.get(("a",), lambda: "again", nullcontext) == "again"
+
+
 def test_a_model_that_fails_to_load_is_not_kept() -> None:
     cache = ModelCache(1)
     with pytest.raises(ZeroDivisionError):
