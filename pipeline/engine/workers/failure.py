@@ -77,7 +77,12 @@ _TRANSIENT_CLASSES = {
 }
 # What is left of a collective when one of its processes is gone.
 _LOST_PEER_CLASSES = {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}
-_LOST_PEER_TEXTS = ("gloo/transport", "Connection closed by peer", "NCCL communicator was aborted")
+_LOST_PEER_TEXTS = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "NCCL communicator was aborted",
+    "remote process exited",
+)
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _OUT_OF_MEMORY_CLASSES = {"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"}
 _OUT_OF_MEMORY_TEXTS = (

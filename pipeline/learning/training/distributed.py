@@ -31,6 +31,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from pipeline import untried
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.errors import JobError
 
@@ -272,7 +273,7 @@ ALONE = Ranks()
 
 @contextmanager
 def join(rank: int, size: int, device: str, spread: Spread) -> Iterator[Ranks]:
-    """Meet the other ranks where the environment says, and part from them at the end.
+    """Meet the other ranks where the environment says, and part from them at the end if all went well.
 
     Raises:
         JobError: There are not as many of them as the job has devices.
@@ -285,11 +286,14 @@ def join(rank: int, size: int, device: str, spread: Spread) -> Iterator[Ranks]:
         torch.cuda.set_device(torch.device(device))
     # Numbers that ranks agree on are on the CPU, so that they do not wait for what the GPU has still to do.
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    dist.init_process_group(backend, store=_meet(rank, size), rank=rank, world_size=size, timeout=TIMEOUT)
-    try:
-        yield Ranks(rank, size, device, spread)
-    finally:
-        dist.destroy_process_group()
+    options: dict[str, Any] = {"store": _meet(rank, size), "rank": rank, "world_size": size, "timeout": TIMEOUT}
+    if on_gpu and untried.is_used():
+        options["device_id"] = torch.device(device)  # else NCCL guesses which device a rank has
+    dist.init_process_group(backend, **options)
+    yield Ranks(rank, size, device, spread)
+    # Only where all went well: after a failure NCCL may wait for its peers for ever, before the error is told. The
+    # process ends with the job, and the group with it.
+    dist.destroy_process_group()
 
 
 def _meet(rank: int, size: int) -> TCPStore:

@@ -225,3 +225,11 @@ def test_an_input_that_was_found_damaged_is_named() -> None:
     error.__cause__ = DamagedOutput("read", "p")
     message = raised(ORDER, error, 0.0)
     assert (message.kind, message.damaged_key) == (FailureKind.damaged_input, "read")
+
+
+def test_a_rank_that_has_lost_another_does_not_blame_its_device() -> None:
+    said = (
+        "NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited or there was a network error, NCCL version 2"
+    )
+    assert classify(RuntimeError(said)) is FailureKind.transient
+    assert classify(RuntimeError("NCCL error: unhandled cuda error")) is FailureKind.device

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+from pipeline import untried
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.errors import JobError
 from pipeline.learning.memory.training import GB, ModelShape, Precision, Workload, training_footprint
+from pipeline.learning.training import distributed
 from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.learning.training.strategy import choose_spread, refuse_what_cannot_fit, settle
 
@@ -88,3 +93,23 @@ def test_adapters_are_named_where_there_are_some() -> None:
         with pytest.raises(JobError) as caught:
             refuse_what_cannot_fit(LLAMA_8B, Workload(precision=Precision.amp), 80 * GB, adapters=adapters)
         assert ("lora.rank" in str(caught.value)) is adapters
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_rank_that_fails_tells_before_anything_can_block(used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL may wait for ever in `destroy_process_group` for peers that are in the middle of a collective."""
+    begun: dict[str, Any] = {}
+    destroyed: list[bool] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(untried.VARIABLE, str(int(used)))
+    monkeypatch.setattr(distributed, "_meet", lambda *_: None)
+    monkeypatch.setattr(distributed.torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda _, **options: begun.update(options))
+    monkeypatch.setattr(distributed.dist, "destroy_process_group", lambda: destroyed.append(True))
+    with pytest.raises(ZeroDivisionError), distributed.join(1, 2, "cuda:1", Spread()):
+        raise ZeroDivisionError
+    assert not destroyed
+    assert begun.get("device_id") == (torch.device("cuda:1") if used else None)
+    with distributed.join(0, 2, "cpu", Spread()):
+        assert not destroyed
+    assert destroyed == [True]
