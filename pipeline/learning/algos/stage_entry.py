@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from pipeline import untried
 from pipeline.config.plain import stage_config_from_plain
 from pipeline.config.schema import DType, Sharding, StageConfig, Strategy
 from pipeline.config.user_code import check_unchanged
+from pipeline.errors import JobError
 from pipeline.learning.algos.base import JobContext, Stage
 from pipeline.learning.algos.post_training import PolicyAlgoConfig
 from pipeline.learning.algos.registry import load_algorithm
@@ -41,7 +43,8 @@ def run_stage(work: Work) -> None:
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
     stage = next(stage for stage in algorithm.stages if stage.name == payload["stage"])
     trains = stage.scales or "training" in stage.config
-    prepare_torch(config.system.cpu_threads if hasattr(config, "system") else 1)
+    threads = config.system.cpu_threads if hasattr(config, "system") else 1
+    prepare_torch(threads, work.device, trains=trains)
     models = _models(work)
     if trains and work.device.startswith("cuda"):
         _empty(models)
@@ -51,9 +54,29 @@ def run_stage(work: Work) -> None:
             _settle(context, stage)
         elif "training" in stage.config:
             _refuse_what_cannot_fit(context, stage)
-        getattr(algorithm, payload["stage"])(context)
+        with _advice_on_determinism():
+            getattr(algorithm, payload["stage"])(context)
     work.flops = {purpose: float(count) for purpose, count in meter.flops.items()}
     work.answers = meter.answers
+
+
+@contextmanager
+def _advice_on_determinism() -> Iterator[None]:
+    """Say how to go on where a model needs a kernel that has no deterministic version.
+
+    Raises:
+        JobError: It does.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        first = str(error).partition(",")[0]
+        raise JobError(
+            f"{first}: this model cannot be trained so that the same training gives the same bytes on a GPU. "
+            "execution.untried_on_gpu=false trains it all the same"
+        ) from error
 
 
 def _models(work: Work) -> ModelCache:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-_threads = 1
+from pipeline import untried
 
 
-def prepare_torch(threads: int) -> None:
+def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False) -> None:
     """Make what torch computes depend on nothing but the job: now, or where it is not imported yet, once it is.
 
     Importing torch and transformers takes seconds, so it is left to the stages that compute with them.
 
     Args:
         threads: That torch may use.
+        device: ``cpu`` or ``cuda``.
+        trains: Whether the stage trains a model; the others only read and draw.
     """
-    global _threads
-    _threads = threads
-    when_imported("torch", _set_up_torch)
+    when_imported(
+        "torch", partial(_set_up_torch, threads, device.startswith("cuda") and untried.is_used(), trains)
+    )
     when_imported("transformers.utils.logging", _hide_progress_bars)
 
 
@@ -70,12 +73,20 @@ class _AtImport(MetaPathFinder):
         loader.exec_module = execute_and_act  # type: ignore[method-assign]
 
 
-def _set_up_torch() -> None:
+def _set_up_torch(threads: int, by_stage: bool, trains: bool) -> None:
     import torch
 
-    torch.set_num_threads(_threads)
-    # Warn only: a few backward kernels on GPUs have no deterministic version.
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_num_threads(threads)
+    # Else whatever is made empty is filled with NaN first, which takes longer on a GPU than much that is computed.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    if not by_stage:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    elif trains:
+        # Not to warn only: the backward passes of attention look whether they must, and take other kernels if not.
+        torch.use_deterministic_algorithms(True)
+    else:
+        # Nothing is added up in an order of chance without a backward pass, and scatter would become a sort.
+        torch.use_deterministic_algorithms(False)
 
 
 def _hide_progress_bars() -> None:

@@ -12,9 +12,11 @@ import torch
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import StageConfig, Strategy
+from pipeline.errors import JobError
 from pipeline.learning.algos import stage_entry
 from pipeline.learning.algos.base import JobContext, Stage
 from pipeline.learning.algos.registry import known_algorithms, load_algorithm
+from pipeline.learning.algos.stage_entry import _advice_on_determinism as _advised
 from pipeline.learning.algos.stage_entry import _settle, run_stage
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.training.distributed import Ranks, Spread
@@ -91,3 +93,11 @@ def test_what_generation_has_loaded_is_not_there_while_a_gpu_trains(
     run_stage(work_on(device, stage, {"models": cache}))
     assert Noting.found == [kept]
     assert (left() is not None) is kept
+
+
+def test_a_model_that_cannot_be_trained_deterministically_is_told_how_to_be_trained_all_the_same() -> None:
+    said = "foo_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms"
+    with pytest.raises(JobError, match=r"foo_cuda does not .*execution.untried_on_gpu=false"), _advised():
+        raise RuntimeError(said)
+    with pytest.raises(RuntimeError, match="other"), _advised():
+        raise RuntimeError("other")

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from pipeline.learning.algos.torch_setup import when_imported
+from pipeline import untried
+from pipeline.learning.algos.torch_setup import prepare_torch, when_imported
 
 CODE = """
 import sys
@@ -58,3 +60,30 @@ def test_a_module_that_is_missing_is_missing_still() -> None:
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
             importlib.import_module("there_is_no_such_module")
+
+
+@pytest.mark.parametrize(
+    ("device", "trains", "switch", "flags"),
+    [
+        ("cpu", True, "1", (True, True)),
+        ("cpu", False, "1", (True, True)),
+        ("cuda", True, "1", (True, False)),
+        ("cuda", False, "1", (False, False)),
+        ("cuda", True, "0", (True, True)),
+        ("cuda", False, "0", (True, True)),
+    ],
+)
+def test_only_trainings_on_a_gpu_must_be_deterministic(
+    device: str, trains: bool, switch: str, flags: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a mere warning attention takes backward passes that add up in an order of chance."""
+    given = []
+    monkeypatch.setenv(untried.VARIABLE, switch)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda mode, *, warn_only=False: given.append((mode, warn_only))
+    )
+    prepare_torch(1, device, trains=trains)
+    assert given == [flags]
+    assert not torch.utils.deterministic.fill_uninitialized_memory
