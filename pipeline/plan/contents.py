@@ -150,8 +150,8 @@ class JobContents:
             known = {name: determining(section) for name, section in sections.items()}
             if "model" in known:
                 known["model"] |= self._identity(chain)
-            shown = self.config.datasets[chain.dataset], self.config.models[chain.model]
-            if versions := shipped_versions(chain.kind, stage, *shown, self.config.generation):
+            shown = self.config.datasets[chain.dataset], self.config.models[chain.model], self.config.generation
+            if versions := shipped_versions(chain.kind, stage, *shown, self.config.system.dtype):
                 known["version"] = versions
             self._configs[address] = (
                 known,

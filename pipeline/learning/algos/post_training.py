@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fields import LARGEST_RATE, number
@@ -32,6 +32,9 @@ from pipeline.learning.algos.base import (
 from pipeline.outputs.formats import TRAINING
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from peft import PeftModel
     from transformers import PreTrainedModel
 
     from pipeline.learning.algos.groups import Groups
@@ -159,9 +162,22 @@ class PostTrainingAlgorithms(Algorithm):
         """
         from pipeline.learning.training.samples import Samples
 
-        logprobs = policy.logprobs(groups.prompts, groups.tokens)
+        logprobs = self._logprobs(ctx, policy, groups)
         rows = groups.rows_of(range(len(groups.tokens)))
         Samples.of(groups.prompts, groups.tokens, groups.scored.values, logprobs, rows).save(ctx.out)
+
+    def _logprobs(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> list[NDArray[np.float32]]:
+        """Of the drawn tokens under the policy that drew them, as precise as the one that is trained on them.
+
+        In training their ratio is to be 1 where nothing was learnt yet. What drew them may have been rounded.
+        """
+        if ctx.config.system.dtype is DType.float32:
+            return policy.logprobs(groups.prompts, groups.tokens)
+        from pipeline.learning.training.precision import computing_in
+
+        exact = self._load(ctx, previous=True)
+        with computing_in(ctx.config.system.dtype, ctx.device):
+            return policy.logprobs(groups.prompts, groups.tokens, exact)
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders that `fit` trains on: of this round, or of all so far where the settings say `aggregate`."""
@@ -188,14 +204,13 @@ class PostTrainingAlgorithms(Algorithm):
             from pipeline.learning.algos.shortage import noted, teaching
             from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_tokenizer
-            from pipeline.learning.training.lora import merged
         model = self._start(ctx)
         spent = {"tokens_generated": tokens_generated(ctx)}
         about = self.fit(ctx, model, self._fitting(ctx))
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
             return
-        whole = merged(model).cpu()
+        whole, kept = self._whole(ctx, model)
         whole.config._name_or_path = ""
         whole.save_pretrained(ctx.out)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
@@ -203,7 +218,32 @@ class PostTrainingAlgorithms(Algorithm):
         algo = ctx.settings(PolicyAlgoConfig)
         tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
         note = noted(teaching(about, algo.num_generations), algo.batch_size, tally)
-        (ctx.out / TRAINING).write_text(json_text({**spent, **about, **note}) + "\n")
+        (ctx.out / TRAINING).write_text(json_text({**spent, **about, **kept, **note}) + "\n")
+
+    def _whole(self, ctx: JobContext, model: PreTrainedModel) -> tuple[PreTrainedModel, dict[str, Any]]:
+        """What was trained as any other model, in the machine's memory, and what of it lower precision keeps.
+
+        It is float32, also where `system.dtype` is not: the next round goes on from all of the update, though who
+        reads the model in that type sees only some of it.
+        """
+        import torch
+
+        from pipeline.learning.training.lora import merged, share_kept, weights_below
+
+        adapts, asked = bool(ctx.settings(PolicyAlgoConfig).lora.rank), ctx.config.system.dtype
+        if asked is DType.float32:
+            return merged(model).cpu(), {}
+        previous = ctx.settings(PolicyAlgoConfig).warm_start
+        if adapts:
+            before = weights_below(cast("PeftModel", model))
+            whole = merged(model, lambda: self._adapted(ctx, DType.float32, "cpu")).cpu()
+        else:
+            whole = merged(model).cpu()
+            before = dict(self._load(ctx, previous=previous, device="cpu").named_parameters())
+        share = share_kept(before, whole, getattr(torch, asked.name))
+        if share is not None:
+            print(f"{asked.name} shows {share:.1%} of the weights that were changed", flush=True)  # noqa: T201 - log
+        return whole, {"kept_when_rounded": share}
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the trained policy, and compare it with the reference."""
@@ -235,36 +275,46 @@ class PostTrainingAlgorithms(Algorithm):
             ctx.ranks.prepare(model)
         return model
 
-    def _load(self, ctx: JobContext, *, previous: bool) -> PreTrainedModel:
+    def _load(
+        self, ctx: JobContext, *, previous: bool, dtype: DType | None = None, device: str | None = None
+    ) -> PreTrainedModel:
         """A policy of its own, never a kept one: last round's where that is asked for, else the reference."""
         with ctx.loading():
             from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_policy
 
             # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
-            dtype = ctx.config.system.dtype if ctx.settings(PolicyAlgoConfig).lora.rank else DType.float32
+            adapts = bool(ctx.settings(PolicyAlgoConfig).lora.rank)
+            dtype = dtype or (ctx.config.system.dtype if adapts else DType.float32)
             trained = ctx.optional_input("train@previous") if previous else None
             return load_policy(
                 str(trained) if trained else reference_source(ctx),
                 replace(ctx.config.system, dtype=dtype),
-                ctx.first_device,
+                device or ctx.first_device,
                 trust_remote_code=ctx.config.model.trusts_code,
             )
 
     def _start(self, ctx: JobContext) -> PreTrainedModel:
         """The policy that training starts from."""
         with ctx.loading():
-            from pipeline.learning.models.load import train_text
-            from pipeline.learning.training.lora import with_adapters
             from pipeline.learning.training.policy import without_dropout
-        algo = ctx.settings(PolicyAlgoConfig)
-        model = self._load(ctx, previous=algo.warm_start)
-        train_text(model)
-        adapted: Any = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
+        adapted: Any = self._adapted(ctx)
         without_dropout(adapted)
         adapted.to(ctx.first_device)
         started: PreTrainedModel = adapted
         return started
+
+    def _adapted(
+        self, ctx: JobContext, dtype: DType | None = None, device: str | None = None
+    ) -> PreTrainedModel | PeftModel:
+        """The weights that training starts from, with adapters where there are to be some."""
+        from pipeline.learning.models.load import train_text
+        from pipeline.learning.training.lora import with_adapters
+
+        algo = ctx.settings(PolicyAlgoConfig)
+        model = self._load(ctx, previous=algo.warm_start, dtype=dtype, device=device)
+        train_text(model)
+        return with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
 
     def _fitting(self, ctx: JobContext) -> Fitting:
         algo = ctx.settings(PolicyAlgoConfig)

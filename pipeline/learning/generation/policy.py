@@ -167,12 +167,21 @@ class TextPolicy:
         return Decoded(done.tokens, done.kl)
 
     def logprobs(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+        self,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        exact: PreTrainedModel | None = None,
     ) -> list[NDArray[np.float32]]:
-        """Log-probabilities of completions' tokens under a policy without guidance; see `completion_scores`."""
+        """Log-probabilities of completions' tokens under a policy without guidance; see `completion_scores`.
+
+        Args:
+            prompts: Token ids, one list for each completion.
+            completions: Token ids.
+            exact: The same model at another precision, to take in its place.
+        """
         from pipeline.learning.generation.likelihood import completion_scores
 
-        return completion_scores(self._model, prompts, completions, self._settings)
+        return completion_scores(self._model if exact is None else exact, prompts, completions, self._settings)
 
 
 class _Done:

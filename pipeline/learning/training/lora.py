@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -83,10 +84,64 @@ def unfit_layers(model: PreTrainedModel) -> list[str] | None:
     return sorted(names) or None
 
 
-def merged(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The model as any other: adapters added into the weights they belong to."""
+def merged(
+    model: PreTrainedModel | PeftModel, exact: Callable[[], PreTrainedModel | PeftModel] | None = None
+) -> PreTrainedModel:
+    """The model as any other: adapters added into the weights they belong to.
+
+    Args:
+        model: As it was trained.
+        exact: Makes what its training started from once more, with adapters and in float32, where the weights
+            below the adapters were rounded: added to those, most of an update would be lost. None adds to these.
+    """
     if not isinstance(model, PeftModel):
         return model
+    if exact is not None:
+        model = _with_adapters_of(model, exact())
     whole = model.merge_and_unload()
     assert isinstance(whole, PreTrainedModel)
     return whole
+
+
+@torch.no_grad()
+def _with_adapters_of(trained: PeftModel, exact: PreTrainedModel | PeftModel) -> PeftModel:
+    assert isinstance(exact, PeftModel)
+    adapters = {name: weight for name, weight in trained.named_parameters() if weight.requires_grad}
+    for name, weight in exact.named_parameters():
+        if weight.requires_grad:
+            weight.copy_(adapters[name])
+    return exact
+
+
+def weights_below(model: PeftModel) -> dict[str, Tensor]:
+    """The weights that adapters are added to, by their names in the model without adapters."""
+    found = {}
+    for name, module in model.named_modules():
+        weight = getattr(getattr(module, "base_layer", None), "weight", None)
+        if isinstance(weight, Tensor):
+            found[f"{name.removeprefix('base_model.model.')}.weight"] = weight
+    return found
+
+
+@torch.no_grad()
+def share_kept(before: Mapping[str, Tensor], after: PreTrainedModel, dtype: torch.dtype) -> float | None:
+    """Of the weights that a training has changed, the share that is another one rounded to a type, too.
+
+    Whoever computes in that type sees no more of the training than this.
+
+    Args:
+        before: What it started from, by name. Of one that is of that type already every weight counts as changed.
+        after: What has become of it.
+        dtype: The type.
+
+    Returns:
+        None where nothing was changed.
+    """
+    changed = seen = 0
+    for name, weight in after.named_parameters():
+        if name in before:
+            was, now = before[name].detach().cpu(), weight.detach().cpu()
+            moved = torch.ones_like(now, dtype=torch.bool) if was.dtype is dtype else now != was
+            changed += int(moved.sum())
+            seen += int((moved & (now.to(dtype) != was.to(dtype))).sum())
+    return seen / changed if changed else None

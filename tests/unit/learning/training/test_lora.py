@@ -1,12 +1,14 @@
 """Adapters work in the pass that trains them as they do merged, in families whose layers are not all alike."""
 
+import copy
+
 import pytest
 import torch
 
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.post_training import LoraSettings
 from pipeline.learning.memory.shape import shape_of_config
-from pipeline.learning.training.lora import merged, with_adapters
+from pipeline.learning.training.lora import merged, share_kept, weights_below, with_adapters
 from tests.doubles.families import tiny_model
 
 
@@ -29,3 +31,34 @@ def test_what_is_trained_is_what_is_merged(family: str) -> None:
 def test_layers_that_share_their_weights_take_no_adapters() -> None:
     with pytest.raises(ConfigError, match="share weights, so adapters cannot be merged into them"):
         with_adapters(tiny_model("zamba2"), LoraSettings(rank=2), seed=0)
+
+
+def test_what_rounded_weights_would_swallow_is_kept() -> None:
+    """Trained on weights in bfloat16, merged into those that they were rounded from."""
+    exact = tiny_model("mixtral")
+    rounded = copy.deepcopy(exact).bfloat16()
+    start = {name: weight.clone() for name, weight in exact.named_parameters()}
+    settings = LoraSettings(rank=2, target_modules=["q_proj", "v_proj"])
+    adapted = with_adapters(rounded, settings, seed=0)
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            weight.add_(1e-5 * weight.requires_grad)
+    below = weights_below(adapted)
+    assert len(below) == 2 * exact.config.num_hidden_layers
+    assert {weight.dtype for weight in below.values()} == {torch.bfloat16}
+    whole = merged(adapted, lambda: with_adapters(exact, settings, seed=0))
+    after = dict(whole.named_parameters())
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+    assert all((after[name] != start[name]).float().mean() > 0.9 for name in below)
+    share = share_kept(below, whole, torch.bfloat16)
+    assert share is not None
+    assert 0 < share < 0.5
+
+
+def test_nothing_is_kept_of_what_was_not_changed() -> None:
+    model = tiny_model("mixtral")
+    start = {name: weight.clone() for name, weight in model.named_parameters()}
+    assert share_kept(start, model, torch.bfloat16) is None
+    with torch.no_grad():
+        next(model.parameters())[0] *= 2
+    assert share_kept(start, model, torch.bfloat16) == 1.0

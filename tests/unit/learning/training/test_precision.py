@@ -7,11 +7,13 @@ from transformers import GPT2LMHeadModel
 
 from pipeline.config.schema import DType, TrainingConfig
 from pipeline.learning.choices import DPOLoss, HeadType
+from pipeline.learning.generation.decode import DecodeSettings
+from pipeline.learning.generation.likelihood import completion_scores
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.dpo import DPOObjective, fit_dpo
 from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
 from pipeline.learning.training.precision import computing_in
-from pipeline.learning.training.sequences import Sequences
+from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.value import fit_value
 from tests.doubles.models import tiny_policy
 from tests.doubles.training import small_sequences
@@ -70,3 +72,18 @@ def test_a_policy_that_computes_like_its_anchor_starts_at_it() -> None:
 
 def test_float16_is_not_trained_in() -> None:
     assert fit_values(DType.float16)[1] == fit_values(DType.float32)[1]
+
+
+def test_a_policy_is_as_likely_to_draw_as_training_begins_with() -> None:
+    """What drew was rounded; scored by that, the ratio of GRPO would not be 1 at the first step."""
+    exact, prompts, drawn = tiny_policy(), [[1, 2, 3]] * 4, [[4, 5], [6, 7, 8], [9], [1, 1]]
+    settings = DecodeSettings(batch_size=4)
+    with computing_in(DType.bfloat16, "cpu"):
+        found = completion_scores(exact, prompts, drawn, settings)
+        data = Sequences.of([[*p, *d] for p, d in zip(prompts, drawn, strict=True)], [3] * 4, [0.0] * 4)
+        batch = batch_of(data, np.argsort(data.lengths, kind="stable"), "cpu")
+        begun = completion_logprobs(exact, batch).detach()
+    first = begun[batch.mask].numpy()
+    np.testing.assert_array_equal(np.concatenate([found[at] for at in (2, 0, 3, 1)]), first)
+    rounded = completion_scores(tiny_policy().bfloat16(), prompts, drawn, settings)
+    assert any(not np.array_equal(one, other) for one, other in zip(found, rounded, strict=True))
