@@ -149,7 +149,7 @@ class DPO(PostTrainingAlgorithms):
 
         anchor = self.anchor_model(ctx, ctx.settings(DPOConfig).reference)
         note_scored(pairs, anchor)
-        with computing_in(ctx.config.system.dtype, ctx.device):
+        with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
             return score_sequences(
                 pairs,
                 lambda batch: completion_logprobs(anchor, batch).double().sum(-1),

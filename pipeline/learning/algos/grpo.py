@@ -110,7 +110,7 @@ class GRPO(PostTrainingAlgorithms):
         model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)
         temperature = ctx.config.generation.temperature
         note_scored(samples.sequences, model)
-        with computing_in(ctx.config.system.dtype, ctx.device):
+        with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
             found = score_sequences(
                 samples.sequences,
                 lambda batch: completion_logprobs(model, batch, temperature),

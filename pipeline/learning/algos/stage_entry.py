@@ -48,7 +48,7 @@ def run_stage(work: Work) -> None:
     models = _models(work)
     if trains and work.device.startswith("cuda"):
         _empty(models)
-    with _on_device(work, models), _joined(work) as ranks, metered() as meter:
+    with _on_device(work, models), _joined(work, config) as ranks, metered() as meter:
         context = _context(work, config, ranks)
         if ranks:
             _settle(context, stage)
@@ -133,7 +133,7 @@ def _on_device(work: Work, models: ModelCache) -> AbstractContextManager[None]:
     return on_device(shared=work.shared, make_room=models.drop_unused)
 
 
-def _joined(work: Work) -> AbstractContextManager[Ranks | None]:
+def _joined(work: Work, config: StageConfig) -> AbstractContextManager[Ranks | None]:
     if work.world_size == 1:
         return nullcontext()
     from pipeline.learning.training.distributed import Spread, join
@@ -144,7 +144,8 @@ def _joined(work: Work) -> AbstractContextManager[Ranks | None]:
         sharding=Sharding[given["sharding"]],
         cpu_offload=bool(given["cpu_offload"]),
     )
-    return join(work.rank, work.world_size, work.device, spread)
+    dtype = config.system.dtype if hasattr(config, "system") else DType.float32
+    return join(work.rank, work.world_size, work.device, spread, dtype)
 
 
 def _settle(ctx: JobContext, stage: Stage) -> None:

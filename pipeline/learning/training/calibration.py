@@ -74,7 +74,7 @@ def calibrate(
         return None
 
     def predictions(batch: Batch) -> Tensor:
-        with computing_in(dtype, device):
+        with computing_in(dtype, device, ranks):
             return expected_labels(token_values(model, batch.ids), model.config.atoms)
 
     model.eval()

@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from pipeline import untried
-from pipeline.config.schema import Sharding, Strategy
+from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.errors import JobError
 
 TIMEOUT = timedelta(minutes=30)
@@ -69,13 +69,22 @@ class Ranks:
         size: How many.
         device: Of this one, for `torch.device`.
         spread: How they share a model.
+        dtype: What models compute in; FSDP gathers them in that type where they are spread.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, device: str = "cpu", spread: Spread | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: str = "cpu",
+        spread: Spread | None = None,
+        dtype: DType = DType.float32,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
         self.spread = spread or Spread()
+        self.dtype = dtype
 
     @property
     def is_first(self) -> bool:
@@ -86,6 +95,14 @@ class Ranks:
     def is_sharded(self) -> bool:
         """Whether this one has only part of the model."""
         return self.size > 1 and self.spread.is_sharded
+
+    @property
+    def gathers_rounded(self) -> bool:
+        """Whether weights are gathered in the type that is computed in, so that autocast has nothing to do.
+
+        It would keep a whole copy of the weights from the forward to the backward pass, and spreading save little.
+        """
+        return self.is_sharded and self.dtype is DType.bfloat16 and untried.is_used()
 
     def say_batch(self, batch_size: int, micro_batch_size: int) -> None:
         """Write to the job's log what makes up the batch of an optimizer step, where several ranks share it."""
@@ -202,6 +219,8 @@ class Ranks:
         }
         if self.spread.cpu_offload and on_gpu:
             options["offload_policy"] = CPUOffloadPolicy()
+        if self.gathers_rounded:
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in _blocks(model):
             fully_shard(block, **options)
         fully_shard(model, **options)
@@ -272,7 +291,7 @@ ALONE = Ranks()
 
 
 @contextmanager
-def join(rank: int, size: int, device: str, spread: Spread) -> Iterator[Ranks]:
+def join(rank: int, size: int, device: str, spread: Spread, dtype: DType = DType.float32) -> Iterator[Ranks]:
     """Meet the other ranks where the environment says, and part from them at the end if all went well.
 
     Raises:
@@ -290,7 +309,7 @@ def join(rank: int, size: int, device: str, spread: Spread) -> Iterator[Ranks]:
     if on_gpu and untried.is_used():
         options["device_id"] = torch.device(device)  # else NCCL guesses which device a rank has
     dist.init_process_group(backend, **options)
-    yield Ranks(rank, size, device, spread)
+    yield Ranks(rank, size, device, spread, dtype)
     # Only where all went well: after a failure NCCL may wait for its peers for ever, before the error is told. The
     # process ends with the job, and the group with it.
     dist.destroy_process_group()

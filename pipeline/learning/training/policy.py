@@ -113,7 +113,8 @@ def fit(
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
         for part, weight in ranks.share(rows, micro_batch.size, group):
             batch = batch_of(data, part, fitting.device)
-            with computing_in(fitting.dtype, fitting.device), nullcontext() if weight else not_drawn():
+            rounds = computing_in(fitting.dtype, fitting.device, ranks)
+            with rounds, nullcontext() if weight else not_drawn():
                 loss = loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
         if fitting.on_step is not None:

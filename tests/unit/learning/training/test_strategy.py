@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from pipeline import untried
-from pipeline.config.schema import Sharding, Strategy
+from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.errors import JobError
 from pipeline.learning.memory.training import GB, ModelShape, Precision, Workload, training_footprint
 from pipeline.learning.training import distributed
 from pipeline.learning.training.distributed import Ranks, Spread
+from pipeline.learning.training.precision import computing_in
 from pipeline.learning.training.strategy import choose_spread, refuse_what_cannot_fit, settle
 
 GIB = 2**30
@@ -113,3 +114,30 @@ def test_a_rank_that_fails_tells_before_anything_can_block(used: bool, monkeypat
     with distributed.join(0, 2, "cpu", Spread()):
         assert not destroyed
     assert destroyed == [True]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sharding", "switch", "rounded"),
+    [
+        (DType.bfloat16, Sharding.full_shard, "1", True),
+        (DType.bfloat16, Sharding.full_shard, "0", False),
+        (DType.bfloat16, Sharding.no_shard, "1", False),
+        (DType.float32, Sharding.full_shard, "1", False),
+    ],
+)
+def test_spread_weights_are_gathered_in_the_type_that_is_computed_in(
+    dtype: DType, sharding: Sharding, switch: str, rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """autocast would keep them whole in that type until the backward pass."""
+    given: list[dict[str, Any]] = []
+    monkeypatch.setenv(untried.VARIABLE, switch)
+    monkeypatch.setattr(distributed, "fully_shard", lambda _, **options: given.append(options))
+    monkeypatch.setattr(Ranks, "_mesh", lambda *_: None)
+    ranks = Ranks(0, 2, "cpu", Spread(strategy=Strategy.fsdp, sharding=sharding), dtype)
+    ranks._shard(torch.nn.Linear(1, 1))
+    policy = given[0].get("mp_policy")
+    assert (policy is not None) is rounded
+    if policy is not None:
+        assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    with computing_in(dtype, "cpu", ranks):
+        assert torch.is_autocast_enabled("cpu") is (dtype is DType.bfloat16 and not rounded)
