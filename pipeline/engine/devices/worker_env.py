@@ -23,6 +23,14 @@ FIXED = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONUNBUFFERED": "1",
 }
+UNTRIED = {
+    # cuDNN's attention, which torch prefers on H100 and H200, makes a plan for each length: every decoding step.
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
+    # Batches of ever other lengths leave gaps that no other batch fits into.
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+}
+"""Of workers on GPUs, where the environment does not say otherwise; see `pipeline.untried`."""
+_ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 
 ON_LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo") if sys.platform == "linux" else {}
 """For ranks that are all on this machine: nobody else is to reach the sockets that they listen at."""
@@ -80,10 +88,18 @@ def worker_environment(
     env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)
     env.update(untried.said(untried_on_gpu))
+    if device.kind == "cuda" and untried_on_gpu:
+        env = _tuned(env)
     env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
     env["CUDA_VISIBLE_DEVICES"] = (device.uuid or str(device.index)) if device.kind == "cuda" else ""
     return env
+
+
+def _tuned(env: Mapping[str, str]) -> dict[str, str]:
+    """With what torch is told of GPUs; what a user has said of the same goes first."""
+    own = {"PYTORCH_ALLOC_CONF"} if _ALLOCATOR & env.keys() else set()
+    return {**{name: value for name, value in UNTRIED.items() if name not in own}, **env}
 
 
 def rank_environment(
