@@ -269,10 +269,12 @@ def _usage(nvml: Any, handle: Any) -> Usage:
 
 
 def _optional(nvml: Any, ask: Callable[[], Any]) -> Any:
-    # What a card, a driver or a container may leave untold; anything else is a fault of the GPU.
+    # A card, a driver, a container or a MIG slice may leave it untold, each with an error of its own.
     try:
         return ask()
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_NoPermission, nvml.NVMLError_FunctionNotFound):
+    except nvml.NVMLError_GpuIsLost:
+        raise
+    except nvml.NVMLError:
         return None
 
 

@@ -5,7 +5,8 @@
 It is read before a run starts its first worker on the GPU. What is above it later was left by a process that is no
 more: as a rule the driver frees that at once, but it can take seconds, and where a process is stuck in the driver
 it never comes back. What others use meanwhile is booked to them, so it delays nobody. Inside most containers the
-driver tells no process ids that mean anything there, and the level is all the memory in use.
+driver tells no process ids that mean anything there, or not what each process has, and the level is all that is in
+use.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def lives(pid: int) -> bool:
 
 
 def read_levels(devices: Sequence[Device], usage: Callable[[Device], Usage] = read_usage) -> dict[str, int]:
-    """UUID -> level in bytes, of the GPUs for which the driver tells it. CPU slots have none."""
+    """UUID -> level in bytes, of the GPUs that answer. CPU slots have none."""
     levels = {}
     for device in devices:
         if device.kind == "cuda" and device.uuid:
@@ -44,16 +45,15 @@ def read_levels(devices: Sequence[Device], usage: Callable[[Device], Usage] = re
                 level = unaccounted_bytes(usage(device))
             except DeviceError:
                 continue
-            if level is not None:
-                levels[device.uuid] = level
+            levels[device.uuid] = level
     return levels
 
 
-def unaccounted_bytes(usage: Usage, alive: Callable[[int], bool] = lives) -> int | None:
-    """Memory in use that is booked to no living process; None where the driver does not tell what one has."""
-    booked = [process.memory_bytes for process in usage.processes or () if alive(process.pid)]
-    known = [number for number in booked if number is not None]
-    return usage.used_bytes - sum(known) if len(known) == len(booked) else None
+def unaccounted_bytes(usage: Usage, alive: Callable[[int], bool] = lives) -> int:
+    """Memory in use that is booked to no living process. Of one without a figure nothing is."""
+    return usage.used_bytes - sum(
+        process.memory_bytes or 0 for process in usage.processes or () if alive(process.pid)
+    )
 
 
 def leftover(
@@ -76,7 +76,7 @@ def leftover(
     except DeviceError as error:
         return f"{device.label}: whether its memory is free cannot be told: {error}"
     now = unaccounted_bytes(seen, alive)
-    if now is None or now <= level_bytes + SLACK_BYTES:
+    if now <= level_bytes + SLACK_BYTES:
         return ""
     gone = [process for process in seen.processes or () if not alive(process.pid)]
     who = ", ".join(map(_words, gone)) or "the driver does not say who"

@@ -114,8 +114,9 @@ def test_memory_is_that_of_the_whole_device(machine: UseMachine) -> None:
     assert use.compute_capability == (9, 0)
 
 
-def test_what_a_driver_does_not_tell_is_none(machine: UseMachine) -> None:
-    quiet = gpu(0, processes_error="NO_PERMISSION", mig_supported=False)
+@pytest.mark.parametrize("error", ["NO_PERMISSION", "INVALID_ARGUMENT", "UNKNOWN"])
+def test_what_a_driver_does_not_tell_is_none(machine: UseMachine, error: str) -> None:
+    quiet = gpu(0, processes_error=error, mig_supported=False)
     del quiet["cores"]
     machine({"gpus": [quiet, gpu(1, slices=[mig_slice(0)])]})
     seen = read_machine()

@@ -74,10 +74,11 @@ def test_what_living_processes_have_is_theirs() -> None:
     assert unaccounted_bytes(usage(41, (1, 10), (99, 30)), ALIVE.__contains__) == 31 * GIB
 
 
-def test_where_the_driver_does_not_tell_what_a_living_process_has_nothing_can_be_said() -> None:
-    assert unaccounted_bytes(usage(41, (1, None)), ALIVE.__contains__) is None
-    assert left(usage(41, (1, None))) == ""
-    # What is not told of a dead one is seen in the level all the same.
+def test_where_the_driver_does_not_tell_what_processes_have_all_that_is_in_use_counts() -> None:
+    """Else nobody would wait, and the next job run out of memory and halve its batch for good."""
+    assert unaccounted_bytes(usage(41, (1, None)), ALIVE.__contains__) == 41 * GIB
+    assert "40960 MB are still taken" in left(usage(41, (1, None)))
+    assert left(usage(1.2, (1, None), (99, None))) == ""
     assert "memory)" in left(usage(41, (99, None)))
 
 
@@ -107,7 +108,6 @@ def test_what_is_above_the_level_and_belongs_to_nobody_is_left_over(now: Usage |
 def test_a_gpu_that_others_left_meanwhile_is_not_taken_for_free() -> None:
     """40 GiB were a stranger's, who went; a worker that died still has 30, so less is in use than before."""
     before = unaccounted_bytes(usage(41, (3, 40)), ALIVE.__contains__)
-    assert before is not None
     assert "30720 MB" in left(usage(31, (99, 30)), before / GIB)
 
 

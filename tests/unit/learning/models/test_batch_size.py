@@ -264,3 +264,22 @@ def test_writers_at_the_same_time_leave_a_whole_hint(tmp_path: Path, monkeypatch
     assert set(seen) <= {64, 32, 16, 8, 4}
     assert begin(tmp_path).size in {32, 16, 8, 4}
     assert len(list((tmp_path / "batch_sizes").iterdir())) == 1
+
+
+def test_a_size_that_was_found_while_others_had_memory_is_forgotten_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = {"mb": 40_000}
+    monkeypatch.setattr(batch_size, "_room_mb", lambda _: room["mb"])
+
+    def begun() -> BatchSize:
+        return BatchSizes(tmp_path, "cpu", MODEL).begin("train", 64, length=8)
+
+    fits(begun(), 20)
+    room["mb"] = 40_500
+    assert begun().size == 16
+    room["mb"] = 80_000
+    fits(begun(), 40)
+    assert begun().size == 32
+    room["mb"] = 40_000
+    assert begun().size == 32  # then it is halved again
