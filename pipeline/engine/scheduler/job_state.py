@@ -51,6 +51,7 @@ class JobState:
         workers: While it runs, its workers in the order of ranks; the first is given the job, the others lend
             their devices.
         exclusive: While it runs, whether it shares its device with no other job.
+        limit_mb: While it runs beside others, MiB of its device that are set aside for it; else 0.
         must_be_exclusive: Whether its next attempt must have a device to itself, as memory ran out beside others.
         keep_models: Whether the worker that runs it may keep models of earlier jobs.
     """
@@ -65,5 +66,6 @@ class JobState:
     root_cause: str = ""
     workers: tuple[int, ...] = ()
     exclusive: bool = True
+    limit_mb: int = 0
     must_be_exclusive: bool = False
     keep_models: bool = True

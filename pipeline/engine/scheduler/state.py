@@ -168,6 +168,7 @@ class RunState:
             self.workers[place].take(job_id, now_s, lent=place != index)
         leader = self.workers[index]
         state.exclusive = math.isinf(charge)
+        state.limit_mb = 0 if state.exclusive else int(charge)
         if not members:
             leader.fresh = False
             shared = self.layout.slots > 1

@@ -52,6 +52,7 @@ def _send(run: Run, job_id: str) -> None:
         keep_models=state.keep_models,
         slots=run.state.layout.slots,
         shared=not state.exclusive,
+        limit_mb=state.limit_mb,
     )
     run.do(Send(state.workers[0], order))
 

@@ -58,6 +58,7 @@ def work_of(
         rank=rank,
         world_size=len(order.gang) or 1,
         shared=order.shared,
+        limit_mb=order.limit_mb,
     )
 
 

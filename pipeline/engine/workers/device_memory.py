@@ -1,8 +1,9 @@
 """What a process holds of its device, through torch where a job has imported it; this module does not.
 
-    peak = the most that torch's allocator has reserved since the job began  +  the CUDA context
+    peak = what tensors took at most since the job began, and a little more  +  the CUDA context
 
-Reserved rather than allocated memory, as that is what no other process can have.
+Torch's allocator reserves more where nobody else wants it, garbage of earlier batches above all. It can do without,
+as a job beside others is held to what is set aside for it. So the lower of the two counts.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ import gc
 import sys
 from typing import Any
 
+from pipeline import untried
+
 CONTEXT_MB = 800
 """CUDA context and loaded kernels of a process, 0.3 to 0.8 GB by GPU and libraries, which torch does not count."""
+FRAGMENTS = 1.25
+"""What the allocator needs at least, as a multiple of what tensors take."""
 _MB = 2**20
 
 
@@ -29,13 +34,31 @@ def peak_mb(device: str) -> int | None:
     if not device.startswith("cuda"):
         return None
     cuda = _cuda(device)
-    return 0 if cuda is None else int(cuda.max_memory_reserved(device)) // _MB + CONTEXT_MB
+    if cuda is None:
+        return 0
+    reserved, used = int(cuda.max_memory_reserved(device)), int(cuda.max_memory_allocated(device))
+    least = int(FRAGMENTS * used) if untried.is_used() else reserved
+    return min(reserved, least) // _MB + CONTEXT_MB
 
 
 def held_mb(device: str) -> int:
     """MiB held now."""
     cuda = _cuda(device)
     return 0 if cuda is None else int(cuda.memory_reserved(device)) // _MB + CONTEXT_MB
+
+
+def limit(device: str, mb: int) -> None:
+    """Hold this process to a part of its device, its CUDA context included, so that neighbours have theirs.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        mb: MiB; 0 sets no limit.
+    """
+    cuda = _cuda(device)
+    if cuda is not None and untried.is_used():
+        whole = int(cuda.get_device_properties(device).total_memory)
+        share = max(mb - CONTEXT_MB, 1) * _MB / whole if mb else 1.0
+        cuda.set_per_process_memory_fraction(min(1.0, share), device)
 
 
 def give_back(device: str) -> None:

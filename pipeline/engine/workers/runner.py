@@ -147,6 +147,7 @@ class JobRunner:
             self.memory.clear()
             give_back(self._device)
         begin_measuring(self._device)
+        work.hold_to_limit()
         try:
             self._check_inputs(order, store)
             with self._body():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.engine.workers.device_memory import limit
 from pipeline.engine.workers.messages import (
     MAX_COUNT,
     MAX_FIGURE,
@@ -51,6 +52,7 @@ class Work:
         flops: FLOPs of the whole job, by what they went into; empty where the job does not count them.
         shared: Whether other jobs may run on the device meanwhile. If memory runs out then, the job is to fail
             rather than to do with less: it is tried again with the device to itself, and comes out the same.
+        limit_mb: MiB of its device that are set aside for it then; 0 sets no limit.
         peak_mb: Most memory of its device that the process held during the job, in MiB. Measured through torch
             where the job does not say; None on a CPU.
         held_mb: What of that it still holds afterwards, likewise.
@@ -76,6 +78,7 @@ class Work:
     answers: int = 0
     flops: Mapping[str, float] = field(default_factory=dict)
     shared: bool = False
+    limit_mb: int = 0
     peak_mb: int | None = None
     held_mb: int | None = None
 
@@ -102,6 +105,10 @@ class Work:
         if len(numbers) > MAX_NUMBERS or not all(map(is_number_name, numbers)):
             raise ValueError(f"{list(numbers)!r}: must be at most {MAX_NUMBERS} names, each a plain word")
         self.numbers = {name: _figure(name, value) for name, value in numbers.items()}
+
+    def hold_to_limit(self) -> None:
+        """Let the allocator of torch take no more than `limit_mb`; the GPU must be in use by this process."""
+        limit(self.device, self.limit_mb)
 
     def check_counts(self) -> None:
         """See that the job has left in its counts what they are for.

@@ -54,6 +54,8 @@ def run_stage(work: Work) -> None:
             _settle(context, stage)
         elif "training" in stage.config:
             _refuse_what_cannot_fit(context, stage)
+        if work.limit_mb and stage.loads_models:
+            _hold_to_limit(work)
         with _advice_on_determinism():
             getattr(algorithm, payload["stage"])(context)
     work.flops = {purpose: float(count) for purpose, count in meter.flops.items()}
@@ -86,6 +88,14 @@ def _models(work: Work) -> ModelCache:
     models: ModelCache = work.memory[_MODELS]
     models.begin_job()
     return models
+
+
+def _hold_to_limit(work: Work) -> None:
+    """In the first job of a process the limit can be set only once the GPU is in use."""
+    import torch
+
+    torch.cuda.init()
+    work.hold_to_limit()
 
 
 def _empty(models: ModelCache) -> None:

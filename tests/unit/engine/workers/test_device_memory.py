@@ -5,8 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline import untried
 from pipeline.engine.workers import device_memory
-from pipeline.engine.workers.device_memory import CONTEXT_MB, begin_measuring, give_back, held_mb, peak_mb
+from pipeline.engine.workers.device_memory import (
+    CONTEXT_MB,
+    begin_measuring,
+    give_back,
+    held_mb,
+    limit,
+    peak_mb,
+)
 
 
 class Cuda:
@@ -14,6 +22,8 @@ class Cuda:
 
     def __init__(self, *, initialized: bool = True) -> None:
         self.called: list[str] = []
+        self.shares: list[float] = []
+        self.used = 3 * 2**30
         self._initialized = initialized
 
     def is_initialized(self) -> bool:
@@ -27,6 +37,15 @@ class Cuda:
 
     def memory_reserved(self, device: str) -> int:
         return 2**30
+
+    def max_memory_allocated(self, device: str) -> int:
+        return self.used
+
+    def get_device_properties(self, device: str) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=80 * 2**30)
+
+    def set_per_process_memory_fraction(self, share: float, device: str) -> None:
+        self.shares.append(share)
 
     def empty_cache(self) -> None:
         self.called.append("empty")
@@ -61,3 +80,25 @@ def test_the_context_counts_besides_what_torch_has_reserved(monkeypatch: pytest.
 
 def test_the_module_itself_imports_no_torch() -> None:
     assert not hasattr(device_memory, "torch")
+
+
+def test_garbage_that_nobody_wanted_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    cuda.used = 2**30
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert peak_mb("cuda") == 1280 + CONTEXT_MB
+    monkeypatch.setenv(untried.VARIABLE, "0")
+    assert peak_mb("cuda") == 3 * 1024 + CONTEXT_MB
+
+
+def test_a_job_beside_others_is_held_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    limit("cuda", 8 * 1024 + CONTEXT_MB)
+    limit("cuda", 0)
+    limit("cuda", 10**6)
+    limit("cpu", 5)
+    assert cuda.shares == [0.1, 1.0, 1.0]
+    monkeypatch.setenv(untried.VARIABLE, "0")
+    limit("cuda", 100)
+    assert len(cuda.shares) == 3

@@ -75,7 +75,7 @@ def work_on(device: str, stage: str, memory: dict[str, Any]) -> Any:
     nowhere = Path("nowhere")
     return SimpleNamespace(
         job_id="a", payload=payload, inputs={}, out=nowhere, device=device, checkpoints=nowhere, hints=nowhere,
-        memory=memory, shared=False, world_size=1, loading=nullcontext, stopping=None, show=None,
+        memory=memory, shared=False, world_size=1, limit_mb=0, loading=nullcontext, stopping=None, show=None,
     )  # fmt: skip
 
 
