@@ -6,6 +6,8 @@ import pytest
 
 from pipeline.config.checks import check_config
 from pipeline.errors import ConfigError
+from pipeline.learning.memory.training import GB
+from pipeline.machine.memory import usable_bytes
 from tests.doubles.composing import quick_config
 
 NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "SFT")
@@ -79,6 +81,17 @@ def test_one_sample_is_enough_for_pairs_that_exist() -> None:
 @pytest.mark.parametrize("profile", ["a100_80gb", "h200", "cpu"])
 def test_profiles_fit_every_algorithm(profile: str) -> None:
     check_config(quick_config(["experiment.name=t", f"algos=[{','.join(NAMES)}]", f"profile={profile}"]))
+
+
+@pytest.mark.parametrize(("profile", "card_gb"), [("a100_40gb", 42), ("a100_80gb", 85), ("h200", 150)])
+def test_what_a_profile_decodes_at_once_fits_its_card(profile: str, card_gb: int) -> None:
+    """An 8B policy and a 1B guide, 2,048 tokens each: caches of eight heads of 128 in 32 layers, of 64 in 16."""
+    config = quick_config(["experiment.name=t", f"profile={profile}"])
+    of_token = 2 * 2 * 8 * (128 * 32 + 64 * 16)
+    caches = config.generation.batch_size * 2048 * of_token * 1.5  # kept once more while rows are chosen, at worst
+    logits = config.generation.batch_size * 128_256 * 4 * 6
+    assert 2 * 9.3 * GB + caches + logits < usable_bytes(card_gb * GB)
+    assert config.system.clear_cache_interval == 0
 
 
 def test_a_profile_with_micro_batches_smaller_than_a_group_says_so() -> None:
