@@ -2,8 +2,8 @@
 
     peak = what tensors took at most since the job began, and a little more  +  the CUDA context
 
-Torch's allocator reserves more where nobody else wants it, garbage of earlier batches above all. It can do without,
-as a job beside others is held to what is set aside for it. So the lower of the two counts.
+Torch's allocator reserves more where nobody else wants it, garbage of earlier batches above all. It can do
+without, as a job beside others is held to what is set aside for it. So the lower of the two counts.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from pipeline import untried
 from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
 from pipeline.learning.training.samples import supervised_columns
@@ -53,6 +54,8 @@ def whole_texts(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence
 
 
 def rows_at_once(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> int:
-    """How many texts fit beside each other."""
+    """How many texts fit beside each other; where logits are made part by part, they do not decide it."""
+    if settings.device.startswith("cuda") and untried.is_used():
+        return settings.batch_size
     logits: int = max(1, data.ids.shape[1]) * int(model.config.get_text_config().vocab_size)
     return max(1, min(settings.batch_size, LOGITS_AT_ONCE // logits))

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 GB = 10**9
+LOGITS_AT_ONCE = 1 << 27
+"""Tokens times entries of the vocabulary for which a policy that is trained on a GPU has logits at a time."""
+_BYTES_OF_A_LOGIT = 12
+"""As computed, in float32, its log-softmax and its gradient: 11 to 13 were measured."""
 
 
 class Precision(Enum):
@@ -200,7 +204,7 @@ def training_footprint(
         # The block that computes and the next one, fetched ahead.
         gathered=2 * shape.largest_unit * compute if "w" in spread else 0,
         activations=activation_bytes(shape, work),
-        logits=work.batch * work.tokens * shape.vocabulary * (compute + 4),  # as computed, and in float32
+        logits=_logits_at_once(shape, work, layout) * _BYTES_OF_A_LOGIT,
         host=host,
     )
 
@@ -214,3 +218,9 @@ def activation_bytes(shape: ModelShape, work: Workload) -> int:
     layer = width * (34 + scores)
     # With checkpointing the input of each layer stays, and one layer at a time has everything.
     return int(layer + 2 * width * shape.layers if work.checkpointing else layer * shape.layers)
+
+
+def _logits_at_once(shape: ModelShape, work: Workload, layout: StateLayout) -> int:
+    every = work.batch * work.tokens * shape.vocabulary
+    # Where weights are spread the output layer is there only while the whole model runs.
+    return every if _SPREAD[layout] else min(every, LOGITS_AT_ONCE)

@@ -22,6 +22,7 @@ from transformers import (
 
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.datasets.hub import is_hub_id
+from pipeline.learning.models.batch_size import BatchSize
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.source import snapshot
 from pipeline.learning.rewards.traits import Text, text_of
@@ -119,14 +120,22 @@ class RewardModel:
 
     def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: Any) -> list[float | None]:
         """Score completions of prompts; a text without any token has no score."""
-        size = self._settings.batch_size
+        remedy = "Try a smaller max_length, or dtype=bfloat16, of the reward."
+        batch = BatchSize(self._settings.batch_size, remedy=remedy)
         scores: list[float | None] = []
-        for start in range(0, len(prompts), size):
-            part = slice(start, start + size)
+
+        def some() -> list[float | None]:
+            part = slice(len(scores), len(scores) + batch.size)
             encoded = self._encode(prompts[part], completions[part])
             empty = (encoded["attention_mask"].sum(1) == 0).tolist()
             found = [0.0] * len(empty) if all(empty) else self._scores(encoded).tolist()
-            scores += [None if nothing else value for nothing, value in zip(empty, found, strict=True)]
+            return [None if nothing else value for nothing, value in zip(empty, found, strict=True)]
+
+        def left() -> int:
+            return len(prompts) - len(scores)
+
+        while left():
+            scores += batch.run(some, used=left)
         return scores
 
     @torch.inference_mode()

@@ -27,6 +27,7 @@ from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve, not_drawn
 from pipeline.learning.training.distributed import ALONE, Ranks
+from pipeline.learning.training.logits import is_cut, taken_logprobs
 from pipeline.learning.training.loop import TrainSettings, train
 from pipeline.learning.training.precision import computing_in
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of, epoch_order
@@ -208,8 +209,12 @@ def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0
     Returns:
         Shape [B, T], float32: at position t that of token t given what precedes it; 0 where nothing is supervised.
     """
-    logprobs, first = _next_token_logprobs(model, batch, temperature)
-    taken = logprobs.gather(-1, batch.ids[:, first + 1 :, None]).squeeze(-1)
+    if is_cut(model, batch.ids):
+        first = _first(batch)
+        taken = taken_logprobs(model, batch.ids, first, temperature)
+    else:
+        logprobs, first = _next_token_logprobs(model, batch, temperature)
+        taken = logprobs.gather(-1, batch.ids[:, first + 1 :, None]).squeeze(-1)
     taken = nn.functional.pad(taken, (first + 1, 0))
     return torch.where(batch.mask, taken, torch.zeros_like(taken))
 
@@ -242,11 +247,15 @@ def sequence_divergence(
 def _next_token_logprobs(model: nn.Module, batch: Batch, temperature: float) -> tuple[Tensor, int]:
     """Distributions from position `first` to the last but one: those that supervised tokens are drawn from."""
     # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
-    first = max(0, int(batch.mask.int().argmax(-1).min()) - 1) if bool(batch.mask.any()) else 0
-    width = batch.ids.shape[1]
+    first, width = _first(batch), batch.ids.shape[1]
     logits = model(input_ids=batch.ids, use_cache=False, logits_to_keep=width - first).logits
     # Some families know no `logits_to_keep`, and give all.
     return policy_logprobs(logits[:, first - width : -1], temperature), first
+
+
+def _first(batch: Batch) -> int:
+    """The position before the first supervised token of any sequence."""
+    return max(0, int(batch.mask.int().argmax(-1).min()) - 1) if bool(batch.mask.any()) else 0
 
 
 # Not `inference_mode`: what is spread over ranks is gathered into tensors that are used again.
@@ -275,16 +284,37 @@ def score_sequences(
     """
     found = np.zeros((len(data),) if width is None else (len(data), width))
     order = np.argsort(data.lengths, kind="stable")
-    for rows, weight in ranks.share(order, micro_batch_size):
-        batch = batch_of(data, rows, device)
-        values = score(batch).double().cpu().numpy()
-        if not weight:
-            continue
+
+    def scored(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        values: NDArray[np.float64] = score(batch_of(data, rows, device)).double().cpu().numpy()
+        return values
+
+    for rows, values in _in_parts(order, micro_batch_size, scored, ranks):
         if width is None:
             found[rows] = values
         else:
             found[rows, : values.shape[1]] = values
     return ranks.sum_array(found)
+
+
+def _in_parts(
+    order: NDArray[np.int64],
+    micro_batch_size: int,
+    scored: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    ranks: Ranks,
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Rows and what is found of them. By itself a rank takes fewer at once when memory runs out."""
+    if ranks.size > 1:
+        for rows, weight in ranks.share(order, micro_batch_size):
+            values = scored(rows)
+            if weight:
+                yield rows, values
+        return
+    batch, done = BatchSize(micro_batch_size, remedy="Try shorter texts, or a device with more memory."), 0
+    while done < len(order):
+        values = batch.run(lambda: scored(order[done : done + batch.size]), used=lambda: len(order) - done)  # noqa: B023
+        yield order[done : done + batch.size], values
+        done += len(values)
 
 
 def note_scored(data: Sequences, *models: nn.Module) -> None:

@@ -95,9 +95,12 @@ def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer() -> None:
     assert activation_bytes(ModelShape(name="x", parameters=1), work) == 0
 
 
-def test_logits_are_kept_twice() -> None:
-    footprint = training_footprint(SEVEN_B, Workload(batch=2, tokens=1024))
-    assert footprint.logits == 2 * 1024 * 32000 * (2 + 4)
+def test_logits_are_there_for_a_part_of_the_tokens_at_a_time_where_the_model_is_whole() -> None:
+    every = 2 * 4096 * 32000 * 12
+    work = Workload(batch=2, tokens=4096)
+    assert training_footprint(SEVEN_B, work, StateLayout.full_shard, 2).logits == every
+    assert training_footprint(SEVEN_B, work).logits == (1 << 27) * 12 < every
+    assert training_footprint(SEVEN_B, Workload(tokens=1024)).logits == 1024 * 32000 * 12
 
 
 def test_ddp_does_not_depend_on_the_number_of_gpus_and_copies_gradients_for_its_buckets() -> None:

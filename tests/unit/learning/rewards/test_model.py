@@ -135,3 +135,19 @@ def test_what_cannot_be_loaded_is_told(scalar: Path, classifier: Path, tmp_path:
         scores(scalar, [], [], label="POSITIVE")
     with pytest.raises(ConfigError, match="cannot load the reward model"):
         scores(tmp_path / "nowhere", [], [])
+
+
+def test_texts_are_scored_in_turn_where_memory_runs_out(scalar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, completions = ["1 + 2 ="] * 5, ["3", "4", "5", "33", "34"]
+    whole = scores(scalar, prompts, completions)
+    compute, seen = RewardModel._scores, []
+
+    def limited(self: RewardModel, encoded: Any) -> torch.Tensor:
+        seen.append(len(encoded["input_ids"]))
+        if seen[-1] > 2:
+            raise torch.OutOfMemoryError("no")
+        return compute(self, encoded)
+
+    monkeypatch.setattr(RewardModel, "_scores", limited)
+    assert scores(scalar, prompts, completions) == pytest.approx(whole, abs=1e-5)
+    assert seen == [5, 2, 2, 1]

@@ -19,8 +19,9 @@ from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.loop import TrainSettings, train
-from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.value import fit_value
+from pipeline.learning.training.policy import Fitting, score_sequences
+from pipeline.learning.training.sequences import Batch
+from pipeline.learning.training.value import fit_value, token_values
 from tests.unit.learning.training.test_training import sequences, value_model
 
 Fitted = tuple[dict[str, Tensor], list[float]]
@@ -203,3 +204,17 @@ def test_demonstrations_follow_from_the_step() -> None:
     for step in (3, 3, 5, 0, 4):
         assert [part.tolist() for part in jumping.at(step)] == expected[step]
     assert len({str(step) for step in expected}) == 6
+
+
+def test_texts_that_do_not_fit_beside_each_other_are_scored_in_turn() -> None:
+    model, data = value_model(), sequences()
+
+    def score(batch: Batch) -> Tensor:
+        return token_values(model, batch.ids).sum(1)
+
+    whole = score_sequences(data, score, micro_batch_size=8, device="cpu")
+    limit = Limited(model, rows=3)
+    parts = score_sequences(data, score, micro_batch_size=8, device="cpu")
+    assert parts == pytest.approx(whole, abs=1e-5)
+    assert limit.seen[:3] == [8, 4, 2]
+    assert max(limit.seen[2:]) == 2
