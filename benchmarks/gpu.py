@@ -5,7 +5,8 @@
     python -m benchmarks.gpu --device cpu --tiny              # that it runs; its figures mean nothing
 
 Models have random weights in the shapes of Llama (8B, 1B) and SmolLM2 (135M); nothing is downloaded. Predictions
-are for one H200 and rest on reading the sources of torch and transformers; docs/gpus.md says what became of each. An experiment that fails or does not fit says so in its row, and the others go on.
+are for one H200 and rest on reading the sources of torch and transformers; docs/gpus.md says what became of each.
+An experiment that fails or does not fit says so in its row, and the others go on.
 """
 
 from __future__ import annotations
@@ -19,14 +20,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from pipeline.engine.devices.worker_env import FIXED, UNTRIED
-
-for _name, _value in {**FIXED, **UNTRIED}.items():
-    os.environ.setdefault(_name, _value)  # as workers have it, and before torch is there to read it
 
 import torch
 from rich.console import Console
@@ -36,6 +32,7 @@ import pipeline
 from benchmarks.gpu_decoding import DECODING
 from benchmarks.gpu_measures import Bench, Experiment, Figure
 from benchmarks.gpu_training import TRAINING
+from pipeline.engine.devices.worker_env import FIXED, UNTRIED
 
 EXPERIMENTS: dict[str, Experiment] = {**DECODING, **TRAINING}
 
@@ -59,11 +56,12 @@ def machine(device: str) -> dict[str, Any]:
         "pipeline": pipeline.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers")},
+        **{name: metadata.version(name) for name in ("torch", "transformers")},
     }
     if device.startswith("cuda"):
         card = torch.cuda.get_device_properties(torch.device(device))
-        cudnn = torch.backends.cudnn.version()
+        libraries: Any = torch.backends
+        cudnn = libraries.cudnn.version()
         about |= {"gpu": card.name, "gib": card.total_memory >> 30, "cuda": torch.version.cuda, "cudnn": cudnn}
     return about
 
@@ -96,6 +94,9 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error(f"there is no experiment {', '.join(unknown)}. There are {', '.join(EXPERIMENTS)}")
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("torch sees no GPU here. --device cpu --tiny runs all of it on a CPU, to see that it runs")
+    if given.device.startswith("cuda"):
+        for name, value in {**FIXED, **UNTRIED}.items():
+            os.environ.setdefault(name, value)  # as workers have it, and before CUDA begins
     bench, about = Bench(given.device, tiny=given.tiny), machine(given.device)
     console, results = Console(), dict[str, list[Figure]]()
     for name in given.names or EXPERIMENTS:

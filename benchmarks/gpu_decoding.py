@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -221,7 +222,8 @@ def graph(bench: Bench) -> list[Figure]:
     with torch.inference_mode():
         plain, captured = bench.ms(step, 5), None
         if bench.on_gpu:
-            aside = torch.cuda.Stream()
+            cuda: Any = torch.cuda
+            aside = cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 step()

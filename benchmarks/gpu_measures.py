@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import ValueConfig, ValueModel
 
 Made = TypeVar("Made", bound=nn.Module)
+
+_deterministic: Any = torch.utils.deterministic
+_sdpa: Any = torch.backends.cuda
 
 SHAPES = {
     "8b": (4096, 14336, 32, 32, 8),
@@ -88,8 +91,8 @@ class Bench:
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
-        self._fill = torch.utils.deterministic.fill_uninitialized_memory
-        self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+        self._fill = _deterministic.fill_uninitialized_memory
+        self._cudnn = _sdpa.cudnn_sdp_enabled()
 
     @property
     def on_gpu(self) -> bool:
@@ -103,20 +106,20 @@ class Bench:
     def settle(self) -> None:
         """Put flags back, and give back what is left of an experiment."""
         torch.use_deterministic_algorithms(self._flags[0], warn_only=self._flags[1])
-        torch.utils.deterministic.fill_uninitialized_memory = self._fill
-        torch.backends.cuda.enable_cudnn_sdp(self._cudnn)
+        _deterministic.fill_uninitialized_memory = self._fill
+        _sdpa.enable_cudnn_sdp(self._cudnn)
         self.fresh()
 
     @contextmanager
     def determinism(self, mode: bool, *, warn_only: bool = False, fill: bool = False) -> Iterator[None]:
         """Compute so meanwhile."""
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        _deterministic.fill_uninitialized_memory = fill
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(self._flags[0], warn_only=self._flags[1])
-            torch.utils.deterministic.fill_uninitialized_memory = self._fill
+            _deterministic.fill_uninitialized_memory = self._fill
 
     # -- clocks and memory ---------------------------------------------------------------------------------------
 
@@ -160,7 +163,8 @@ class Bench:
     def config(self, size: str) -> LlamaConfig:
         """A shape of `SHAPES`."""
         hidden, inner, layers, heads, groups = _TINY if self.tiny else SHAPES[size]
-        return LlamaConfig(
+        kind: Any = LlamaConfig  # which takes more than it says
+        config: LlamaConfig = kind(
             hidden_size=hidden,
             intermediate_size=inner,
             num_hidden_layers=layers,
@@ -174,6 +178,7 @@ class Bench:
             attn_implementation="sdpa",
             tie_word_embeddings=size != "8b",
         )
+        return config
 
     def policy(self, size: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
         """A frozen language model of random weights, the same each time."""

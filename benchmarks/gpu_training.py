@@ -11,6 +11,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import PreTrainedModel
 
@@ -48,7 +49,7 @@ def optimizer(bench: Bench) -> list[Figure]:
     for name, predicted in (("foreach", 20.0), ("fused", 16.0)):
         bench.fresh()
         weights = [nn.Parameter(torch.zeros(count // 50, device=bench.device)) for _ in range(50)]
-        adam = torch.optim.AdamW(weights, lr=1e-4, **{name: True})
+        adam = torch.optim.AdamW(weights, lr=1e-4, foreach=name == "foreach", fused=name == "fused")
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         ms, peak = bench.ms(adam.step, 5), bench.peak()
@@ -130,7 +131,7 @@ def _alone(bench: Bench) -> Iterator[None]:
     if bench.on_gpu:
         torch.cuda.set_device(0)
     backend = "cpu:gloo,cuda:nccl" if bench.on_gpu else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 from pipeline import untried
 
@@ -78,7 +79,8 @@ def _set_up_torch(threads: int, by_stage: bool, trains: bool) -> None:
 
     torch.set_num_threads(threads)
     # Else whatever is made empty is filled with NaN first, which takes longer on a GPU than much that is computed.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False
     if not by_stage:
         torch.use_deterministic_algorithms(True, warn_only=True)
     elif trains:
