@@ -25,11 +25,12 @@ from typing import Any
 
 import psutil
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 import pipeline
-from pipeline.errors import JobStopped
+from pipeline.errors import JobError, JobStopped
 from pipeline.files import file_sha256, fsync
 from pipeline.foreign import parse_json, read_plain
 from pipeline.learning.training.distributed import ALONE, Ranks
@@ -63,11 +64,32 @@ class Saved:
 
     Attributes:
         step: Steps that were done when it was made.
-        state: What was saved; its tensors are on the CPU and nobody else's.
+        state: What was saved; its tensors are on the CPU, and read from the disk when they are asked for.
     """
 
     step: int
     state: State
+
+
+class _OnDisk(Mapping[str, Tensor]):
+    """The tensors of a file, each read when it is asked for: a rank keeps its part of them, never all at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = safe_open(path, "pt")
+        self._names = tuple(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        # A copy: what safetensors returns lies in the mapped file, at any alignment.
+        tensor: Tensor = self._file.get_tensor(name).clone()
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class _Unusable(Exception):  # noqa: N818 - the checkpoint is the subject
@@ -118,11 +140,20 @@ class Checkpoints:
         Args:
             problem: Says why the training cannot go on from a checkpoint that is whole, or None if it can.
         """
+        found = None
         if self._ranks.is_first:
             self._remove_abandoned()
-        found = self._latest(problem)
-        self._ranks.check_same(found.step if found else -1, f"the newest checkpoint in {self.folder}")
-        return found
+            found = self._latest(problem)
+        # The others take what rank 0 has found good: nobody reads all of it more than once.
+        step = self._ranks.first(found.step if found else -1)
+        if self._ranks.is_first or step < 0:
+            return found
+        self._saved_step = step
+        try:
+            return self._read(step, self.folder / f"step-{step:08d}", trusted=True)
+        except _Unusable as error:
+            where = f"step {step} in {self.folder}"
+            raise JobError(f"rank 0 goes on from {where}, and this rank cannot: {error}") from error
 
     def _latest(self, problem: Callable[[Saved], str | None] | None) -> Saved | None:
         for step, path in sorted(self._present(), reverse=True):
@@ -226,8 +257,13 @@ class Checkpoints:
                 if match := _NAME.fullmatch(path.name):
                     yield int(match[1]), path
 
-    def _read(self, step: int, path: Path) -> Saved:
+    def _read(self, step: int, path: Path, *, trusted: bool = False) -> Saved:
         """Read a checkpoint.
+
+        Args:
+            step: As its name says.
+            path: Its folder.
+            trusted: Whether another rank has found it good.
 
         Raises:
             _Unusable: It is damaged or not of this training.
@@ -240,13 +276,14 @@ class Checkpoints:
                 raise _Unusable(f"its manifest is of step {manifest['step']}")
             if manifest["about"] != self._about:
                 raise _Unusable(f"it is of another training: {_difference(manifest['about'], self._about)}")
-            for name in _FILES:
+            for name in () if trusted else _FILES:
                 size, checksum = manifest["files"][name]["size"], manifest["files"][name]["sha256"]
                 if (path / name).stat().st_size != size or file_sha256(path / name) != checksum:
                     raise _Unusable(f"{name} does not have its size and checksum")
-            # Copies: what safetensors returns lies in the mapped file, at any alignment.
-            tensors = {name: tensor.clone() for name, tensor in load_file(path / TENSORS).items()}
-            return Saved(step, State(tensors, parse_json(read_plain(path / VALUES), infinite=True)))
+            values = parse_json(read_plain(path / VALUES), infinite=True)
+            return Saved(step, State(_OnDisk(path / TENSORS), values))
+        except SafetensorError as error:
+            raise _Unusable(f"it cannot be read ({error})") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _Unusable(f"it cannot be read ({type(error).__name__}: {error})") from error
 

@@ -166,15 +166,13 @@ class Ranks:
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return int(found)
 
-    def check_same(self, value: int, what: str) -> None:
-        """Make sure that all ranks have the same.
-
-        Raises:
-            JobError: They do not.
-        """
-        low, high = self.least(value), -self.least(-value)
-        if low != high:
-            raise JobError(f"{what} is {low} on one rank and {high} on another")
+    def first(self, value: int) -> int:
+        """What rank 0 has."""
+        if self.size == 1:
+            return value
+        told = torch.tensor(value)
+        dist.broadcast(told, src=0)
+        return int(told)
 
     # -- data --------------------------------------------------------------------------------------------------
 

@@ -54,12 +54,13 @@ def training_state(
 def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
     """Say why a training of this model cannot go on from a state, or None if it can."""
     own = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
-    saved = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
+    saved = {name for name in state.tensors if name.startswith("model.")}
     if odd := sorted(set(own) ^ set(saved)):
         return f"its model has other tensors ({', '.join(odd[:3])})"
     for name, tensor in own.items():
-        if (tensor.shape, tensor.dtype) != (saved[name].shape, saved[name].dtype):
-            return f"its {name} is {_shape(saved[name])} instead of {_shape(tensor)}"
+        found = state.tensors[name]
+        if (tensor.shape, tensor.dtype) != (found.shape, found.dtype):
+            return f"its {name} is {_shape(found)} instead of {_shape(tensor)}"
     groups = [len(group["params"]) for group in state.values["optimizer"]["param_groups"]]
     if groups != [len(group["params"]) for group in optimizer.param_groups]:
         return "its optimizer has other groups of parameters"
@@ -87,17 +88,20 @@ def restore_training(
     entries: dict[int, dict[str, Any]] = {}
     for index, values in state.values["optimizer"]["state"].items():
         entries.setdefault(int(index), {}).update(values)
-    for full_name, tensor in state.tensors.items():
+    for full_name in state.tensors:
         if full_name.startswith("optimizer."):
+            tensor = state.tensors[full_name]
             _, index, name = full_name.split(".", 2)
-            entries.setdefault(int(index), {})[name] = ranks.part(tensor, parameters[int(index)])
+            part = ranks.part(tensor, parameters[int(index)])
+            # A copy of what is a part, so that the whole is let go of before the next is read.
+            entries.setdefault(int(index), {})[name] = part if part is tensor else part.clone()
     groups = [
         {name: tuple(value) if isinstance(now.get(name), tuple) else value for name, value in saved.items()}
         for now, saved in zip(optimizer.param_groups, state.values["optimizer"]["param_groups"], strict=True)
     ]
     optimizer.load_state_dict({"state": entries, "param_groups": groups})
     prefix = "random."
-    tensors = {name[len(prefix) :]: value for name, value in state.tensors.items() if name.startswith(prefix)}
+    tensors = {name[len(prefix) :]: state.tensors[name] for name in state.tensors if name.startswith(prefix)}
     restore_random_state(tensors, state.values["random"])
     own: dict[str, Any] = state.values["own"]
     return own

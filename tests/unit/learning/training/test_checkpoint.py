@@ -21,6 +21,7 @@ from pipeline.errors import ConfigError, JobError, JobStopped
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.learning.training import checkpoint as module
 from pipeline.learning.training.checkpoint import Checkpoints, Saved, State
+from pipeline.learning.training.distributed import Ranks
 from pipeline.learning.training.training_state import (
     random_state,
     restore_random_state,
@@ -384,3 +385,25 @@ def test_intervals_are_no_part_of_a_result() -> None:
 def test_negative_intervals_are_refused(given: str) -> None:
     with pytest.raises(ConfigError, match=f"training.{given}: must be at least 0"):
         check_config(load_config(["experiment.name=t", f"training.{given}"]))
+
+
+def test_ranks_take_what_the_first_has_found_good_and_read_it_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State({"model.a": torch.ones(3), "model.b": torch.zeros(2)}, {})
+    Checkpoints(tmp_path, {}).save(7, state)
+    hashed: list[Path] = []
+    monkeypatch.setattr(module, "file_sha256", hashed.append)
+    other = Ranks(1, 2)
+    monkeypatch.setattr(other, "first", lambda value: 7)
+    found = Checkpoints(tmp_path, {}, ranks=other).latest(lambda _: pytest.fail("rank 0 has looked"))
+    assert found is not None
+    assert (found.step, hashed) == (7, [])
+    assert found.state.tensors.keys() == state.tensors.keys()
+    whole = found.state.tensors["model.a"]
+    assert torch.equal(whole, torch.ones(3))
+    whole.zero_()
+    assert torch.equal(found.state.tensors["model.a"], torch.ones(3))  # read anew: nothing is kept
+    monkeypatch.setattr(other, "first", lambda value: 8)
+    with pytest.raises(JobError, match="rank 0 goes on from step 8"):
+        Checkpoints(tmp_path, {}, ranks=other).latest()
