@@ -22,6 +22,8 @@ Keys = NDArray[np.uint64]
 """One key per sample: the name of its own stream of draws."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FEW = 1024
+"""Tokens among which a nucleus is looked for first: sorting a large vocabulary takes longer than the draw."""
 _DRAW_BITS = 48
 """Few enough that a draw times a total never rounds up to the total, in float64."""
 
@@ -146,12 +148,36 @@ def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
     """
     if top_p >= 1.0:
         return logprobs
-    # Ties go to the lower token id, whatever kernel sorts.
-    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    found = _nucleus_of_few(logprobs, top_p) if logprobs.shape[-1] > 2 * _FEW else None
+    if found is None:
+        # Ties go to the lower token id, whatever kernel sorts.
+        ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+        found = logprobs.scatter(-1, order, ordered.masked_fill(_outside(ordered, top_p), -math.inf))
+    return found.log_softmax(-1)
+
+
+def _outside(ordered: Tensor, top_p: float) -> Tensor:
+    """Which of some tokens, the likeliest first, a nucleus does not need."""
     probabilities = ordered.double().exp()
-    outside = (probabilities.cumsum(-1) - probabilities) >= top_p
-    ordered = ordered.masked_fill(outside, -math.inf)
-    return logprobs.scatter(-1, order, ordered).log_softmax(-1)
+    return (probabilities.cumsum(-1) - probabilities) >= top_p
+
+
+def _nucleus_of_few(logprobs: Tensor, top_p: float) -> Tensor | None:
+    """The same without sorting the whole vocabulary; None where a nucleus reaches further than its `_FEW` tokens.
+
+    Returns:
+        Shape [..., V]: -inf for tokens outside, and what was given for the others.
+    """
+    values, order = logprobs.topk(_FEW, dim=-1)
+    # Those that are as likely as the last of them are not all there, so none of these may be needed.
+    least = values[..., -1:]
+    order = order.sort(dim=-1).values  # else ties would not go to the lower token id
+    values, places = logprobs.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    outside = _outside(values, top_p)
+    if bool(((values <= least) & ~outside).any()):
+        return None
+    kept = values.masked_fill(outside, -math.inf)
+    return logprobs.new_full(logprobs.shape, -math.inf).scatter(-1, order.gather(-1, places), kept)
 
 
 def nucleus_kl(logprobs: Tensor, cut: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys, uniforms
+from pipeline.learning.generation import sampling
+from pipeline.learning.generation.sampling import draw_tokens, nucleus, policy_logprobs, sample_keys, uniforms
 
 GOLDEN = [["0.530821926270", "0.590544215812"], ["0.625709343037", "0.487117968349"]]
 
@@ -76,3 +77,24 @@ def test_temperature_and_nucleus() -> None:
     assert torch.allclose(nucleus[:2], probabilities[:2] / probabilities[:2].sum())
     assert nucleus[2:].tolist() == [0, 0]
     assert torch.equal(policy_logprobs(logits, 1.0, top_p=1e-9).exp()[0], torch.tensor([1.0, 0, 0, 0]))
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999, 0.999999])
+@pytest.mark.parametrize("sharpness", [0.01, 1.0, 4.0, 40.0])
+def test_a_nucleus_is_the_same_whether_all_tokens_are_sorted_or_the_likeliest(
+    top_p: float, sharpness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, ties included: logits that were rounded have many."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(6, 5000, generator=generator) * 8).round() / 8 * sharpness
+    logits[0, 1000:1010] = logits[0].max() + 1
+    logprobs = logits.log_softmax(-1)
+    found = nucleus(logprobs, top_p)
+    monkeypatch.setattr(sampling, "_FEW", 5000)
+    assert torch.equal(found, nucleus(logprobs, top_p))
+
+
+def test_a_sharp_distribution_needs_no_sorting_of_the_whole_vocabulary() -> None:
+    logprobs = (torch.randn(4, 5000, generator=torch.Generator().manual_seed(1)) * 4).log_softmax(-1)
+    assert sampling._nucleus_of_few(logprobs, 0.9) is not None
+    assert sampling._nucleus_of_few(torch.zeros(1, 5000).log_softmax(-1), 0.9) is None
