@@ -51,6 +51,7 @@ from pipeline.runs.index import runs_of
 from pipeline.runs.links import link_all, link_stored
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.origin import Origin, this_origin, write_origin
+from pipeline.runs.progress import ProgressFile
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import shown_on
 from pipeline.runs.rows import METRICS_STAGE
@@ -190,11 +191,12 @@ def _run_missing(
         return None
     clock = _steady_clock()
     live, gpus = _live_run(request, missing), GpuLog()
-    with shown_on(console) as redraw, RoundReports(run) as reports:
+    with shown_on(console) as redraw, RoundReports(run) as reports, ProgressFile(run) as told:
 
         def show() -> None:
             live.tick(clock())
             redraw(live)
+            told.update(live.progress, live.now)
             hear()
             gpus.update(live.view, live.view.elapsed_s(live.now))
             reports.update(live.view, live.view.elapsed_s(live.now))

@@ -82,17 +82,16 @@ def _watch_all(output_dir: Path, stamp: str | None, console: Console, every_s: f
 
 
 def _watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
-    live, news = run.followed(), PlainLines(console, every_s=0.0)
+    news = PlainLines(console, every_s=0.0)
 
     def look() -> bool:
         run.refresh()
-        live.tick(time.time() if run.engine_runs() else run.view.last)
         return run.state in ("running", "unknown")
 
     def page(_width: int, height: int) -> list[RenderableType]:
-        return watched_run(run, live, time.time(), height)
+        return watched_run(run, time.time(), height)
 
-    watch(console, every_s, look, page, lambda: news.new(live))
+    watch(console, every_s, look, page, lambda: news.new(run.view, run.progress, time.time()))
     if not console.is_interactive:
         print_run(run, time.time(), console)
 

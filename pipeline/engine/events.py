@@ -75,11 +75,14 @@ class _JobStarted(_Any, total=False):
     members: list[_Index] | None
 
 
-class _JobProgress(_Any, total=False):
+class JobProgress(_Any, total=False):
+    """How far a job is, as `RunView` takes it."""
+
     done: _Count
     total: _Count
     tokens: _Count
     numbers: dict[str, float | None]
+    loading: bool
 
 
 class _Heartbeat(_Any, total=False):
@@ -124,7 +127,7 @@ _KINDS: Mapping[str, Any] = {
     "WorkerStarted": _WorkerStarted,
     "DeviceQuarantined": _DeviceQuarantined,
     "JobStarted": _JobStarted,
-    "JobProgress": _JobProgress,
+    "JobProgress": JobProgress,
     "Heartbeat": _Heartbeat,
     "JobFinished": _JobFinished,
     "AttemptFailed": _AttemptFailed,

@@ -59,6 +59,11 @@ class RunFolder:
         return self.path / "journal.jsonl"
 
     @property
+    def progress(self) -> Path:
+        """How far it is, while it goes on."""
+        return self.path / "progress.json"
+
+    @property
     def timings(self) -> Path:
         """How long jobs took, and how fast they were."""
         return self.path / "timings.jsonl"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pipeline.engine.events import LINE, Event, read_event
 from pipeline.engine.journal import JournalReader
+from pipeline.engine.run_folder import RunFolder
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError
-from pipeline.plan.graph import Plan
 from pipeline.plan.recorded import RecordedPlan
-from pipeline.runs.live_run import LiveRun
+from pipeline.runs.progress import Progress, read_progress
 from pipeline.runs.run_view import RunView
 
 _TAIL_BYTES = 1 << 16
@@ -21,24 +21,25 @@ class FollowedJournal:
     """A journal and the state of its run, as far as it was read.
 
     Attributes:
-        view: What it told up to the last `refresh`.
+        view: What it told up to the last `refresh`; of jobs that run also how far they are, as `progress` has it.
+        progress: What the engine told last of how far the run is; None where it has told nothing.
     """
 
-    def __init__(self, path: Path, plan: RecordedPlan | None) -> None:
+    def __init__(self, folder: RunFolder, plan: RecordedPlan | None) -> None:
         """Read what there is.
 
         Args:
-            path: The journal.
+            folder: Of the run.
             plan: That of the run. Without it only counts are known, for which of a finished run the ends of its
                 journal will do.
 
         Raises:
             StoreError: It cannot be read.
         """
-        self._path, self._reader = path, JournalReader(path)
+        self._folder, self._reader = folder, JournalReader(folder.journal)
         self.view = RunView() if plan is None else RunView(plan.jobs.values(), plan.stored)
-        self._take = self.view.take
-        ends = [] if plan is not None else list(_ends(path))
+        self.progress: Progress | None = None
+        ends = [] if plan is not None else list(_ends(folder.journal))
         if ends and ends[-1].get("event") == "RunFinished":
             self.view.feed(ends)
         else:
@@ -55,19 +56,13 @@ class FollowedJournal:
         Raises:
             StoreError: It cannot be read.
         """
-        for event in self._reader.new_events():
-            self._take(event)
-
-    def followed(self, plan: RecordedPlan) -> LiveRun:
-        """How far the run is and how long it will still take, which `refresh` keeps up to date from now on.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
-        live = LiveRun(Plan(plan.jobs.values(), plan.edges), plan.stored)
-        self.view, self._take, self._reader = live.view, live.take, JournalReader(self._path)
-        self.refresh()
-        return live
+        self.view.feed(self._reader.new_events())
+        self.progress = read_progress(self._folder)
+        running = self.view.running()
+        for told in self.progress.running if self.progress else ():
+            attempt = running.get(told.get("job", ""))
+            if attempt is not None and attempt.number == told.get("attempt"):
+                self.view.take({**told, "event": "JobProgress"})
 
 
 def _ends(path: Path) -> Iterator[Event]:

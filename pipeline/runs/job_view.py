@@ -35,6 +35,7 @@ class AttemptView:
         total: Samples that it has.
         tokens: Tokens so far.
         numbers: Of its present step, as ``loss``; None for one that is no finite number.
+        loading: Whether it imports libraries or loads a model just now.
     """
 
     number: int
@@ -56,6 +57,12 @@ class AttemptView:
     total: int = 0
     tokens: int = 0
     numbers: Mapping[str, float | None] = field(default_factory=dict)
+    loading: bool = False
+
+    @property
+    def part(self) -> float:
+        """How far it is, from 0 to 1."""
+        return min(1.0, self.done / self.total) if self.total else 0.0
 
     def elapsed_s(self, now: float) -> float:
         """Seconds between its begin and its end, or `now`."""

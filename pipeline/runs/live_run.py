@@ -6,12 +6,13 @@ import math
 from collections import deque
 from collections.abc import Collection
 
-from pipeline.engine.events import Event
+from pipeline.engine.events import Event, JobProgress
 from pipeline.plan.estimates import WORKER_LOAD_S
 from pipeline.plan.graph import Plan, longest_paths
 from pipeline.plan.job import duration_name
 from pipeline.runs.job_view import AttemptView
 from pipeline.runs.pace import Pace
+from pipeline.runs.progress import Progress
 from pipeline.runs.run_view import RunView
 
 RATE_WINDOW_S = 10.0
@@ -72,6 +73,10 @@ class LiveRun:
         """Workers that have finished a job, and so have loaded what they need."""
         self._first: dict[tuple[str, int], tuple[float, float]] = {}
         """Job, attempt -> when it first told of progress, by when it had loaded; and how far it was then."""
+        self._loads: dict[tuple[str, int], float] = {}
+        """Job, attempt -> since when it says that it loads."""
+        self._loaded_s: dict[tuple[str, int], float] = {}
+        """Job, attempt -> what it has spent on that before."""
         self._spent_s = 0.0
         """On jobs that are done, times their places."""
         self._samples = self._tokens = 0
@@ -84,6 +89,18 @@ class LiveRun:
         """How many of these at least are not pending."""
         self._measured_paths, self._reopened = 0.0, False
         self._measure_paths()
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is now, for whoever cannot hear the engine."""
+        return Progress(
+            part=self.part,
+            remaining_s=self.remaining_s,
+            samples_per_s=self.samples_per_s,
+            tokens_per_s=self.tokens_per_s,
+            stopping=self.stopping,
+            running=tuple(_told(job_id, attempt) for job_id, attempt in self.view.running().items()),
+        )
 
     def take(self, event: Event) -> None:
         """Change the state as one event says."""
@@ -99,8 +116,8 @@ class LiveRun:
             self._begun = min(self._begun, self._ranks[job.id])
             # What was done is to do again.
             self.part, self._reopened = 0.0, self._reopened or was_settled
-        if event["event"] == "JobProgress" and (part := _part(job.attempts[-1])):
-            self._first.setdefault((job.id, job.attempts[-1].number), (self.view.last, part))
+        if event["event"] == "JobProgress":
+            self._hear(job.id, job.attempts[-1])
         if event["event"] == "JobFinished":
             self._samples += event["samples"]
             self._tokens += event["tokens"]
@@ -108,6 +125,16 @@ class LiveRun:
             self._warm.add(job.attempts[-1].worker)
             self._spent_s += took_s * self._places[job.id]
             self._pace.finished(self._kinds[job.id], self._plan.jobs[job.id].seconds, took_s)
+
+    def _hear(self, job_id: str, attempt: AttemptView) -> None:
+        """A job has told how far it is, or that it loads."""
+        which, now = (job_id, attempt.number), self.view.last
+        if attempt.part:
+            self._first.setdefault(which, (now, attempt.part))
+        if attempt.loading:
+            self._loads.setdefault(which, now)
+        elif (since := self._loads.pop(which, None)) is not None:
+            self._loaded_s[which] = self._loaded_s.get(which, 0.0) + max(0.0, now - since)
 
     def tick(self, now: float) -> None:
         """It is later now."""
@@ -180,7 +207,7 @@ class LiveRun:
         part, took_s = self._advance(job_id, attempt)
         if part:
             trust = _trust(part, took_s)
-            return trust * took_s * (1 - _part(attempt)) / part + (1 - trust) * by_time_s
+            return trust * took_s * (1 - attempt.part) / part + (1 - trust) * by_time_s
         # The step after the first takes so long already; most take as many of them as the first was.
         since_s, told = max(0.0, self.now - first[0]), first[1]
         trust = min(1.0, since_s / _TELLING_S)
@@ -196,24 +223,26 @@ class LiveRun:
         if first is None:
             return 0.0, 0.0
         at, told = first
-        part = _part(attempt)
+        part = attempt.part
         if part > told:
             return part - told, max(0.0, self.now - at)
         if told < _TELLING or self._cold_s(attempt):
             return 0.0, 0.0
-        return part, self._since_load_s(attempt)
+        return part, self._since_load_s(job_id, attempt)
 
     def _worked_s(self, job_id: str, attempt: AttemptView) -> float:
         """Seconds of work on a job; what came before its first progress is at most what was planned for that."""
-        since_s = self._since_load_s(attempt)
+        since_s = self._since_load_s(job_id, attempt)
         if (first := self._first.get((job_id, attempt.number))) is None:
             return since_s
         after_s = max(0.0, self.now - first[0])
         return min(since_s, first[1] * self._whole_s(job_id) + after_s)
 
-    def _since_load_s(self, attempt: AttemptView) -> float:
-        """Seconds since the job began, less what its worker is planned to load."""
-        return max(0.0, attempt.elapsed_s(self.now) - self._cold_s(attempt))
+    def _since_load_s(self, job_id: str, attempt: AttemptView) -> float:
+        """Seconds since the job began, less those that it spent loading: as it says, or else as was planned."""
+        which = job_id, attempt.number
+        told_s = self._loaded_s.get(which, 0.0) + max(0.0, self.now - self._loads.get(which, self.now))
+        return max(0.0, attempt.elapsed_s(self.now) - (told_s or self._cold_s(attempt)))
 
     def _cold_s(self, attempt: AttemptView) -> float:
         """Seconds that a worker is planned to load in its first job."""
@@ -249,5 +278,15 @@ def _trust(part: float, worked_s: float) -> float:
     return min(1.0, max(part / _TELLING, worked_s / _TELLING_S)) if part else 0.0
 
 
-def _part(attempt: AttemptView) -> float:
-    return min(1.0, attempt.done / attempt.total) if attempt.total else 0.0
+def _told(job_id: str, attempt: AttemptView) -> JobProgress:
+    return {
+        "event": "JobProgress",
+        "job": job_id,
+        "worker": attempt.worker,
+        "attempt": attempt.number,
+        "done": attempt.done,
+        "total": attempt.total,
+        "tokens": attempt.tokens,
+        "numbers": dict(attempt.numbers),
+        "loading": attempt.loading,
+    }

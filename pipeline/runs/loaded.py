@@ -26,8 +26,8 @@ from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
 from pipeline.runs.engine_lives import engine_runs
 from pipeline.runs.followed_journal import FollowedJournal
 from pipeline.runs.job_view import AttemptView, JobView
-from pipeline.runs.live_run import LiveRun
 from pipeline.runs.origin import Origin, read_origin
+from pipeline.runs.progress import Progress
 from pipeline.runs.run_view import RunView, failures
 from pipeline.runs.timeline import Span, attempts_of, timeline
 
@@ -150,7 +150,7 @@ class LoadedRun:
 
     @cached_property
     def _journal(self) -> FollowedJournal:
-        return FollowedJournal(self.folder.journal, None if self._glance or not self.jobs else self.plan)
+        return FollowedJournal(self.folder, None if self._glance or not self.jobs else self.plan)
 
     @property
     def view(self) -> RunView:
@@ -166,14 +166,14 @@ class LoadedRun:
         """How many lines of the journal are no events, as far as it was read."""
         return self._journal.unreadable
 
-    def followed(self) -> LiveRun:
-        """How far it is and how long it will still take, which `refresh` keeps up to date from now on.
+    @property
+    def progress(self) -> Progress | None:
+        """How far it is and how long it will still take, up to the last `refresh`; None where no engine tells it.
 
         Raises:
-            PlanError: The plan cannot be read.
             StoreError: The journal cannot be read.
         """
-        return self._journal.followed(self.plan)
+        return self._journal.progress if self.engine_runs() else None
 
     def engine_runs(self) -> bool | None:
         """Whether the process that carries it out lives; None where nobody can tell."""

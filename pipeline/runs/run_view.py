@@ -171,6 +171,7 @@ class RunView:
                 attempt = self._attempt(event, job)
                 attempt.done, attempt.total = event.get("done", 0), event.get("total", 0)
                 attempt.tokens, attempt.numbers = event.get("tokens", 0), event.get("numbers") or {}
+                attempt.loading = event.get("loading", False)
             case "JobFinished":
                 self._end(event, job, "done").run_s = float(event.get("run_s") or 0.0)
                 self._settle(job, "done")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def work_of(
         stopping: Whether the run is about to end.
         rank: Which of the processes of the job this is.
     """
-    store = Store(Path(order.store))
+    store, progress = Store(Path(order.store)), _RegularProgress(order, send)
     return Work(
         job_id=order.job_id,
         attempt=order.attempt,
@@ -53,7 +54,8 @@ def work_of(
         checkpoints=store.checkpoints(order.key),
         hints=store.hints,
         memory=memory,
-        report=_RegularProgress(order, send),
+        report=progress,
+        report_loading=progress.loading,
         stopping=stopping,
         rank=rank,
         world_size=len(order.gang) or 1,
@@ -68,7 +70,8 @@ def call_entry(order: RunJob, work: Work) -> None:
     Raises:
         JobError: The path does not name a function.
     """
-    with work.loading():
+    loaded = order.entry.partition(":")[0] in sys.modules
+    with nullcontext() if loaded else work.loading():
         entry = _load_entry(order.entry)
     entry(work)
 
@@ -110,16 +113,24 @@ class _RegularProgress:
         self._send = send
         self._next = 0.0
         self._pid = os.getpid()
+        self._last: dict[str, Any] = {"done": 0, "total": 0, "tokens": 0}
 
     def __call__(self, done: int, total: int, tokens: int, numbers: Mapping[str, float | None]) -> None:
         """Tell how far the job is, unless that was just done, or this is a process that the job has forked."""
         now = time.monotonic()
-        if now < self._next or os.getpid() != self._pid:
-            return
-        self._next = now + PROGRESS_INTERVAL_S
-        counts = {"done": done, "total": total, "tokens": tokens}
-        job_id, attempt = self._order.job_id, self._order.attempt
-        self._send(JobProgress(job_id=job_id, attempt=attempt, numbers=numbers, **counts))
+        self._last = {"done": done, "total": total, "tokens": tokens, "numbers": numbers}
+        if now >= self._next:
+            self._next = now + PROGRESS_INTERVAL_S
+            self._tell(loading=False)
+
+    def loading(self, begins: bool) -> None:
+        """Tell that the job loads something, or works again. That is told at once: it may take long."""
+        self._tell(loading=begins)
+
+    def _tell(self, *, loading: bool) -> None:
+        if os.getpid() == self._pid:
+            job_id, attempt = self._order.job_id, self._order.attempt
+            self._send(JobProgress(job_id=job_id, attempt=attempt, loading=loading, **self._last))
 
 
 def _load_entry(path: str) -> Entry:

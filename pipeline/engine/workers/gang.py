@@ -61,6 +61,7 @@ class _Rank:
         out: What it writes as its output.
         said: Its last word.
         is_over: Whether the process has ended, and everything it sent was read.
+        loads: Whether it has said that it loads a model.
     """
 
     number: int
@@ -69,6 +70,7 @@ class _Rank:
     out: Path
     said: JobFinished | JobRaised | AttemptStopped | None = None
     is_over: bool = False
+    loads: bool = False
 
 
 @dataclass
@@ -122,8 +124,12 @@ class _Gang:
 
     def _take(self, rank: _Rank, message: object) -> None:
         if isinstance(message, JobProgress) and rank.number == 0:
-            self.work.show(message.numbers)
-            self.work.progress(message.done, message.total, message.tokens)
+            if message.loading != rank.loads:
+                rank.loads = message.loading
+                self.work.report_loading(rank.loads)
+            else:
+                self.work.show(message.numbers)
+                self.work.progress(message.done, message.total, message.tokens)
         elif isinstance(message, JobFinished | JobRaised | AttemptStopped):
             rank.said = message
 

@@ -142,6 +142,8 @@ class JobProgress:
         default_factory=dict
     )
     """Of the present step, as its loss; None for one that is no finite number."""
+    loading: bool = False
+    """Whether it imports libraries or loads a model just now."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ class Work:
         hints: Folder shared by all jobs of the store, for what makes later jobs faster but changes no result.
         memory: Lives as long as the worker: loaded models and the like, by name.
         report: Sends progress: samples done, samples in all, tokens so far, `numbers`. Rate-limited by the worker.
+        report_loading: Sends that loading begins, or that it is over.
         stopping: Whether the run is about to end. A job that would take long saves a checkpoint then and raises
             `JobStopped`; one that does neither is cut off when the grace period is over.
         rank: Which of the job's processes this is. All run the same entry; what rank 0 writes to `out` is the
@@ -68,6 +69,7 @@ class Work:
     hints: Path
     memory: dict[str, Any]
     report: Callable[[int, int, int, Mapping[str, float | None]], None] = field(repr=False)
+    report_loading: Callable[[bool], None] = field(repr=False, default=lambda _: None)
     stopping: Callable[[], bool] = field(repr=False, default=lambda: False)
     rank: int = 0
     world_size: int = 1
@@ -130,11 +132,12 @@ class Work:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Count the time inside as loading (imports, models) rather than as work.
+        """Count the time inside as loading (imports, models) rather than as work, and tell of it.
 
         Imports of torch and transformers make hundreds of thousands of objects and hardly any garbage, and to look
         for garbage in cycles meanwhile takes a fifth of their time, so it waits until they are done.
         """
+        self.report_loading(True)
         start, collects = time.monotonic(), gc.isenabled()
         gc.disable()
         try:
@@ -143,6 +146,7 @@ class Work:
             if collects:
                 gc.enable()
             self.load_s += time.monotonic() - start
+            self.report_loading(False)
 
 
 def _figure(name: str, value: object) -> float | None:

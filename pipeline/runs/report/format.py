@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline.runs.job_view import AttemptView
+
 _PREFIXES = ["", *"kMGTPEZYRQ"]
 _LARGE = 1e7
 """From here on the digits of a number are more than anyone reads."""
@@ -37,6 +39,13 @@ def roughly(seconds: float) -> str:
 def percent(part: float) -> str:
     """How far something is, as ``37 %``; never 100 before it is done."""
     return f"{int(100 * part)} %"
+
+
+def done_in_words(attempt: AttemptView) -> str:
+    """How far a job is that runs: ``37 %``, ``loading``, or "" where it tells nothing."""
+    if attempt.loading:
+        return "loading"
+    return percent(attempt.part) if attempt.total else ""
 
 
 def rate(per_second: float) -> str:

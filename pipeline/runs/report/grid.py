@@ -8,7 +8,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from pipeline.runs.job_view import JobCounts
-from pipeline.runs.report.format import jobs
+from pipeline.runs.progress import Progress
+from pipeline.runs.report.format import jobs, percent, roughly
 from pipeline.terminal.columns import AMPLE, EXTRA, Column, FittedTable
 
 LEAST_CHAIN = 16
@@ -56,9 +57,17 @@ def whole_grids(cells: Cells, width: int) -> Iterator[FittedTable]:
         yield _table(cells, own, shown, columns)
 
 
-def progress(counts: JobCounts) -> str:
+def jobs_done(counts: JobCounts) -> str:
     """As in ``3/10 jobs done``."""
     return f"{counts.there:,}/{jobs(counts.total)} done"
+
+
+def how_far(counts: JobCounts, progress: Progress) -> list[str]:
+    """As in ``37 %`` and ``about 2 h left``."""
+    parts = [percent(progress.part)]
+    if counts.left or counts.running:
+        parts.append("stopping" if progress.stopping else f"about {roughly(progress.remaining_s)} left")
+    return parts
 
 
 def cell_text(cell: JobCounts | None) -> Text:

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from pipeline.runs.live_run import LiveRun
+from pipeline.runs.progress import Progress
 from pipeline.runs.report.format import jobs
 from pipeline.runs.report.gpus import gpu_loads, memory
 from pipeline.runs.report.screen import headline, screen
+from pipeline.runs.run_view import RunView
 from pipeline.terminal.watch import in_place
 
 
@@ -40,13 +42,12 @@ class PlainLines:
     def update(self, run: LiveRun) -> None:
         """Print what is new."""
         elapsed_s = run.view.elapsed_s(run.now)
-        for line in self.new(run):
+        for line in self.new(run.view, run.progress, run.now):
             self._console.print(f"[{elapsed_s:7.1f} s] {line}", markup=False, highlight=False, soft_wrap=True)
 
-    def new(self, run: LiveRun) -> list[str]:
+    def new(self, view: RunView, progress: Progress | None, now: float) -> list[str]:
         """What is new since the last time."""
-        view, elapsed_s = run.view, run.view.elapsed_s(run.now)
-        lines = []
+        elapsed_s, lines = view.elapsed_s(now), []
         for (chain, number), cell in view.cells.items():
             if cell.settled and (chain, number) not in self._finished:
                 self._finished.add((chain, number))
@@ -55,7 +56,7 @@ class PlainLines:
                     lines.append(f"{chain} round {number}: {outcome}")
         if elapsed_s >= self._next_s:
             self._next_s = elapsed_s + self._every_s
-            lines.append(headline(run))
+            lines.append(headline(view, progress))
             if loads := gpu_loads(view):
                 lines.append("; ".join(map(memory, loads)))
         return lines

@@ -11,29 +11,31 @@ from rich.text import Text
 
 from pipeline.runs.job_view import AttemptView, WorkerView
 from pipeline.runs.live_run import LiveRun
-from pipeline.runs.report.format import brief_device, duration, gibibytes, percent, rate, roughly
-from pipeline.runs.report.grid import Cells, chains_of, current_grid, progress
+from pipeline.runs.progress import Progress
+from pipeline.runs.report.format import brief_device, done_in_words, duration, gibibytes, rate
+from pipeline.runs.report.grid import Cells, chains_of, current_grid, how_far, jobs_done
+from pipeline.runs.run_view import RunView
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 
 _Row = TypeVar("_Row")
 
 _BAR = 16
-_LEAST_JOB = 28
+_LEAST_JOB = 26
 _LEAST_DEVICE = 8
 _STAGE = len("/r10/generate/000")
 _LEAST_CHAINS = 3
 """Rows that chains get, at least, where there are more workers than lines."""
 
 
-def headline(run: LiveRun) -> str:
+def headline(view: RunView, progress: Progress | None) -> str:
     """The run in one line."""
-    return " ".join(_headline(run))
+    return " ".join(_headline(view, progress))
 
 
 def screen(run: LiveRun, width: int, height: int) -> RenderableType:
     """The live view for a terminal of so many columns and lines; it leaves the last line free."""
     view = run.view
-    first, *rest = _headline(run)
+    first, *rest = _headline(view, run.progress)
     top = in_lines([f"{duration(view.elapsed_s(run.now))}: {first}", *rest], width)
     said = in_lines(run.stopping.split(), width) if run.stopping else []
     top, said = top[: max(1, height - 1 - len(said))], said[: max(0, height - 2)]
@@ -59,16 +61,15 @@ def share_lines(lines: int, chains: int, workers: int) -> tuple[int, int]:
     return min(chains, room - for_workers), for_workers
 
 
-def _headline(run: LiveRun) -> list[str]:
-    counts = run.view.counts()
-    parts = [percent(run.part)]
-    if counts.left or counts.running:
-        parts.append("stopping" if run.stopping else f"about {roughly(run.remaining_s)} left")
-    parts += [progress(counts), f"{counts.running} running", f"{counts.left:,} to come"]
+def _headline(view: RunView, progress: Progress | None) -> list[str]:
+    counts = view.counts()
+    parts = how_far(counts, progress) if progress else []
+    parts += [jobs_done(counts), f"{counts.running} running", f"{counts.left:,} to come"]
     if counts.given_up:
         parts.append(f"{counts.failed} failed, {counts.blocked} blocked")
-    parts.append(f"{rate(run.samples_per_s)} samples/s")
-    parts.append(f"{rate(run.tokens_per_s)} tokens/s")
+    if progress:
+        parts.append(f"{rate(progress.samples_per_s)} samples/s")
+        parts.append(f"{rate(progress.tokens_per_s)} tokens/s")
     return [f"{part}," for part in parts[:-1]] + parts[-1:]
 
 
@@ -92,13 +93,12 @@ def _workers(run: LiveRun, lines: int, job_width: int) -> Iterator[RenderableTyp
     table = FittedTable(_columns(job_width, gpus=gpus), lines=False)
     for worker in shown:
         attempt = running[worker.job_id] if worker.state == "running" else None
-        part = min(1.0, attempt.done / attempt.total) if attempt and attempt.total else 0.0
         table.add_row(
             str(worker.index),
             worker.gpu.label if worker.gpu else brief_device(worker.device),
             worker.job_id if attempt else worker.state,
-            f"{part:.0%}" if attempt else "",
-            _bar(part) if attempt else "",
+            done_in_words(attempt) if attempt else "",
+            _bar(attempt.part) if attempt else "",
             _loss(attempt) if attempt else "",
             duration(attempt.elapsed_s(run.now)) if attempt else "",
             gibibytes(worker.rss_bytes) if worker.rss_bytes else "",
@@ -114,7 +114,7 @@ def _columns(job_width: int, *, gpus: bool) -> Iterator[Column]:
     yield Column(heading="worker", right=True)
     yield Column(heading="device", rank=7, least=_LEAST_DEVICE)
     yield Column(heading="job", rank=1, least=_LEAST_JOB, width=job_width)
-    yield Column(heading="done", right=True, rank=4)
+    yield Column(heading="done", right=True, rank=4, width=len("loading"))
     yield Column(heading="", rank=EXTRA + 1, width=_BAR)
     yield Column(heading="loss", right=True, rank=5, width=len("-1.23e-05"))
     yield Column(heading="time", right=True, rank=2, width=len("59 min 59 s"))

@@ -15,8 +15,17 @@ from pipeline.runs.job_logs import last_line, log_path
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.report.format import brief_device, count, duration, jobs, logs_command, shown_path
-from pipeline.runs.report.grid import progress, whole_grids
+from pipeline.runs.progress import Progress
+from pipeline.runs.report.format import (
+    brief_device,
+    count,
+    done_in_words,
+    duration,
+    jobs,
+    logs_command,
+    shown_path,
+)
+from pipeline.runs.report.grid import how_far, jobs_done, whole_grids
 from pipeline.runs.run_view import RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.text import printable
@@ -168,7 +177,9 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
         text.append(", nothing ran: every output was stored before")
     elif view.started is not None:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
-    parts = [f"{progress(counts)} ({counts.stored} stored before)"]
+    told = run.progress
+    parts = how_far(counts, told) if told else []
+    parts.append(f"{jobs_done(counts)} ({counts.stored} stored before)")
     rest = {"running": counts.running, "left": counts.left, "failed": counts.failed, "blocked": counts.blocked}
     parts += [f"{number:,} {what}" for what, number in rest.items() if number]
     text.append("\n" + ", ".join(parts))
@@ -185,19 +196,22 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
 
 
 def running_table(folder: RunFolder, running: Sequence[JobView], now: float, stale: str = "") -> FittedTable:
-    """What runs, where, and what its log said last: progress inside of jobs is told to the engine alone."""
+    """What runs, where, how far it is, and what its log said last."""
     said = [_in_brief(last_line(folder, job.id, job.attempts[-1])) for job in running]
+    done = [done_in_words(job.attempts[-1]) for job in running]
     columns = [
         Column(heading="job", least=_LEAST_JOB),
-        Column(heading="worker", right=True, rank=2),
-        Column(heading="device", rank=5, least=_LEAST_DEVICE),
-        Column(heading="attempt", right=True, rank=4),
+        Column(heading="worker", right=True, rank=3),
+        Column(heading="device", rank=6, least=_LEAST_DEVICE),
+        Column(heading="attempt", right=True, rank=5),
         Column(heading="time", right=True, rank=1),
     ]
+    if any(done):
+        columns.append(Column(heading="done", right=True, rank=2))
     if any(said):
-        columns.append(Column(heading="last said", rank=3, least=_LEAST_SAID))
+        columns.append(Column(heading="last said", rank=4, least=_LEAST_SAID))
     table = FittedTable(columns, title=f"running{stale}", lines=False)
-    for job, line in zip(running, said, strict=True):
+    for job, part, line in zip(running, done, said, strict=True):
         attempt = job.attempts[-1]
         cells = (
             str(attempt.worker),
@@ -205,7 +219,7 @@ def running_table(folder: RunFolder, running: Sequence[JobView], now: float, sta
             str(attempt.number),
             duration(attempt.elapsed_s(now)),
         )
-        table.add_row(job.id, *cells, *([line] if any(said) else []))
+        table.add_row(job.id, *cells, *([part] if any(done) else []), *([line] if any(said) else []))
     return table
 
 
@@ -314,6 +328,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "pid": view.pid,
         "host": view.host,
         "slurm": dict(run.origin.slurm) or None,
+        "progress": _progress_json(run.progress),
         "counts": {**asdict(counts), "pending": counts.left},
         "cells": [
             {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells.items()
@@ -346,4 +361,16 @@ def _attempt_json(job: JobView, attempt: AttemptView, now: float) -> dict[str, A
         "worker": attempt.worker,
         "device": attempt.device,
         "elapsed_s": round(attempt.elapsed_s(now), 3),
+        "loading": attempt.loading,
+        "done": attempt.done,
+        "total": attempt.total,
+        "tokens": attempt.tokens,
+        "numbers": dict(attempt.numbers),
     }
+
+
+def _progress_json(progress: Progress | None) -> dict[str, float] | None:
+    if progress is None:
+        return None
+    names = ("part", "remaining_s", "samples_per_s", "tokens_per_s")
+    return {name: round(getattr(progress, name), 4) for name in names}

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from pipeline.runs.live_run import LiveRun
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.report.format import jobs, percent, roughly
+from pipeline.runs.report.format import jobs
 from pipeline.runs.report.grid import chains_of
 from pipeline.runs.report.screen import chain_lines, first, share_lines
 from pipeline.runs.report.status import Glance, run_headline, running_table
@@ -19,12 +18,10 @@ from pipeline.terminal.text import printable
 _MOST_FAILURES = 3
 
 
-def watched_run(run: LoadedRun, live: LiveRun, now: float, height: int) -> list[RenderableType]:
+def watched_run(run: LoadedRun, now: float, height: int) -> list[RenderableType]:
     """One run for a terminal of so many lines: how far it is, chains, what runs, what failed last."""
     engine = run.engine_runs()
     top = run_headline(run, now, engine)
-    if engine and run.view.started is not None:
-        top.append(f"\n{percent(live.part)}, about {roughly(live.remaining_s)} left")
     top.no_wrap, top.overflow = True, "ellipsis"
     failed = list(failures(run.view))[-_MOST_FAILURES:]
     bottom = [Text(printable(f"failed: {job.id}: {job.reason}"), "red") for job, _ in failed]

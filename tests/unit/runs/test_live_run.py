@@ -35,6 +35,9 @@ class Told:
         fields = {"attempt": 1, "worker": worker, "done": done, "total": total, "tokens": tokens}
         self.tell("JobProgress", job=job, **fields)
 
+    def loads(self, job: str, loading: bool) -> None:
+        self.tell("JobProgress", job=job, attempt=1, worker=0, loading=loading)
+
     def finish(self, job: str, worker: int = 0) -> None:
         self.tell("JobFinished", job=job, attempt=1, worker=worker, load_s=0, run_s=1, samples=10, tokens=100)
 
@@ -53,6 +56,18 @@ def test_rates_look_at_the_last_seconds_only() -> None:
     told.finish("0")
     assert told.at(20.0).samples_per_s == pytest.approx(0.5)
     assert told.at(30.0).samples_per_s == pytest.approx(0.0)
+
+
+def test_what_a_job_says_that_it_loads_is_no_work_however_long_it_takes() -> None:
+    told = Told()
+    told.begin("0")
+    told.loads("0", loading=True)
+    run = told.at(30.0)
+    assert (run.part, run.remaining_s) == (0.0, pytest.approx(4.0))
+    told.loads("0", loading=False)
+    assert told.at(30.5).part < 0.07  # half a second of work
+    told.progress("0", 5)
+    assert 0.1 < told.at(31.0).part < 0.2
 
 
 def test_a_lost_attempt_is_no_negative_speed() -> None:

@@ -48,7 +48,7 @@ def test_progress_and_signs_of_life_are_told_and_change_nothing_else() -> None:
     assert (
         paper.hear(0, JobProgress(job_id="a", attempt=1, done=2, total=5, tokens=8, numbers={"loss": 0.5})) == []
     )
-    told = {"done": 2, "total": 5, "tokens": 8, "numbers": {"loss": 0.5}}
+    told = {"done": 2, "total": 5, "tokens": 8, "numbers": {"loss": 0.5}, "loading": False}
     assert paper.effects == [Tell("JobProgress", {"job": "a", "attempt": 1, "worker": 0, **told})]
     assert paper.hear(0, Heartbeat(rss_bytes=77)) == []
     assert paper.effects == [Tell("Heartbeat", {"worker": 0, "rss_bytes": 77, "gpu": None})]

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from pipeline.engine.workers.messages import AttemptStopped, RunJob, Shutdown, decode_report, encode
+from pipeline.engine.workers.messages import AttemptStopped, JobProgress, RunJob, Shutdown, decode_report, encode
 from pipeline.machine import children
 from pipeline.machine.children import Child
 
@@ -21,7 +21,9 @@ def test_a_request_to_stop_that_comes_right_behind_the_job_is_heard(tmp_path: Pa
     try:
         for message in (order, Shutdown()):  # long before the process reads
             rank.channel.send(encode(message))
-        assert decode_report(next(rank.channel.lines())) == AttemptStopped(job_id="a", attempt=1)
+        said = (decode_report(line) for line in rank.channel.lines())
+        last = next(message for message in said if not isinstance(message, JobProgress))
+        assert last == AttemptStopped(job_id="a", attempt=1)
         assert rank.process.wait() == 0
     finally:
         children.end([rank])

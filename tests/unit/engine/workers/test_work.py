@@ -29,6 +29,15 @@ def test_whole_numbers_of_libraries_are_numbers() -> None:
     assert {type(count) for count in (*told[0][:3], work.samples, work.tokens, work.held_mb)} == {int}
 
 
+def test_that_a_job_loads_is_told_at_once_and_that_it_is_over_too() -> None:
+    told: list[bool] = []
+    work = work_of([])
+    work.report_loading = told.append
+    with work.loading():
+        assert told == [True]
+    assert told == [True, False]
+
+
 def test_numbers_of_a_step_go_along_with_progress() -> None:
     told: list[tuple[Any, ...]] = []
     work = work_of(told)

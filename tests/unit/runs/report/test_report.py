@@ -311,7 +311,8 @@ def status(**cell: int) -> LiveRun:
 
 
 def test_headline_has_counts_rates_and_time_left() -> None:
-    text = headline(status(total=10, stored=2, done=3, running=1))
+    run = status(total=10, stored=2, done=3, running=1)
+    text = headline(run.view, run.progress)
     assert text == (
         "37 %, about 1 min 05 s left, 5/10 jobs done, 1 running, 4 to come, 1.5k samples/s, 18.5k tokens/s"
     )

@@ -2,7 +2,6 @@
 
 import fcntl
 import io
-import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.commands.status import watch_status
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.progress import Progress, ProgressFile
 from pipeline.runs.report.status import Glance
 from pipeline.runs.report.watched import News, watched_run
 from pipeline.terminal import watch as watching
@@ -26,11 +26,13 @@ def shown(run: WrittenRun, width: int, height: int) -> str:
     with run.folder.journal.open("ab") as engine:
         fcntl.flock(engine, fcntl.LOCK_EX)  # as an engine does that lives
         recorded = LoadedRun(run.folder)
-        live = recorded.followed()
-        live.tick(START + 60)
         console = Console(file=out, width=width, height=height, color_system=None)
-        console.print(Group(*watched_run(recorded, live, START + 60, height)), highlight=False)
+        console.print(Group(*watched_run(recorded, START + 60, height)), highlight=False)
     return out.getvalue()
+
+
+def tell(run: WrittenRun, progress: Progress) -> None:
+    ProgressFile(run.folder).update(progress, START)
 
 
 def test_a_run_says_how_far_it_is_and_what_runs(tmp_path: Path) -> None:
@@ -39,7 +41,10 @@ def test_a_run_says_how_far_it_is_and_what_runs(tmp_path: Path) -> None:
     run.begin(f"{CHAIN}/r1/generate/000")
     text = shown(run, 80, 24)
     assert " cpu 0 " in text
-    assert re.search(r"\d+ %, about .* left", text)
+    assert " left" not in text.replace("5 left", "")  # the engine has told nothing
+    tell(run, Progress(part=0.379, remaining_s=67.0))
+    text = shown(run, 80, 24)
+    assert "37 %, about 1 min 05 s left, 0/6 jobs done" in text
     assert f"{CHAIN}/r1/generate/000" in text
     assert "0/6 jobs done" in text
 
@@ -75,6 +80,7 @@ def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
 ) -> None:
     run = WrittenRun(tmp_path, chain_plan(1))
     run.worker(0, "cpu slot 0")
+    tell(run, Progress(part=0.12, remaining_s=3600.0, samples_per_s=7.0))
     out = io.StringIO()
 
     def go_on(_seconds: float) -> None:
@@ -86,7 +92,7 @@ def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
     monkeypatch.setattr(watching.time, "sleep", go_on)
     monkeypatch.setattr("pipeline.commands.status.watch", lambda *args: watching.watch(*args, go_on))
     watch_status(tmp_path, "x", None, Terminal(file=out, width=120), 0.1)
-    assert "0 %, about" in out.getvalue()
+    assert "12 %, about 1 h 00 min left, 0/3 jobs done, 0 running, 3 to come, 7 samples/s" in out.getvalue()
     assert "done" in out.getvalue()
 
 

@@ -1,0 +1,133 @@
+"""How far a run is: the same for those who hear its engine and for those who look from another terminal."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.runs.live_run import LiveRun
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.progress import ProgressFile, read_progress
+from pipeline.runs.report.screen import headline, screen
+from pipeline.runs.report.status import run_headline, run_json, running_table
+from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
+from tests.unit.runs.report.test_tables import printed
+
+FIRST, SECOND = (f"{CHAIN}/r1/generate/{shard:03}" for shard in range(2))
+
+
+class Engine:
+    """An engine that tells its live view everything, its journal all but progress, and leaves the file."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self.written = WrittenRun(output_dir, chain_plan(2))
+        self.live = LiveRun(self.written.plan, workers=2, load_s=3.0)
+        self.file = ProgressFile(self.written.folder)
+        self.take("RunStarted", jobs=6, unsettled=6, pid=1, host="nowhere")
+        for index in range(2):
+            self.written.worker(index, f"cpu slot {index}")
+            self.take("WorkerStarted", worker=index, pid=7, device=f"cpu slot {index}")
+
+    def take(self, event: str, **fields: Any) -> None:
+        self.live.take({"event": event, "time": self.written.now, **fields})
+
+    def begin(self, job: str, worker: int) -> None:
+        self.take("JobStarted", job=job, attempt=1, worker=worker)
+        self.written.begin(job, worker=worker, log=None)
+
+    def progress(self, job: str, worker: int, **fields: Any) -> None:
+        self.take("JobProgress", job=job, attempt=1, worker=worker, **fields)
+
+    def tick(self, now: float) -> None:
+        self.live.tick(now)
+        self.file.update(self.live.progress, now)
+
+
+@contextmanager
+def alive(run: WrittenRun) -> Iterator[LoadedRun]:
+    """Look at a run whose engine lives."""
+    with run.folder.journal.open("ab") as engine:
+        fcntl.flock(engine, fcntl.LOCK_EX)
+        yield LoadedRun(run.folder)
+
+
+def test_status_says_what_the_live_view_says(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.begin(FIRST, worker=0)
+    engine.begin(SECOND, worker=1)
+    engine.progress(FIRST, worker=0, done=30, total=100, tokens=900, numbers={"loss": 0.5})
+    engine.progress(SECOND, worker=1, loading=True)
+    now = START + 40
+    engine.tick(now)
+    with alive(engine.written) as run:
+        assert headline(run.view, run.progress) == headline(engine.live.view, engine.live.progress)
+        assert ", ".join(headline(run.view, run.progress).split(", ")[:3]) in run_headline(run, now, True).plain
+        attempts = [run.view.running()[job] for job in (FIRST, SECOND)]
+        assert attempts == [engine.live.view.running()[job] for job in (FIRST, SECOND)]
+        told = printed(running_table(run.folder, run.view.having("running"), now), 120)
+        for text in (told, printed(screen(engine.live, 120, 40), 120)):
+            (first,) = [line for line in text.splitlines() if FIRST in line]
+            (second,) = [line for line in text.splitlines() if SECOND in line]
+            assert "30 %" in first
+            assert "loading" in second
+            assert "%" not in second
+        data = run_json(run, now)
+        assert data["progress"]["part"] == pytest.approx(engine.live.part, abs=1e-4)
+        assert [job["done"] for job in data["running_jobs"]] == [30, 0]
+        # What is told of an attempt that is over by now is passed over.
+        engine.written.finish(FIRST)
+        run.refresh()
+        assert list(run.view.running()) == [SECOND]
+        assert run.view.jobs[FIRST].attempts[-1].outcome == "done"
+
+
+def test_it_is_written_about_once_a_second_and_goes_with_the_run(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    folder = engine.written.folder
+    with engine.file:
+        engine.tick(START)
+        told = []
+        for tenth in range(1, 21):
+            engine.begin(FIRST, worker=0) if tenth == 1 else None
+            engine.progress(FIRST, worker=0, done=tenth, total=100)
+            engine.tick(START + tenth / 10)
+            told.append(read_progress(folder))
+        assert len({json.dumps(each.running) for each in told if each}) == 3
+        engine.live.stopping = "stopping on Ctrl-C"
+        engine.tick(START + 2.05)  # at once: there may be no later time
+        with alive(engine.written) as run:
+            assert "stopping, 0/6 jobs done" in run_headline(run, START + 3, True).plain
+    assert not list(folder.path.glob("*progress*"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"part": 2, "remaining_s": 1}', '{"part": NaN, "remaining_s": 1}', '{"part": 0.5}']
+)
+def test_a_file_that_is_damaged_or_absent_costs_a_percentage(text: str, tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    for make in (lambda path: None, lambda path: path.write_text(text)):
+        make(engine.written.folder.progress)
+        with alive(engine.written) as run:
+            assert run.progress is None
+            assert "\n0/6 jobs done" in run_headline(run, START, True).plain
+
+
+def test_an_engine_that_cannot_write_it_goes_on_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(tmp_path)
+    engine.written.folder.progress.mkdir()
+    with engine.file:
+        engine.tick(START)
+        engine.tick(START + 5)
+    assert len(caplog.records) == 1
+
+
+def test_a_run_that_is_over_or_killed_has_no_time_left(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.tick(START)
+    assert LoadedRun(engine.written.folder).progress is None
