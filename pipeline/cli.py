@@ -54,9 +54,9 @@ def main(arguments: Sequence[str]) -> int:
         composing = False
         label, value, reason = _announce_run(arguments), None, ""
         try:
-            config = typed(composed)
-            multirun.check_objective(config)
             given = HydraConfig.get().overrides.task
+            config = typed(composed, given)
+            multirun.check_objective(config)
             code = run_experiment(
                 config, make_console(), label=label, given=given, command=_repeating(arguments, given)
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config.checks import check_config, check_together
+from pipeline.config.held_out import fewer_than_usual
 from pipeline.config.ignored import idle_settings
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
@@ -120,7 +121,8 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         gpu=next((device.name for device in devices if device.kind == "cuda"), None),
         plain_attention=plain,
     )
-    notes = (warning, said_of_attention(plain), slow_precision(config, gpu))
+    fewer = fewer_than_usual(config, given)
+    notes = (warning, said_of_attention(plain), slow_precision(config, gpu), fewer)
     said = [one for one in notes if one is not None]
     warnings = (*import_warnings(), *said, *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings, given=tuple(given))

@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config.declared import declared, filled
 from pipeline.config.explain import COMPOSITION_ERRORS, explain, one_line
 from pipeline.config.fronts import point_of, settings_of, with_points
+from pipeline.config.held_out import give_way
 from pipeline.config.install import conf_dir
 from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.schema import Config
@@ -164,16 +165,23 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
         raise explain(error) from error
     finally:
         GlobalHydra.instance().hydra = outer  # of a program that uses Hydra itself
-    return typed(composed)
+    return typed(composed, overrides)
 
 
-def typed(composed: DictConfig) -> Config:
-    """Turn a composed configuration into dataclasses."""
+def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
+    """Turn a composed configuration into dataclasses.
+
+    Args:
+        composed: The configuration.
+        overrides: The settings of the command line that are in it.
+    """
     try:
         _refuse_missing(composed)
-        return cast("Config", _to_object(composed, Config))
+        config = cast("Config", _to_object(composed, Config))
     except COMPOSITION_ERRORS as error:
         raise explain(error) from error
+    give_way(config, overrides)
+    return config
 
 
 def config_from_plain(plain: Mapping[str, Any]) -> Config:

@@ -198,7 +198,8 @@ class EvaluationConfig:
     split: str = one_of("test", {"test": "for what is reported", "validation": "while settings are being chosen"})
     """Which held-out prompts every policy is evaluated on."""
     num_prompts: int = number(500, at_least=1, at_most=1_000_000_000)
-    """Held-out prompts that every policy is evaluated on."""
+    """Held-out prompts that every policy is evaluated on; where this is not set, no more than every dataset holds
+    out for it."""
     num_samples: int = number(2, at_least=1, at_most=100_000)
     """Completions per prompt."""
     bootstrap_samples: int = number(1000, at_least=20, at_most=1_000_000)

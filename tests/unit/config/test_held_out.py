@@ -1,0 +1,35 @@
+"""On how many prompts policies are evaluated where nobody has said it."""
+
+import pytest
+
+from pipeline.config.checks import check_config
+from pipeline.config.held_out import fewer_than_usual
+from pipeline.config.load import load_config
+from pipeline.errors import ConfigError
+
+
+def test_the_default_gives_way_to_what_is_held_out_and_a_number_that_was_given_does_not() -> None:
+    few = ["experiment.name=t", "datasets.addition.test_size=50"]
+    config = load_config(few)
+    check_config(config)
+    assert config.evaluation.num_prompts == 50
+    said = fewer_than_usual(config, few)
+    assert said is not None
+    assert said.startswith(
+        "every policy is evaluated on 50 prompts, since the test split of datasets.addition has"
+    )
+    for given in ("evaluation.num_prompts=500", "++evaluation.num_prompts=51", "evaluation={num_prompts: 500}"):
+        with pytest.raises(
+            ConfigError, match=r"the test split of datasets\.addition has 50 prompts; ask for fewer"
+        ):
+            check_config(load_config([*few, given]))
+    asked = [*few, "evaluation.num_prompts=20"]
+    assert load_config(asked).evaluation.num_prompts == 20
+    assert fewer_than_usual(load_config(asked), asked) is None
+
+
+def test_it_is_the_split_in_question_that_counts() -> None:
+    given = ["experiment.name=t", "datasets.addition.validation_size=40"]
+    assert load_config(given).evaluation.num_prompts == 500
+    assert fewer_than_usual(load_config(given), given) is None
+    assert load_config([*given, "evaluation.split=validation"]).evaluation.num_prompts == 40
