@@ -29,12 +29,24 @@ _pipeline_words() {  # program, then the words before the cursor: what there is 
     if [[ ${COMPREPLY[0]} == *[=.] ]]; then compopt -o nospace 2>/dev/null; fi
 }
 _pipeline() {
-    local words line=${COMP_LINE:0:COMP_POINT}
-    read -ra words <<< "$line"
-    if [[ $line == *' ' ]]; then words+=(''); fi
-    local quoted=
-    if [[ ${words[-1]} == [\\"\\']* ]]; then quoted=1; fi
-    words=("${words[@]//[\\"\\']/}")
+    # COMP_WORDS is broken at each = and :, so the line is taken apart here: a space in quotes ends no word.
+    local line=${COMP_LINE:0:COMP_POINT} words=() word= quote= quoted= char at
+    for ((at = 0; at < ${#line}; at++)); do
+        char=${line:at:1}
+        if [[ $quote ]]; then
+            if [[ $char == "$quote" ]]; then quote=; else word+=$char; fi
+        elif [[ $char == [\\"\\'] ]]; then
+            quote=$char
+            if [[ -z $word ]]; then quoted=1; fi
+        elif [[ $char == ' ' ]]; then
+            if [[ $word ]]; then words+=("$word"); fi
+            word= quoted=
+        else
+            if [[ $char == "\\\\" ]]; then ((at++)); char=${line:at:1}; fi
+            word+=$char
+        fi
+    done
+    words+=("$word")
     case "$1 ${words[1]} ${words[2]}" in
         *python*' -m pipeline') _pipeline_words "$1" -m pipeline complete -- "${words[@]:3}" ;;
         *python*' '*run_parallel.py' '*) _pipeline_words "$1" -m pipeline complete -- run "${words[@]:2}" ;;

@@ -1,6 +1,7 @@
 """What completion offers for a word, and that real shells ask for it as they should."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -120,12 +121,12 @@ def test_of_an_export_the_chains_that_train_are_offered(tmp_path: Path) -> None:
 
 BASH = """\
 {script}
-COMP_LINE={line!r} COMP_POINT=${{#COMP_LINE}}
+COMP_LINE={line}
 COMP_POINT=${{#COMP_LINE}}
 _pipeline "${{COMP_LINE%% *}}"
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-FISH = "{script}\ncomplete -C {line!r}\n"
+FISH = "{script}\ncomplete -C {line}\n"
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +156,20 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
 )
 @pytest.mark.parametrize("shell", [Shell.bash, Shell.fish], ids=lambda shell: shell.name)
 def test_shells_ask_with_the_words_before_the_cursor(shell: Shell, line: str, asked: str, programs: str) -> None:
+    check_asked(shell, line, asked, programs)
+
+
+@pytest.mark.parametrize("place", ['output_dir="a b"', "output_dir=a\\ b", '"output_dir=a b"'])
+def test_in_bash_a_space_within_quotes_ends_no_word(place: str, programs: str) -> None:
+    asked = "-m|pipeline|complete|--|run|output_dir=a b|experiment.name=fi"
+    check_asked(Shell.bash, f"python run_parallel.py {place} experiment.name=fi", asked, programs)
+
+
+def check_asked(shell: Shell, line: str, asked: str, programs: str) -> None:
     if shutil.which(shell.name) is None:
         pytest.skip(f"{shell.name} is not installed")
-    text = {Shell.bash: BASH, Shell.fish: FISH}[shell].format(script=SCRIPTS[shell], line=line)
+    typed = shlex.quote(line) if shell is Shell.bash else repr(line)
+    text = {Shell.bash: BASH, Shell.fish: FISH}[shell].format(script=SCRIPTS[shell], line=typed)
     environment = {**os.environ, "PATH": programs}
     done = subprocess.run([shell.name, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
     assert f"asked={asked}" in done.stdout.splitlines(), done
