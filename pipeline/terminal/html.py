@@ -14,7 +14,9 @@ def html_table(table: FittedTable) -> str:
     parts = [f"<p><b>{html_text(table.title)}</b></p>" if table.title else ""]
     if table.texts:
         head = "".join(f"<th{_side(column.right)}>{html_text(column.heading)}</th>" for column in table.columns)
-        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(_rows(table))}</tbody></table>")
+        body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(_rows(table))}</tbody>"
+        # A notebook breaks intervals in two to make a table fit, and lets a wide one run out of its place.
+        parts.append(f'<div style="overflow-x:auto"><table style="white-space:nowrap">{body}</table></div>')
     if table.caption:
         parts.append(f"<p><small>{html_text(table.caption).replace(chr(10), '<br>')}</small></p>")
     return "".join(parts)
