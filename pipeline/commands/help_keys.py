@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from pipeline.config.explain import unknown_key
 from pipeline.config.install import conf_dir
-from pipeline.config.known import GROUPS
+from pipeline.config.known import GROUPS, advice_on, other_name
 from pipeline.config.load import class_paths, kinds_of_files, register_schemas
 from pipeline.config.meaning import Meaning, about, meanings, sections, shipped_meanings, shipped_sections, typed
 from pipeline.config.tables import TABLES, settings_class
@@ -69,6 +70,10 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
         return _same_section(known, named)
     if spelled := known.spelled(word):
         return help_on(spelled, settings)
+    if (other := other_name(_leaf(word))) != _leaf(word):
+        return chain([(f"{_leaf(word)} is called {other} here:", "bold")], help_on(other, settings))
+    if advice := advice_on(word):
+        return iter([(f"{word}: {advice}", "")])
     holding = [key for key in dict.fromkeys(map(_leaf, known.keys)) if word in key]
     hint = f" Keys with that in them: {', '.join(holding[:_MOST_NAMED])}." if holding else ""
     raise ConfigError(f"{unknown_key(word)}{hint} `python -m pipeline help` lists what there is.")

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 
-from pipeline.config.known import nearest_setting
+from pipeline.config.known import advice_on, nearest_setting
 from pipeline.errors import ConfigError
 
 
@@ -85,7 +85,10 @@ def _meant(flag: str, values: Sequence[str], flags: Sequence[str]) -> str:
     known = [*flags, *re.findall(r"--[a-z-]+", get_args_parser().format_usage())]
     if near := [each for each in flags if each.startswith(f"{name}-")] or get_close_matches(name, known, 1, 0.8):
         return f"Did you mean {' '.join([near[0], *values])}?"
-    setting = nearest_setting(name.lstrip("-").replace("-", "_"), values)
+    word = name.lstrip("-").replace("-", "_")
+    if advice := advice_on(word, " ".join(values)):
+        return f"Settings are written KEY=VALUE. {advice}".removesuffix(".")
+    setting = nearest_setting(word, values)
     if setting is None:
         return f"Settings are written KEY=VALUE; flags are {', '.join(flags)}, and those of --hydra-help"
     return f"Settings are written KEY=VALUE. Did you mean {setting}?"

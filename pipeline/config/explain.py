@@ -14,6 +14,7 @@ from pipeline.config.install import conf_dir
 from pipeline.config.known import (
     GROUPS,
     NAMED_GROUPS,
+    advice_on,
     known_keys,
     meant_by_word,
     nearest_setting,
@@ -158,6 +159,8 @@ def unknown_key(key: str, given: str = "") -> str:
         and (setting := nearest_setting(key, [given.strip("[]")] if given else []))
     ):
         hint = f" Did you mean {setting}?"
+    if advice := advice_on(key, given):
+        hint = f" {advice}"
     section = key.rpartition(".")[0]
     here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
     where = f" Known in {section}" if here else " Known"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -17,6 +18,8 @@ GROUPS = {name: table.group for name, table in TABLES.items() if table.group != 
 """Tables of settings whose entries are chosen by a group of another name."""
 NAMED_GROUPS = tuple(table.group for table in TABLES.values())
 """Groups that take several choices at once."""
+_NAME = re.compile(r"[A-Za-z][\w-]*")
+"""What a user may well call an experiment."""
 COMMANDS = (
     *("check", "compare", "completion", "export", "fetch", "figures", "gpus", "help", "launch", "logs"),
     *("report", "run", "show", "slurm", "status", "store", "sweep", "track", "why"),
@@ -25,7 +28,6 @@ COMMANDS = (
 _ALIASES = {
     "file": "path",
     "filename": "path",
-    "gradient_accumulation_steps": "training.micro_batch_size",
     "kl_coef": "algos.GRPO.beta",
     "lr": "learning_rate",
     "lora_r": "rank",
@@ -34,13 +36,49 @@ _ALIASES = {
     "max_completion_length": "max_new_tokens",
     "max_grad_norm": "grad_clip",
     "max_length": "max_new_tokens",
-    "model_name_or_path": "models.hf.path",
     "num_train_epochs": "epochs",
+    "per_device_eval_batch_size": "generation.batch_size",
     "per_device_train_batch_size": "micro_batch_size",
     "run_name": "experiment.name",
+    "save_steps": "training.checkpoint_every_steps",
     "warmup_ratio": "warmup_steps",
 }
 """What other programs call a setting, where no resemblance leads to it: its key, or the last part of it."""
+_EVERY_ROUND = (
+    "There is none: every round is evaluated when it ends, and rounds_of_training says how many there are."
+)
+_VLLM = "There is none: completions are drawn by a decoder of this package, on the devices that train."
+_CURVES = "There is none: every training keeps its curve, which the report of the run shows."
+_ADVICE = {
+    "bf16": "Write system.dtype=bfloat16.",
+    "deepspeed": "There is none: training.gpus_per_job and training.strategy spread a training over GPUs.",
+    "eval_on_start": _EVERY_ROUND,
+    "eval_steps": _EVERY_ROUND,
+    "eval_strategy": _EVERY_ROUND,
+    "fp16": "Write system.dtype=float16.",
+    "gradient_accumulation_steps": (
+        "There is none: algos.NAME.batch_size is the batch of a step, and training.micro_batch_size how much of "
+        "it a device computes at once."
+    ),
+    "logging_steps": _CURVES,
+    "logging_strategy": _CURVES,
+    "max_prompt_length": (
+        "There is none: prompts are taken whole; one that is longer than the model can read is refused, or cut to "
+        "its last tokens with generation.long_prompts=truncate."
+    ),
+    "max_steps": (
+        "There is none: steps follow from the data of a round, data_collection.prompts_per_round, and from "
+        "algos.NAME.epochs."
+    ),
+    "model_name_or_path": "Write model=hf models.hf.path={given}.",
+    "optim": "There is none: it is AdamW.",
+    "push_to_hub": "There is none: python -m pipeline export NAME --to FOLDER --push REPO does that afterwards.",
+    "resume_from_checkpoint": "There is none: the same command goes on from where its run was.",
+    "save_strategy": "There is none: training.checkpoint_every_steps and checkpoint_every_minutes say how often.",
+    "save_total_limit": "There is none: a checkpoint is kept until its training is done.",
+    "use_vllm": _VLLM,
+}
+"""What other programs have and is no key here, or another one with another value: what to do."""
 
 
 def known_keys() -> list[str]:
@@ -86,6 +124,18 @@ def other_name(name: str) -> str:
     return _ALIASES.get(name, name)
 
 
+def advice_on(key: str, given: str = "") -> str:
+    """What to do about a setting of another program that has no key of the same meaning here, or "".
+
+    Args:
+        key: What was typed; its section does not matter.
+        given: The value that was given with it.
+    """
+    name = key.rpartition(".")[2]
+    advice = _ADVICE.get(name, _VLLM if name.startswith("vllm_") else "")
+    return advice.format(given=given or "FOLDER_OR_HUB_ID")
+
+
 def meant_by_word(word: str) -> str:
     """What to type instead of a word that cannot be read as a setting, or ""."""
     if word.count("[") != word.count("]") or word.count("{") != word.count("}"):
@@ -97,8 +147,18 @@ def meant_by_word(word: str) -> str:
         return ""
     if word in COMMANDS:
         return f"that is a command of its own: python -m pipeline {word}"
-    setting = nearest_setting(word, [])
+    if word in (*NAMED_GROUPS, *TABLES, *(name for name, held in vars(Config()).items() if is_dataclass(held))):
+        return f"settings are written KEY=VALUE; python -m pipeline help {word} says which there are."
+    setting = nearest_setting(word, []) or _chosen_by(word)
     return "settings are written KEY=VALUE." + (f" Did you mean {setting}?" if setting else "")
+
+
+def _chosen_by(word: str) -> str | None:
+    """The setting that chooses what ships under a name; else the name of an experiment, if a word can be one."""
+    groups = [table.group for name, table in TABLES.items() if word in all_shipped(name)]
+    if groups:
+        return " or ".join(f"'{group}=[{word}]'" if group in TABLES else f"{group}={word}" for group in groups)
+    return f"experiment.name={word}" if _NAME.fullmatch(word) else None
 
 
 def nearest_setting(name: str, values: Sequence[str]) -> str | None:
@@ -126,10 +186,12 @@ def _nearest_key(name: str) -> tuple[str, Any] | None:
     keys: dict[str, Any] = dict(_settings(Config(), ""))
     if "." in name:
         return name, keys.get(name)
-    near = _nearest_of(name, list(keys))
-    if near is None:
-        parts = [key.split(".", 2) for key in known_keys() if key.startswith(tuple(TABLES))]
-        near = _nearest_of(name, [f"{each[0]}.<NAME>.{each[2]}" for each in parts if len(each) == 3])
+    parts = [key.split(".", 2) for key in known_keys() if key.startswith(tuple(TABLES))]
+    of_tables = [f"{each[0]}.<NAME>.{each[2]}" for each in parts if len(each) == 3]
+    # A word that is the name of a setting means that one, and not another that resembles it.
+    ways = [list(keys), sorted(of_tables, key=lambda key: key.count("."))]
+    same = (key for some in ways for leaf in (name, f"{name}s") for key in some if key.rpartition(".")[2] == leaf)
+    near = next(same, None) or _nearest_of(name, list(keys)) or _nearest_of(name, of_tables)
     return None if near is None else (near, keys.get(near))
 
 
