@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipeline.commands.targets import refuse_records
 from pipeline.errors import ConfigError
-from pipeline.runs.figures.write import FORMATS, write_figures
+from pipeline.runs.figures.write import FORMATS, without_rounds, write_figures
 from pipeline.runs.index import choose_run, newest_of_several
 from pipeline.runs.loaded import load
 from pipeline.runs.report.format import count
@@ -35,3 +35,5 @@ def figures(
     if not written:
         raise ConfigError(f"{run.folder.path} has nothing to show in a figure yet: no job of it is done.")
     say(console, f"{count(len(written), 'file')} written:", copy=str(out))
+    if places := without_rounds(run):
+        say(console, f"no rounds_* of {', '.join(places)}: there is one round, and nothing to join over rounds")

@@ -9,6 +9,7 @@ from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from warnings import catch_warnings, filterwarnings
 
 from safetensors import SafetensorError
 
@@ -257,8 +258,11 @@ def _loaded(
 ) -> Guided:
     import torch
 
-    from pipeline.learning.generation.guided import Guide, Guided
-    from pipeline.learning.models.load import load_policy, load_tokenizer, load_value, without_progress_bars
+    with catch_warnings():
+        # In a notebook without widgets tqdm says how to draw bars there, of which none are drawn.
+        filterwarnings("ignore", message="IProgress not found")
+        from pipeline.learning.generation.guided import Guide, Guided
+        from pipeline.learning.models.load import load_policy, load_tokenizer, load_value, without_progress_bars
 
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen != "cpu" and not (chosen.partition(":")[0] == "cuda" and torch.cuda.is_available()):

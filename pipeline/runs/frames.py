@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 PLACE = ("dataset", "model", "reference", "algo", "seed", "round")
 """Where a job belongs."""
+_GIVEN = "given_answer"
+"""What a reward has read of a completion as its answer."""
 _WHOLE = {"reference", "seed", "difference_references", "difference_seeds", "difference_n", "tokens", "answers"}
 """Whole numbers that may be missing."""
 _TRUTHS = {"correct"}
 """What is true, false or missing."""
-_TEXTS = {"answer", "fault", "difference_over"}
+_TEXTS = {_GIVEN, "fault", "difference_over"}
 """Texts that may be missing."""
 _PARTS = "parts"
 _TIMES = ("start", "end")
@@ -61,10 +63,17 @@ def samples_frame(found: Iterable[tuple[Job, Sample]]) -> pd.DataFrame:
     """Completions that were evaluated; each of several rewards as ``rewards/NAME``."""
     every = list(found)
     rewards = sorted({name for _, sample in every for name in sample.parts})
-    names = [name for name in _names(Sample) if name != _PARTS]
+    # `answer` would be taken for that of the data, which is not here.
+    own = {name: _GIVEN if name == "answer" else name for name in _names(Sample) if name != _PARTS}
+    if every and all(sample.answer is None for _, sample in every):
+        del own["answer"]  # no reward of the run reads one
     return _frame(
-        [*PLACE, *names, *(f"rewards/{name}" for name in rewards)],
-        ({**_place(job), **vars(sample), **_prefixed("rewards", sample.parts)} for job, sample in every),
+        [*PLACE, *own.values(), *(f"rewards/{name}" for name in rewards)],
+        (
+            {**_place(job), **{own[name]: getattr(sample, name) for name in own}}
+            | _prefixed("rewards", sample.parts)
+            for job, sample in every
+        ),
     )
 
 

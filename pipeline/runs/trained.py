@@ -7,7 +7,7 @@ where an earlier version made the output, and then the configuration says the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from pipeline.config.checks import refuse_all
 from pipeline.config.explain import COMPOSITION_ERRORS, explain
 from pipeline.config.load import config_from_plain
 from pipeline.config.schema import Config, LongPrompts
+from pipeline.config.tables import all_shipped
 from pipeline.config.values import value_problems
 from pipeline.errors import ConfigError, StoreError
 from pipeline.foreign import ForeignDataError, converted
@@ -194,6 +195,8 @@ def find_trained(run: LoadedRun, chain: str | None = None, number: int | None = 
     named = [name for name in chains if not name.endswith(f"/{REFERENCE}")]
     if chain is None and len(named) != 1:
         raise ConfigError(_which(run, named))
+    if chain is not None and (untrained := _untrained(config, chain, chains)):
+        raise ConfigError(_not_in(run, config, untrained, named))
     name = named[0] if chain is None else find_named(chains, chain, "chain")
     jobs = chains[name]
     last = max(jobs)
@@ -255,6 +258,31 @@ def _which(run: LoadedRun, chains: list[str]) -> str:
     if not chains:
         return f"run {run.stamp} of {run.name} has no chain that trains a model"
     return f"run {run.stamp} of {run.name} has several chains that give a model; say which:\n{listed(chains)}"
+
+
+def _untrained(config: Config, chain: str, chains: Iterable[str]) -> str:
+    """The algorithm that a chain is called by where the run has none of it that gives a model, or ""."""
+    name = chain.rstrip("/").rpartition("/")[2]
+    known = {*all_shipped("algos"), *config.algos}
+    return name if name in known and not any(each.endswith(f"/{name}") for each in chains) else ""
+
+
+def _not_in(run: LoadedRun, config: Config, algo: str, chains: list[str]) -> str:
+    """What to say of an algorithm that the run has no model of: why, and what its models are for."""
+    ran = any(job.algo == algo for job in run.plan.jobs.values())
+    kind = load_algorithm(algo, config.algos[algo].class_path if algo in config.algos else None)
+    said = f"run {run.stamp} of {run.name} has no {'model' if ran else 'chain'} of {algo}"
+    if ran:
+        said += ", which trains none"
+    elif not issubclass(kind, (BestOfN, ValueGuidedAlgorithms)):
+        said += f". {algo} trains a policy, which completes prompts by itself and is no guide"
+    guides = [name for name in chains if _guides(config, name)]
+    lists = {"that guide the reference by values": guides, "with a policy": [c for c in chains if c not in guides]}
+    return "\n".join([f"{said}.", *(f"Chains {what}:\n{listed(own)}" for what, own in lists.items() if own)])
+
+
+def _guides(config: Config, chain: str) -> bool:
+    return issubclass(_kind_of(config, chain.rpartition("/")[2]), ValueGuidedAlgorithms)
 
 
 def _check_finished(found: Trained, jobs: dict[int, Job]) -> None:

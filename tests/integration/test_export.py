@@ -195,9 +195,11 @@ def test_what_is_exported_is_a_copy_and_leaves_the_store_as_it_was(outputs: Path
         (("t", None), r"several chains that give a model; say which:\n  addition/tiny/s0/PITA\n  addition"),
         (("t", "s0/*"), r"'s0/\*' fits 2 chains; give more of it"),
         (("t", "PTIA"), "no chain fits 'PTIA'. Nearest:\n  addition/tiny/s0/PITA"),
+        (("t", "DPO"), r"no chain of DPO\. DPO trains a policy, .*no guide\.\nChains that guide .*\n.*s0/PITA"),
+        (("t", "BestOfN"), r"has no chain of BestOfN\.\nChains that guide the reference by values:\n"),
         (("tt", "PITA"), "no run of 'tt'"),
     ],
-    ids=["no chain", "several", "unknown chain", "unknown run"],
+    ids=["no chain", "several", "unknown chain", "a policy", "no model", "unknown run"],
 )
 def test_a_chain_that_is_not_told_apart_is_refused(
     outputs: Path, tmp_path: Path, arguments: tuple[str, str | None], said: str

@@ -25,7 +25,8 @@ def compare_command(
         list[str], typer.Argument(help="Experiments, patterns such as 'eta_*', or NAME/TIMESTAMP for one run.")
     ],
     csv: Annotated[
-        Path | None, typer.Option(help="Write a table for other programs instead; - prints it.")
+        Path | None,
+        typer.Option(help="Write a table for other programs instead; - prints it. Columns: docs/compare.md"),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with their reports instead.")] = None,
     output_dir: OutputDir = Path("outputs"),

@@ -70,8 +70,7 @@ def _figures(run: LoadedRun) -> _Named:
         heading, where = HEADINGS.get(metric, metric), "_".join(place)
         if series := data.reward_against_kl(results, place):
             yield _file("front", where), partial(charts.front, series, heading, methods)
-        series = data.over_rounds(results, place)
-        if any(len(one.points) > 1 for one in series):
+        if _goes_over_rounds(series := data.over_rounds(results, place)):
             yield _file("rounds", where), partial(charts.rounds, series, heading, methods)
         if series := data.against_flops(results, compute.costs, place):
             yield _file("flops", where), partial(charts.flops, series, heading, methods)
@@ -82,6 +81,16 @@ def _figures(run: LoadedRun) -> _Named:
     spans = run.timeline()
     if bars := data.bars(spans, run.view.last):
         yield "timeline", partial(charts.timeline, bars, {span.worker: span.device for span in spans}, stages)
+
+
+def without_rounds(run: LoadedRun) -> list[str]:
+    """Datasets and models with results that no figure shows over rounds, since they are of one round."""
+    found = ((place, data.over_rounds(run.results, place)) for place in data.places(run.results))
+    return ["/".join(place) for place, series in found if series and not _goes_over_rounds(series)]
+
+
+def _goes_over_rounds(series: Sequence[data.Series]) -> bool:
+    return any(len(one.points) > 1 for one in series)
 
 
 def _file(kind: str, where: str) -> str:

@@ -108,7 +108,7 @@ def _run(rank: int) -> _Told:
     def first_of(row: RunRow) -> str:
         return row.runs[0] + (f" and {len(row.runs) - 1} more" if len(row.runs) > 1 else "")
 
-    return Column(heading="run", rank=rank, least=LEAST_NAME), first_of
+    return Column(heading="runs", rank=rank, least=LEAST_NAME), first_of
 
 
 def _reached(metric: str) -> list[_Told]:
@@ -165,8 +165,9 @@ def comparison_csv(comparison: RunComparison) -> str:
     writer = csv.writer(text, lineterminator="\n")
     measured = ("round", "metric", "value", "ci_low", "ci_high", "difference", "difference_low", "difference_high")
     taken = ("kl", "j", "flops", "answer", "device_s")
+    named = ("kl_per_sequence", "j", "training_flops", "flops_per_answer", "device_s")
     place = ("dataset", "model", "algo")
-    before, after = ("run", "state", *place), (*measured, *taken, "references", _SEEDS, "n")
+    before, after = ("runs", "state", *place), (*measured, *named, "references", _SEEDS, "n")
     settings = [_of_setting(key, [*before, *after]) for key in comparison.settings]
     writer.writerow([*before, *settings, *after])
     for row in comparison.rows:

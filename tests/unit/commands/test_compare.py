@@ -82,7 +82,7 @@ def test_the_page_has_the_runs_side_by_side_above_their_reports(outputs: Path, t
     assert done.exit_code == 0, done.output
     (table,) = data_of(page)["comparison"]
     # what a narrow page begins with, and where it ends
-    assert (table["headings"][:4], table["headings"][-1]) == (["algorithm", "pass@1", "eta", "interval"], "run")
+    assert (table["headings"][:4], table["headings"][-1]) == (["algorithm", "pass@1", "eta", "interval"], "runs")
     assert [[*row[:3], row[-1]] for row in table["rows"]] == [
         ["PITA", "0.100", "1", "eta=1"],
         ["PITA", "0.200", "2", "eta=2"],

@@ -72,6 +72,16 @@ def test_frames_keep_their_types_where_something_is_missing(run: WrittenRun) -> 
     assert found.refresh().timeline.seconds.to_list() == [1.0]
 
 
+def test_what_a_reward_has_read_as_an_answer_is_no_answer_of_the_data(run: WrittenRun) -> None:
+    line = '{"row": 1, "sample": 0, "prompt": "p", "completion": "c", "tokens": 2, "reward": 1.0, '
+    line += '"correct": true, "kl": 0.0, "truncated": false, "parts": {}'
+    first, second = (run.plan.jobs[f"{CHAIN}/r1/generate/{shard:03}"].key for shard in range(2))
+    run.store(first, samples_jsonl=line + "}\n")
+    assert not {"answer", "given_answer"} & {*Run(load(run.folder)).samples.columns}  # its reward reads none
+    run.store(second, samples_jsonl=line + ', "answer": "7"}\n')
+    assert Run(load(run.folder)).samples.given_answer.dropna().to_list() == ["7"]
+
+
 def test_what_a_notebook_shows_is_whole_in_itself_and_escaped(run: WrittenRun) -> None:
     found = Run(load(run.folder))
     assert "no results yet" in found._repr_html_()

@@ -1,6 +1,7 @@
 """Runs side by side: which settings differ, in which rows they are told, and which rows are one."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from pipeline.runs.record import PooledRow, Results
 from pipeline.runs.report.runs import comparison_csv, comparison_tables, telling_apart
 from pipeline.terminal.console import Terminal
 from tests.doubles.pooled import pooled_row
+
+PAGE = Path(__file__).parents[4] / "docs" / "compare.md"
 
 
 def run(stamp: str, eta: float, *rows: PooledRow, **config: Any) -> ComparedRun:
@@ -119,8 +122,9 @@ def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
         compare_runs([run("=1", 2, pooled_row("PITA", 2, 0.5)), run("b", 10, pooled_row("PITA", 2, 0.75))])
     )
     head, *rows = lines.splitlines()
-    assert head.split(",")[:7] == ["run", "state", "dataset", "model", "algo", "algos.*.eta", "round"]
+    assert head.split(",")[:7] == ["runs", "state", "dataset", "model", "algo", "algos.*.eta", "round"]
     assert rows[1].split(",")[:8] == ["'=1", "done", "addition", "tiny", "PITA", "2", "2", "pass@1"]
+    assert [name for name in head.split(",") if f"`{name}`" not in PAGE.read_text()] == []
     assert rows[0].startswith("'=1 b,done,addition,tiny,reference,,0,")
 
 

@@ -96,6 +96,7 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_write(run: WrittenRun
     place = ["--output-dir", str(run.folder.path.parent.parent), "--out", str(tmp_path / "figures")]
     done = CliRunner().invoke(app, ["figures", "x", *place, "--format", "svg"])
     assert (done.exit_code, "4 files written" in done.output) == (0, True)
+    assert "no rounds_*" not in done.output
     wrong = CliRunner().invoke(app, ["figures", "x", *place, "--format", "gif"])
     assert (wrong.exit_code, all(each in wrong.output for each in ("--format", "gif", "pdf"))) == (2, True)
     (tmp_path / "file").touch()
@@ -125,3 +126,16 @@ def test_the_legend_of_many_points_takes_less_room_than_the_axes() -> None:
     legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
     assert legend.height < 0.6 * axes.height
     assert legend.width <= figure.bbox.width
+
+
+def test_a_run_of_one_round_says_that_no_figure_goes_over_rounds(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(rounds=1))
+    place = {"dataset": "d", "model": "m"}
+    rows = [pooled_row("reference", 0, 0.25, **place), pooled_row("PITA", 1, 0.5, **place)]
+    write_results(run.folder, Results(rows=[], pooled=rows))
+    run.worker(0, "GPU 0")
+    run.begin(f"{CHAIN}/r1/train")
+    run.finish(f"{CHAIN}/r1/train")
+    arguments = ["figures", "x", "--output-dir", str(tmp_path), "--out", str(tmp_path / "out"), "--format", "svg"]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, "no rounds_* of d/m: there is one round" in " ".join(done.output.split())) == (0, True)
