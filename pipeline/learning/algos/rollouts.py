@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from pipeline.learning.algos.rounds import write_generation
 from pipeline.learning.algos.toolbox import encode, round_rows, row_ids, score
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.sampling import Keys, sample_keys, uniforms
+from pipeline.learning.generation.sampling import LIKELIEST, Keys, sample_keys, uniforms
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule, decide
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.sequences import Sequences
@@ -79,17 +79,65 @@ class Rollouts:
         Returns:
             Whole completions: prefix and rest.
         """
-        limits = [0 if policy.ended(prefix) else policy.limit - len(prefix) for prefix in prefixes]
-        open_ones = [index for index, limit in enumerate(limits) if limit > 0]
-        keys = None if stream is None else self.keys(stream).reshape(-1, 1)[open_ones]
-        starts = [self.prompts[index] + list(prefixes[index]) for index in open_ones]
-        budgets = np.array([limits[index] for index in open_ones], np.int64)
-        self._done += len(prefixes) - len(open_ones)
-        self._report(0, 0)
-        finished = [list(prefix) for prefix in prefixes]
-        for index, rest in zip(open_ones, self._complete(policy, starts, keys, budgets=budgets), strict=True):
-            finished[index] += rest
+        (finished,) = self.finish_each(policy, prefixes, [stream])
         return finished
+
+    def finish_each(
+        self, policy: TextPolicy, prefixes: Sequence[Sequence[int]], streams: Sequence[str | None]
+    ) -> list[list[list[int]]]:
+        """Complete each prefix several times, once by every stream; a text that is the same so far is read once.
+
+        Args:
+            policy: Writes the rest. A guided one reads texts for each stream anew.
+            prefixes: As in `finish`.
+            streams: As in `finish`.
+
+        Returns:
+            Whole completions of each stream.
+        """
+        if policy.is_guided and len(streams) > 1:
+            return [self.finish(policy, prefixes, stream) for stream in streams]
+        limits = [0 if policy.ended(prefix) else policy.limit - len(prefix) for prefix in prefixes]
+        alike: dict[tuple[tuple[int, ...], int], list[int]] = {}
+        for index, limit in enumerate(limits):
+            if limit > 0:
+                alike.setdefault((tuple(self.prompts[index]) + tuple(prefixes[index]), limit), []).append(index)
+        self._done += sum(limit <= 0 for limit in limits) * len(streams)
+        self._report(0, 0)
+        finished = [[list(prefix) for prefix in prefixes] for _ in streams]
+        keys = [None if stream is None else self.keys(stream).reshape(-1) for stream in streams]
+        # As many samples of every prompt go together.
+        for size in sorted({len(places) for places in alike.values()}):
+            some = {start: places for start, places in alike.items() if len(places) == size}
+            self._finish_some(policy, some, keys, finished)
+        return finished
+
+    def _finish_some(
+        self,
+        policy: TextPolicy,
+        alike: Mapping[tuple[tuple[int, ...], int], Sequence[int]],
+        keys: Sequence[Keys | None],
+        finished: Sequence[list[list[int]]],
+    ) -> None:
+        """Complete texts, each for as many roll-ins; the likeliest tokens are taken once for all of these."""
+        places = np.array(list(alike.values()))
+        likeliest = np.full((len(places), 1), LIKELIEST)
+        columns = np.concatenate([likeliest if one is None else one[places] for one in keys], 1)
+        rests = self._complete(
+            policy,
+            [list(text) for text, _ in alike],
+            None if all(one is None for one in keys) else columns,
+            samples=columns.shape[1],
+            budgets=np.array([limit for _, limit in alike], np.int64),
+        )
+        self._done += places.size * len(keys) - len(rests)
+        self._report(0, 0)
+        for row, several in enumerate(places.tolist()):
+            of_text = iter(rests[row * columns.shape[1] :])
+            for side, one in zip(finished, keys, strict=True):
+                shared = next(of_text) if one is None else None
+                for index in several:
+                    side[index] += next(of_text) if shared is None else shared
 
     def pairs(self, reference: TextPolicy, rule: PreferenceRule, *, greedy_first: bool = False) -> Pairs:
         """Cut every roll-in, complete what is before the cut twice, and decide which of the two is preferred.
@@ -102,7 +150,7 @@ class Rollouts:
         cuts = self.cut()
         prefixes = [tokens[:cut] for tokens, cut in zip(self.tokens, cuts, strict=True)]
         streams = (None if greedy_first else "first", "second")
-        first, second = (self.finish(reference, prefixes, stream) for stream in streams)
+        first, second = self.finish_each(reference, prefixes, streams)
         size = self._ctx.config.data_collection.reward_batch_size
         scored = [score(self._ctx, self.rows, reference.text(side), side, size) for side in (first, second)]
         decided = decide(scored[0], scored[1], self.draws("preference"), rule)

@@ -28,11 +28,11 @@ from pipeline.learning.choices import Others
 from pipeline.learning.generation.row_models import Guide, guide_of, model_rows
 from pipeline.learning.generation.sampling import (
     Keys,
-    draw_tokens,
     nucleus,
     nucleus_kl,
     policy_logprobs,
     stream_beside,
+    take_tokens,
 )
 from pipeline.learning.generation.slot_work import Finished, Pace, Rows, Work
 from pipeline.learning.generation.tilt import (
@@ -113,7 +113,8 @@ def decode(
         prompts: Token ids.
         budgets: New tokens at most, for each prompt.
         settings: How to decode.
-        keys: Streams of draws, shape [prompts, samples]; None takes the likeliest token instead of drawing.
+        keys: Streams of draws, shape [prompts, samples]; None takes the likeliest token instead of drawing,
+            and so do samples of the key `LIKELIEST` where nothing guides.
         samples: Completions of each prompt.
         guidance: Tilts the reference; None decodes from it as it is.
         finished: Told of each prompt that is finished. What it was told of need not be done again after a failure.
@@ -237,16 +238,17 @@ class _Slots:
         whole = policy_logprobs(self.logits, self.settings.temperature)
         logprobs = nucleus(whole, self.settings.top_p)
         kl = nucleus_kl(whole, logprobs) if self.settings.top_p < 1.0 else None
-        draws = None
+        draws, likeliest = None, False
         if self.streams:
-            draws = torch.from_numpy(self.rows.draws(len(self.noted))).to(self.settings.device)
+            drawn = self.rows.draws(len(self.noted))
+            draws, likeliest = torch.from_numpy(drawn).to(self.settings.device), bool(np.isnan(drawn).any())
         asked = None
         if self.guide is not None:
             tokens, divergence = guided_step(self.guide, self.tilt, logprobs, draws)
             kl = divergence if kl is None else kl + divergence
             asked = self.guide.asked
         else:
-            tokens = logprobs.argmax(-1) if draws is None else draw_tokens(logprobs, draws[0])
+            tokens = logprobs.argmax(-1) if draws is None else take_tokens(logprobs, draws[0], likeliest)
         self.noted.append((tokens, kl, asked))
         return tokens
 

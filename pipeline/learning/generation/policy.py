@@ -73,6 +73,11 @@ class TextPolicy:
             device=device,
         )
 
+    @property
+    def is_guided(self) -> bool:
+        """Whether a value model tilts it."""
+        return self._guidance is not None
+
     def encode(self, prompts: Sequence[Text]) -> list[list[int]]:
         """Token ids of prompts; see `encode_prompts`."""
         return encode_prompts(self._tokenizer, prompts)

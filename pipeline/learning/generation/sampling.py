@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Keys = NDArray[np.uint64]
 """One key per sample: the name of its own stream of draws."""
 
+LIKELIEST = np.uint64(2**64 - 1)
+"""A key without draws, for a sample that takes the likeliest tokens beside others of its prompt that are drawn."""
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FEW = 1024
 """Tokens among which a nucleus is looked for first: sorting a large vocabulary takes longer than the draw."""
@@ -108,11 +111,12 @@ def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
         steps: Number of steps.
 
     Returns:
-        Shape [*keys.shape, steps].
+        Shape [*keys.shape, steps]; NaN for `LIKELIEST`.
     """
     counters = (np.arange(1, steps + 1, dtype=np.uint64)) * _GOLDEN
     bits = _mix(keys[..., None] + counters) >> np.uint64(64 - _DRAW_BITS)
     drawn: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-_DRAW_BITS
+    drawn[keys == LIKELIEST] = np.nan
     return drawn
 
 
@@ -209,6 +213,19 @@ def draw_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
     import torch
 
     # float64, so that the sum over a large vocabulary still resolves the draw.
-    cumulative = logprobs.double().exp().cumsum(-1)
+    # In one buffer, as rows of a large vocabulary are long.
+    cumulative = logprobs.to(torch.float64, copy=True).exp_().cumsum_(-1)
     target = uniform.unsqueeze(-1) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+
+
+def take_tokens(logprobs: Tensor, uniform: Tensor, some_likeliest: bool) -> Tensor:
+    """Draw tokens as `draw_tokens` does, and take the likeliest where there is no draw.
+
+    Args:
+        logprobs: Shape [B, V].
+        uniform: Shape [B], float64; NaN where there is none.
+        some_likeliest: Whether there may be such rows, so that a device need not be asked.
+    """
+    drawn = draw_tokens(logprobs, uniform)
+    return drawn.where(~uniform.isnan(), logprobs.argmax(-1)) if some_likeliest else drawn

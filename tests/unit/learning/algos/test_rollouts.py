@@ -1,0 +1,108 @@
+"""Completions of the same text so far read it once, and are those that they would be by themselves."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config.schema import GenerationConfig
+from pipeline.learning.algos import rollouts as module
+from pipeline.learning.algos.rollouts import Rollouts
+from pipeline.learning.choices import HeadType
+from pipeline.learning.datasets.addition import AdditionConfig
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.generation.decode import Guidance
+from pipeline.learning.generation.guide import value_reader
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.models.tiny import make_tokenizer
+from pipeline.learning.models.value import value_model_from
+from tests.doubles.models import tiny_policy
+
+DATASET = load_dataset(AdditionConfig(kind="addition"))
+SAMPLES = 3
+BOS = 10
+"""Fills up short prompts, too."""
+
+
+def policy(*, guided: bool = False) -> TextPolicy:
+    model = tiny_policy()
+    guidance = None
+    if guided:
+        value = value_model_from(model, HeadType.q).eval()
+        guidance = Guidance(value_reader(value), Tilt(preference_offset(1.0), top_k=3))
+    return TextPolicy(
+        model, make_tokenizer(DATASET), GenerationConfig(batch_size=16), DATASET, "cpu", guidance=guidance
+    )
+
+
+@pytest.fixture
+def rolled(monkeypatch: pytest.MonkeyPatch) -> Rollouts:
+    """Three roll-ins of each of four prompts."""
+    rows: Any = [DATASET.row(index) for index in range(4)]
+    monkeypatch.setattr(module, "round_rows", lambda *_: rows)
+    monkeypatch.setattr(module, "encode", lambda _, policy, rows: policy.encode([row.prompt for row in rows]))
+    told: list[int] = []
+    ctx: Any = SimpleNamespace(
+        algo="PITA",
+        round=1,
+        seed=0,
+        told=told,
+        progress=lambda done, total, tokens: told.append(done / total),
+        config=SimpleNamespace(data_collection=SimpleNamespace(samples_per_example=SAMPLES)),
+    )
+    return Rollouts(ctx, DATASET, policy(), finishes=2)
+
+
+def read_prompts(policy: TextPolicy) -> list[tuple[int, ...]]:
+    """Texts that the model is given whole, as they come."""
+    read: list[tuple[int, ...]] = []
+
+    def see(_module: object, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        if not kwargs["past_key_values"].get_seq_length():  # type: ignore[attr-defined]
+            pads = BOS, BOS
+            for row in map(tuple, kwargs["input_ids"].tolist()):
+                while row[:2] == pads:
+                    row = row[1:]
+                while row[-1] == BOS:
+                    row = row[:-1]
+                read.append(row)
+
+    policy._model.register_forward_pre_hook(see, with_kwargs=True)
+    return read
+
+
+@pytest.mark.parametrize("streams", [(None, "second"), ("first", "second"), (None,), ("first",)])
+@pytest.mark.parametrize("cut", [0, 1, "drawn"])
+def test_what_is_the_same_so_far_is_read_once(
+    rolled: Rollouts, streams: tuple[str | None, ...], cut: int | str
+) -> None:
+    cuts = rolled.cut() if cut == "drawn" else [int(cut)] * len(rolled.tokens)
+    prefixes = [tokens[:end] for tokens, end in zip(rolled.tokens, cuts, strict=True)]
+    apart = []
+    for stream in streams:
+        keys = None if stream is None else rolled.keys(stream).reshape(-1)
+        side = []
+        for index, prefix in enumerate(prefixes):
+            own = None if keys is None else keys[[index]][:, None]
+            whole = [rolled.prompts[index] + prefix]
+            limit = np.array([policy().limit - len(prefix)])
+            side.append(prefix + policy().complete(whole, own, budgets=limit).tokens[0])
+        apart.append(side)
+    one = policy()
+    read = read_prompts(one)
+    assert rolled.finish_each(one, prefixes, streams) == apart
+    starts = {tuple(prompt + prefix) for prompt, prefix in zip(rolled.prompts, prefixes, strict=True)}
+    assert sorted(read) == sorted(starts)
+    assert rolled._ctx.told[-1] == (1 + len(streams)) / 3
+    if cut == 0:
+        assert len(read) == 4
+
+
+def test_a_guided_policy_finishes_texts_too(rolled: Rollouts) -> None:
+    prefixes = [tokens[:1] for tokens in rolled.tokens]
+    first, second = rolled.finish_each(policy(guided=True), prefixes, (None, "second"))
+    assert first == rolled.finish(policy(guided=True), prefixes, None)
+    assert second == rolled.finish(policy(guided=True), prefixes, "second")
