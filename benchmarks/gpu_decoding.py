@@ -15,11 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel, StaticCache
 
 from benchmarks.gpu_measures import Bench, Experiment, Figure
-from pipeline.learning.generation.batching import pad_left
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guide import value_reader
+from pipeline.learning.generation.row_models import guide_of
 from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys
-from pipeline.learning.generation.slots import SlotLayer
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, find_candidates, split_draw
 from pipeline.learning.models.value import ValueModel
 
@@ -45,7 +43,7 @@ def drawn(
         [steps] * count,
         DecodeSettings(batch_size=batch, top_p=top_p, device=bench.device),
         keys=sample_keys(0, "gpu", np.arange(count), 1),
-        guidance=None if guide is None else Guidance(value_reader(guide), TILT),
+        guidance=None if guide is None else Guidance(guide, TILT),
     )
 
 
@@ -74,15 +72,13 @@ def kernels(bench: Bench) -> list[Figure]:
     logits = torch.randn(rows, bench.vocabulary, device=bench.device, dtype=torch.bfloat16) * 3
     uniform = torch.rand(rows, device=bench.device, dtype=torch.float64)
     logprobs = policy_logprobs(logits)
-    layer, every = SlotLayer(slots), torch.arange(rows, device=bench.device)
-    states = torch.zeros(rows, 8, slots // 2, bench.of(128, 8), device=bench.device, dtype=torch.bfloat16)
-    layer.update(states, states)
+    shape = rows, 8, slots, bench.of(128, 8)
     found = {}
     for name, mode, fill in (("as it was", True, True), ("now", False, False)):
         with bench.determinism(mode, warn_only=True, fill=fill):
             found[name] = (
                 bench.ms(lambda: policy_logprobs(logits, 1.0, 0.95), 5),
-                bench.ms(lambda: layer.select(every), 5),
+                bench.ms(lambda: torch.empty(shape, device=bench.device, dtype=torch.bfloat16), 5),
             )
     candidates = find_candidates(logprobs, TILT)
     return [
@@ -92,7 +88,7 @@ def kernels(bench: Bench) -> list[Figure]:
             "drawing beside candidates", bench.ms(lambda: split_draw(logprobs, candidates, uniform, TILT)), "ms"
         ),
         Figure("nucleus, deterministic / not", found["as it was"][0] / found["now"][0], "x", 3, 10),
-        Figure("cache selection, filled / not", found["as it was"][1] / found["now"][1], "x", 1.6, 2.5),
+        Figure("buffer of a cache, filled / not", found["as it was"][1] / found["now"][1], "x"),
     ]
 
 
@@ -175,16 +171,17 @@ def values(bench: Bench) -> list[Figure]:
     """Values of candidates in bfloat16 beside the same weights in float32."""
     exact, rounded = bench.value("1b", torch.float32), bench.value("1b")
     rounded.load_state_dict(exact.state_dict())
-    batch, found = pad_left(bench.texts(8, 40), 0, bench.device), []
+    prompts, found = bench.texts(8, 40), []
     with torch.inference_mode():
         for model in (exact, rounded):
-            reader = value_reader(model)
-            reader.begin(batch, 1, 64)
+            guide = guide_of(model, slots=8, width=64, pad_id=0)
+            guide.stage(prompts)
+            guide.enter(torch.arange(8, device=bench.device), np.array([len(prompt) for prompt in prompts]))
             numbers, told = np.random.default_rng(0), []
             for _ in range(4):
                 chosen = torch.from_numpy(numbers.integers(1, bench.vocabulary, (8, 20))).to(bench.device)
-                told.append(reader.values(chosen, torch.ones_like(chosen, dtype=torch.bool)))
-                reader.advance(chosen[:, 0], torch.zeros(8, dtype=torch.long, device=bench.device))
+                told.append(guide.values(chosen, torch.ones_like(chosen, dtype=torch.bool)))
+                guide.advance(chosen[:, 0], torch.zeros(8, dtype=torch.long, device=bench.device))
             found.append(torch.stack(told).float())
     off = (found[0] - found[1]).abs().mean() / found[0].std()
     return [
@@ -197,7 +194,7 @@ def held(bench: Bench) -> list[Figure]:
     """What a guide keeps of the device when decoding is over."""
     policy, guide, rows = bench.policy("1b"), bench.value("1b"), bench.of(128, 4)
     bench.fresh()
-    before, guidance = bench.taken(), Guidance(value_reader(guide), TILT)
+    before, guidance = bench.taken(), Guidance(guide, TILT)
     settings = DecodeSettings(batch_size=rows, device=bench.device)
     prompts = bench.texts(rows, bench.of(512, 8), uneven=False)
     decode(policy, prompts, [8] * rows, settings, keys=sample_keys(0, "x", np.arange(rows), 1), guidance=guidance)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -36,6 +37,8 @@ from pipeline.learning.generation.sampling import (
 )
 from pipeline.learning.generation.slot_work import Finished, Pace, Rows, Work
 from pipeline.learning.generation.tilt import (
+    Candidates,
+    Draw,
     Tilt,
     draw_columns,
     find_candidates,
@@ -315,19 +318,36 @@ def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
         Tokens, shape [B], and the KL divergence of the step from `logprobs` in nats, shape [B].
     """
     candidates = find_candidates(logprobs, tilt, None if draws is None else draws[-1])
-    asked, valid = candidates.ids, candidates.logprobs > -math.inf
     draw = None if draws is None else split_draw(logprobs, candidates, draws[0], tilt)
-    outside = draw is not None and tilt.others is Others.kept and bool(draw.outside.any())
-    if draw is not None and outside:
-        # A row whose draw falls outside still has to feed that token to the value model: in a column of its own.
-        asked = torch.cat([asked, draw.tokens[:, None]], -1)
-        valid = torch.cat([valid, draw.outside[:, None]], -1)
+    if candidates.alone:
+        return _forced_step(guide, tilt, candidates, draw)
+    asked, valid = candidates.ids, candidates.logprobs > -math.inf
+    outside = None
+    if draw is not None and len(draw.rows):
+        # The value model has to read the token that such a row takes: behind the candidates, or instead of a
+        # single one, whose value changes nothing.
+        count = valid.sum(-1).index_select(0, draw.rows)
+        outside = draw.rows, count.masked_fill(count == 1, 0)
+        if int(outside[1].max()) == asked.shape[1]:
+            asked, valid = F.pad(asked, (0, 1)), F.pad(valid, (0, 1))
+        asked = asked.index_put(outside, draw.tokens)
+        valid = valid.index_put(outside, valid.new_ones(()))
     values = guide.values(asked, valid)
-    width = candidates.ids.shape[1]
-    guided = guided_logprobs(candidates, values[:, :width], tilt)
+    guided = guided_logprobs(candidates, values[:, : candidates.ids.shape[1]], tilt)
     columns = likeliest_columns(logprobs, candidates, guided) if draw is None else draw_columns(guided, draw)
-    if draw is not None and outside:
-        columns = torch.where(draw.outside, width, columns)
+    if outside is not None:
+        columns = columns.index_put(outside[:1], outside[1])
     tokens = asked.gather(-1, columns[:, None]).squeeze(-1)
     guide.advance(tokens, columns)
+    return tokens, step_kl(candidates, guided)
+
+
+def _forced_step(guide: Guide, tilt: Tilt, candidates: Candidates, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    """A step of which no row has a second candidate: the value of a single one changes nothing."""
+    tokens, guided = candidates.ids[:, 0], candidates.logprobs
+    if draw is not None and len(draw.rows):
+        tokens = tokens.index_put((draw.rows,), draw.tokens)
+    if tilt.others is not Others.kept:
+        guided = torch.zeros_like(guided)
+    guide.defer(tokens)
     return tokens, step_kl(candidates, guided)

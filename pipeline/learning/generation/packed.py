@@ -4,7 +4,7 @@ Rows of a batch have one candidate or many. Side by side in a rectangle, every r
 Packed, everything that works token by token sees real candidates only. Attention alone has to know which row a
 candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers has
 for that: each candidate sees the cached prefix of its row and itself. Candidates leave no trace in the cache until
-one is chosen.
+one is chosen. Tokens that a row has taken since it was read last may go before them, and stay in the cache.
 
 Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads that share keys and values,
 S cached slots, D size of a head.
@@ -86,19 +86,22 @@ class Packing:
 class PackedStep:
     """Attention of one step: the packing, the cache, and what is padding in it."""
 
-    def __init__(self, packing: Packing, cache: RowCache, hidden: Tensor | None) -> None:
+    def __init__(self, packing: Packing, cache: RowCache, hidden: Tensor | None, pending: int = 0) -> None:
         """Prepare a step.
 
         Args:
             packing: Of the candidates.
             cache: With the prefix of every row.
             hidden: -inf where the prefix is padding and 0 elsewhere, shape [B, 1, slots in all]; None where
-                nothing is.
+                nothing is. Of a column each where tokens are pending, shape [B, W, slots in all].
+            pending: Columns before the candidates that hold tokens of the prefix which are not in the cache yet.
         """
         self.packing = packing
         self.cache = cache
         self.hidden = hidden
         self.attended = 0
+        columns = packing.flat.new_zeros(packing.shape[0])
+        self._pending = [packing.chosen(columns + column) for column in range(pending)]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attention of one layer.
@@ -119,7 +122,9 @@ class PackedStep:
         slots = self.cache.layers[layer]
         if _sizes(slots.keys) != _sizes(key) or _sizes(slots.values) != _sizes(value):
             raise CannotPack("attention to something else than what is cached")
-        used, shared = slots.used, key.shape[1]
+        for further, chosen in enumerate(self._pending):
+            slots.append_of(key, value, chosen, further)
+        used, shared = slots.used + len(self._pending), key.shape[1]
         _, heads, count, size = query.shape
         spread, gather = self.packing.by_head(heads)
         queries = (query[0].transpose(0, 1) * scaling).view(count, shared, -1, size)
@@ -130,7 +135,8 @@ class PackedStep:
         scores = torch.bmm(blocks, keys[:, : used + 1].transpose(1, 2)).view(-1, used + 1)
         torch.index_select(own.view(-1), 0, spread, out=scores[:, used])
         if self.hidden is not None:
-            scores.view(len(slots.keys), -1, used + 1).add_(self.hidden[..., : used + 1])
+            columns = self.hidden.shape[1]
+            scores.view(len(slots.keys), -1, columns, used + 1).add_(self.hidden[:, None, :, : used + 1])
         weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         seen = torch.bmm(weights.view(len(blocks), -1, used + 1)[..., :used], values[:, :used])
         wide = value.shape[-1]  # that of keys, but in latent attention

@@ -91,9 +91,13 @@ class RowLayer(CacheLayerMixin):
 
     def append_held(self, chosen: Tensor) -> None:
         """Append of what was noted, shape [1, G, N, D], one token to every row; shape of `chosen`: [n]."""
-        keys, values = (noted[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for noted in self._held)
-        self._append(keys, values)
+        self.append_of(*self._held, chosen)
         del self._held
+
+    def append_of(self, keys: Tensor, values: Tensor, chosen: Tensor, further: int = 0) -> None:
+        """Likewise of these, behind so many that were appended since the rows have grown."""
+        some = [new[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for new in (keys, values)]
+        self._append(some[0], some[1], further)
 
     def enter(self, keys: Tensor, values: Tensor, places: Tensor, beyond: Tensor) -> None:
         """Add rows behind those alive: these ones of a batch of prompts.
@@ -118,13 +122,15 @@ class RowLayer(CacheLayerMixin):
         for buffer in self._buffers:
             buffer[target, :, : self.used] = buffer[source, :, : self.used]
 
-    def _append(self, keys: Tensor, values: Tensor) -> None:
+    def _append(self, keys: Tensor, values: Tensor, further: int = 0) -> None:
         if self._cache.even:
-            self.keys[:, :, self.used], self.values[:, :, self.used] = keys.squeeze(2), values.squeeze(2)
+            place = self.used + further
+            self.keys[:, :, place], self.values[:, :, place] = keys.squeeze(2), values.squeeze(2)
             return
         for buffer, new in zip(self._buffers, (keys, values), strict=True):
             heads, size = buffer.shape[1], buffer.shape[3]
-            buffer.view(-1, size).index_copy_(0, self._cache.ends(heads), new.reshape(-1, size))
+            ends = self._cache.ends(heads)
+            buffer.view(-1, size).index_copy_(0, ends + further if further else ends, new.reshape(-1, size))
 
 
 class RowCache(Cache):
@@ -186,11 +192,11 @@ class RowCache(Cache):
         kept = torch.from_numpy(order).to(self.lengths.device)
         self._set(self._known[order], self.lengths[kept])
 
-    def grow(self) -> None:
-        """Every row has got one token more."""
-        self._known += 1
-        self.longest += 1
-        self.lengths += 1
+    def grow(self, count: int = 1) -> None:
+        """Every row has got one token more, or several."""
+        self._known += count
+        self.longest += count
+        self.lengths += count
         self._ends.clear()
         self._check()
         for layer in self.layers:
@@ -232,6 +238,17 @@ class RowCache(Cache):
         hidden = self._slots[: self.longest + 1] >= self.lengths[:, None]
         hidden[:, -1] = False
         return _minus_infinity(hidden, dtype)[:, None]
+
+    def hidden_from_columns(self, dtype: torch.dtype, pending: int, columns: int) -> Tensor:
+        """Likewise for candidates behind tokens that are pending; shape [n, columns, L + pending + 1].
+
+        The first columns are those tokens, which will be at the end of their row and see those before them.
+        """
+        slots = self._slots[: self.longest + pending + 1]
+        before = torch.arange(columns, device=slots.device).clamp_max(pending)
+        hidden = slots >= (self.lengths[:, None] + before)[:, :, None]
+        hidden[:, :, -1] = False
+        return _minus_infinity(hidden, dtype)
 
     def _set(self, known: NDArray[np.int64], lengths: Tensor) -> None:
         self._known, self.lengths = known, lengths

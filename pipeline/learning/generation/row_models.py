@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
@@ -253,6 +254,9 @@ class Guide(Protocol):
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
         """The rows took these tokens, which stood in these columns of the last call of `values`; shape [n]."""
 
+    def defer(self, tokens: Tensor) -> None:
+        """The rows took these tokens, of a step for which no value was asked; shape [n]."""
+
     def read(self, tokens: Tensor) -> None:
         """Those that are left go on after these tokens; shape [n]."""
 
@@ -266,7 +270,11 @@ def guide_of(model: ValueModel, slots: int, width: int, pad_id: int) -> Guide:
 
 
 class CandidateRows:
-    """For head "v": all candidates as one sequence, of which the chosen ones stay in the cache."""
+    """For head "v": all candidates in one forward pass, of which the chosen one stays in the cache.
+
+    Tokens of steps at which no row had a choice are read once a value is asked for again, before the candidates of
+    that step and in one pass with them.
+    """
 
     joins = True
     needs_equal_lengths = False
@@ -276,28 +284,65 @@ class CandidateRows:
         self._model, self._rows = rows.model, rows
         self._packing: Packing
         self.asked: Tensor | None = None
-        self.stage, self.enter, self.unstage, self.keep = rows.stage, rows.enter, rows.unstage, rows.keep
+        self._deferred: list[Tensor] = []
+        self._pending = 0  # in the columns before those of the candidates, when values were given last
+        self.stage, self.unstage = rows.stage, rows.unstage
+
+    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> None:
+        """Make rows of staged prompts."""
+        self._read_deferred()  # newcomers have none
+        self._rows.enter(places, lengths)
+
+    def keep(self, order: NDArray[np.int64]) -> None:
+        """Go on with these rows."""
+        self._rows.keep(order)
+        if self._deferred:
+            kept = torch.from_numpy(order).to(self._deferred[0].device)
+            self._deferred = [tokens.index_select(0, kept) for tokens in self._deferred]
 
     def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
         """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
-        cache = self._rows.cache
-        self._packing = packing = Packing(valid)
-        with packed(self._model.backbone, PackedStep(packing, cache, cache.hidden_prefix(self._model.dtype))):
-            values: Tensor = self._model(
-                packing.pack(candidates),
-                position_ids=cache.lengths.index_select(0, packing.rows)[None],
-                past_key_values=cache,
-                use_cache=True,
-            )
+        cache, pending = self._rows.cache, len(self._deferred)
         self.asked = valid.sum(-1)
-        return packing.unpack(values)
+        if pending:
+            candidates = torch.cat([torch.stack(self._deferred, 1), candidates], 1)
+            valid = F.pad(valid, (pending, 0), value=True)
+        self._packing = packing = Packing(valid)
+        positions = cache.lengths.index_select(0, packing.rows)
+        hidden = cache.hidden_prefix(self._model.dtype) if not pending else None
+        if pending:
+            positions = positions + packing.flat.remainder(valid.shape[1]).clamp_max_(pending)
+            hidden = cache.hidden_from_columns(self._model.dtype, pending, valid.shape[1])
+        with packed(self._model.backbone, PackedStep(packing, cache, hidden, pending)):
+            values: Tensor = self._model(
+                packing.pack(candidates), position_ids=positions[None], past_key_values=cache, use_cache=True
+            )
+        if pending:
+            cache.grow(pending)
+            self._deferred = []
+        self._pending = pending
+        return packing.unpack(values)[:, pending:]
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - their keys are known already
         """Keep what attention needs of the chosen candidates."""
-        self._rows.cache.append_held(self._packing.chosen(columns))
+        self._rows.cache.append_held(self._packing.chosen(columns + self._pending))
+
+    def defer(self, tokens: Tensor) -> None:
+        """Read them later, with those that follow."""
+        self._deferred.append(tokens)
+        self.asked = torch.ones_like(tokens)
 
     def read(self, tokens: Tensor) -> None:
-        """They are read already, as candidates."""
+        """They are read already, as candidates, or deferred."""
+
+    def _read_deferred(self) -> None:
+        if not self._deferred:
+            return
+        last = self._deferred.pop()
+        if len(last):
+            self.values(last[:, None], torch.ones_like(last, dtype=torch.bool)[:, None])
+            self.advance(last, torch.zeros_like(last))
+        self._deferred = []
 
 
 class BranchRows:
@@ -325,6 +370,11 @@ class BranchRows:
         self._candidates.select(self._packing.chosen(columns))
         self._rows.reader = self._candidates
         del self._candidates
+
+    def defer(self, tokens: Tensor) -> None:
+        """Read them, as if their values were of use: what rows remember grows by one token at a time."""
+        self.values(tokens[:, None], torch.ones_like(tokens, dtype=torch.bool)[:, None])
+        self.advance(tokens, torch.zeros_like(tokens))
 
     def read(self, tokens: Tensor) -> None:
         """They are read already, as candidates."""
@@ -357,6 +407,9 @@ class VocabularyRows:
         return candidate_values(self._next, candidates)
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
+        """Nothing is known of tokens until they are read."""
+
+    def defer(self, tokens: Tensor) -> None:
         """Nothing is known of tokens until they are read."""
 
     def read(self, tokens: Tensor) -> None:

@@ -136,6 +136,11 @@ class Candidates:
     logprobs: Tensor
     pooled: bool = False
 
+    @property
+    def alone(self) -> bool:
+        """Whether no row has a second column, so that no value changes what is drawn, or its divergence."""
+        return self.ids.shape[1] == 1
+
 
 def find_candidates(logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None) -> Candidates:
     """The candidates of each row; as many columns as the row with most candidates has.
@@ -156,7 +161,7 @@ def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
     if tilt.min_p <= 0:
         return Candidates(found.indices, found.values)
     dropped = found.values < math.log(tilt.min_p)
-    dropped[:, 0] = False
+    dropped[:, :1].zero_()
     # Columns are sorted, so those that all rows drop are the last ones.
     width = dropped.shape[1] - int(dropped.all(0).sum())
     return Candidates(found.indices[:, :width], found.values.masked_fill_(dropped, -math.inf)[:, :width])
@@ -217,23 +222,27 @@ def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Til
     return base.scatter(-1, ids, torch.where(known.isinf(), base.gather(-1, ids), guided))
 
 
+_LEAST = 1e-300
+"""Of a probability that is divided by."""
+
+
 @dataclass(frozen=True)
 class Draw:
     """Which part of the distribution a draw falls into, known before any value is.
 
     Attributes:
-        uniform: The draw within that part, shape [B], float64.
-        outside: Whether it falls on a token that is no candidate, shape [B].
-        tokens: Which one, where it does, shape [B].
+        uniform: The draw among the columns, shape [B], float64; of no meaning where it falls on none.
+        rows: Those whose draw falls on a token that is no candidate, shape [R].
+        tokens: The tokens that they take, shape [R].
     """
 
     uniform: Tensor
-    outside: Tensor
+    rows: Tensor
     tokens: Tensor
 
 
 def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: Tilt) -> Draw:
-    """Decide whether a draw falls on a column.
+    """Decide which draws fall on no column.
 
     Where tokens that are no candidates keep the reference's probability, this does not depend on the values, and
     the token that will be taken can be put before the value model together with the candidates. Otherwise every
@@ -245,22 +254,23 @@ def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: 
         uniform: Shape [B], float64, in (0, 1).
         tilt: Settings of guidance.
     """
-    if tilt.others is not Others.kept:
-        none = torch.zeros_like(uniform, dtype=torch.bool)
-        return Draw(uniform, none, torch.zeros_like(uniform, dtype=torch.long))
+    if tilt.others is not Others.kept or not tilt.leaves_others(logprobs.shape[-1]):
+        none = torch.zeros(0, dtype=torch.long, device=uniform.device)
+        return Draw(uniform, none, none)
     rest = _without(logprobs, candidates)
-    mass = rest.double().exp().sum(-1)
-    outside = uniform < mass
-    within = torch.where(
-        outside, uniform / mass.clamp_min(1e-300), (uniform - mass) / (1 - mass).clamp_min(1e-300)
-    )
-    within = within.clamp(2.0**-53, 1 - 2.0**-53)
-    tokens = draw_tokens(rest, within) if bool(outside.any()) else torch.zeros_like(uniform, dtype=torch.long)
-    return Draw(within, outside, tokens.clamp_max(logprobs.shape[-1] - 1))
+    mass = rest.to(torch.float64, copy=True).exp_().sum(-1)
+    within = ((uniform - mass) / (1 - mass).clamp_min(_LEAST)).clamp(2.0**-53, 1 - 2.0**-53)
+    rows = (uniform < mass).nonzero().squeeze(-1)
+    if not len(rows):
+        return Draw(within, rows, rows)
+    # What is drawn of many tokens is dear, so it is drawn of the rows alone that need it.
+    outside = uniform[rows] / mass[rows].clamp_min(_LEAST)
+    tokens = draw_tokens(rest.index_select(0, rows), outside.clamp(2.0**-53, 1 - 2.0**-53))
+    return Draw(within, rows, tokens.clamp_max(logprobs.shape[-1] - 1))
 
 
 def draw_columns(guided: Tensor, draw: Draw) -> Tensor:
-    """The column that is drawn, shape [B]; of no meaning where the draw falls outside."""
+    """The column that is drawn, shape [B]; of no meaning where the draw falls on no candidate."""
     return draw_tokens(guided, draw.uniform).clamp_max(guided.shape[-1] - 1)
 
 

@@ -14,7 +14,6 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import Guidance
-from pipeline.learning.generation.guide import value_reader
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.tiny import make_tokenizer
@@ -32,7 +31,7 @@ def policy(*, guided: bool = False) -> TextPolicy:
     guidance = None
     if guided:
         value = value_model_from(model, HeadType.q).eval()
-        guidance = Guidance(value_reader(value), Tilt(preference_offset(1.0), top_k=3))
+        guidance = Guidance(value, Tilt(preference_offset(1.0), top_k=3))
     return TextPolicy(
         model, make_tokenizer(DATASET), GenerationConfig(batch_size=16), DATASET, "cpu", guidance=guidance
     )

@@ -104,6 +104,38 @@ def test_other_families(kind: str, head: HeadType | None) -> None:
         Case(seed).check(model, head and opinionated(model, head))
 
 
+def sure_of_itself(kind: str) -> PreTrainedModel:
+    """A model of whose steps half have one candidate of 20 %."""
+    model = language_model(kind)
+    norm = model.transformer.ln_f if kind == "gpt2" else model.model.norm
+    norm.weight.mul_(4.0)
+    return model
+
+
+@pytest.mark.parametrize("head", HeadType)
+@pytest.mark.parametrize("others", Others)
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_tokens_without_a_choice_are_read_later_and_change_nothing(
+    head: HeadType, others: Others, slots: int
+) -> None:
+    model = sure_of_itself("gpt2" if slots == 2 else "llama")
+    value, case = opinionated(model, head), Case(3)
+    case.tilt = Tilt(preference_offset(0.5), top_k=4, min_p=0.2, others=others)
+    case.settings = replace(case.settings, batch_size=slots, top_p=1.0, eos_id=5)
+    read: list[int] = []
+    value.backbone.register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
+    )
+    theirs = case.in_batches(model, value)
+    read.clear()
+    ours = case.drawn(model, value)
+    assert ours.tokens == theirs.tokens
+    assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
+    steps = sum(map(len, ours.tokens))
+    if slots == 1 and head is HeadType.v and others is not Others.offset_zero:
+        assert sum(map(bool, read)) < 0.6 * steps
+
+
 @pytest.mark.parametrize("head", HeadType)
 def test_atoms(model: PreTrainedModel, head: HeadType) -> None:
     value = with_atoms(language_model({"gpt2": "gpt2"}.get(model.config.model_type, "llama"), seed=1), head)
