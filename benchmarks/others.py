@@ -126,7 +126,7 @@ def main() -> None:
     if run_experiment(config, Console(stderr=True)):
         raise SystemExit("a training failed: see above")
     evaluation = Evaluation(config, args.prompts, args.samples)
-    found = sorted(_trained(config), key=lambda each: (METHODS.index(each.method), each.reference))
+    found = sorted(trained_by(config), key=lambda each: (METHODS.index(each.method), each.reference))
     apart = (f"`{rule.name}`: reward | KL/seq | J - J(kept)" for rule in Others if rule is not Others.kept)
     print("| method | reference | `top_k` | `kept`: reward | KL/seq | J | " + " | ".join(apart) + " |")
     print("|---" * 12 + "|")
@@ -173,15 +173,16 @@ def _row(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _trained(config: Config) -> Iterator[Trained]:
-    folder = Path(config.output_dir) / NAME / "latest"
+def trained_by(config: Config) -> Iterator[Trained]:
+    """The value models of a run of tiny references that is over."""
+    folder = Path(config.output_dir) / config.experiment.name / "latest"
     jobs: list[dict[str, Any]] = json.loads((folder / "plan.json").read_text())["jobs"]
     store = Store(Path(config.output_dir).absolute() / ".store")
     references = [job["key"] for job in jobs if (job["algo"], job["stage"]) == (REFERENCE, "train")]
     seeds = config.models["tiny"].references
     assert len(references) == len(seeds)
     for job in jobs:
-        if job["stage"] == "train" and job["algo"] in METHODS:
+        if job["stage"] == "train" and job["algo"] in config.algos:
             (key,) = job["inputs"][f"{REFERENCE}.train"]
             number = seeds[references.index(key)]
             yield Trained(job["algo"], number, store.path(job["key"]), store.path(key))
