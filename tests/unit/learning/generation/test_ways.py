@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import FalconConfig, GPT2Config, LlamaConfig, MistralConfig, PreTrainedConfig
+from transformers import FalconConfig, GPT2Config, GPTNeoConfig, LlamaConfig, MistralConfig, PreTrainedConfig
 
 from benchmarks.families import differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
@@ -11,7 +11,7 @@ from pipeline.learning.models.families import WITHOUT_SDPA
 from tests.doubles.families import FAMILIES, tiny_model
 
 
-@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3", "bloom", "mamba", "falcon_h1", "rwkv"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neo", "deepseek_v3", "bloom", "mamba", "falcon_h1", "rwkv"])
 def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
     model, prompts = tiny_model(family), some_prompts(9, 3, 12)
     assert model._supports_sdpa == (model.config.model_type not in WITHOUT_SDPA)
@@ -33,6 +33,8 @@ def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
         (FAMILIES["jamba"](), Way.own),
         (FAMILIES["recurrent_gemma"](), Way.anew),
         (FAMILIES["gemma3"](), Way.own),
+        (FAMILIES["gpt_neo"](), Way.own),
+        (GPTNeoConfig(max_position_embeddings=256), Way.slots),
         (FAMILIES["llava"](), Way.slots),
     ],
     ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else None,
