@@ -346,13 +346,19 @@ class CandidateRows:
 
 
 class BranchRows:
-    """For head "v" of any model: what rows remember is branched for their candidates, each a row meanwhile."""
+    """For head "v" of any model: what rows remember is branched for their candidates, each a row meanwhile.
 
+    Beside the rows themselves there are branches for `BRANCHES` times as many, or `FEW`, at once. More candidates
+    are read in parts, of which nothing is kept: the one that is taken is read once more.
+    """
+
+    BRANCHES = 2
+    FEW = 64
     joins = False
 
     def __init__(self, rows: BatchModel) -> None:
         self._rows = rows
-        self._candidates: Reader
+        self._candidates: Reader | None = None
         self._packing: Packing
         self.needs_equal_lengths = rows.needs_equal_lengths
         self.asked: Tensor | None = None
@@ -362,14 +368,25 @@ class BranchRows:
         """Read each candidate that is asked for as the next token of its row."""
         self._packing = packing = Packing(valid)
         self.asked = valid.sum(-1)
-        self._candidates = self._rows.reader.branched(packing.rows)
-        return packing.unpack(self._candidates.append(packing.pack(candidates)[0])[None])
+        at_once = max(self.FEW, self.BRANCHES * len(candidates))
+        asked = zip(packing.rows.split(at_once), packing.pack(candidates)[0].split(at_once), strict=True)
+        parts: list[Tensor] = []
+        for rows, tokens in asked:
+            self._candidates = None  # what it remembers is let go of before more is
+            self._candidates = self._rows.reader.branched(rows)
+            parts.append(self._candidates.append(tokens))
+        if len(parts) > 1:
+            self._candidates = None
+        return packing.unpack(torch.cat(parts)[None])
 
-    def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - they are read already
+    def advance(self, tokens: Tensor, columns: Tensor) -> None:
         """Go on with the chosen candidates."""
-        self._candidates.select(self._packing.chosen(columns))
-        self._rows.reader = self._candidates
-        del self._candidates
+        if self._candidates is None:
+            self._rows.reader.append(tokens)
+        else:
+            self._candidates.select(self._packing.chosen(columns))
+            self._rows.reader = self._candidates
+        self._candidates = None
 
     def defer(self, tokens: Tensor) -> None:
         """Read them, as if their values were of use: what rows remember grows by one token at a time."""

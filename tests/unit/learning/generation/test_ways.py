@@ -6,6 +6,7 @@ from transformers import FalconConfig, GPT2Config, GPTNeoConfig, LlamaConfig, Mi
 
 from benchmarks.families import differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
+from pipeline.learning.generation.row_models import BranchRows
 from pipeline.learning.generation.ways import Way, reading_of
 from pipeline.learning.models.families import WITHOUT_SDPA
 from tests.doubles.families import FAMILIES, tiny_model
@@ -18,6 +19,17 @@ def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
     guides = [None, *(value_model(family, head) for head in HeadType)]
     with torch.inference_mode():
         assert [differing(model, guide, prompts, 3, 3) for guide in guides] == [[], [], []]
+
+
+@pytest.mark.parametrize("family", ["gpt_neo", "falcon_h1", "rwkv"])
+def test_candidates_that_are_too_many_at_once_are_read_in_parts(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BranchRows, "FEW", 1)
+    monkeypatch.setattr(BranchRows, "BRANCHES", 1)
+    with torch.inference_mode():
+        guide = value_model(family, HeadType.v)
+        assert differing(tiny_model(family), guide, some_prompts(9, 3, 12), 3, 3) == []
 
 
 @pytest.mark.parametrize(
