@@ -13,8 +13,10 @@ from transformers import LogitsProcessor
 
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.row_models import candidate_values
+from pipeline.learning.generation.readers import reading
 from pipeline.learning.generation.sampling import policy_logprobs
 from pipeline.learning.generation.tilt import Tilt, find_candidates, full_row, guided_logprobs
+from pipeline.learning.generation.ways import Way
 from pipeline.learning.models.value import ValueModel
 
 
@@ -46,6 +48,8 @@ class GuidedLogitsProcessor(LogitsProcessor):
         self.begins_with_pad = begins_with_pad
         self.temperature = temperature
         self.top_p = top_p
+        found = reading(model)
+        self._takes_padding = found.way is not Way.anew and not found.has_state
 
     @torch.inference_mode()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -78,6 +82,14 @@ class GuidedLogitsProcessor(LogitsProcessor):
             if self.begins_with_pad:
                 begun = F.pad(begun[:, 1:], (0, 1), value=True)
             mask = begun.long()
+        if not self._takes_padding and not mask.all():
+            return self._apart(ids, mask.sum(-1))
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
         values: Tensor = self.model(ids, attention_mask=mask, position_ids=positions)
         return values
+
+    def _apart(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """The values after the last tokens of texts that are read without their padding, shape [B, 1, ...]."""
+        found = [(lengths == length).nonzero().squeeze(-1) for length in lengths.unique()]
+        values = [self.model(ids[rows, -int(lengths[rows[0]]) :])[:, -1:] for rows in found]
+        return torch.cat(values)[torch.cat(found).argsort()]

@@ -2,14 +2,16 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import FalconConfig, GPT2Config, GPTNeoConfig, LlamaConfig, MistralConfig, PreTrainedConfig
 
-from benchmarks.families import differing, some_prompts, value_model
+from benchmarks.families import TILT, differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.row_models import BranchRows
+from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.ways import Way, reading_of
 from pipeline.learning.models.families import WITHOUT_SDPA
-from tests.doubles.families import FAMILIES, tiny_model
+from tests.doubles.families import FAMILIES, VOCABULARY, tiny_model
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_neo", "deepseek_v3", "bloom", "mamba", "falcon_h1", "rwkv"])
@@ -30,6 +32,16 @@ def test_candidates_that_are_too_many_at_once_are_read_in_parts(
     with torch.inference_mode():
         guide = value_model(family, HeadType.v)
         assert differing(tiny_model(family), guide, some_prompts(9, 3, 12), 3, 3) == []
+
+
+@pytest.mark.parametrize("head", HeadType)
+def test_padding_before_a_text_changes_no_state_where_transformers_generates(head: HeadType) -> None:
+    processor = GuidedLogitsProcessor(value_model("rwkv", head), TILT, pad_id=0)
+    prompts = [torch.tensor([prompt]) for prompt in some_prompts(9, 3, 9)]
+    scores = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    apart = torch.cat([processor(text, row[None]) for text, row in zip(prompts, scores, strict=True)])
+    padded = torch.cat([F.pad(text, (9 - text.shape[1], 0)) for text in prompts])
+    torch.testing.assert_close(processor(padded, scores), apart, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
