@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -107,8 +108,13 @@ def train_text(model: PreTrainedModel) -> None:
         model.requires_grad_(True)
         return
     model.requires_grad_(False)
-    for part in (model.get_decoder(), model.get_output_embeddings()):
+    for part in text_parts(model):
         part.requires_grad_(True)
+
+
+def text_parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
+    """Of a model that also sees or hears, what texts go through: the language model, and its output head."""
+    return model.get_decoder(), model.get_output_embeddings()
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

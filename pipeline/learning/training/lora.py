@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pipeline.errors import ConfigError
+from pipeline.learning.models.load import text_parts
 
 if TYPE_CHECKING:
     from pipeline.learning.algos.post_training import LoraSettings
@@ -36,7 +37,7 @@ def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> 
         lora_alpha=settings.alpha,
         lora_dropout=0.0,
         target_modules=settings.target_modules or "all-linear",
-        exclude_modules=None if settings.target_modules else unfit_layers(model),
+        exclude_modules=_beside_text(model) if settings.target_modules else unfit_layers(model),
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
@@ -73,8 +74,8 @@ def _check_apart(adapted: PeftModel, settings: LoraSettings) -> None:
 
 
 def unfit_layers(model: PreTrainedModel) -> list[str] | None:
-    """Names of linear layers that do nothing with an adapter, or fail."""
-    names = set()
+    """Names of linear layers that do nothing with an adapter, or fail, or read no text."""
+    names = set(_beside_text(model) or ())
     for name, module in model.named_modules():
         if hasattr(module, "conv1d") and hasattr(module, "D"):
             # State spaces read these weights themselves, past any adapter.
@@ -82,6 +83,15 @@ def unfit_layers(model: PreTrainedModel) -> list[str] | None:
         if isinstance(module, nn.Linear) and type(module).__name__.endswith("Router"):
             names.add(name.rpartition(".")[2])  # which gives more than a product
     return sorted(names) or None
+
+
+def _beside_text(model: PreTrainedModel) -> list[str] | None:
+    """Names of layers by which a model sees or hears; their names within may be those of layers that read text."""
+    if model.config.get_text_config() is model.config:
+        return None
+    read = {id(module) for part in text_parts(model) for module in part.modules()}
+    leaves = {name for name, module in model.named_modules() if not any(module.children())}
+    return sorted(name for name in leaves if id(model.get_submodule(name)) not in read)
 
 
 def merged(

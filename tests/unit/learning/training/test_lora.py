@@ -28,6 +28,17 @@ def test_what_is_trained_is_what_is_merged(family: str) -> None:
     assert not torch.allclose(before, whole, atol=1e-2)
 
 
+@pytest.mark.parametrize("names", [None, ["q_proj", "v_proj"]])
+def test_of_a_model_that_also_sees_the_part_that_reads_text_is_adapted(names: list[str] | None) -> None:
+    model = tiny_model("llava")
+    width = shape_of_config(model.config, "llava").lora_width
+    adapted = with_adapters(model, LoraSettings(rank=2, target_modules=names), seed=0)
+    trained = {name: weight.numel() for name, weight in adapted.named_parameters() if weight.requires_grad}
+    assert trained
+    assert all(".language_model." in name for name in trained)
+    assert names or sum(trained.values()) == 2 * width
+
+
 def test_layers_that_share_their_weights_take_no_adapters() -> None:
     with pytest.raises(ConfigError, match="share weights, so adapters cannot be merged into them"):
         with_adapters(tiny_model("zamba2"), LoraSettings(rank=2), seed=0)
