@@ -19,7 +19,7 @@ from pipeline.config.install import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted, parse_json, read_json
-from pipeline.learning.datasets.hub import is_hub_id
+from pipeline.learning.datasets.hub import in_cache, is_hub_id
 from pipeline.learning.models.families import WITHOUT_SDPA, unknown_kind, why_not_usable
 from pipeline.plan.estimates import weights_in_name
 
@@ -49,15 +49,26 @@ def is_local(path: str) -> bool:
 
 
 def check_models(config: Config) -> None:
-    """Refuse models that cannot be loaded, as far as their files tell.
+    """Refuse models that cannot be loaded, as far as their files tell; of a hub id, those in the cache.
 
     Raises:
         ConfigError: Says which file is missing or cannot be used, and what to do.
     """
     for name, model in config.models.items():
-        for key, path in (("path", model.path), ("value_path", model.value_path)):
-            if path is not None and is_local(path):
+        roles = (("path", model.path, "reference"), ("value_path", model.value_path, "value"))
+        for key, path, role in roles:
+            if path is None:
+                continue
+            if is_local(path):
                 _check_local(f"models.{name}", key, Path(path), model.trusts_code)
+            elif file := in_cache(path, CONFIG, model.revisions[role]):
+                _check_kind(
+                    f"models.{name}",
+                    key,
+                    path,
+                    _read_config(f"models.{name}.{key}={path}", file),
+                    model.trusts_code,
+                )
 
 
 def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
@@ -135,13 +146,7 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
     if path.is_file():
         _check_gguf(given, path)
         return
-    try:
-        config = read_json_file(path / CONFIG, LARGEST_CONFIG)
-    except (OSError, ForeignDataError) as error:
-        raise ConfigError(
-            f"{given}: cannot read {path / CONFIG} ({reason(error)}). Give the folder of a model saved by "
-            "save_pretrained."
-        ) from error
+    config = _read_config(given, path / CONFIG)
     if not list(path.glob("*.safetensors")):
         there = sorted({file.suffix for file in path.iterdir() if file.suffix in (".bin", ".pt", ".pth", GGUF)})
         also = f" (only {', '.join(there)})" if there else ""
@@ -149,6 +154,20 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
             f"{given}: the folder holds no safetensors{also}. Weights in pickles are not loaded; save the model "
             "again with save_pretrained. Of a GGUF file give the path of the file."
         )
+    _check_kind(model, key, path, config, trusted)
+
+
+def _read_config(given: str, file: Path) -> dict[str, Any]:
+    try:
+        return read_json_file(file, LARGEST_CONFIG)
+    except (OSError, ForeignDataError) as error:
+        raise ConfigError(
+            f"{given}: cannot read {file} ({reason(error)}). Give the folder of a model saved by save_pretrained."
+        ) from error
+
+
+def _check_kind(model: str, key: str, path: str | Path, config: dict[str, Any], trusted: bool) -> None:
+    given = f"{model}.{key}={path}"
     if "auto_map" in config and not trusted:
         raise ConfigError(
             f"{given}: this model runs Python code that comes with it. If you trust that code, set "

@@ -18,6 +18,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.validate import check_demonstrations, demonstration_length
 from pipeline.learning.models.kinds import TinyModelConfig
@@ -116,7 +117,7 @@ def read_vocabulary(key: str, path: str) -> dict[str, int]:
         return {token: index for index, token in enumerate(_gguf(path).fields[TOKENS].contents())}
     file = Path(path) / FILE
     if not file.is_file():
-        file = _cached(path) or file
+        file = in_cache(path, FILE) or file
     try:
         loaded = read_json_file(file, LARGEST_TOKENIZER)
         found = converted(loaded, _Tokenizer)
@@ -161,15 +162,6 @@ def _gguf(path: str) -> Any:
         raise ConfigError(
             f"{path}: cannot be read as a GGUF file ({type(error).__name__}). Get it again."
         ) from error
-
-
-def _cached(repo: str) -> Path | None:
-    if repo.count("/") != 1 or repo.startswith(("/", ".")):
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(repo, FILE)
-    return Path(found) if isinstance(found, str) else None
 
 
 def _difference(one: Mapping[str, int], other: Mapping[str, int]) -> str:

@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 PATIENCE_S = 5.0
@@ -22,6 +23,16 @@ _NOT_SEEN_STATUS = {401, 403, 404}
 def is_hub_id(path: str) -> bool:
     """Whether a path may be an id of the hub: ``name`` or ``owner/name``."""
     return _ID.fullmatch(path) is not None
+
+
+def in_cache(repo: str, file: str, revision: str | None = None) -> Path | None:
+    """A file of a model on the hub that is on this machine already; the hub is not asked."""
+    if not is_hub_id(repo):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, file, revision=revision)
+    return Path(found) if isinstance(found, str) else None
 
 
 @contextmanager
@@ -73,6 +84,8 @@ def why_not(error: BaseException, trouble: str) -> tuple[str, BaseException | No
         status = getattr(getattr(one, "response", None), "status_code", None)
         if type(one).__name__ == "RevisionNotFoundError":
             return "it has no such revision", None
+        if type(one).__name__ == "RemoteEntryNotFoundError":
+            return "it lacks a file that all of its kind have", None
         if type(one).__name__ in _NOT_SEEN or status in _NOT_SEEN_STATUS:
             return (
                 f"there is none of this name, or it is private or gated{f' ({status})' if status else ''}. Check "

@@ -6,6 +6,7 @@ The output of the reference's first stage points to a folder or a commit on the 
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 from pipeline.config.bases import ModelConfig
 from pipeline.errors import JobError
 from pipeline.files import json_text
+from pipeline.foreign import ForeignDataError, parse_json
 from pipeline.learning.datasets.hub import reaching, why_not
+from pipeline.learning.models.families import unknown_kind, why_not_usable
 from pipeline.outputs.formats import POINTER
 from pipeline.outputs.reading import read_input, read_pointer
 
@@ -40,7 +43,8 @@ def write_reference(model: ModelConfig, out: Path) -> None:
     pointer: dict[str, Any] = {"path": str(Path(path).absolute())}
     if not Path(path).is_dir():
         # Every later job takes the commit that was found now, whatever the branch points to by then.
-        pointer = {"hub": path, "commit": Path(snapshot(path, model.revisions["reference"])).name}
+        revision = model.revisions["reference"]
+        pointer = {"hub": path, "commit": Path(snapshot(path, revision, is_new=True)).name}
     (out / POINTER).write_text(json_text(pointer) + "\n")
 
 
@@ -92,17 +96,25 @@ def value_context(model: ModelConfig) -> int | None:
         return config_context(AutoConfig.from_pretrained(folder, trust_remote_code=model.trusts_code))
 
 
-def snapshot(repo: str, revision: str | None) -> str:
+def snapshot(repo: str, revision: str | None, *, is_new: bool = False) -> str:
     """The local folder of a model on the hub, fetched if it is not there.
 
+    Args:
+        repo: Its id.
+        revision: Commit, tag or branch; None for the newest.
+        is_new: It is to be a reference, and what it is is not known: no weights are fetched of what is of no use.
+
     Raises:
-        JobError: The hub has no such model, or cannot be reached and nothing is in the cache.
+        JobError: The hub has no such model, or cannot be reached and nothing is in the cache; or texts cannot be
+            continued with it.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     with reaching("models", repo) as trouble:
         try:
+            if is_new:
+                _check_kind(repo, Path(hf_hub_download(repo, "config.json", revision=revision)))
             return str(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS))
         except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
             at = "" if revision is None else f" at revision {revision}"
@@ -111,6 +123,14 @@ def snapshot(repo: str, revision: str | None) -> str:
                 f"cannot get the model '{repo}'{at} from the hub: {reason}. {_no_folder(repo)}On a machine with "
                 f"network run `hf download {repo} --local-dir DIR`, copy DIR here and set the path to it."
             ) from cause
+
+
+def _check_kind(repo: str, file: Path) -> None:
+    config: Any = None
+    with suppress(ForeignDataError):  # transformers will say what is wrong with it
+        config = parse_json(file.read_bytes())
+    if isinstance(config, dict) and (why := why_not_usable(config) or unknown_kind(config)):
+        raise JobError(f"{repo}: {why}")
 
 
 def _no_folder(repo: str) -> str:

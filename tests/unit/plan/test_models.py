@@ -250,6 +250,35 @@ def test_what_continues_no_texts_is_refused_before_anything_starts(
         check_models(request(f"models.hf.path={folder}"))
 
 
+def cached(home: Path, repo: str, **config: object) -> Path:
+    """The configuration of a model on the hub, as its library keeps it."""
+    folder = home / f"models--{repo.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("c0ffee")
+    snapshot = folder / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(config))
+    return home
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "no_such_family"}, r"knows no models of the type 'no_such_family'.* pip install -U"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "t5 is an encoder with a decoder"),
+        ({"model_type": "gpt2", "auto_map": {}}, "set models.hf.trust_remote_code=true"),
+    ],
+    ids=["unknown", "encoder-decoder", "code"],
+)
+def test_so_is_an_id_of_the_hub_that_the_cache_tells_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object], said: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cached(tmp_path, "owner/name", **config)))
+    check_models(request("models.hf.path=owner/other"))
+    with pytest.raises(ConfigError, match=f"models.hf.path=owner/name: .*{said}"):
+        check_models(request("models.hf.path=owner/name"))
+
+
 def test_value_models_need_no_head_of_their_backbone(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", architectures=["GPT2ForSequenceClassification"])
     policy = folder_of(tmp_path / "policy", architectures=["GPT2LMHeadModel"])

@@ -180,6 +180,20 @@ def test_a_model_that_the_hub_does_not_give_is_told(tmp_path: Path, monkeypatch:
         snapshot("tiny_hf", None)
 
 
+def test_of_a_model_that_is_of_no_use_the_configuration_alone_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetched(repo: str, file: str, **_: object) -> str:
+        (tmp_path / file).write_text('{"model_type": "no_such_family"}')
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetched)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("it was fetched"))
+    with pytest.raises(JobError, match=r"owner/name: transformers .* knows no models of the type 'no_such"):
+        write_reference(HFModelConfig(kind="hf", path="owner/name"), tmp_path / "out")
+
+
 def test_every_end_of_text_counts(folder: Path) -> None:
     model, tokenizer = load_policy(folder, SYSTEM, "cpu"), load_tokenizer(folder)
     assert end_ids(model, tokenizer) == (2,)
