@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pipeline.learning.generation.in_slots import RowGuidance, decode_in_slots
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -39,7 +40,6 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import DecodeSettings
-from pipeline.learning.generation.in_slots import RowGuidance, decode_in_slots
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered

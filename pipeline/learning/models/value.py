@@ -154,7 +154,8 @@ class ValueModel(PreTrainedModel):
         taken = inputs_of(type(self.backbone).forward)
         known = {name: value for name, value in inputs.items() if name in taken}
         hidden = self.backbone(input_ids=input_ids, use_cache=use_cache, **known).last_hidden_state
-        values: Tensor = self.head(hidden).float()
+        # Some state spaces give float32 whatever their weights are.
+        values: Tensor = self.head(hidden.to(self.head.weight.dtype)).float()
         if self.config.atoms > 1:
             values = values.unflatten(-1, (-1, self.config.atoms))
             return values.squeeze(-2) if self.config.head == HeadType.v.name else values

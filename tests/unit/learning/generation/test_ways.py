@@ -7,6 +7,7 @@ from transformers import FalconConfig, GPT2Config, GPTNeoConfig, LlamaConfig, Mi
 
 from benchmarks.families import TILT, differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
+from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.row_models import BranchRows
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.ways import Way, reading_of
@@ -21,6 +22,15 @@ def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
     guides = [None, *(value_model(family, head) for head in HeadType)]
     with torch.inference_mode():
         assert [differing(model, guide, prompts, 3, 3) for guide in guides] == [[], [], []]
+
+
+@pytest.mark.parametrize("family", ["mamba", "mixtral", "qwen3_next"])
+def test_guided_decoding_takes_weights_of_two_bytes(family: str) -> None:
+    model, prompts = tiny_model(family).bfloat16(), some_prompts(9, 3)
+    for head in HeadType:
+        guidance = Guidance(value_reader(value_model(family, head).bfloat16()), TILT)
+        found = decode(model, prompts, [3, 3], DecodeSettings(batch_size=2), keys=None, guidance=guidance)
+        assert [len(tokens) for tokens in found.tokens] == [3, 3]
 
 
 @pytest.mark.parametrize("family", ["gpt_neo", "falcon_h1", "rwkv"])
