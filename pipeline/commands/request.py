@@ -28,6 +28,7 @@ from pipeline.plan.pending import missing_jobs
 from pipeline.plan.precision import slow_precision
 from pipeline.plan.size import check_size, extent_of
 from pipeline.plan.source_code import import_warnings
+from pipeline.plan.text_backends import check_text_backend
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
 from pipeline.runs.sources import check_sources, read_models, read_sources
 
@@ -107,6 +108,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     devices = choose_devices(config.device, config.execution.workers, config.distributed)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
+    check_text_backend(config, gpu=gpu)
     idle = idle_settings(config, given, gpu=gpu)
     config, warning = usable_attention(config, gpu=gpu)
     plain = plain_attention(config)

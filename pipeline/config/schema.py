@@ -88,6 +88,14 @@ class DType(Enum):
     float16 = "float16"  # 2 bytes, finer and of less range
 
 
+class TextBackend(Enum):
+    """What decodes completions that nothing guides."""
+
+    own = "own"  # this package
+    transformers = "transformers"  # its continuous batching
+    vllm = "vllm"  # the engine vLLM, on GPUs; the extra `vllm`
+
+
 class LongPrompts(Enum):
     """What happens to a prompt that leaves no room for the completion in the model's context."""
 
@@ -163,6 +171,9 @@ class TrainingConfig:
 class GenerationConfig:
     """How text is drawn, in data collection and in evaluation."""
 
+    backend: TextBackend = hint(TextBackend.own)
+    """What decodes where no value model guides; algorithms that guide use `own` throughout. Part of the keys of
+    what another than `own` draws, see docs/models.md."""
     batch_size: int = number(256, at_least=1, at_most=1_000_000)
     """Sequences decoded at once at most, halved when memory runs out. Draws are per sample; on numerics see
     docs/architecture.md."""

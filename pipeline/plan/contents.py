@@ -10,18 +10,19 @@ A worker is given all of it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.ranks import devices_per_training, spread
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, GenerationConfig, TextBackend
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.prepare import PREPARE
 from pipeline.plan.attention import with_attention
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain
 from pipeline.plan.keys import determining, result_key
 from pipeline.plan.source_code import class_source, dataset_source
+from pipeline.plan.text_backends import decodes_itself
 from pipeline.plan.versions import shipped_versions
 
 
@@ -70,6 +71,7 @@ class JobContents:
         self._systems = {
             name: with_attention(config.system, plain=name in plain_attention) for name in config.models
         }
+        self._own_generation = replace(config.generation, backend=TextBackend.own)
         self._digests: dict[tuple[str, str, str, str], str] = {}
         self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
         self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
@@ -150,8 +152,11 @@ class JobContents:
             known = {name: determining(section) for name, section in sections.items()}
             if "model" in known:
                 known["model"] |= self._identity(chain)
-            shown = self.config.datasets[chain.dataset], self.config.models[chain.model], self.config.generation
-            if versions := shipped_versions(chain.kind, stage, *shown, self.config.system.dtype):
+            shown = self.config.datasets[chain.dataset], self.config.models[chain.model]
+            generation = self._generation(chain, stage)
+            if "generation" in known and generation.backend is not TextBackend.own:
+                known["generation"]["backend"] = generation.backend.name
+            if versions := shipped_versions(chain.kind, stage, *shown, generation, self.config.system.dtype):
                 known["version"] = versions
             self._configs[address] = (
                 known,
@@ -185,7 +190,12 @@ class JobContents:
         }
         if "system" in stage.config:
             own["system"] = self._systems[chain.model]
+        own["generation"] = self._generation(chain, stage)
         return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
+
+    def _generation(self, chain: Chain, stage: Stage) -> GenerationConfig:
+        """How a stage draws texts; the same object for all that draw alike."""
+        return self._own_generation if decodes_itself(chain.config, stage) else self.config.generation
 
     def _samples(self, stage: Stage, rows: tuple[int, int]) -> int:
         each = {

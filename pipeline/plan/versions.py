@@ -15,7 +15,7 @@ what made an output, and a table that rests on several says so (`runs.makers`).
 from __future__ import annotations
 
 from pipeline.config.bases import DatasetConfig, ModelConfig
-from pipeline.config.schema import DType, GenerationConfig
+from pipeline.config.schema import DType, GenerationConfig, TextBackend
 from pipeline.config.shipped import DATASETS, REWARD_MODEL
 from pipeline.config.user_code import import_object
 from pipeline.learning.algos.base import Algorithm, Stage
@@ -28,6 +28,8 @@ TINY = 2
 """`pipeline.learning.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""
 DECODING = 2
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
+BACKENDS = {TextBackend.transformers: 1, TextBackend.vllm: 1}
+"""`pipeline.learning.generation.backends`: how others than our own decoder are asked."""
 TRAINING = 3
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
 ROUNDING = 1
@@ -71,6 +73,8 @@ def shipped_versions(
             found["tiny references"] = TINY
     if "generation" in sections:
         found["decoding"] = DECODING
+        if generation.backend is not TextBackend.own:
+            found[f"decoding by {generation.backend.name}"] = BACKENDS[generation.backend]
         if "evaluation" in sections and generation.top_p < 1:
             found["divergences"] = DIVERGENCES
     if "training" in sections or stage.scales:

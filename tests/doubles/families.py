@@ -25,6 +25,7 @@ _WIDTHS: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     **_ENDS,
 }
+_OWN_KEYS: dict[str, Any] = {key: value for key, value in _WIDTHS.items() if key != "num_key_value_heads"}
 _OLD: dict[str, Any] = {"vocab_size": VOCABULARY, **_ENDS}
 _HEADS: dict[str, Any] = {"head_dim": 16}
 _WINDOW: dict[str, Any] = {"sliding_window": 8}
@@ -83,9 +84,9 @@ FULL: Mapping[str, Make] = {
     "gemma": lambda: hf.GemmaConfig(**_wide(**_HEADS)),
     "cohere": lambda: hf.CohereConfig(**_WIDTHS),
     "helium": lambda: hf.HeliumConfig(**_wide(**_HEADS)),
-    "persimmon": lambda: hf.PersimmonConfig(**_WIDTHS),
+    "persimmon": lambda: hf.PersimmonConfig(**_OWN_KEYS),
     "diffllama": lambda: hf.DiffLlamaConfig(**_WIDTHS),
-    "gpt_neox": lambda: hf.GPTNeoXConfig(**_WIDTHS),
+    "gpt_neox": lambda: hf.GPTNeoXConfig(**_OWN_KEYS),
     "gpt_bigcode": lambda: hf.GPTBigCodeConfig(n_embd=64, n_layer=3, n_head=4, n_positions=256, **_OLD),
     "opt": lambda: hf.OPTConfig(
         hidden_size=64,
@@ -99,7 +100,7 @@ FULL: Mapping[str, Make] = {
     "xglm": lambda: hf.XGLMConfig(
         d_model=64, ffn_dim=128, num_layers=3, attention_heads=4, max_position_embeddings=256, **_OLD
     ),
-    "biogpt": lambda: hf.BioGptConfig(**_WIDTHS),
+    "biogpt": lambda: hf.BioGptConfig(**_OWN_KEYS),
     "ctrl": lambda: hf.CTRLConfig(n_embd=64, dff=128, n_layer=3, n_head=4, n_positions=256, **_OLD),
     "gptj": lambda: hf.GPTJConfig(n_embd=64, n_layer=3, n_head=4, rotary_dim=8, n_positions=256, **_OLD),
     "codegen": lambda: hf.CodeGenConfig(n_embd=64, n_layer=3, n_head=4, rotary_dim=8, n_positions=256, **_OLD),

@@ -13,6 +13,7 @@ from pipeline.config.schema import GenerationConfig, LongPrompts
 from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Dataset, Text
 from pipeline.learning.datasets.tokenized import encode_prompts
+from pipeline.learning.generation.backends import backend_of
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.sampling import Keys
 from pipeline.learning.models.batch_size import BatchSizes
@@ -71,6 +72,9 @@ class TextPolicy:
             further_end_ids=self.end_ids[1:],
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
             device=device,
+        )
+        self._backend = (
+            None if guidance is not None else backend_of(model, generation, self._settings, self._sizes)
         )
 
     @property
@@ -145,6 +149,8 @@ class TextPolicy:
             OutOfMemory: Not even one row fits.
         """
         limits = np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
+        if self._backend is not None:
+            return self._backend.complete(prompts, keys, samples=samples, budgets=limits, on_batch=on_batch)
         longest = max((len(prompt) + int(limit) for prompt, limit in zip(prompts, limits, strict=True)), default=1)
         batch = self._sizes.begin(
             "generate",

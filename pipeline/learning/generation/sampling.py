@@ -113,8 +113,18 @@ def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
     Returns:
         Shape [*keys.shape, steps]; NaN for `LIKELIEST`.
     """
-    counters = (np.arange(1, steps + 1, dtype=np.uint64)) * _GOLDEN
-    bits = _mix(keys[..., None] + counters) >> np.uint64(64 - _DRAW_BITS)
+    return uniforms_at(keys[..., None], np.arange(steps))
+
+
+def uniforms_at(keys: Keys, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The draws of `uniforms` at some steps.
+
+    Args:
+        keys: Any shape.
+        steps: Of each key, from 0; a shape that goes with it.
+    """
+    counters = (steps.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    bits = _mix(keys + counters) >> np.uint64(64 - _DRAW_BITS)
     drawn: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-_DRAW_BITS
     drawn[keys == LIKELIEST] = np.nan
     return drawn

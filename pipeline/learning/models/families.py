@@ -43,6 +43,68 @@ WITHOUT_SDPA = frozenset(
 """Kinds of models that transformers has in plain products alone. Part of keys, so it is the same on all machines,
 whichever transformers they have."""
 
+PAGED = frozenset(
+    {
+        "biogpt",
+        "cohere",
+        "cohere2",
+        "ctrl",
+        "dbrx",
+        "dots1",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gemma3n_text",
+        "glm4",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "granitemoe",
+        "helium",
+        "llama",
+        "llava",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "opt",
+        "persimmon",
+        "phi",
+        "phi3",
+        "phimoe",
+        "qwen2",
+        "qwen2_5_vl",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "starcoder2",
+    }
+)
+"""Kinds of models whose tokens were the same by continuous batching of transformers as by our own decoder. All of
+them were tried: some others are decoded wrongly there without a word."""
+_OWN_ATTENTION = frozenset(
+    {
+        "bloom",
+        "codegen",
+        "diffllama",
+        "falcon",
+        "gpt_neo",
+        "gptj",
+        "mpt",
+        "nemotron",
+        "stablelm",
+        "xglm",
+    }
+)
+"""Kinds of models that compute attention past the interface that gives it pages; found likewise."""
+_PAGED_LAYERS = ("full_attention", "sliding_attention")
+
 _ENCODERS = frozenset(
     {
         "albert",
@@ -104,6 +166,30 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
         f"it was saved as {', '.join(built)}, without the head that gives probabilities of tokens, so nothing can "
         "be drawn from it. Choose the language model that it was made from. (As a reward: docs/rewards.md)"
     )
+
+
+def why_not_paged(config: Mapping[str, Any]) -> str | None:
+    """Why transformers does not decode a model by continuous batching, whose cache is made of pages; or None.
+
+    Args:
+        config: Its `config.json`.
+    """
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    kind = config.get("model_type")
+    if kind in PAGED:
+        return None
+    layers = text.get("layer_types")
+    others = sorted({str(one) for one in layers} - set(_PAGED_LAYERS)) if isinstance(layers, list) else []
+    if others:
+        why = f"has layers of {', '.join(others)}, for which transformers' continuous batching has no cache"
+    elif text.get("kv_lora_rank"):
+        why = "has latent attention, for which transformers' continuous batching has no cache"
+    elif kind in _OWN_ATTENTION:
+        why = "computes attention by code of its own, which reads no pages of transformers' continuous batching"
+    else:
+        why = "is of no kind that was found right by transformers' continuous batching"
+    return f"{kind} {why}. Use generation.backend=own"
 
 
 def unknown_kind(config: Mapping[str, Any]) -> str | None:

@@ -28,7 +28,7 @@ def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
 def test_guided_decoding_takes_weights_of_two_bytes(family: str) -> None:
     model, prompts = tiny_model(family).bfloat16(), some_prompts(9, 3)
     for head in HeadType:
-        guidance = Guidance(value_reader(value_model(family, head).bfloat16()), TILT)
+        guidance = Guidance(value_model(family, head).bfloat16(), TILT)
         found = decode(model, prompts, [3, 3], DecodeSettings(batch_size=2), keys=None, guidance=guidance)
         assert [len(tokens) for tokens in found.tokens] == [3, 3]
 

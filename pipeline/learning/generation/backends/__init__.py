@@ -1,0 +1,55 @@
+"""Others than our own decoder that complete prompts, where nothing guides: `generation.backend`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.schema import GenerationConfig, TextBackend
+from pipeline.learning.generation.sampling import Keys
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.learning.generation.decode import Decoded, DecodeSettings
+    from pipeline.learning.models.batch_size import BatchSizes
+
+
+class Backend(Protocol):
+    """Completes prompts by a model as it is."""
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int,
+        budgets: NDArray[np.int64],
+        on_batch: Callable[[int, int], None] | None,
+    ) -> Decoded:
+        """Complete prompts; see `TextPolicy.complete`."""
+
+
+def backend_of(
+    model: PreTrainedModel, generation: GenerationConfig, settings: DecodeSettings, sizes: BatchSizes
+) -> Backend | None:
+    """What the request asks for; None for our own decoder.
+
+    Args:
+        model: The policy, in evaluation mode.
+        generation: Names it.
+        settings: How to decode; `batch_size` is how many sequences are decoded at once at most.
+        sizes: Batch sizes that fitted before.
+    """
+    if generation.backend is TextBackend.transformers:
+        from pipeline.learning.generation.backends.paged import PagedBackend
+
+        return PagedBackend(model, settings, sizes)
+    if generation.backend is TextBackend.vllm:
+        from pipeline.learning.generation.backends.vllm_engine import VLLMBackend
+
+        return VLLMBackend(model, settings, sizes, generation.memory_mb)
+    return None

@@ -1,0 +1,228 @@
+"""vLLM, an engine of its own that reads a policy's weights from the folder that it was loaded from.
+
+Draws are the engine's: each sample has a generator there, whose seed follows from the sample's stream. A process
+keeps one engine, of the policy that it completed with last, since an engine takes its memory when it starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from pipeline.errors import JobError, OutOfMemory
+from pipeline.learning.generation.backends.counting import count_decoding
+from pipeline.learning.generation.decode import Decoded, DecodeSettings
+from pipeline.learning.generation.sampling import Keys
+from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
+
+MIB = 1 << 20
+SHARE = 0.8
+"""Of the memory that is free when an engine starts, where `generation.memory_mb` says nothing."""
+TURNS = 8
+"""Batches that are handed over at once: the fewer, the more often it is told how far the work is."""
+INVARIANT_FROM = (9, 0)
+"""Compute capability of the cards on which all versions of vLLM can compute a row alike in any batch."""
+_NO_ROOM = ("no available memory for the cache blocks", "free memory on device", "larger than the maximum")
+_REMEDY = (
+    "Give it more of the GPU by generation.memory_mb, ask for shorter completions by generation.max_new_tokens, "
+    "or use generation.backend=own."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What an engine is started with; one of another kind takes its place."""
+
+    folder: str
+    dtype: str
+    rows: int
+    length: int
+    trust_remote_code: bool
+
+
+_kept: list[tuple[_Wanted, Any]] = []
+
+
+class VLLMBackend:
+    """A model, completed by vLLM."""
+
+    def __init__(
+        self, model: PreTrainedModel, settings: DecodeSettings, sizes: BatchSizes, memory_mb: int | None
+    ) -> None:
+        """Prepare; nothing is started before there are prompts.
+
+        Args:
+            model: The policy, which lies in the folder that it was loaded from.
+            settings: How to decode; `batch_size` is the number of sequences at once.
+            sizes: Names what did not fit.
+            memory_mb: Of the GPU, that the engine takes; None takes `SHARE` of what is free.
+
+        Raises:
+            JobError: The model is in no folder.
+        """
+        self._folder = str(model.name_or_path)
+        if not Path(self._folder).is_dir():
+            raise JobError(
+                f"generation.backend=vllm reads models from folders, and {self._folder!r} is none; "
+                "use generation.backend=own"
+            )
+        self._model, self._settings, self._sizes, self._memory_mb = model, settings, sizes, memory_mb
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int,
+        budgets: NDArray[np.int64],
+        on_batch: Callable[[int, int], None] | None,
+    ) -> Decoded:
+        """Complete prompts, shortest first, so many at a time that it is told now and then how far the work is."""
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
+        open_ones = [index for index in np.argsort(lengths, kind="stable").tolist() if budgets[index] > 0]
+        waiting = [index * samples + sample for index in open_ones for sample in range(samples)]
+        seeds = None if keys is None else (keys.reshape(-1) >> np.uint64(1)).tolist()
+        generated, done, at_once = 0, len(tokens) - len(waiting), TURNS * self._settings.batch_size
+        engine = self._engine(int((lengths + budgets).max(initial=1))) if waiting else None
+        for start in range(0, len(waiting), at_once):
+            part = waiting[start : start + at_once]
+            asked = [(prompts[place // samples], int(budgets[place // samples])) for place in part]
+            drawn = self._drawn(engine, asked, None if seeds is None else [seeds[place] for place in part])
+            for place, written in zip(part, drawn, strict=True):
+                tokens[place] = written
+                generated += len(written)
+            if on_batch is not None:
+                on_batch(done + start + len(part), generated)
+        count_decoding(self._model, prompts, samples, tokens)
+        return Decoded(tokens, self._divergence(prompts, samples, tokens))
+
+    def _drawn(
+        self, engine: Any, asked: Sequence[tuple[Sequence[int], int]], seeds: Sequence[int] | None
+    ) -> list[list[int]]:
+        vllm, ends = importlib.import_module("vllm"), self._ends
+        settings = [
+            vllm.SamplingParams(
+                temperature=0.0 if seeds is None else self._settings.temperature,
+                top_p=1.0 if seeds is None else self._settings.top_p,
+                seed=None if seeds is None else seeds[number],
+                max_tokens=budget,
+                stop_token_ids=ends,
+                ignore_eos=True,  # those that end a completion are all named
+                detokenize=False,
+            )
+            for number, (_, budget) in enumerate(asked)
+        ]
+        texts = [vllm.TokensPrompt(prompt_token_ids=list(prompt)) for prompt, _ in asked]
+        try:
+            outputs = engine.generate(texts, settings, use_tqdm=False)
+        except (RuntimeError, MemoryError, ValueError) as error:
+            raise self._told(error) from error
+        return [self._ended(output.outputs[0]) for output in outputs]
+
+    @property
+    def _ends(self) -> list[int]:
+        settings = self._settings
+        return [token for token in (settings.eos_id, *settings.further_end_ids) if token is not None]
+
+    def _ended(self, written: Any) -> list[int]:
+        """Tokens of a completion, with the one that ended it."""
+        ids = [int(token) for token in written.token_ids]
+        if written.finish_reason == "stop" and (not ids or ids[-1] not in self._ends):
+            ids.append(written.stop_reason if isinstance(written.stop_reason, int) else self._ends[0])
+        return ids
+
+    def _engine(self, longest: int) -> Any:
+        """The engine that is kept, or another in its place.
+
+        Raises:
+            OutOfMemory: It has no room.
+        """
+        wanted = _Wanted(
+            folder=self._folder,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            rows=self._settings.batch_size,
+            length=self._room(longest),
+            trust_remote_code=type(self._model).__module__.startswith("transformers_modules"),
+        )
+        if _kept and _kept[0][0] == wanted:
+            return _kept[0][1]
+        _kept.clear()
+        free_memory()
+        _set_environment()
+        vllm = importlib.import_module("vllm")
+        try:
+            engine = vllm.LLM(
+                model=wanted.folder,
+                dtype=wanted.dtype,
+                seed=0,
+                max_num_seqs=wanted.rows,
+                max_model_len=wanted.length,
+                gpu_memory_utilization=self._share(),
+                trust_remote_code=wanted.trust_remote_code,
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # none that lies beside the weights
+            )
+        except (RuntimeError, MemoryError, ValueError) as error:
+            raise self._told(error) from error
+        _kept.append((wanted, engine))
+        return engine
+
+    def _room(self, longest: int) -> int:
+        """Tokens that a text may have: a power of two, so that jobs of nearly the same length share an engine."""
+        from pipeline.learning.models.load import context_length
+
+        context, room = context_length(self._model), 1 << max(0, longest - 1).bit_length()
+        return room if context is None else max(longest, min(room, context))
+
+    def _share(self) -> float:
+        """The part of the GPU that an engine takes."""
+        free, total = torch.cuda.mem_get_info()
+        taken = free * SHARE if self._memory_mb is None else self._memory_mb * MIB
+        return min(1.0, taken / total)
+
+    def _told(self, error: Exception) -> Exception:
+        """What to raise: what vLLM says of memory varies, and nothing is gained by trying again at once."""
+        said = str(error)
+        if not is_out_of_memory(error) and not any(each in said.lower() for each in _NO_ROOM):
+            return error
+        rows = self._settings.batch_size
+        batch = self._sizes.begin("generate by vLLM", rows, length=1, group=rows, remedy=_REMEDY)
+        told: OutOfMemory = batch.give_up(error)
+        return told
+
+    def _divergence(
+        self, prompts: Sequence[Sequence[int]], samples: int, tokens: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        """How far a nucleus is from the whole: the model itself reads the texts, since vLLM does not tell."""
+        if self._settings.top_p >= 1.0 or not tokens:
+            return np.zeros(len(tokens))
+        from pipeline.learning.generation.likelihood import rows_at_once, whole_texts
+        from pipeline.learning.training.policy import note_scored, score_sequences, sequence_divergence
+
+        settings, model = self._settings, self._model
+        data = whole_texts([prompt for prompt in prompts for _ in range(samples)], tokens)
+        note_scored(data, model, model)
+        with torch.inference_mode():
+            return score_sequences(
+                data,
+                lambda batch: sequence_divergence(model, model, batch, settings.temperature, settings.top_p),
+                micro_batch_size=rows_at_once(model, data, settings),
+                device=settings.device,
+            )
+
+
+def _set_environment() -> None:
+    """What vLLM reads when it is imported: one process, whose order of work is fixed, and rows that do not mix."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= INVARIANT_FROM:
+        os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
