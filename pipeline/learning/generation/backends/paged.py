@@ -26,10 +26,10 @@ from pipeline.learning.generation.backends.counting import count_decoding
 from pipeline.learning.generation.decode import Decoded, DecodeSettings
 from pipeline.learning.generation.sampling import (
     Keys,
-    draw_tokens,
     nucleus,
     nucleus_kl,
     policy_logprobs,
+    take_tokens,
     uniforms_at,
 )
 from pipeline.learning.models.batch_size import BatchSizes
@@ -223,7 +223,8 @@ class Draws(ContinuousBatchingLogitsProcessorList):
         if self._keys is None:
             tokens = logprobs.argmax(-1)
         else:
-            tokens = draw_tokens(logprobs, given[1:].T.contiguous().view(torch.float64)[:, 0])
+            uniform = given[1:].T.contiguous().view(torch.float64)[:, 0]
+            tokens = take_tokens(logprobs, uniform, some_likeliest=True)
         return torch.zeros_like(scores).scatter_(-1, tokens[:, None], 1.0)
 
 
