@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def describe(environment: Mapping[str, str], device: str) -> str:
     return f"{processor()}, {given or 'all that it offers'}"
 
 
+@cache
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The name of the processor, or the kind of machine where it has none."""
     try:

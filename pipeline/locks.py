@@ -110,10 +110,12 @@ def claim(key: str, path: Path, *, wait: bool = False) -> Claim | None:
     Raises:
         OSError: The file cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            continue
         except OSError as error:
             if error.errno in _NO_FILE:
                 return Claim(key, path, None)
@@ -150,6 +152,6 @@ def is_held(path: Path) -> bool:
 
 def _same_file(path: Path, descriptor: int) -> bool:
     try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False

@@ -1,7 +1,8 @@
 """The events of a run: which fields each has, and of what type; how a line of a journal becomes one.
 
-The engine tells each event to whoever watches, once it is in the journal. A few that pass too fast, or that say
-nothing of where a job stands, it tells and does not write: ``WorkerStarting``, ``JobProgress`` and ``Heartbeat``.
+The engine tells each event to whoever watches, once it is written to the journal. A few that pass too fast, or
+that say nothing of where a job stands, it tells and does not write: ``WorkerStarting``, ``JobProgress`` and
+``Heartbeat``.
 
 A journal may be of another version: fields and events that are not known are passed over, and a field that is
 missing has its empty value. A field of a wrong type makes its line unreadable, which costs that line alone.
@@ -29,6 +30,15 @@ _Attempt = Annotated[int, Meta(ge=0, le=2**31)]
 _Index = Annotated[int, Meta(ge=-1, le=2**31)]
 _Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Id = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+FOLLOWS_FROM_STORE = frozenset(
+    {"JobStarted", "JobFinished", "JobFoundStored", "JobWaits", "JobStopped", "WorkerStarted", "WorkerExited"}
+)
+"""Events that nobody misses of a machine that has lost power: what is done is in the store, and no worker lives.
+
+Of all others nothing but the journal tells: what failed and why, which devices are suspect, how the run ended.
+"""
 
 
 class _Any(TypedDict, total=False):

@@ -1,4 +1,10 @@
-"""Every state change of a run, one JSON object a line, on disk before the engine acts on it."""
+"""Every state change of a run, one JSON object a line.
+
+    append --> lines in memory --flush--> the file, which other processes read --force--> the disk
+
+A process that is killed leaves all that was flushed, a machine that loses power all that was forced, and of either
+whole lines from the first on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,11 @@ from pipeline.locks import LocksUnsupportedError, lock
 
 
 class Journal:
-    """Appends events to ``journal.jsonl``. One writer, which holds an exclusive lock on the file meanwhile."""
+    """Appends events to ``journal.jsonl``. One writer, which holds an exclusive lock on the file meanwhile.
+
+    Attributes:
+        unforced: Whether something was written that may not be on disk yet.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open a journal, or go on with one.
@@ -41,25 +51,57 @@ class Journal:
         except OSError as error:
             self._file.close()
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        self._lines: list[bytes] = []
         self._cut(whole)
+        self.unforced = False
 
     def write(self, event: str, **fields: Any) -> Event:
-        """Append one event with its wall-clock time, have it on disk, and return it as it was written.
+        """Append one event, have it on disk, and return it as it was written.
 
         Raises:
             StoreError: It could not be written. What was written before stands, and no part of this event.
         """
+        written = self.append(event, **fields)
+        self.force()
+        return written
+
+    def append(self, event: str, **fields: Any) -> Event:
+        """Add one event with its wall-clock time, to be written by the next `flush`; returns it as it will be."""
         written: Event = {"event": event, "time": round(time.time(), 3), **fields}
-        data = json_text(written, separators=(",", ":")).encode() + b"\n"
+        self._lines.append(json_text(written, separators=(",", ":")).encode() + b"\n")
+        return written
+
+    def flush(self) -> None:
+        """Write what was appended, in one go.
+
+        Raises:
+            StoreError: It could not be written. What was written before stands, and none of this.
+        """
+        data, self._lines = b"".join(self._lines), []
+        if data:
+            self._do(data, force=False)
+
+    def force(self) -> None:
+        """Write what was appended, and have all that was written on disk.
+
+        Raises:
+            StoreError: As `flush`.
+        """
+        data, self._lines = b"".join(self._lines), []
+        if data or self.unforced:
+            self._do(data, force=True)
+
+    def _do(self, data: bytes, *, force: bool) -> None:
         try:
-            if self._file.write(data) != len(data):
+            if data and self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, "only a part was written")
-            os.fsync(self._file.fileno())
+            if force:
+                os.fsync(self._file.fileno())
         except OSError as error:
             self._cut(self._length)
             raise StoreError(f"cannot write {self._path}: {error.strerror}") from error
         self._length += len(data)
-        return written
+        self.unforced = not force
 
     def _cut(self, length: int) -> None:
         """Leave whole lines only."""
@@ -68,7 +110,7 @@ class Journal:
             os.ftruncate(self._file.fileno(), length)
 
     def close(self) -> None:
-        """Close the file; nothing is buffered."""
+        """Close the file. What was appended and never flushed is not in it."""
         self._file.close()
 
 

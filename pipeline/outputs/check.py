@@ -50,17 +50,32 @@ def check_output(folder: Path) -> None:
         JobError: A file with one of these names holds something else; says which, where and what. Or there are
             more files, or folders in one another, than an output may have.
     """
-    _check_extent(folder)
+    found = _look_through(folder)
     for name, read in _READERS.items():
-        further = (*sorted(folder.glob(f"{ETA}*/{name}")), folder / GREEDY / name) if name == SAMPLES else ()
-        for path in (folder / name, *further):
-            with suppress(FileNotFoundError):
-                _hold(path, path.relative_to(folder).as_posix(), read)
+        shown = sorted(one for one in found if _is_shown(one)) if name == SAMPLES else ()
+        for inside in (name, *shown):
+            if inside in found:
+                with suppress(FileNotFoundError):
+                    _hold(folder / inside, inside, read)
 
 
-def _check_extent(folder: Path) -> None:
+def _is_shown(name: str) -> bool:
+    """Whether it is a file of samples of one of several policies."""
+    parent, _, last = name.rpartition("/")
+    return last == SAMPLES and (parent == GREEDY or (parent.startswith(ETA) and "/" not in parent))
+
+
+def _look_through(folder: Path) -> set[str]:
+    """The names in a folder that are held to a format, wherever they lie.
+
+    Raises:
+        JobError: There are more than an output may have.
+    """
+    found = set()
     try:
         for number, (name, _) in enumerate(walk(folder)):
+            if name.rpartition("/")[2] in _READERS:
+                found.add(name)
             if name.count("/") >= MAX_LEVELS:
                 start = "/".join(name.split("/")[:3])
                 raise JobError(f"its output has more than {MAX_LEVELS} folders in one another, under {start}")
@@ -68,6 +83,7 @@ def _check_extent(folder: Path) -> None:
                 raise JobError(
                     f"its output has more than {MAX_FILES:,} files and folders. Put them together in fewer"
                 )
+        return found
     except OSError as error:
         raise JobError(f"its output cannot be read: {error.strerror}") from error
 

@@ -11,7 +11,7 @@ from pipeline.engine.workers.messages import RunJob
 
 @dataclass(frozen=True)
 class Record:
-    """Have an event in the journal, on disk before anything else is done, and told then."""
+    """Have an event in the journal, and told then. See `Outside.settle` for when."""
 
     event: str
     fields: Mapping[str, Any]

@@ -12,7 +12,7 @@
                       |   |                                     +- sentinels           +---------+
                       |   '--> reactions, recovery (pure): retry here or elsewhere, kill what hangs,
                       v        quarantine a device, or fail a job and block what depends on it
-                 effects: journal (on disk before the next action), whoever watches, run log, orders to the pool
+                 effects: journal (in one go a turn), whoever watches, run log, orders to the pool
 
 Nothing is polled: the wait ends when a pipe, a sentinel or a signal has something, or when a deadline is due.
 """
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from pipeline.config.schema import ExecutionConfig
+from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
@@ -124,7 +124,9 @@ def run_plan(
             scratch=scratch.path.absolute(),
             verified=verified.folder.absolute(),
         ),
-        outside=Outside(pool=pool, store=store, journal=journal, verified=verified, on_event=on_event),
+        outside=Outside(
+            pool=pool, store=store, journal=journal, verified=verified, on_event=on_event, clock=clock
+        ),
         scratch=scratch,
         on_tick=on_tick,
         on_stop=on_stop,
@@ -185,6 +187,7 @@ class _Loop:
         state, record = self.run.state, self.outside.record
         host = os.uname().nodename
         record("RunStarted", jobs=len(state.jobs), unsettled=state.unsettled, pid=os.getpid(), host=host)
+        self.outside.settle()
         with self.signals.calling(self.outside.pool.interrupt):
             try:
                 self._start()
@@ -196,6 +199,7 @@ class _Loop:
         for status in outcome.jobs.values():
             counts[status.value] += 1
         record("RunFinished", interrupted=outcome.interrupted, halted=outcome.halted, **counts)
+        self.outside.settle()
         return outcome
 
     def _start(self) -> None:
@@ -219,6 +223,7 @@ class _Loop:
             if not state.unsettled:
                 break
             self._check_progress_possible()
+            self.outside.settle()
             self._tick(self.next_tick_s)
             self.outside.pool.wait(self._patience(), self._take, [self.signals.fileno()])
             self._decide(kill_hanging)
@@ -230,8 +235,10 @@ class _Loop:
         self.signals.drain()
         try:
             # A second Ctrl-C skips the gentle steps.
+            self.outside.settle()
             self.outside.pool.stop(self._take, hurry=[self.signals.fileno()])
         finally:
+            self.outside.settle()
             self.scratch.close()
 
     # -- decisions ---------------------------------------------------------------------------------------------
@@ -258,6 +265,8 @@ class _Loop:
         self._decide(react, index, message, self._look(index, message))
         if isinstance(message, JobStarted | JobProgress):
             # A worker that is this very process lets the loop run only here.
+            if self.run.settings.backend is Backend.inline:
+                self.outside.settle()
             self._tick(self.next_tick_s)
             self._tell_stop()
         elif isinstance(message, JobFinished | JobRaised | AttemptStopped):
@@ -288,7 +297,7 @@ class _Loop:
 
     def _patience(self) -> float:
         now = self.clock()
-        dues = [self.next_tick_s + _QUIET_TICK_S - TICK_S]
+        dues = [self.next_tick_s + _QUIET_TICK_S - TICK_S, self.outside.force_due_s]
         dues += self.run.delayed.values()
         if (hangs_s := self.run.watchdog.next_s()) is not None:
             dues.append(hangs_s)
@@ -298,6 +307,7 @@ class _Loop:
         now = self.clock()
         if now >= due_s:
             self.next_tick_s = now + TICK_S
+            self.outside.settle()
             self.on_tick()
 
     def _tell_stop(self) -> None:

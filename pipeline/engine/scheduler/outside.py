@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pipeline.engine.events import Event
+from pipeline.engine.events import FOLLOWS_FROM_STORE, Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.scheduler.effects import (
     Effect,
@@ -28,6 +30,9 @@ from pipeline.errors import StoreError
 from pipeline.locks import Claim
 from pipeline.plan.job import Job
 
+FORCE_S = 0.2
+"""How long an event may wait to be on disk that follows from the store: a loss of power forgets so much."""
+
 log = logging.getLogger("pipeline")
 
 
@@ -44,6 +49,7 @@ class Outside:
         claims: Job -> the right to compute its key, which no other run that shares the store has meanwhile.
         broken: Why the journal can no longer be written, or "". The run must end then: nobody could tell from its
             journal what happened after.
+        clock: Monotonic seconds.
     """
 
     pool: Pool
@@ -53,6 +59,10 @@ class Outside:
     on_event: Callable[[Event], None] = lambda _: None
     claims: dict[str, Claim] = field(default_factory=dict)
     broken: str = ""
+    clock: Callable[[], float] = time.monotonic
+    _untold: list[Event] = field(default_factory=list)
+    _must_force: bool = False
+    _forced_s: float = 0.0
 
     # -- what was decided --------------------------------------------------------------------------------------
 
@@ -66,10 +76,16 @@ class Outside:
         match effect:
             case Record():
                 self.record(effect.event, **effect.fields)
+                return
             case Tell():
-                self.on_event({"event": effect.event, **effect.fields})
+                self._untold.append({"event": effect.event, **effect.fields})
+                return
             case Say():
                 log.log(effect.level, "%s", effect.text)
+                return
+        if self._must_force:
+            self.settle()
+        match effect:
             case Send():
                 self.pool.send(effect.worker, effect.order)
             case Process():
@@ -81,15 +97,35 @@ class Outside:
                 self._set_aside(effect.key, effect.problem)
 
     def record(self, event: str, **fields: object) -> None:
-        """Have an event on disk and then tell it, or remember that it could not be written."""
-        if self.broken:
-            return
-        try:
-            written = self.journal.write(event, **fields)
-        except StoreError as error:
-            self.broken = str(error)
-        else:
-            self.on_event(written)
+        """Have an event in the journal with the next `settle`."""
+        if not self.broken:
+            self._untold.append(self.journal.append(event, **fields))
+            self._must_force |= event not in FOLLOWS_FROM_STORE
+
+    def settle(self) -> None:
+        """Write what was recorded, in one go, and tell it; or remember that it could not be written.
+
+        Called at the end of a turn, before anything is waited for. What only the journal tells is on disk then,
+        and before the next action of any kind; the rest is within `FORCE_S`.
+        """
+        if not self.broken:
+            try:
+                if self._must_force or self.force_due_s <= self.clock():
+                    self._must_force, self._forced_s = False, self.clock()
+                    self.journal.force()
+                else:
+                    self.journal.flush()
+            except StoreError as error:
+                self.broken = str(error)
+                self._untold.clear()
+        untold, self._untold = self._untold, []
+        for event in untold:
+            self.on_event(event)
+
+    @property
+    def force_due_s(self) -> float:
+        """When what was written has to be on disk; infinite where all of it is."""
+        return self._forced_s + FORCE_S if self.journal.unforced else math.inf
 
     # -- what only the disk knows ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ checksums. A name under <root> therefore never shows half a result, however the 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
@@ -44,6 +45,12 @@ __all__ = ["MANIFEST", "NOT_STORED", "Claim", "Store"]
 NOT_STORED = "not stored"
 """What `Store.problem` says where there is nothing at all, so nothing to set aside."""
 KEY = re.compile(r"[0-9a-f]{40,64}")
+WORTH_FORCING_S = 1.0
+"""Seconds of work from which on an output is forced to disk at its commit.
+
+That takes four or more waits for the disk, tens of milliseconds each where others use it too. What took less work
+than this is sooner made again after a loss of power, which is rare, than waited for in every run.
+"""
 _TRIES = 10
 COSTS = ".costs"
 ANSWERS = "answers"
@@ -89,15 +96,24 @@ class Store:
             checksums: Read every file; otherwise the manifest, presence and sizes only.
         """
         try:
+            status = self.path(key).lstat()
             if foreign := self._foreign_place(key):
                 return foreign
-            if not stat.S_ISDIR(self.path(key).lstat().st_mode):
+            if not stat.S_ISDIR(status.st_mode):
                 return "it is no folder"
+        except (FileNotFoundError, NotADirectoryError):
+            return self._nothing_there(key)
+        except OSError as error:
+            return f"it cannot be read ({error.strerror or error})"
+        return find_problem(key, self.path(key), checksums=checksums)
+
+    def _nothing_there(self, key: str) -> str:
+        try:
+            return self._foreign_place(key) or NOT_STORED
         except FileNotFoundError:
             return NOT_STORED
         except OSError as error:
             return f"it cannot be read ({error.strerror or error})"
-        return find_problem(key, self.path(key), checksums=checksums)
 
     def has(self, key: str, *, checksums: bool = True) -> bool:
         """Whether the output of `key` is stored whole."""
@@ -106,7 +122,7 @@ class Store:
     def is_committed(self, key: str) -> bool:
         """Whether an output of `key` was committed, whole or not: as cheap as it can be told."""
         try:
-            return stat.S_ISREG((self.path(key) / MANIFEST).lstat().st_mode)
+            return stat.S_ISREG(os.lstat(f"{self.root}/{key[:2]}/{key}/{MANIFEST}").st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
@@ -201,7 +217,7 @@ class Store:
             raise explained(f"could not make {folder}", error) from error
         return folder
 
-    def commit(self, key: str, folder: Path, about: Mapping[str, Any]) -> Path:
+    def commit(self, key: str, folder: Path, about: Mapping[str, Any], took_s: float = math.inf) -> Path:
         """Turn a finished folder into the output of `key`.
 
         The first commit of a key wins: a later one of the same key has the same content and is dropped.
@@ -210,25 +226,29 @@ class Store:
             key: The key.
             folder: What `begin` gave, now filled.
             about: Recorded in the manifest (job, versions); no part of the result.
+            took_s: Seconds of work that making it again would take. Below `WORTH_FORCING_S` it is not forced to
+                disk: should the machine lose power soon after, it may be absent, or torn and so damaged.
 
         Raises:
             StoreError: It could not be written, or holds what no output may. What is stored is whole or absent.
         """
-        target = self.path(key)
+        target, forced = self.path(key), took_s >= WORTH_FORCING_S
         try:
             if os.path.lexists(folder / MANIFEST):
                 raise StoreError(
                     f"could not commit {key[:12]}: its job wrote a {MANIFEST}, which is the store's name"
                 )
             _write_through(folder / MANIFEST, describe(key, folder, about))
-            for name, status in walk(folder):
-                fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
+            if forced:
+                for name, status in walk(folder):
+                    fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
             target.parent.mkdir(parents=True, exist_ok=True)
             if foreign := self._foreign_place(key):
                 raise StoreError(f"could not commit {key[:12]}: {foreign}. Move it away")
             self._publish(key, folder, target)
-            fsync(target.parent, folder=True)
-            fsync(self.root, folder=True)
+            if forced:
+                fsync(target.parent, folder=True)
+                fsync(self.root, folder=True)
         except NotAnOutputError as error:
             raise StoreError(
                 f"could not commit {key[:12]}: {error}, and an output holds only plain files and folders"

@@ -52,6 +52,8 @@ class Verified:
 
     def problem(self, key: str) -> str | None:
         """Say what is wrong with the output of `key`, as `Store.problem` does, or None if it can be used."""
+        if not os.path.lexists(self.store.path(key)):
+            return self.store.problem(key)
         if self._unchanged(key):
             return None
         with suppress(OSError), one_at_a_time(self.store.path(key)):

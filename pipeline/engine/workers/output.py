@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -95,4 +96,9 @@ def _flush() -> None:
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     # The C library buffers on its own what native code printed.
-    ctypes.CDLL(None).fflush(None)
+    _c_library().fflush(None)
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

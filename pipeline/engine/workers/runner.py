@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -160,9 +161,14 @@ class JobRunner:
             work.check_counts()
             if order.key:
                 check_output(out)
-                _link(Path(order.log_path).parent, store.commit(order.key, out, _about(order, self._device)))
+                # What went on from a checkpoint took longer than this attempt.
+                resumed = os.path.lexists(work.checkpoints)
+                took_s = math.inf if resumed else time.monotonic() - start
+                output = store.commit(order.key, out, _about(order, self._device), took_s)
+                _link(Path(order.log_path).parent, output)
                 store.note_cost(order.key, _cost(work, start))
-                remove_tree(work.checkpoints)
+                if resumed:
+                    remove_tree(work.checkpoints)
         except BaseException:
             if order.key:
                 remove_tree(out)

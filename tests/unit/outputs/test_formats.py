@@ -192,6 +192,7 @@ def test_a_process_without_descriptors_blames_no_file(tmp_path: Path, monkeypatc
     def no_more(path: object, *_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
+    (tmp_path / "metrics.json").write_text("{}")
     monkeypatch.setattr(os, "open", no_more)
     with pytest.raises(JobError, match=r"^the output cannot be looked at: Too many open files$"):
         check_output(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.effects import OnDisk, Process, Record, ReleaseClaim, Say, SetAside, Tell
-from pipeline.engine.scheduler.outside import Outside
+from pipeline.engine.scheduler.outside import FORCE_S, Outside
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
@@ -69,19 +70,66 @@ def test_a_journal_that_breaks_is_not_gone_on_with(
     outside: Outside, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside.carry_out(Record("A", {"job": "a"}))
+    outside.settle()
     with monkeypatch.context() as patched:
-        patched.setattr(outside.journal, "write", lambda *_, **__: fail("no space left"))
+        patched.setattr(outside.journal, "force", lambda: fail("no space left"))
         outside.carry_out(Record("B", {}))
+        outside.settle()
     assert outside.broken == "no space left"
     outside.carry_out(Record("C", {}))
+    outside.settle()
     assert [event["event"] for event in read_journal(tmp_path / "journal.jsonl")] == ["A"]
     assert list(read_journal(tmp_path / "journal.jsonl")) == events, "who watches is told what is on disk"
 
 
 def test_some_things_are_told_and_not_written(outside: Outside, events: list[Event], tmp_path: Path) -> None:
     outside.carry_out(Tell("WorkerStarting", {"worker": 3}))
+    outside.settle()
     assert events == [{"event": "WorkerStarting", "worker": 3}]
     assert not list(read_journal(tmp_path / "journal.jsonl"))
+
+
+def forced(events: list[str], outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note in `events` when the journal is forced to disk."""
+    force = outside.journal.force
+    monkeypatch.setattr(outside.journal, "force", lambda: (events.append("forced"), force()))
+
+
+def test_what_only_the_journal_tells_is_on_disk_before_anything_is_done(
+    outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    forced(done, outside, monkeypatch)
+    monkeypatch.setattr(outside.pool, "restart", lambda _index: done.append("restart"), raising=False)
+    outside.carry_out(Record("AttemptFailed", {"job": "a"}))
+    outside.carry_out(Record("JobFailed", {"job": "a"}))
+    assert done == [], "they go to disk together"
+    outside.carry_out(Process("restart", 0))
+    assert done == ["forced", "restart"]
+    assert [event["event"] for event in read_journal(tmp_path / "journal.jsonl")] == ["AttemptFailed", "JobFailed"]
+
+
+def test_what_the_store_tells_as_well_is_written_once_a_turn_and_forced_a_few_times_a_second(
+    outside: Outside, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    forced(done, outside, monkeypatch)
+    now_s = [1000.0]
+    outside.clock = lambda: now_s[0]
+    for turn in range(10):
+        outside.carry_out(Record("JobStarted", {"job": str(turn)}))
+        outside.carry_out(Process("restart", 0))
+        outside.carry_out(Record("JobFinished", {"job": str(turn)}))
+        assert len(events) == 2 * turn, "nobody is told what is not written"
+        outside.settle()
+        assert list(read_journal(tmp_path / "journal.jsonl")) == events, "a kill of the engine loses none of it"
+        now_s[0] += FORCE_S / 4
+    assert len(done) == 2
+    assert outside.force_due_s <= now_s[0] + FORCE_S, "the rest does not wait for another event"
+    now_s[0] = outside.force_due_s
+    outside.settle()
+    assert len(done) == 3
+    assert outside.force_due_s == math.inf
 
 
 def fail(why: str) -> NoReturn:

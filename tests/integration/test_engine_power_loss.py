@@ -1,0 +1,127 @@
+"""The machine loses power at any moment of a run: all that was not forced to disk is gone, and only time is lost.
+
+Simulated by what was given to `fsync`: after every write of the journal all files are copied, each as long as it was
+when it was forced last. A file that never was is empty, as journaling file systems leave what was just renamed, or
+its name is gone too.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.schema import Backend
+from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.store import store as store_module
+from pipeline.engine.workers import pool as pool_module
+from tests.doubles.engine import Engine, job
+from tests.integration.test_engine_crash_points import PLAN, outputs
+
+
+class NoReaper:
+    """There are no processes to reap."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+@dataclass
+class Disk:
+    """What of the files below a folder would be left."""
+
+    forced: dict[tuple[int, int], int] = field(default_factory=dict)
+    """File -> bytes that it had when it was forced."""
+
+    def fsync(self, descriptor: int) -> None:
+        """Note what is on disk from now on."""
+        status = os.fstat(descriptor)
+        self.forced[status.st_dev, status.st_ino] = status.st_size
+
+    def after_loss(self, root: Path, copy: Path, *, names: bool) -> None:
+        """Copy what is left: files that were never forced are empty, or gone where `names` are lost too."""
+        copy.mkdir(parents=True)
+        for path in sorted(root.rglob("*")):
+            target, status = copy / path.relative_to(root), path.lstat()
+            if stat.S_ISDIR(status.st_mode):
+                target.mkdir(exist_ok=True)
+            elif stat.S_ISLNK(status.st_mode):
+                target.symlink_to(path.readlink())
+            else:
+                length = self.forced.get((status.st_dev, status.st_ino))
+                if length is not None or not names:
+                    target.write_bytes(path.read_bytes()[: length or 0])
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    found = Disk()
+    monkeypatch.setattr(os, "fsync", found.fsync)
+    monkeypatch.setattr(pool_module, "Reaper", NoReaper)
+    return found
+
+
+@pytest.mark.parametrize("names", [False, True], ids=["contents", "names"])
+@pytest.mark.parametrize("worth_s", [0.0, 1e9], ids=["all of it forced", "none of it worth that"])
+def test_a_loss_of_power_costs_nothing_but_time(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, worth_s: float, names: bool
+) -> None:
+    monkeypatch.setattr(store_module, "WORTH_FORCING_S", worth_s)
+    calm, moments = Engine(tmp_path / "calm"), []
+
+    def and_look(write: Callable[[Journal], None]) -> Callable[[Journal], None]:
+        def look(journal: Journal) -> None:
+            write(journal)
+            moments.append(tmp_path / f"moment{len(moments)}")
+            disk.after_loss(calm.root, moments[-1], names=names)
+
+        return look
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "flush", and_look(Journal.flush))
+        patched.setattr(Journal, "force", and_look(Journal.force))
+        calm.run(*PLAN, backend=Backend.inline, workers=1)
+    moments.append(tmp_path / "end")
+    disk.after_loss(calm.root, moments[-1], names=names)
+    assert len(moments) > 4
+    kept = 0
+    for moment in moments:
+        journal = moment / "run1" / "journal.jsonl"
+        told = list(read_journal(journal)) if journal.exists() else []
+        assert told == calm.journal[: len(told)], "whole lines, from the first on"
+        engine = Engine(moment, runs=1)
+        stored = [one.id for one in PLAN if engine.store.has(one.key)]
+        kept += len(stored)
+        outcome = engine.run(*PLAN, stored=stored, backend=Backend.inline, workers=1)
+        assert set(outcome.jobs.values()) <= {JobStatus.done, JobStatus.stored}
+        assert outputs(engine) == outputs(calm)
+    assert bool(kept) == (worth_s == 0), "what was worth it is there"
+    if worth_s == 0:
+        assert moments[-1].name == "end"
+        assert len(stored) == len(PLAN), "nothing is made again that was forced"
+
+
+def test_the_journal_of_a_run_that_is_over_is_on_disk(tmp_path: Path, disk: Disk) -> None:
+    engine = Engine(tmp_path / "run")
+    engine.run(PLAN[0], job("bad", "raise_error"), backend=Backend.inline, workers=1)
+    disk.after_loss(engine.root, tmp_path / "after", names=True)
+    assert engine.events("JobFailed", "bad")
+    assert list(read_journal(tmp_path / "after" / "run1" / "journal.jsonl")) == engine.journal
+
+
+def test_what_went_on_from_a_checkpoint_is_worth_all_that_went_into_it(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "WORTH_FORCING_S", 1e9)
+    engine = Engine(tmp_path / "run")
+    engine.store.checkpoints(PLAN[0].key).mkdir(parents=True)
+    engine.run(*PLAN[:2], backend=Backend.inline, workers=1)
+    disk.after_loss(engine.root, tmp_path / "after", names=False)
+    left = Engine(tmp_path / "after").store
+    assert left.has(PLAN[0].key)
+    assert not left.has(PLAN[1].key)
