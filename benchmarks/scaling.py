@@ -40,7 +40,7 @@ from pipeline.engine.scheduler.makespan import account
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
-from pipeline.plan.graph import Plan, longest_paths
+from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from tests.doubles.simulate import simulate
 
@@ -59,7 +59,7 @@ def replay(path: Path, devices: int, speed: float) -> Table:
     recorded = json.loads(path.read_text())
     plan = recorded_plan(recorded, speed)
     seconds = {job.id: float(job.payload["seconds"]) for job in plan.jobs.values()}
-    path_s, work_s = max(longest_paths(plan.graph, seconds).values()), sum(seconds.values())
+    path_s, work_s = max(plan.longest_paths(seconds).values()), sum(seconds.values())
     bound_s = max(path_s, work_s / devices)
     table = Table(
         title=f"{len(plan.jobs)} recorded jobs on {devices} imagined devices, {speed:g} times as fast; "
@@ -151,7 +151,7 @@ def _scheduled(recorded: dict[str, Any], devices: int, widths: tuple[int, ...], 
         replace(job, devices=draw.choice(widths)) if "/train" in job.id and "/reference/" not in job.id else job
         for job in plan.jobs.values()
     ]
-    plan = Plan(jobs, plan.graph.edges)
+    plan = Plan(jobs, plan.edges())
     took = {job.id: float(job.payload["seconds"]) for job in jobs}
     promised: dict[str, float] = {}
 

@@ -21,10 +21,13 @@ from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.plan_picture import plan_svg
 from pipeline.terminal.console import say
 
+MOST_ROWS = 300
+"""Of the table of a plan: where there would be more, seeds are counted rather than listed."""
+
 
 def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take; and draw it."""
-    console.print(plan_table(summarize(request.plan, stored.missing)))
+    console.print(plan_table(summarize(request.plan, stored.missing, MOST_ROWS)))
     say(console, f"{in_short(request, stored)}. Nothing was started.")
     config = request.config
     picture = Path(config.output_dir) / config.experiment.name / PLAN_SVG

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from sys import intern
 from typing import Any
 
 from pipeline.config.bases import AlgoConfig
@@ -25,12 +26,12 @@ from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
-from pipeline.plan.contents import JobContents
+from pipeline.plan.contents import Contents, JobContents
 from pipeline.plan.durations import Durations
 from pipeline.plan.estimates import guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job, duration_name, place_name
-from pipeline.plan.keys import result_key
+from pipeline.plan.job import Job, duration_kind, place_name
+from pipeline.plan.keys import ResultKeys
 from pipeline.plan.priorities import with_priorities
 from pipeline.plan.size import check_size
 
@@ -104,6 +105,7 @@ class _Builder:
         }
         self.jobs: dict[str, Job] = {}
         self.edges: list[tuple[str, str]] = []
+        self._keys = ResultKeys()
         self._by_key: dict[str, str] = {}
         self._outputs: dict[tuple[str, str, str, int | None, int, int, str], list[str]] = {}
 
@@ -180,9 +182,12 @@ class _Builder:
     ) -> str:
         inputs = {name: tuple(self.jobs[job_id].key for job_id in ids) for name, ids in read.items()}
         made_of = self._contents.of(chain, number, stage, rows)
-        key = result_key({**made_of.determined_by, "inputs": inputs})
+        covered = {name: value for name, value in made_of.determined_by.items() if name != "config"}
+        key = self._keys.key({**covered, "inputs": inputs}, made_of.determined_by["config"])
         if key in self._by_key:
             return self._by_key[key]
+        size_s = self._guess(chain, number, stage, made_of)
+        kind = duration_kind(chain.dataset, chain.model, chain.algo, stage.name, made_of.devices)
         job = Job(
             id=_job_id(chain, number, stage, shard),
             key=key,
@@ -199,32 +204,29 @@ class _Builder:
             stage=stage.name,
             shard=shard,
             samples=made_of.samples,
+            seconds=round(self.durations.expected_s(kind, size_s, made_of.samples), 6),
+            size_s=round(size_s, 6),
             affinity=_affinity(stage, inputs),
             devices=made_of.devices,
             memory_mb=made_of.memory_mb,
+            # That a job fits is worth more than an estimate, so all settings count. Thousands have the same.
+            memory_kind=intern(f"{kind} {made_of.digest}"),
         )
-        # That a job fits is worth more than an estimate, so all settings count.
-        kind = f"{duration_name(job)} {made_of.digest}"
-        self.jobs[job.id] = replace(self._timed(job, chain, stage), memory_kind=kind)
+        self.jobs[job.id] = job
         self._by_key[key] = job.id
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
 
-    def _timed(self, job: Job, chain: Chain, stage: Stage) -> Job:
-        size_s = self._guess(job, chain, stage)
-        seconds = self.durations.expected_s(duration_name(job), size_s, job.samples)
-        return replace(job, seconds=round(seconds, 6), size_s=round(size_s, 6))
-
-    def _guess(self, job: Job, chain: Chain, stage: Stage) -> float:
-        scale = self._scales[job.dataset, job.model]
+    def _guess(self, chain: Chain, number: int, stage: Stage, made_of: Contents) -> float:
+        scale = self._scales[chain.dataset, chain.model]
         if chain.algo == REFERENCE and stage.scales:
-            return guess_reference(stage, scale, self.config.models[chain.model], job.devices)
+            return guess_reference(stage, scale, self.config.models[chain.model], made_of.devices)
         algo = None if chain.algo in (REFERENCE, PREPARATION) else chain.config
         aggregated = getattr(chain.config, "aggregate", True) and any(
             read.rounds == "so_far" for read in stage.reads
         )
-        rounds = job.round - chain.rounds_from + 1 if aggregated else 1
-        return guess_seconds(stage, job.samples, scale, algo, rounds=rounds, devices=job.devices)
+        rounds = number - chain.rounds_from + 1 if aggregated else 1
+        return guess_seconds(stage, made_of.samples, scale, algo, rounds=rounds, devices=made_of.devices)
 
 
 def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:

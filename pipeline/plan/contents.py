@@ -74,6 +74,7 @@ class JobContents:
         self._own_generation = replace(config.generation, backend=TextBackend.own)
         self._digests: dict[tuple[str, str, str, str], str] = {}
         self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._codes: dict[tuple[str | None, str], dict[str, str | None]] = {}
         self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
 
     def of(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> Contents:
@@ -172,8 +173,11 @@ class JobContents:
 
     def _own_code(self, chain: Chain, stage: Stage) -> dict[str, str | None]:
         """Hashes of the user's own code that a stage runs."""
-        own = class_source(chain.config.class_path)
-        return own | (dataset_source(self.config.datasets[chain.dataset]) if "dataset" in stage.config else {})
+        address = (chain.config.class_path, chain.dataset if "dataset" in stage.config else "")
+        if address not in self._codes:
+            own = class_source(chain.config.class_path)
+            self._codes[address] = own | (dataset_source(self.config.datasets[address[1]]) if address[1] else {})
+        return self._codes[address]
 
     def _identity(self, chain: Chain) -> dict[str, Any]:
         """What identifies the content of a model; to the work that all chains share value models do not matter."""

@@ -1,8 +1,8 @@
-"""The plan: jobs and what each waits for, as a networkx DAG that can be printed, drawn and saved."""
+"""The plan: jobs and what each waits for, a DAG that can be printed, drawn and saved."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,58 +11,106 @@ from pipeline.plan.job import Job
 from pipeline.plan.keys import FORMAT, SharedConfigs
 
 if TYPE_CHECKING:
-    import networkx as nx  # where a plan is made or asked: it takes long to import, and `status` makes none
+    import networkx as nx  # where its graph is asked for: it takes long to import, and a run never does
 
 
 class Plan:
-    """Jobs and their edges. Immutable once built; every query is derived from `graph`.
+    """Jobs and their edges. Immutable once built.
 
     Attributes:
-        graph: Job ids as nodes, an edge from each job to those that read its output.
         jobs: Job id -> job, in the order in which they were planned.
     """
 
     def __init__(self, jobs: Iterable[Job], edges: Iterable[tuple[str, str]]) -> None:
-        import networkx as nx
-
         self.jobs: dict[str, Job] = {}
         for job in jobs:
             if job.id in self.jobs:
                 raise PlanError(f"two jobs have the id '{job.id}'")
             self.jobs[job.id] = job
-        self.graph: nx.DiGraph[str] = nx.DiGraph()
-        self.graph.add_nodes_from(self.jobs)
+        # Lists, as plans have a hundred thousand edges; those of jobs that have none are not made.
+        self._readers: dict[str, list[str]] = {}
+        self._inputs: dict[str, list[str]] = {}
         for upstream, downstream in edges:
             missing = next((name for name in (upstream, downstream) if name not in self.jobs), None)
             if missing is not None:
                 raise PlanError(f"an edge names '{missing}', which is no job")
-            self.graph.add_edge(upstream, downstream)
-        if not nx.is_directed_acyclic_graph(self.graph):
-            circle = " -> ".join(edge[0] for edge in nx.find_cycle(self.graph))
-            raise CycleError(f"these jobs wait for each other: {circle}")
+            self._readers.setdefault(upstream, []).append(downstream)
+            self._inputs.setdefault(downstream, []).append(upstream)
+        for ids in (*self._readers.values(), *self._inputs.values()):
+            if len(ids) != len(distinct := dict.fromkeys(ids)):
+                ids[:] = distinct
+        self._order = self._sorted()
+
+    def _sorted(self) -> list[Job]:
+        """The jobs, each after all that it reads.
+
+        Raises:
+            CycleError: There is no such order.
+        """
+        waits_for = {job_id: len(inputs) for job_id, inputs in self._inputs.items()}
+        order = [job for job in self.jobs.values() if job.id not in waits_for]
+        for job in order:  # which grows
+            for reader in self._readers.get(job.id, ()):
+                waits_for[reader] -= 1
+                if not waits_for[reader]:
+                    order.append(self.jobs[reader])
+        if len(order) == len(self.jobs):
+            return order
+        circle = _circle({job_id for job_id, left in waits_for.items() if left}, self._inputs)
+        raise CycleError(f"these jobs wait for each other: {' -> '.join(circle)}")
+
+    @cached_property
+    def graph(self) -> nx.DiGraph[str]:
+        """Job ids as nodes, an edge from each job to those that read its output; as networkx has it."""
+        import networkx as nx
+
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from(self.jobs)
+        graph.add_edges_from(self.edges())
+        return graph
+
+    def edges(self) -> Iterator[tuple[str, str]]:
+        """Pairs of job ids, one whose output the other reads, in the order of the former."""
+        for job_id in self.jobs:
+            for reader in self._readers.get(job_id, ()):
+                yield job_id, reader
 
     @cached_property
     def path_s(self) -> dict[str, float]:
         """Estimated seconds of the longest path from each job to the end of the plan, itself included."""
-        return longest_paths(self.graph, {job.id: job.seconds for job in self.jobs.values()})
+        return self.longest_paths({job.id: job.seconds for job in self.jobs.values()})
+
+    def longest_paths(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Length of the longest path from each job to the end of the plan, itself included.
+
+        Args:
+            seconds: Job id -> what it takes.
+        """
+        paths: dict[str, float] = {}
+        for job in reversed(self._order):
+            after = max(map(paths.__getitem__, self._readers.get(job.id, ())), default=0.0)
+            paths[job.id] = seconds[job.id] + after
+        return paths
 
     def up_to(self, job_ids: Iterable[str]) -> Plan:
         """The part of the plan that some jobs need, themselves included."""
-        import networkx as nx
-
-        kept = set(job_ids)
-        for job_id in list(kept):
-            kept |= nx.ancestors(self.graph, job_id)
-        edges = [edge for edge in self.graph.edges if edge[1] in kept]
+        kept: set[str] = set()
+        pending = list(job_ids)
+        while pending:
+            job_id = pending.pop()
+            if job_id not in kept:
+                kept.add(job_id)
+                pending += self._inputs.get(job_id, ())
+        edges = [edge for edge in self.edges() if edge[1] in kept]
         return Plan([job for job in self.jobs.values() if job.id in kept], edges)
 
     def inputs(self, job_id: str) -> list[str]:
         """Ids of the jobs whose outputs a job reads."""
-        return list(self.graph.predecessors(job_id))
+        return list(self._inputs.get(job_id, ()))
 
     def readers(self, job_id: str) -> list[str]:
         """Ids of the jobs that read a job's output."""
-        return list(self.graph.successors(job_id))
+        return list(self._readers.get(job_id, ()))
 
     def rounds(self) -> dict[int, list[Job]]:
         """Jobs by round, both in ascending order."""
@@ -81,20 +129,21 @@ class Plan:
         return {
             "key_format": FORMAT,
             "jobs": [_plain(job, configs) for job in self.jobs.values()],
-            "edges": [list(edge) for edge in self.graph.edges],
+            "edges": [list(edge) for edge in self.edges()],
             "stored": [job_id for job_id in self.jobs if job_id in found],
             "sections": configs.table,
         }
 
 
-def longest_paths(graph: nx.DiGraph[str], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Length of the longest path from each node to a sink, counting the node itself."""
-    import networkx as nx
-
-    paths: dict[str, float] = {}
-    for node in reversed(list(nx.topological_sort(graph))):
-        paths[node] = seconds[node] + max((paths[after] for after in graph.successors(node)), default=0.0)
-    return paths
+def _circle(waiting: set[str], inputs: Mapping[str, list[str]]) -> list[str]:
+    """Jobs that read each other in a circle, from some of which each waits for another one of them."""
+    path: dict[str, None] = {}
+    job_id = min(waiting)
+    while job_id not in path:
+        path[job_id] = None
+        job_id = next(upstream for upstream in inputs[job_id] if upstream in waiting)
+    passed = list(path)
+    return passed[passed.index(job_id) :][::-1]
 
 
 def _plain(job: Job, configs: SharedConfigs) -> dict[str, Any]:

@@ -86,10 +86,20 @@ def chain_name(dataset: str, model: str, reference: int | None, seed: int | None
         seed: Seed of the chain, or None.
         algo: Algorithm.
     """
-    return f"{place_name(dataset, model, reference)}/{ANY if seed is None else f's{seed}'}/{algo}"
+    return f"{place_name(dataset, model, reference)}/{seed_name(seed)}/{algo}"
+
+
+def seed_name(seed: int | None) -> str:
+    """A seed in the name of a chain."""
+    return ANY if seed is None else f"s{seed}"
 
 
 def duration_name(job: Job) -> str:
     """Under which name the run time of a job is remembered."""
-    name = f"{job.dataset}/{job.model}/{job.algo}/{job.stage}"
-    return name if job.devices == 1 else f"{name} on {job.devices} devices"
+    return duration_kind(job.dataset, job.model, job.algo, job.stage, job.devices)
+
+
+def duration_kind(dataset: str, model: str, algo: str, stage: str, devices: int) -> str:
+    """The same of a job that is still to be made."""
+    name = f"{dataset}/{model}/{algo}/{stage}"
+    return name if devices == 1 else f"{name} on {devices} devices"

@@ -13,9 +13,37 @@ FORMAT = 1
 """Raised when the meaning of stored files changes, which makes every older result unknown."""
 
 
+_CONFIG = "config"
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
 def result_key(determined_by: Mapping[str, Any]) -> str:
     """Hash plain data into a key: 40 hexadecimal digits of the SHA-256 of its canonical JSON."""
-    text = json.dumps({"format": FORMAT, **determined_by}, sort_keys=True, separators=(",", ":"))
+    return _hashed(_canonical({"format": FORMAT, **determined_by}))
+
+
+class ResultKeys:
+    """Makes the keys of many jobs, see `result_key`; what thousands of them share is made text once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, tuple[object, str]] = {}
+
+    def key(self, determined_by: Mapping[str, Any], config: object) -> str:
+        """The key of plain data and a configuration, which is the same object for all jobs that share it."""
+        parts = {"format": FORMAT, **determined_by}
+        before = _canonical({name: value for name, value in parts.items() if name < _CONFIG})
+        after = _canonical({name: value for name, value in parts.items() if name > _CONFIG})  # the format at least
+        opened = before[:-1] + ("," if len(before) > 2 else "")
+        return _hashed(f'{opened}"{_CONFIG}":{self._text(config)},{after[1:]}')
+
+    def _text(self, config: object) -> str:
+        # With the object itself, so that no other has its number meanwhile.
+        if id(config) not in self._texts:
+            self._texts[id(config)] = config, _canonical(config)
+        return self._texts[id(config)][1]
+
+
+def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 

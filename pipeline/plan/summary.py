@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pipeline.plan.estimates import WORKER_LOAD_S
-from pipeline.plan.graph import Plan, longest_paths
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job, seed_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,21 @@ class PlanRow:
     devices: int = 1
 
 
-def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
-    """Group a plan's jobs, in plan order within each round."""
+def summarize(plan: Plan, missing: Collection[str], most: float = math.inf) -> list[PlanRow]:
+    """Group a plan's jobs, in plan order within each round.
+
+    Args:
+        plan: The plan.
+        missing: Ids of the jobs that must run.
+        most: Rows; where there would be more, chains that differ in nothing but their seeds are one.
+    """
     waiting = set(missing)
     grouped: dict[tuple[int, str, str], list[str]] = {}
     for number, jobs in plan.rounds().items():
         for job in jobs:
             grouped.setdefault((number, job.chain, job.stage), []).append(job.id)
+    if len(grouped) > most:
+        grouped = _over_seeds(plan, grouped)
     return [
         PlanRow(
             round=number,
@@ -55,6 +64,23 @@ def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
         )
         for (number, chain, stage), ids in grouped.items()
     ]
+
+
+def _over_seeds(
+    plan: Plan, grouped: Mapping[tuple[int, str, str], list[str]]
+) -> dict[tuple[int, str, str], list[str]]:
+    """The same groups, those together whose chains differ in nothing but their seeds."""
+    alike: dict[tuple[int, str, bool, str, str], list[list[str]]] = {}
+    for (number, _, stage), ids in grouped.items():
+        job = plan.jobs[ids[0]]
+        place = job.chain.removesuffix(f"/{seed_name(job.seed)}/{job.algo}")
+        alike.setdefault((number, place, job.seed is None, job.algo, stage), []).append(ids)
+    found: dict[tuple[int, str, str], list[str]] = {}
+    for (number, place, _, algo, stage), groups in alike.items():
+        one = plan.jobs[groups[0][0]].chain
+        name = one if len(groups) == 1 else f"{place}/{len(groups)} seeds/{algo}"
+        found[number, name, stage] = [job_id for ids in groups for job_id in ids]
+    return found
 
 
 WORKER_LOAD = "load: worker"
@@ -94,4 +120,4 @@ def estimated_makespan(plan: Plan, missing: Collection[str], devices: int) -> fl
     seconds = {job.id: job.seconds if job.id in waiting else 0.0 for job in plan.jobs.values()}
     work_s = sum(seconds[job.id] * job.devices for job in plan.jobs.values())
     alone_s = sum(seconds[job.id] for job in plan.jobs.values() if 2 * job.devices > devices > 1)
-    return max(max(longest_paths(plan.graph, seconds).values()), work_s / devices, alone_s)
+    return max(max(plan.longest_paths(seconds).values()), work_s / devices, alone_s)

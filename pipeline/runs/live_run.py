@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from pipeline.engine.events import Event, JobProgress
 from pipeline.plan.estimates import WORKER_LOAD_S
-from pipeline.plan.graph import Plan, longest_paths
+from pipeline.plan.graph import Plan
 from pipeline.plan.job import duration_name
 from pipeline.runs.job_view import AttemptView
 from pipeline.runs.pace import Pace
@@ -260,7 +260,7 @@ class LiveRun:
         self._measured_paths, self._reopened = self.now, False
         self._pace.note()
         left = {job.id: 0.0 if job.settled else self._whole_s(job.id) for job in self.view.jobs.values()}
-        self._path_s = longest_paths(self._plan.graph, left)
+        self._path_s = self._plan.longest_paths(left)
         self._by_path = sorted(self._path_s, key=self._path_s.__getitem__, reverse=True)
         self._ranks = {job_id: rank for rank, job_id in enumerate(self._by_path)}
         self._begun = 0

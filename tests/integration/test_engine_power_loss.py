@@ -1,7 +1,7 @@
 """The machine loses power at any moment of a run: all that was not forced to disk is gone, and only time is lost.
 
-Simulated by what was given to `fsync`: after every write of the journal all files are copied, each as long as it was
-when it was forced last. A file that never was is empty, as journaling file systems leave what was just renamed, or
+Simulated by what was given to `fsync`: after every write of the journal all files are copied, each as long as it
+was when it was forced last. A file that never was is empty, as journaling file systems leave what was renamed, or
 its name is gone too.
 """
 

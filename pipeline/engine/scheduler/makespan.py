@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.plan.graph import Plan, longest_paths
+from pipeline.plan.graph import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def account(
         return None
     end_s = max(attempt.ended_s for attempt in attempts)
     durations = dict.fromkeys(plan.jobs, 0.0) | {attempt.job_id: attempt.work_s for attempt in succeeded}
-    critical_path_s = max(longest_paths(plan.graph, durations).values())
+    critical_path_s = max(plan.longest_paths(durations).values())
     work_s = sum(attempt.work_s * attempt.devices for attempt in succeeded)
     alone_s = sum(attempt.work_s for attempt in succeeded if 2 * attempt.devices > devices)
     retry_s = sum(attempt.total_s * attempt.devices for attempt in attempts if not attempt.succeeded)

@@ -74,13 +74,16 @@ def check_runnable(
             payload is no plain data.
     """
     needs, devices = Needs(layout, peaks), range(len(layout.places))
+    plain: set[int] = set()
+    """Parts of payloads that were looked at: thousands of jobs share large ones."""
     for job in plan.jobs.values():
         if job.id not in stored and job.devices > len(needs.fitting(job, devices)):
             raise PlanError(too_few_devices(job, devices, layout, needs))
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
             raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")
         try:
-            json.dumps(job.payload)
+            json.dumps({name: part for name, part in job.payload.items() if id(part) not in plain})
+            plain.update(map(id, job.payload.values()))
         except (TypeError, ValueError) as error:
             raise PlanError(
                 f"{job.id}: its payload cannot be sent to a worker ({error}); it must be plain data: numbers, "

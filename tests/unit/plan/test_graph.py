@@ -28,6 +28,23 @@ def test_a_circle_is_named() -> None:
         Plan([job("a"), job("b")], [("a", "b"), ("b", "a")])
 
 
+def test_a_circle_is_told_from_those_that_wait_for_it() -> None:
+    jobs = [job(name) for name in "abcxyz"]
+    with pytest.raises(CycleError) as caught:
+        Plan(jobs, [("x", "y"), ("y", "a"), ("b", "a"), ("a", "c"), ("c", "b"), ("c", "z")])
+    (_, _, circle) = str(caught.value).partition(": ")
+    assert sorted(circle.split(" -> ")) == ["a", "b", "c"]
+    assert circle in "a -> c -> b -> a -> c -> b", "each before the one that reads it"
+
+
+def test_the_graph_says_the_same() -> None:
+    plan = diamond()
+    assert list(plan.graph.edges) == list(plan.edges()) == [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")]
+    assert plan.inputs("d") == ["b", "c"]
+    assert plan.readers("a") == ["b", "c"]
+    assert [*plan.up_to(["b"]).jobs] == ["a", "b"]
+
+
 def test_an_id_given_twice_is_refused() -> None:
     with pytest.raises(PlanError, match="two jobs have the id 'a'"):
         Plan([job("a"), job("a")], [])
@@ -68,6 +85,19 @@ def test_summary_counts_jobs_of_a_stage() -> None:
     plan = Plan([job("g0", 2, samples=10, **where), job("g1", 2, samples=5, **where)], [])
     (row,) = summarize(plan, ["g1"])
     assert (row.jobs, row.missing, row.samples, row.seconds) == (2, 1, 15, 2)
+
+
+def test_seeds_are_counted_where_a_summary_would_be_long() -> None:
+    def of(seed: int | None, algo: str) -> Job:
+        where = {"algo": algo, "dataset": "d", "model": "m", "seed": seed, "round": 1, "stage": "generate"}
+        return job(f"d/m/{seed}/{algo}", 2, samples=10, **where)
+
+    plan = Plan([of(None, "R"), *[of(seed, algo) for seed in range(3) for algo in "XY"]], [])
+    assert len(summarize(plan, [], most=7)) == 7
+    rows = summarize(plan, ["d/m/0/X", "d/m/2/X"], most=6)
+    assert [(row.chain, row.jobs, row.missing, row.samples) for row in rows] == [
+        ("d/m/any/R", 1, 0, 10), ("d/m/3 seeds/X", 3, 2, 30), ("d/m/3 seeds/Y", 3, 0, 30)
+    ]  # fmt: skip
 
 
 def test_every_worker_loads_once_and_each_job_as_much_as_was_measured() -> None:

@@ -16,7 +16,7 @@ from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
 from pipeline.engine.scheduler.runnable import too_wide
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.plan.graph import Plan, longest_paths
+from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from tests.doubles.simulate import simulate
 
@@ -134,7 +134,7 @@ def test_a_schedule_keeps_grahams_bound(seed: int, workers: int) -> None:
     seconds = {one.id: one.seconds * rng.uniform(0.2, 3) for one in plan.jobs.values()}
     attempts = simulate(plan, workers, seconds)
     makespan = max(attempt.ended_s for attempt in attempts)
-    work, path = sum(seconds.values()), max(longest_paths(plan.graph, seconds).values())
+    work, path = sum(seconds.values()), max(plan.longest_paths(seconds).values())
     assert max(path, work / workers) <= makespan + 1e-9
     assert makespan <= work / workers + (1 - 1 / workers) * path + 1e-9
 
