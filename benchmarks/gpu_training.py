@@ -105,8 +105,8 @@ def whole_8b(bench: Bench) -> list[Figure]:
     refused: bool | None = None
     if bench.on_gpu:
         try:
-            free = torch.cuda.mem_get_info()[0]
-            refuse_what_cannot_fit(shape, Workload(precision=Precision.amp), free, adapters=True)
+            total = torch.cuda.mem_get_info()[1]
+            refuse_what_cannot_fit(shape, Workload(precision=Precision.amp), total, adapters=True)
             refused = False
         except JobError:
             refused = True

@@ -174,8 +174,8 @@ def _refuse_what_cannot_fit(ctx: JobContext, stage: Stage) -> None:
 
     from pipeline.learning.training.strategy import refuse_what_cannot_fit
 
-    free, _ = torch.cuda.mem_get_info(torch.device(ctx.device))
-    refuse_what_cannot_fit(*_what_is_trained(ctx, stage), free, adapters=_is_of_policy(ctx, stage))
+    _, total = torch.cuda.mem_get_info(torch.device(ctx.device))
+    refuse_what_cannot_fit(*_what_is_trained(ctx, stage), total, adapters=_is_of_policy(ctx, stage))
 
 
 def _is_of_policy(ctx: JobContext, stage: Stage) -> bool:

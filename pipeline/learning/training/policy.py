@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,14 +108,13 @@ def fit(
         return []
     order, ranks = grouped_order(len(data), group, fitting.epochs, fitting.seed), fitting.ranks
     micro_batch = _micro_batch(model, data, fitting, group, _REMEDY if backbone else _REMEDY_OF_POLICIES)
-    counts = _Counts(fitting.batch_size, data.lengths[order])
+    counts, rounding = _Counts(fitting.batch_size, data.lengths[order]), _rounding(fitting)
 
     def losses_of(step: int) -> Iterator[Tensor]:
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
         for part, weight in ranks.share(rows, micro_batch.size, group):
             batch = batch_of(data, part, fitting.device)
-            rounds = computing_in(fitting.dtype, fitting.device, ranks)
-            with rounds, nullcontext() if weight else not_drawn():
+            with rounding(), nullcontext() if weight else not_drawn():
                 loss = loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
         if fitting.on_step is not None:
@@ -171,6 +170,10 @@ def _checkpoint(deep: Any, fitting: Fitting) -> None:
         checkpoint_activations(deep)
         # With frozen weights below adapters no gradient would reach these otherwise.
         deep.enable_input_require_grads()
+
+
+def _rounding(fitting: Fitting) -> Callable[[], AbstractContextManager[object]]:
+    return lambda: computing_in(fitting.dtype, fitting.device, fitting.ranks)
 
 
 def _work_of(fitting: Fitting) -> str:

@@ -44,7 +44,7 @@ def choose_spread(
     return Spread(strategy=Strategy.fsdp, sharding=sharding, cpu_offload=chosen.offload), reasons
 
 
-def refuse_what_cannot_fit(shape: ModelShape, work: Workload, free_bytes: int, *, adapters: bool) -> None:
+def refuse_what_cannot_fit(shape: ModelShape, work: Workload, total_bytes: int, *, adapters: bool) -> None:
     """Refuse a training on one GPU that not even the smallest micro-batch makes fit, before anything is loaded.
 
     The optimizer's step would run out of memory, which nothing recovers from. What may fit is tried: the reckoning
@@ -53,7 +53,7 @@ def refuse_what_cannot_fit(shape: ModelShape, work: Workload, free_bytes: int, *
     Args:
         shape: The model.
         work: How it is trained.
-        free_bytes: Of the GPU.
+        total_bytes: Of the GPU, whoever has some of it now.
         adapters: Whether the algorithm can train adapters instead.
 
     Raises:
@@ -61,12 +61,12 @@ def refuse_what_cannot_fit(shape: ModelShape, work: Workload, free_bytes: int, *
     """
     least = replace(work, batch=1)
     need = training_footprint(shape, least).total
-    if need <= free_bytes:
+    if need <= total_bytes:
         return
     ways = [
         f"training.gpus_per_job={gpus} with training.strategy=fsdp"
         for gpus in (2, 4, 8)
-        if training_footprint(shape, least, StateLayout.full_shard, gpus).total <= usable_bytes(free_bytes)
+        if training_footprint(shape, least, StateLayout.full_shard, gpus).total <= usable_bytes(total_bytes)
     ][:1]
     if work.lora_rank is None and adapters:
         ways.append("lora.rank=16, which trains adapters alone")
@@ -75,7 +75,7 @@ def refuse_what_cannot_fit(shape: ModelShape, work: Workload, free_bytes: int, *
     ways.append("a smaller model")
     raise JobError(
         f"training all of {shape.name} ({shape.size} parameters) takes some {need / GB:.0f} GB of one GPU with "
-        f"micro-batches of 1, and {free_bytes / GB:.0f} GB are free. Try {', or '.join(ways)}; "
+        f"micro-batches of 1, and {total_bytes / GB:.0f} GB are all it has. Try {', or '.join(ways)}; "
         "where the estimate is wrong, execution.untried_on_gpu=false"
     )
 
