@@ -297,7 +297,7 @@ class PostTrainingAlgorithms(Algorithm):
     def _start(self, ctx: JobContext) -> PreTrainedModel:
         """The policy that training starts from."""
         with ctx.loading():
-            from pipeline.learning.models.value import without_dropout
+            from pipeline.learning.training.policy import without_dropout
         adapted: Any = self._adapted(ctx)
         without_dropout(adapted)
         adapted.to(ctx.first_device)

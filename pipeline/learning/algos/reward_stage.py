@@ -234,7 +234,7 @@ def _fresh(ctx: JobContext) -> ValueModel:
     with ctx.loading(), tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
         source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
         backbone = load_policy(source, system, ctx.first_device, trust_remote_code=ctx.config.model.trusts_code)
-        model = value_model_from(backbone, HeadType.v, take=True)
+        model = value_model_from(backbone, HeadType.v)
     model.to(ctx.first_device)  # type: ignore[arg-type]
     model.requires_grad_(True)
     return model

@@ -321,7 +321,7 @@ class ValueGuidedAlgorithms(Algorithm):
                     backbone = load_policy(
                         source, system, ctx.first_device, trust_remote_code=ctx.config.model.trusts_code
                     )
-                model = value_model_from(backbone, algo.head, self.atoms(algo), take=True)
+                model = value_model_from(backbone, algo.head, self.atoms(algo))
         model.to(ctx.first_device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model

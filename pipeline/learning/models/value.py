@@ -168,9 +168,7 @@ def inputs_of(forward: Callable[..., Any]) -> Collection[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
-def value_model_from(
-    backbone: PreTrainedModel, head: HeadType, atoms: int = 1, *, take: bool = False
-) -> ValueModel:
+def value_model_from(backbone: PreTrainedModel, head: HeadType, atoms: int = 1) -> ValueModel:
     """A value model that starts as a copy of a language model's backbone.
 
     The head starts at zero, so that before training every candidate has the same value and guidance changes
@@ -180,21 +178,14 @@ def value_model_from(
         backbone: A causal language model, or the model inside it.
         head: Type of the head.
         atoms: Rewards that the head has a distribution over; 1 is a single probability.
-        take: Take the backbone itself rather than a copy, where nobody else goes on with it: no two of them are
-            in memory.
     """
     inner = _body(backbone)
     config = copy.deepcopy(inner.config)
     _without_dropout(config)
     # Where the backbone was loaded from is no part of the result.
     config._name_or_path = ""
-    if take:
-        inner.config = config
-        without_dropout(inner)
-        model = ValueModel(ValueConfig(backbone=copy.deepcopy(config), head=head.name, atoms=atoms), inner)
-    else:
-        model = ValueModel(ValueConfig(backbone=config, head=head.name, atoms=atoms))
-        model.backbone.load_state_dict(inner.state_dict())
+    model = ValueModel(ValueConfig(backbone=config, head=head.name, atoms=atoms))
+    model.backbone.load_state_dict(inner.state_dict())
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)
     model.float()
@@ -211,17 +202,6 @@ def _body(model: PreTrainedModel) -> PreTrainedModel:
         inner = model.model
     assert isinstance(inner, PreTrainedModel)
     return inner
-
-
-def without_dropout(model: nn.Module) -> None:
-    """Switch dropout off: its noise would come from the global generator, and depend on earlier jobs."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            # Attention modules keep rates as plain numbers.
-            if isinstance(value, float) and "dropout" in name:
-                setattr(module, name, 0.0)
 
 
 def _without_dropout(config: PreTrainedConfig) -> None:

@@ -165,14 +165,3 @@ def test_demonstrations_are_training_rows_only(monkeypatch: pytest.MonkeyPatch) 
     train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None)
     assert len(shown) == 40
     assert shown <= set(DATASET.ids("train").tolist())
-
-
-def test_a_backbone_that_is_taken_makes_the_same_value_model_as_a_copy(tmp_path: Path) -> None:
-    """So that a training of 8B parameters does not begin with two of them in memory."""
-    policy = reference()
-    value_model_from(policy, HeadType.q).save_pretrained(tmp_path / "copied")
-    taken = value_model_from(policy, HeadType.q, take=True)
-    assert next(taken.backbone.parameters()) is next(policy.base_model.parameters())
-    taken.save_pretrained(tmp_path / "taken")
-    for made in (tmp_path / "copied").iterdir():
-        assert (tmp_path / "taken" / made.name).read_bytes() == made.read_bytes(), made.name
