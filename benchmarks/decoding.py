@@ -7,8 +7,8 @@ Models have random weights, and a hash of the sample says by a geometric law whe
 way decodes the same lengths. Ways take turns; the quickest turn of each counts, in CPU seconds unless
 `--clock wall`. Batches are those in which models are decoded that cannot be read in slots. What slots should win
 is predicted from what a step costs by itself and for each row, measured at equal lengths with few rows and with
-many, and from the rows of every forward pass of both ways. "paged" is continuous batching of transformers, with as many
-rows at once as there are slots.
+many, and from the rows of every forward pass of both ways. "paged" is continuous batching of transformers, with
+as many rows at once as there are slots.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pipeline.learning.generation.in_slots import RowGuidance, decode_in_slots
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -39,7 +38,7 @@ from pipeline.config.schema import SystemConfig
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.generation.decode import DecodeSettings
+from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered
@@ -109,13 +108,13 @@ class Decoding:
     def run(self, load: Load, slots: int, value: ValueModel | None) -> float:
         """CPU seconds of a load; those of a GPU's clock are wall seconds."""
         begin = self._now()
-        decode_in_slots(
+        decode(
             self.model,
             load.prompts,
             load.budgets,
             DecodeSettings(batch_size=slots, device=self.device),
             keys=sample_keys(0, "benchmark", load.budgets * 0 + range(len(load.budgets)), 1),
-            guidance=None if value is None else RowGuidance(value, self.tilt),
+            guidance=None if value is None else Guidance(value, self.tilt),
         )
         return self._now() - begin
 

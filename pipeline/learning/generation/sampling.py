@@ -122,11 +122,14 @@ def uniforms_at(keys: Keys, steps: NDArray[np.int64]) -> NDArray[np.float64]:
     Args:
         keys: Any shape.
         steps: Of each key, from 0; a shape that goes with it.
+
+    Returns:
+        Of the shape of both; NaN for `LIKELIEST`.
     """
     counters = (steps.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     bits = _mix(keys + counters) >> np.uint64(64 - _DRAW_BITS)
     drawn: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-_DRAW_BITS
-    drawn[keys == LIKELIEST] = np.nan
+    drawn[np.broadcast_to(keys == LIKELIEST, drawn.shape)] = np.nan
     return drawn
 
 

@@ -48,6 +48,18 @@ class Pace:
         return self.look_every or (8 if device.startswith("cuda") else 1)
 
 
+def passes(lengths: NDArray[np.int64], samples: int, tokens: Sequence[Sequence[int]]) -> tuple[Pass, Pass]:
+    """What a model reads to complete prompts: the prompts, which their samples share, and what follows them.
+
+    Args:
+        lengths: Of the prompts, shape [P].
+        samples: Completions of each.
+        tokens: The completions, those of a prompt adjacent; the last token of each is never read.
+    """
+    further = np.array([max(0, len(written) - 1) for written in tokens], np.int64)
+    return whole_texts(lengths, outputs=len(lengths)), continued(lengths.repeat(samples), further)
+
+
 class Work:
     """What there is to do and what is done of it.
 
@@ -92,15 +104,10 @@ class Work:
             self._tell(prompt)
 
     def count(self, model: PreTrainedModel, guide: ValueModel | None) -> None:
-        """Count FLOPs of prompts that are finished.
-
-        Samples of a prompt share its prefill; the last token of each is never read.
-        """
+        """Count FLOPs of prompts that are finished."""
         done = np.array(self._done, np.int64)
         written = (done[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
-        further = np.array([len(self.tokens[sample]) - 1 for sample in written], np.int64)
-        prefill = whole_texts(self.lengths[done], outputs=len(done))
-        steps = continued(self.lengths[done].repeat(self.samples), further)
+        prefill, steps = passes(self.lengths[done], self.samples, [self.tokens[sample] for sample in written])
         spend("decoding", model_cost(model).forward(prefill + steps))
         if guide is not None:
             tokens, positions = self.candidates[written].sum(0).tolist()

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import PreTrainedModel
 
-from pipeline.learning.models.flops import continued, model_cost, spend, whole_texts
+from pipeline.learning.generation.slot_work import passes
+from pipeline.learning.models.flops import model_cost, spend
 
 
 def count_decoding(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], samples: int, tokens: Sequence[Sequence[int]]
 ) -> None:
-    """Count completions. Samples of a prompt share its prefill; the last token of each is never read.
+    """Count completions.
 
     Args:
         model: The policy.
@@ -21,7 +22,7 @@ def count_decoding(
         samples: Completions of each prompt.
         tokens: The completions, those of a prompt adjacent.
     """
-    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-    further = np.array([max(0, len(written) - 1) for written in tokens], np.int64)
-    read = whole_texts(lengths, outputs=len(prompts)) + continued(lengths.repeat(samples), further)
-    spend("decoding", model_cost(model).forward(read))
+    written = [row for row in tokens if row]  # of a budget of 0 nothing is read
+    read = np.array([len(prompt) for prompt, row in zip(prompts, tokens[::samples], strict=True) if row], np.int64)
+    prefill, steps = passes(read, samples, written)
+    spend("decoding", model_cost(model).forward(prefill + steps))
