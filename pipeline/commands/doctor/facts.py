@@ -23,7 +23,8 @@ from pipeline.machine.memory import memory_available_bytes
 
 _TORCH_TIMEOUT_S = 300
 _ASK_TORCH = """
-import json, warnings
+import gc, json, warnings
+gc.disable()  # nothing that is imported is garbage, and looking for some takes a fifth of the time
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     import torch, transformers, pipeline.learning.algos.stage_entry

@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.engine.launch.supervise import SIGNALLED
 from pipeline.machine import descendants
 from pipeline.machine.begin import begin
+from pipeline.machine.imports import imported_for_good
 from pipeline.terminal import streams
 
 NETWORK = 74
@@ -39,11 +40,12 @@ def main() -> int:
 
 
 def _run(arguments: list[str], grace_s: int, listeners: list[int]) -> int:
-    from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing import PContext, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.run import parse_args, run
+    with imported_for_good():
+        from torch.distributed import DistError
+        from torch.distributed.elastic.multiprocessing import PContext, SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+        from torch.distributed.run import parse_args, run
 
     close = PContext.close
 

@@ -16,6 +16,7 @@ from pipeline.engine.store.store import Store
 from pipeline.engine.workers.messages import JobProgress, RunJob
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobError
+from pipeline.machine.imports import imported_for_good
 
 PROGRESS_INTERVAL_S = 0.25
 
@@ -135,7 +136,8 @@ class _RegularProgress:
 
 def _load_entry(path: str) -> Entry:
     module, _, name = path.partition(":")
-    entry: Any = getattr(importlib.import_module(module), name, None)
+    with nullcontext() if module in sys.modules else imported_for_good():
+        entry: Any = getattr(importlib.import_module(module), name, None)
     if not callable(entry):
         raise JobError(f"'{path}' does not name a function; an entry is written module:function")
     checked: Entry = entry

@@ -12,6 +12,10 @@ from types import ModuleType
 from typing import Any
 
 from pipeline import untried
+from pipeline.machine.imports import imported_for_good
+
+_LARGE = ("transformers", "transformers.modeling_utils")
+"""Modules that import, with themselves, most of what takes long besides torch."""
 
 
 def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False) -> None:
@@ -28,6 +32,8 @@ def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False) ->
         "torch", partial(_set_up_torch, threads, device.startswith("cuda") and untried.is_used(), trains)
     )
     when_imported("transformers.utils.logging", _hide_progress_bars)
+    for name in _LARGE:
+        when_imported(name, _nothing)
 
 
 def when_imported(name: str, act: Callable[[], None]) -> None:
@@ -68,10 +74,15 @@ class _AtImport(MetaPathFinder):
 
         def execute_and_act(module: ModuleType) -> None:
             del loader.exec_module
-            execute(module)
+            with imported_for_good():
+                execute(module)
             self._act()
 
         loader.exec_module = execute_and_act  # type: ignore[method-assign]
+
+
+def _nothing() -> None:
+    """Large modules need no more than to be imported as such."""
 
 
 def _set_up_torch(threads: int, by_stage: bool, trains: bool) -> None:

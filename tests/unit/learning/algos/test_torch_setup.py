@@ -17,9 +17,15 @@ from pipeline.learning.algos.torch_setup import prepare_torch
 prepare_torch(3)
 prepare_torch(2)
 assert not {"torch", "transformers"} & set(sys.modules)
+import gc
+before = gc.get_freeze_count()
 import torch
+assert gc.isenabled() and gc.get_freeze_count() > before + 50_000  # never looked through for garbage again
 assert torch.get_num_threads() == 2
 assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+before = gc.get_freeze_count()
+from transformers import GPT2LMHeadModel
+assert gc.isenabled() and gc.get_freeze_count() > before + 50_000
 from transformers.utils import logging
 assert not logging.is_progress_bar_enabled()
 prepare_torch(1)
