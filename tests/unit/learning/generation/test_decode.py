@@ -162,7 +162,7 @@ def test_guided_decoding_equals_decoding_without_a_cache(
     in_slots: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    value, prompts = make_value(model, head), some_prompts()
+    value, prompts = make_value(model, head), some_prompts(6)
     budgets = [1 + row % STEPS for row in range(len(prompts))]
     slow, guide_of = SlowGuide(value), row_models.guide_of
     if not in_slots:
@@ -209,7 +209,7 @@ def test_guided_decoding_equals_generate_with_the_slow_processor(
 def test_kl_is_the_sum_over_whole_rows(
     model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
 ) -> None:
-    value, prompts = make_value(model, head), some_prompts(4)
+    value, prompts = make_value(model, head), some_prompts(3)
     decoded = run(model, prompts, guidance=Guidance(value, TILTS[name]))
     processor = GuidedLogitsProcessor(value, TILTS[name])
     for prompt, tokens, kl in zip(prompts, decoded.tokens, decoded.kl, strict=True):
