@@ -14,9 +14,12 @@ from tests.doubles import fake_nvml
 ROOT = Path(__file__).parents[2]
 
 
-WITHOUT_WORKERS = """
+WITHOUT_THE_DEAR = """
 from pipeline.commands import check
+from pipeline.commands.doctor import facts
 check.check_generation = check.check_arithmetic = lambda: iter(())
+check.setup.check_config = lambda: check.Check("config", check.Verdict.PASS, "nobody looked")
+facts.ask_torch = lambda: facts.TorchFacts(available=False, count=0)
 from pipeline.__main__ import app
 app(["check"])
 """
@@ -25,7 +28,7 @@ app(["check"])
 
 def check(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_WORKERS],
+        [sys.executable, "-c", WITHOUT_THE_DEAR],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
@@ -36,7 +39,7 @@ def check(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_machine_on_which_much_is_wrong(tmp_path: Path) -> None:
-    """Torch here sees no GPU, NVML two; the job has one task too many for each."""
+    """Torch sees no GPU, NVML two; the job has one task too many for each."""
     described = fake_nvml.write(tmp_path / "nvml.json", fake_nvml.MACHINES["two"])
     done = check(
         tmp_path,

@@ -13,11 +13,12 @@ AVX2 = "avx2" in Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinf
 SAME = {name: version(name).partition("+")[0] for name in MADE_WITH} == MADE_WITH
 
 SCRIPT = str(ROOT / "test_parallel_setup.py")
-WITHOUT_TORCH = """
+WITHOUT_THE_DEAR = """
 import runpy, sys
 from pipeline.commands import check
 from pipeline.commands.doctor import facts
 check.check_generation = check.check_arithmetic = lambda: iter(())
+check.setup.check_config = lambda: check.Check("config", check.Verdict.PASS, "nobody looked")
 facts.ask_torch = lambda: facts.TorchFacts(failure="nobody asked")
 script, sys.argv[1:] = sys.argv[1], []
 runpy.run_path(script, run_name="__main__")
@@ -43,6 +44,7 @@ def test_it_passes_here_and_says_which_process_used_which_device(tmp_path: Path)
     assert "PASS  parallel generation: pid " in done.stdout
     assert "on cpu, 1 thread" in done.stdout
     assert "the same text from every worker" in done.stdout
+    assert "group options survive the way to a worker" in done.stdout
     assert "0 failed. This machine is ready." in done.stdout
     if AVX2 and SAME:  # which the documented fingerprint is of
         assert f"PASS  arithmetic: fingerprint {DOCUMENTED}, the same as documented" in done.stdout
@@ -50,7 +52,7 @@ def test_it_passes_here_and_says_which_process_used_which_device(tmp_path: Path)
 
 def test_it_exits_with_1_and_a_remedy_when_a_check_fails(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file where a folder should be")
-    done = run(tmp_path, "-c", WITHOUT_TORCH, SCRIPT)
+    done = run(tmp_path, "-c", WITHOUT_THE_DEAR, SCRIPT)
     assert done.returncode == 1
     assert "FAIL  imports: nobody asked" in done.stdout
     assert "FAIL  store: " in done.stdout
