@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omegaconf import MISSING
-
 from pipeline.config.fields import (
     LARGEST_RATE,
     LARGEST_SEED,
     LARGEST_WEIGHT,
     LONGEST_S,
+    MISSING,
     OTHERWISE_MEASURED,
     file_or_folder,
     hint,

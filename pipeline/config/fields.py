@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+MISSING: Any = "???"
+"""`omegaconf.MISSING`, without OmegaConf: importing it takes longer than many commands do."""
 LARGEST_SEED = 2**63 - 1
 """What every generator of random numbers takes."""
 LONGEST_S = 1_000_000_000

@@ -19,11 +19,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, QuotedString, Sweep
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.declared import declared, filled
 from pipeline.config.explain import COMPOSITION_ERRORS, explain, one_line
+from pipeline.config.fields import MISSING
 from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.held_out import give_way
 from pipeline.config.install import conf_dir

@@ -19,9 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import MISSING
-
-from pipeline.config.fields import CHOICES, PATH, RANGE
+from pipeline.config.fields import CHOICES, MISSING, PATH, RANGE
 from pipeline.config.schema import Config
 from pipeline.config.tables import TABLES, all_shipped
 from pipeline.config.values import short

@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from omegaconf import MISSING
-
 from pipeline.config.bases import AlgoConfig, DatasetConfig, ModelConfig
 from pipeline.config.fields import (
     LARGEST_SEED,
     LONGEST_S,
+    MISSING,
     OTHERWISE_MEASURED,
     SMALLEST_DIVISOR,
     file_or_folder,

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from omegaconf import MISSING
-
 from pipeline.config.bases import AlgoConfig, DatasetConfig, ModelConfig
+from pipeline.config.fields import MISSING
 from pipeline.config.fronts import point_of
 from pipeline.config.shipped import ALGORITHMS, DATASETS, MODELS
 from pipeline.config.user_code import check_settings_class, import_object

@@ -164,6 +164,7 @@ HEAVY = "torch transformers trl datasets pandas scipy wandb trackio tensorboardX
     ("statement", "heavy"),
     [
         ("import pipeline", f"{HEAVY} numpy omegaconf"),
+        ("import pipeline.__main__, pipeline.commands.launch", f"{HEAVY} hydra networkx omegaconf numpy"),
         ("import pipeline.cli, pipeline.__main__, pipeline.commands.check", HEAVY),
         ("import pipeline.__main__, pipeline.commands.status", f"{HEAVY} hydra networkx"),
         (
@@ -175,7 +176,7 @@ HEAVY = "torch transformers trl datasets pandas scipy wandb trackio tensorboardX
         ("import pipeline.learning.algos.stage_entry", f"{HEAVY} hydra networkx"),
         ("import pipeline.learning.rewards.grader", f"{HEAVY} numpy omegaconf"),
     ],
-    ids=["package", "command line", "status", "plan", "worker", "stage", "grader"],
+    ids=["package", "launch", "command line", "status", "plan", "worker", "stage", "grader"],
 )
 def test_what_takes_long_is_not_imported_by(statement: str, heavy: str) -> None:
     code = f"{statement}\nimport sys\nfound = set({heavy!r}.split()) & set(sys.modules)\nassert not found, found"

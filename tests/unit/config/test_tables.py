@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import omegaconf
 import pytest
 
 from pipeline.config.bases import AlgoConfig, DatasetConfig, Settings
 from pipeline.config.checks import check_config
-from pipeline.config.fields import number
+from pipeline.config.fields import MISSING, number
 from pipeline.config.ignored import idle_settings
 from pipeline.config.install import conf_dir
 from pipeline.config.load import load_config
@@ -93,6 +94,10 @@ class Labelled(StarGraph):
 
 
 RIDDLES = ["dataset=hf", "datasets.hf.path=x/y", f"datasets.hf.class_path={__name__}.Riddles"]
+
+
+def test_what_stands_for_no_default_is_what_omegaconf_takes_for_it() -> None:
+    assert MISSING == omegaconf.MISSING
 
 
 def test_a_class_in_the_place_of_a_dataset_that_ships_brings_its_settings() -> None:
