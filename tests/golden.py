@@ -131,10 +131,12 @@ def measure() -> dict[str, Any]:
 
 
 def _measure_here(scratch: Path) -> Measured:
+    from pipeline.machine.imports import imported_for_good
     from tests.golden_runs import addition_run, packed_run, texts_run
 
     (scratch / "models").mkdir()
-    texts = texts_run(scratch / "models")
+    with imported_for_good():
+        texts = texts_run(scratch / "models")
     entries = {
         **_stages(addition_run(), scratch / "addition"),
         **_stages(texts, scratch / "texts"),

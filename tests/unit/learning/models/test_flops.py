@@ -116,7 +116,7 @@ def drawn(model: PreTrainedModel, guidance: Guidance | None = None, samples: int
     return decode(
         model,
         prompts,
-        [12, 12],
+        [8, 8],
         DecodeSettings(batch_size=6),
         keys=sample_keys(0, "test", np.arange(2), samples),
         samples=samples,
