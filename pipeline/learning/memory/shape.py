@@ -89,8 +89,9 @@ def _count(module: Any) -> int:
 
 def _largest_unit(model: Any) -> int:
     """FSDP wraps each block, and what is in none (embeddings, output layer) together."""
-    names = set(model._no_split_modules or ())
-    blocks = [_count(module) for module in model.modules() if type(module).__name__ in names]
+    from pipeline.learning.models.load import blocks_of
+
+    blocks = [_count(block) for block in blocks_of(model)]
     return max(*blocks, _count(model) - sum(blocks)) if blocks else _count(model)
 
 

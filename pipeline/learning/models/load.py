@@ -117,6 +117,19 @@ def text_parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
     return model.get_decoder(), model.get_output_embeddings()
 
 
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The layers that a model's authors say belong together; of any that lie in each other the outermost."""
+    names = {
+        name
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel)
+        for name in part._no_split_modules or ()
+    }
+    found = [part for part in model.modules() if type(part).__name__ in names]
+    inner = {id(part) for block in found for part in block.modules() if part is not block}
+    return [block for block in found if id(block) not in inner]
+
+
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens that end a completion: the tokenizer's end of text first, then those of the generation settings.
 

@@ -34,6 +34,7 @@ from transformers import PreTrainedModel
 from pipeline import untried
 from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.errors import JobError
+from pipeline.learning.models.load import blocks_of
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others before it fails; the engine's own limit on progress comes later."""
@@ -219,7 +220,7 @@ class Ranks:
             options["offload_policy"] = CPUOffloadPolicy()
         if self.gathers_rounded:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for block in _blocks(model):
+        for block in blocks_of(model):
             fully_shard(block, **options)
         fully_shard(model, **options)
 
@@ -327,17 +328,6 @@ def save_model(model: PreTrainedModel, folder: Path, ranks: Ranks = ALONE) -> No
     ranks.gather(model)
     if ranks.is_first:
         model.cpu().save_pretrained(folder)
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """What is gathered at once: the layers that the authors of the model say belong together."""
-    names = {
-        name
-        for part in model.modules()
-        if isinstance(part, PreTrainedModel)
-        for name in part._no_split_modules or ()
-    }
-    return [part for part in model.modules() if type(part).__name__ in names]
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -24,6 +24,7 @@ from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.gguf import convert
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.load import (
+    blocks_of,
     context_length,
     end_ids,
     load_policy,
@@ -160,6 +161,13 @@ def test_attention_gives_way_to_what_the_model_has(tmp_path: Path, caplog: pytes
     assert load_policy(tmp_path / "policy", SYSTEM, "cpu").config._attn_implementation == "eager"
     assert load_value(tmp_path / "value", SYSTEM, "cpu").backbone.config._attn_implementation == "eager"
     assert caplog.messages == ["transformers has bloom without sdpa attention; using eager"] * 2
+
+
+@pytest.mark.parametrize(("family", "kind"), [("mamba", "MambaBlock"), ("llama", "LlamaDecoderLayer")])
+def test_layers_that_belong_together_do_not_lie_in_each_other(family: str, kind: str) -> None:
+    model = tiny_model(family)
+    for whole in (model, value_model_from(model, HeadType.v)):
+        assert [type(block).__name__ for block in blocks_of(whole)] == [kind] * model.config.num_hidden_layers
 
 
 def test_what_continues_no_texts_is_not_loaded(tmp_path: Path) -> None:
