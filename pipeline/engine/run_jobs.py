@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from statistics import median
 
-from pipeline.config.schema import Backend, ExecutionConfig
+from pipeline.config.schema import AUTO, Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.devices.memory_reclaim import read_levels, wait_until_all_free
@@ -15,14 +16,39 @@ from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.loop import Outcome, run_plan
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store.measured import read_peaks
+from pipeline.engine.store.measured import read_durations, read_peaks
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.timings import Timings
 from pipeline.engine.workers.backends import free_timeout_s, make_pool
+from pipeline.plan.estimates import WORKER_LOAD_S
 from pipeline.plan.graph import Plan
+from pipeline.plan.summary import WORKER_LOAD
 
 log = logging.getLogger("pipeline")
+
+
+_WORTH_STARTS = 20
+"""Times the start of a worker that the work left must take, for one more to be started that may not be needed."""
+
+
+def spares_of(
+    execution: ExecutionConfig, devices: Sequence[Device], seconds: Collection[float], store: Path
+) -> int:
+    """How many workers wait beside those that work.
+
+    Args:
+        execution: Says so, or `auto`.
+        devices: What jobs run on.
+        seconds: Estimates of the jobs.
+        store: Root of the store, where it is noted what starts took.
+    """
+    if execution.spares != AUTO:
+        return int(execution.spares)
+    if not seconds or any(device.kind != "cpu" for device in devices):
+        return 0
+    start_s = read_durations(store).seconds.get(WORKER_LOAD, WORKER_LOAD_S)
+    return int(median(seconds) < start_s and sum(seconds) >= _WORTH_STARTS * start_s)
 
 
 def run_jobs(
@@ -46,10 +72,13 @@ def run_jobs(
     layout = make_layout(devices, execution)
     # A worker that is this very process still holds its memory when the run is over.
     levels = {} if execution.backend is Backend.inline else read_levels(devices)
+    wanted = set(plan.jobs if missing is None else missing)
     pool = make_pool(
         execution,
         devices,
         threads=threads,
+        spares=spares_of(execution, devices, [plan.jobs[job_id].seconds for job_id in wanted], store.root),
+        entries=sorted({plan.jobs[job_id].entry for job_id in wanted}),
         log_dir=run_dir / "workers",
         portable=portable,
         layout=layout,
@@ -57,7 +86,6 @@ def run_jobs(
     )
     journal = Journal(run_dir / "journal.jsonl")
     timings = Timings(RunFolder(run_dir).timings, plan)
-    wanted = set(plan.jobs if missing is None else missing)
 
     def tell(event: Event) -> None:
         timings.take(event)

@@ -106,7 +106,16 @@ class Engine:
         devices = cpu_slots(workers) if devices is None else devices
         layout, logs = make_layout(devices, execution), self.run_dir / "workers"
         levels = read_levels(devices)
-        pool = make_pool(execution, devices, threads=1, log_dir=logs, layout=layout, levels=levels)
+        pool = make_pool(
+            execution,
+            devices,
+            threads=1,
+            log_dir=logs,
+            layout=layout,
+            levels=levels,
+            spares=execution.spares if isinstance(execution.spares, int) else 0,
+            entries=sorted({job.entry for job in jobs}),
+        )
         plan = plan_of(*jobs)
         view = RunView(plan.jobs.values(), set(stored))
         try:

@@ -152,6 +152,23 @@ def test_a_second_engine_cannot_write_the_same_journal(tmp_path: Path) -> None:
     Journal(tmp_path / "journal.jsonl").close()
 
 
+def test_a_worker_that_is_lost_is_replaced_from_one_that_is_warm(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOLD_WHEN_WARM", str(tmp_path / "warm"))
+    jobs = [
+        job("dies", "die_when_one_is_warm"),
+        job("lives", "die_when_one_is_warm", payload={"dies": False}),
+    ]
+    outcome = engine.run(*jobs, spares=1)
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    (lost,) = engine.events("AttemptFailed", "dies")
+    first, second = [one for one in engine.events("WorkerStarted") if one["worker"] == lost["worker"]]
+    assert str(second["pid"]) == (tmp_path / "warm").read_text()
+    assert second["device"] == first["device"], "whichever slot it was made for, it serves in that of the lost one"
+    assert engine.leftovers() == []
+
+
 # -- stopping --------------------------------------------------------------------------------------------------
 
 

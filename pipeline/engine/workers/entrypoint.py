@@ -21,12 +21,14 @@ from types import FrameType
 from pipeline.engine.devices.inventory import Device, read_usage
 from pipeline.engine.devices.memory_reclaim import wait_until_free
 from pipeline.engine.devices.worker_env import describe_device
+from pipeline.engine.workers.body import warm_up
 from pipeline.engine.workers.messages import (
     FromWorker,
     GpuLoad,
     Heartbeat,
-    RunJob,
     Shutdown,
+    ToWorker,
+    WarmUp,
     WorkerReady,
     decode_order,
     encode,
@@ -78,7 +80,7 @@ class _Main:
     def __init__(self, channel: Channel, settings: Settings) -> None:
         self.channel = channel
         self.settings = settings
-        self.inbox: queue.SimpleQueue[RunJob | Shutdown] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[ToWorker] = queue.SimpleQueue()
         self.runner = JobRunner(self.send, settings.device.kind)
 
     def send(self, message: FromWorker) -> None:
@@ -97,9 +99,12 @@ class _Main:
         not_free = self._wait_for_memory()
         self.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        while isinstance(order := self.inbox.get(), RunJob):
+        while not isinstance(order := self.inbox.get(), Shutdown):
             if self.runner.stop_requested:
                 return
+            if isinstance(order, WarmUp):
+                warm_up(order.entries)
+                continue
             answer = self.runner.run(order)
             with suppress(Exception):  # a job may have left its process unable to look; then they end with it
                 end_strays()
@@ -134,7 +139,7 @@ class _Main:
         finally:
             _kill_own_group()
 
-    def _take(self, message: RunJob | Shutdown) -> None:
+    def _take(self, message: ToWorker) -> None:
         if isinstance(message, Shutdown):
             self._stop()
         else:

@@ -99,6 +99,13 @@ class RunJob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """Engine -> worker: import what jobs with these entries need, before there is one."""
+
+    entries: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shutdown:
     """Engine -> worker: take no further job; let the present one finish or save a checkpoint, then exit."""
 
@@ -263,12 +270,12 @@ class WorkerExited:
     """As in `subprocess`: negative is a signal number."""
 
 
-ToWorker = RunJob | Shutdown
+ToWorker = RunJob | WarmUp | Shutdown
 Report = WorkerReady | JobStarted | JobProgress | Heartbeat | JobFinished | JobRaised | AttemptStopped
 """What a worker may send."""
 FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
 
-_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, Shutdown)}
+_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, WarmUp, Shutdown)}
 _REPORTS: dict[str, type[Report]] = {
     kind.__name__: kind
     for kind in (WorkerReady, JobStarted, JobProgress, Heartbeat, JobFinished, JobRaised, AttemptStopped)

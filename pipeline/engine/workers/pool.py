@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pipeline.engine.workers.messages import (
     FromWorker,
+    Heartbeat,
     JobStarted,
     RunJob,
     WorkerExited,
@@ -37,6 +38,24 @@ _KILL_TIMEOUT_S = 30.0
 Deliver = Callable[[int, FromWorker], None]
 MakeWorker = Callable[[int, Reaper], Worker]
 
+
+@dataclass(frozen=True)
+class Spares:
+    """Workers beside those of the pool, which take the places of those that are lost.
+
+    Attributes:
+        number: How many.
+        make: Makes one, of a negative index.
+        settle: Has one serve in a place; says what it would if it became ready there.
+        have_room: Whether the machine has memory for another process of so many bytes.
+    """
+
+    number: int
+    make: MakeWorker
+    settle: Callable[[Worker, int], WorkerReady]
+    have_room: Callable[[int], bool]
+
+
 log = logging.getLogger("pipeline")
 
 
@@ -55,11 +74,12 @@ def _kill(worker: Worker) -> None:
 _STEPS = (_ask_to_stop, _terminate, _kill)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
     """A place for a worker, and the worker in it."""
 
     worker: Worker
+    worker_index: int
     start_deadline: float | None = None
     failed_starts: int = 0
     """How many workers in a row ended in this place before their first job."""
@@ -72,6 +92,10 @@ class _Slot:
     """Whether the worker is not to be replaced when it ends."""
     dismissed: bool = False
     """Whether the worker is being ended on purpose, so that nothing it still says matters."""
+    rss_bytes: int = 0
+    """The most memory that a worker in this place was seen to hold."""
+    ready: bool = False
+    """Whether the worker has said that it is."""
 
 
 class Pool:
@@ -88,6 +112,7 @@ class Pool:
         *,
         start_timeout_s: float = 60.0,
         stop_grace_s: float = 5.0,
+        spares: Spares | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Describe a pool; nothing starts yet.
@@ -97,6 +122,7 @@ class Pool:
             size: How many workers.
             start_timeout_s: Seconds until a new worker must have reported that it is ready.
             stop_grace_s: Seconds that a worker is given to end by itself when asked to.
+            spares: Workers that wait beside; none if None.
             clock: Monotonic seconds.
         """
         self.size = size
@@ -104,6 +130,9 @@ class Pool:
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
         self._clock = clock
+        self._wanted = spares
+        self._spares: list[_Slot] = []
+        self._spares_made = self._spares_lost = 0
         self._slots: list[_Slot] = []
         self._reaper: Reaper | None = None
         self._stopping = False
@@ -117,7 +146,7 @@ class Pool:
         self._reaper = Reaper()
         self._stopping = False
         for index in range(self.size):
-            self._slots.append(_Slot(self._make(index, self._reaper)))
+            self._slots.append(_Slot(self._make(index, self._reaper), index))
             self._start(self._slots[index])
 
     def watch_path(self, path: Path) -> None:
@@ -186,6 +215,7 @@ class Pool:
         """
         self._wait(timeout_s, deliver, also)
         self._check_deadlines()
+        self._start_spares()
 
     def stop(self, deliver: Deliver, hurry: Sequence[int] = ()) -> None:
         """End all workers: ask, terminate, kill, each with a deadline. Returns when none is left.
@@ -207,7 +237,7 @@ class Pool:
             if self._reaper:
                 self._reaper.close()
             left = [slot.worker.index for slot in self._living()]
-            self._slots, self._reaper = [], None
+            self._slots, self._spares, self._reaper = [], [], None
         if left:
             raise WorkerError(f"workers {left} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
 
@@ -230,18 +260,26 @@ class Pool:
             if isinstance(source, int) and source in owners
         }
         for slot in speaking.values():
-            slot.worker.receive(partial(self._deliver, slot, deliver))
+            if slot.alive:  # and no spare that has just taken another place
+                slot.worker.receive(partial(self._deliver, slot, deliver))
 
     def _deliver(self, slot: _Slot, deliver: Deliver, message: FromWorker) -> None:
         if slot.dismissed and not isinstance(message, WorkerExited):
             return
         match message:
             case WorkerReady():
-                slot.start_deadline = None
+                slot.start_deadline, slot.ready = None, True
+            case Heartbeat():
+                slot.rss_bytes = max(slot.rss_bytes, message.rss_bytes)
             case JobStarted():
                 slot.used, slot.failed_starts = True, 0
             case WorkerExited():
                 slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
+        if slot in self._spares:
+            if isinstance(message, WorkerExited):
+                self._spares.remove(slot)
+                self._spares_lost += 1
+            return
         deliver(slot.worker.index, message)
         if isinstance(message, WorkerExited) and not self._stopping:
             self._replace(slot, message, deliver)
@@ -255,12 +293,46 @@ class Pool:
                 if all(other.closed for other in self._slots):
                     raise error
                 deliver(slot.worker.index, WorkerUnusable(reason=str(error)))
-        if not slot.closed:
+        if not slot.closed and not self._settle_spare(slot, deliver):
             self._start_another(slot)
+
+    # -- spares ------------------------------------------------------------------------------------------------
+
+    def _settle_spare(self, slot: _Slot, deliver: Deliver) -> bool:
+        """Have a spare take the place of a worker that has ended; False where none is ready."""
+        for one in list(self._spares):
+            if wait(one.worker.sources(), 0):  # it may just have become ready
+                one.worker.receive(partial(self._deliver, one, deliver))
+        spare = next((one for one in self._spares if one.ready), None)
+        if spare is None or self._wanted is None:
+            return False
+        self._spares.remove(spare)
+        spare.alive = False
+        slot.worker, slot.alive, slot.used, slot.dismissed = spare.worker, True, False, False
+        self._deliver(slot, deliver, self._wanted.settle(spare.worker, slot.worker_index))
+        return True
+
+    def _start_spares(self) -> None:
+        """Start what is missing of them, one after the other, once every worker has begun a job."""
+        wanted = self._wanted
+        if wanted is None or self._stopping or len(self._spares) >= wanted.number:
+            return
+        if self._spares_lost >= MAX_FAILED_STARTS or not all(slot.used or slot.closed for slot in self._slots):
+            return
+        if any(not spare.ready for spare in self._spares):
+            return
+        if not wanted.have_room(max(slot.rss_bytes for slot in self._slots)):
+            self._wanted = None  # rather none than one that is started whenever another process has ended
+            return
+        assert self._reaper is not None
+        self._spares_made += 1
+        spare = _Slot(wanted.make(-self._spares_made, self._reaper), -self._spares_made)
+        self._spares.append(spare)
+        self._start(spare)
 
     def _start_another(self, slot: _Slot) -> None:
         assert self._reaper is not None
-        slot.worker = self._make(slot.worker.index, self._reaper)
+        slot.worker = self._make(slot.worker_index, self._reaper)
         self._start(slot)
 
     def _start(self, slot: _Slot) -> None:
@@ -269,7 +341,7 @@ class Pool:
         except OSError as error:
             raise WorkerError(f"cannot start worker {slot.worker.index}: {error}") from error
         slot.start_deadline = self._clock() + self._start_timeout_s
-        slot.alive, slot.used, slot.dismissed = True, False, False
+        slot.alive, slot.used, slot.dismissed, slot.ready = True, False, False, False
 
     def _check_deadlines(self) -> None:
         now = self._clock()
@@ -297,7 +369,7 @@ class Pool:
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
     def _living(self) -> list[_Slot]:
-        return [slot for slot in self._slots if slot.alive]
+        return [slot for slot in (*self._slots, *self._spares) if slot.alive]
 
 
 def _cannot_start(slot: _Slot, ended: WorkerExited) -> WorkerError:

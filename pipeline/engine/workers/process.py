@@ -7,13 +7,13 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S
-from pipeline.engine.devices.worker_env import worker_environment
+from pipeline.engine.devices.worker_env import describe_device, worker_environment
 from pipeline.engine.workers.entrypoint import Settings
 from pipeline.engine.workers.messages import (
     MAX_MESSAGE_BYTES,
@@ -21,7 +21,10 @@ from pipeline.engine.workers.messages import (
     FromWorker,
     RunJob,
     Shutdown,
+    ToWorker,
+    WarmUp,
     WorkerExited,
+    WorkerReady,
     WorkerUnreadable,
     decode_report,
     encode,
@@ -73,13 +76,26 @@ class LocalWorker:
         settings: ProcessSettings,
         reaper: Reaper | None = None,
         level_bytes: int | None = None,
+        entries: Sequence[str] = (),
     ) -> None:
+        """Describe a worker.
+
+        Args:
+            index: Number of its place in the pool; negative for a spare, which has none yet.
+            device: What it runs on.
+            settings: What it has in common with others.
+            reaper: Is told what to end with this process.
+            level_bytes: See `Settings`.
+            entries: Of jobs for which it gets warm before it has one.
+        """
         self._index = index
+        self._entries = entries
+        self._ready: WorkerReady | None = None
         self._device = device
         self._settings = settings
         self._reaper = reaper
         self._level_bytes = level_bytes
-        self._log_path = settings.log_dir / f"worker-{index}.txt"
+        self._log_path = settings.log_dir / (f"worker-{index}.txt" if index >= 0 else f"spare{index}.txt")
         self._child: Child | None = None
         """The process, until its end was delivered."""
         self._pidfd = -1
@@ -99,6 +115,15 @@ class LocalWorker:
             self._reaper.watch_group(self._child.process.pid)
         with suppress(AttributeError, OSError):  # neither macOS nor Linux before 5.3 has it
             self._pidfd = os.pidfd_open(self._child.process.pid)
+        if self._entries:
+            self._send(WarmUp(entries=list(self._entries)))
+
+    def take_place(self, index: int, device: Device) -> WorkerReady:
+        """Serve from now on in a place of the pool, on its CPU slot; what one says that becomes ready there."""
+        assert self._ready is not None
+        self._index, self._device = index, device
+        env = worker_environment(device, self._settings.threads, os.environ, portable=self._settings.portable)
+        return replace(self._ready, device=describe_device(device, env))
 
     def _spawn(self) -> Child:
         settings = Settings(
@@ -130,7 +155,7 @@ class LocalWorker:
         """Send a job; a worker that does not take it is killed."""
         self._send(job)
 
-    def _send(self, message: RunJob | Shutdown) -> None:
+    def _send(self, message: ToWorker) -> None:
         try:
             if self._child:
                 self._child.channel.send(encode(message))
@@ -160,6 +185,8 @@ class LocalWorker:
         # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
         ended = _has_ended(child)
         for message in self._messages(child.channel):
+            if isinstance(message, WorkerReady):
+                self._ready = message
             deliver(message)
         if child.channel.closed and not ended:
             ended = self._see_off()

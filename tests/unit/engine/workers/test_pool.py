@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import cast
 
 import pytest
 
 from pipeline.engine.workers import pool as pool_module
 from pipeline.engine.workers.messages import (
     FromWorker,
+    Heartbeat,
     JobStarted,
     RunJob,
     WorkerExited,
@@ -32,6 +35,7 @@ class Pretender:
     def __init__(self, index: int, says: Sequence[FromWorker], *, stops_at: str = "ask") -> None:
         self._index = index
         self.read, self.write = os.pipe()
+        os.set_blocking(self.read, False)
         self.queue: list[FromWorker] = list(says)
         self.stops_at = stops_at
         self.steps: list[str] = []
@@ -57,7 +61,8 @@ class Pretender:
         return False
 
     def receive(self, deliver: Deliver) -> None:
-        os.read(self.read, 100)
+        with suppress(BlockingIOError):
+            os.read(self.read, 100)
         queue, self.queue = self.queue, []
         for message in queue:
             deliver(message)
@@ -191,3 +196,109 @@ def test_workers_that_are_replaced_on_purpose_are_no_failed_starts(monkeypatch: 
         pool.stop(lambda _, message: heard.append(message))
     assert heard.count(READY) >= MAX_FAILED_STARTS + 1
     assert not any(isinstance(message, WorkerUnusable) for message in heard)
+
+
+# -- spares ----------------------------------------------------------------------------------------------------
+
+
+class Team:
+    """A pool of two with a spare, all of which only pretend."""
+
+    def __init__(self, *, room: bool = True) -> None:
+        self.made: dict[int, Pretender] = {}
+        self.settled: list[tuple[int, int]] = []
+        self.heard: list[tuple[int, FromWorker]] = []
+        self.asked: list[int] = []
+        self.dead: list[Pretender] = []
+        self.room, self.quick = room, True
+        spares = pool_module.Spares(1, self.make, self.settle, self.have_room)
+        self.pool = Pool(self.make, 2, spares=spares)
+
+    def make(self, index: int, _reaper: object) -> Pretender:
+        self.made[index] = Pretender(index, [READY] if index >= 0 or self.quick else [])
+        return self.made[index]
+
+    def settle(self, worker: Worker, index: int) -> WorkerReady:
+        assert isinstance(worker, Pretender)
+        self.settled.append((worker.index, index))
+        worker._index = index
+        return READY
+
+    def have_room(self, rss_bytes: int) -> bool:
+        self.asked.append(rss_bytes)
+        return self.room
+
+    def turn(self) -> list[tuple[int, FromWorker]]:
+        self.heard = []
+        self.pool.wait(0.0, lambda index, message: self.heard.append((index, message)))
+        return self.heard
+
+    def begin(self, *workers: int) -> None:
+        for index in workers:
+            self.pool.send(index, cast("RunJob", None))
+        self.turn()
+
+    def dies(self, worker: Pretender) -> list[tuple[int, FromWorker]]:
+        worker.queue.append(WorkerExited(exit_code=-9))
+        worker.wake()
+        self.dead.append(worker)
+        return self.turn()
+
+
+@pytest.fixture
+def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+    monkeypatch.setattr(pool_module, "Reaper", Nobody)
+    team = Team()
+    team.pool.start()
+    team.turn()
+    yield team
+    team.pool.stop(lambda *_: None)
+    assert all(worker.steps for worker in team.made.values() if worker not in team.dead), "spares end too"
+
+
+class Nobody:
+    """There are no processes to reap."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def test_a_spare_is_started_when_all_work_and_takes_the_place_of_one_that_is_lost(team: Team) -> None:
+    team.begin(0)
+    assert set(team.made) == {0, 1}, "first those that work"
+    team.begin(1)
+    assert set(team.made) == {0, 1, -1}
+    assert team.turn() == [], "what a spare says is nobody's concern"
+    assert team.dies(team.made[1]) == [(1, WorkerExited(exit_code=-9)), (1, READY)], "at once"
+    assert team.settled == [(-1, 1)]
+    team.begin(1)
+    assert set(team.made) == {0, 1, -1, -2}, "another waits in its place"
+    assert team.pool._slots[1].worker is team.made[-1]
+
+
+def test_a_spare_that_is_not_ready_yet_is_not_waited_for(team: Team) -> None:
+    team.quick = False
+    team.begin(0, 1)
+    first = team.made[1]
+    assert team.dies(first) == [(1, WorkerExited(exit_code=-9))]
+    assert team.made[1] is not first
+    assert not team.settled
+
+
+def test_spares_that_end_by_themselves_are_given_up(team: Team) -> None:
+    team.begin(0, 1)
+    for number in range(1, MAX_FAILED_STARTS + 1):
+        team.turn()
+        assert team.dies(team.made[-number]) == [], "it is no loss"
+    team.turn()
+    assert min(team.made) == -MAX_FAILED_STARTS
+
+
+def test_there_is_no_spare_where_memory_is_short(team: Team) -> None:
+    team.room = False
+    team.made[0].queue.append(Heartbeat(rss_bytes=7))
+    team.begin(0, 1)
+    assert team.asked == [7]
+    team.turn()
+    assert set(team.made) == {0, 1}
+    assert team.asked == [7]
