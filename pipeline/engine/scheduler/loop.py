@@ -112,21 +112,19 @@ def run_plan(
         PlanError: The plan cannot be carried out by this engine.
         WorkerError: Workers cannot be started.
     """
-    state = _state_of(plan, stored, settings, layout or plain_layout(pool.size), peaks)
     scratch = _scratch_of(run_dir, store)
     verified = verified or Verified(store, scratch.path / "verified")
+    outside = Outside(pool=pool, store=store, journal=journal, verified=verified, on_event=on_event, clock=clock)
     return _Loop(
         run=Run(
-            state=state,
+            state=_state_of(plan, stored, settings, layout or plain_layout(pool.size), peaks),
             settings=settings,
             folder=RunFolder(run_dir.absolute()),
             store=store.root.absolute(),
             scratch=scratch.path.absolute(),
             verified=verified.folder.absolute(),
         ),
-        outside=Outside(
-            pool=pool, store=store, journal=journal, verified=verified, on_event=on_event, clock=clock
-        ),
+        outside=outside,
         scratch=scratch,
         on_tick=on_tick,
         on_stop=on_stop,

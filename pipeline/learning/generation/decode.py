@@ -26,7 +26,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import Others
-from pipeline.learning.generation.row_models import Guide, guide_of, model_rows
+from pipeline.learning.generation.guides import Guide, guide_of
+from pipeline.learning.generation.row_models import model_rows
 from pipeline.learning.generation.sampling import (
     Keys,
     nucleus,

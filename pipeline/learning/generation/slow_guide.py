@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from pipeline.learning.choices import HeadType
+from pipeline.learning.generation.guides import candidate_values
 from pipeline.learning.generation.readers import reading
-from pipeline.learning.generation.row_models import candidate_values
 from pipeline.learning.generation.sampling import policy_logprobs
 from pipeline.learning.generation.tilt import Tilt, find_candidates, full_row, guided_logprobs
 from pipeline.learning.generation.ways import Way

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
-from pipeline.learning.generation import row_models
+from pipeline.learning.generation import guides, row_models
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys, uniforms
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
@@ -164,7 +164,7 @@ def test_guided_decoding_equals_decoding_without_a_cache(
 ) -> None:
     value, prompts = make_value(model, head), some_prompts(6)
     budgets = [1 + row % STEPS for row in range(len(prompts))]
-    slow, guide_of = SlowGuide(value), row_models.guide_of
+    slow, guide_of = SlowGuide(value), guides.guide_of
     if not in_slots:
         monkeypatch.setattr(row_models, "reads_rows", lambda _: False)
     for batch_size, samples in ((64, 1), (8, 3), (4, 1)):

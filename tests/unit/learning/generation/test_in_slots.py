@@ -17,6 +17,7 @@ from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import row_models
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.guides import guide_of
 from pipeline.learning.generation.row_cache import RowCache
 from pipeline.learning.generation.row_models import reads_rows
 from pipeline.learning.generation.sampling import Keys, sample_keys
@@ -342,7 +343,8 @@ def test_models_that_read_rows() -> None:
         "num_attention_heads": 1,
     }
     # Its attention cannot be replaced, as candidates beside each other would need.
-    assert [reads_rows(opinionated(language_model("gemma2"), head)) for head in HeadType] == [False, True]
+    guides = [guide_of(opinionated(language_model("gemma2"), head), 1, 8, 0) for head in HeadType]
+    assert [guide.joins for guide in guides] == [False, True]
     windowed = MistralForCausalLM(MistralConfig(vocab_size=9, num_key_value_heads=1, sliding_window=4, **sizes))
     assert not reads_rows(windowed)
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType
+from pipeline.learning.generation.guides import BranchRows, CandidateRows, guide_of
 from pipeline.learning.generation.packed import Packing
-from pipeline.learning.generation.row_models import BranchRows, CandidateRows, guide_of
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
