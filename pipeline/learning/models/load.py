@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,7 +119,10 @@ def text_parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that a model's authors say belong together; of any that lie in each other the outermost."""
+    """The layers that a model's authors say belong together, and that have weights of their own.
+
+    Of those that lie in each other the outermost.
+    """
     names = {
         name
         for part in model.modules()
@@ -127,7 +131,9 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     }
     found = [part for part in model.modules() if type(part).__name__ in names]
     inner = {id(part) for block in found for part in block.modules() if part is not block}
-    return [block for block in found if id(block) not in inner]
+    outer = [block for block in found if id(block) not in inner]
+    owners = Counter(id(weight) for block in outer for weight in block.parameters())
+    return [block for block in outer if all(owners[id(weight)] == 1 for weight in block.parameters())]
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

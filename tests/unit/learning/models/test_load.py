@@ -170,6 +170,11 @@ def test_layers_that_belong_together_do_not_lie_in_each_other(family: str, kind:
         assert [type(block).__name__ for block in blocks_of(whole)] == [kind] * model.config.num_hidden_layers
 
 
+def test_layers_that_share_their_weights_belong_to_none_of_them() -> None:
+    model = tiny_model("zamba2")
+    assert [type(block).__name__ for block in blocks_of(model)] == ["Zamba2MambaDecoderLayer"] * 2
+
+
 def test_what_continues_no_texts_is_not_loaded(tmp_path: Path) -> None:
     T5Config(num_layers=1, d_model=8).save_pretrained(tmp_path)
     with pytest.raises(JobError, match="t5 is an encoder with a decoder"):
