@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -110,6 +110,10 @@ def run_jobs(
         )
     finally:
         journal.close()
-        # The devices go to others once this run gives up its lease.
-        for words in wait_until_all_free(devices, levels, free_timeout_s(execution)):
-            log.warning("%s", words)
+        _wait_for_memory(devices, levels, execution)
+
+
+def _wait_for_memory(devices: Sequence[Device], levels: Mapping[str, int], execution: ExecutionConfig) -> None:
+    """The devices go to others once this run gives up its lease."""
+    for words in wait_until_all_free(devices, levels, free_timeout_s(execution)):
+        log.warning("%s", words)
