@@ -1,4 +1,4 @@
-"""What the jobs of the benchmarks do. Apart from them, so that a worker imports next to nothing."""
+"""What the jobs of the benchmarks do, and a reward. Apart from them, so that a worker imports next to nothing."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def die_once(work: Any) -> None:
     """Die in the first attempt."""
     if work.attempt == 1:
         die(work.payload["where"])
+
+
+def odd(completions: list[str], **_: Any) -> list[float]:
+    """A reward that about half of random texts have."""
+    return [float(len(text) % 2) for text in completions]

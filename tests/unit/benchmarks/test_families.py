@@ -1,0 +1,43 @@
+"""The table of families tells right from wrong."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import families
+from benchmarks.families import PAGE, RARE, chances, summary, value_model, with_lines
+from benchmarks.family_runs import METHODS, whole_run
+from pipeline.learning.choices import HeadType
+from tests.doubles.families import FAMILIES, tiny_model
+
+LINE = "| `mamba` | state space or recurrent | transformers' cache | yes | yes | yes | {} | yes |"
+
+
+def test_a_family_of_states_and_attention_runs_whole(tmp_path: Path) -> None:
+    assert whole_run(tmp_path, "falcon_h1", "algos.GRPO.lora.rank=2") == "yes"
+
+
+@torch.inference_mode()
+def test_draws_of_another_strength_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "SAMPLES", 64)
+    model, value = tiny_model("gpt2"), value_model("gpt2", HeadType.q)
+    assert min(chances(model, value).values()) > RARE
+    monkeypatch.setattr(families, "ETA", 50.0)  # of what is expected
+    assert max(chances(model, value).values()) < RARE
+
+
+def test_a_line_takes_the_place_of_the_one_of_its_family() -> None:
+    page = with_lines(PAGE.read_text(), [LINE.format("0.5")])
+    again = with_lines(page, [LINE.format("2e-09")])
+    assert LINE.format("0.5") in page
+    assert LINE.format("2e-09") in again
+    assert "least p-value 2e-09;" in again
+    assert len(again.splitlines()) == len(page.splitlines())
+    assert "1 of 1 families run whole. 9 tests" in summary([LINE.format("0.5")])
+
+
+def test_every_family_is_on_the_page_and_every_method_in_a_run() -> None:
+    page = PAGE.read_text()
+    assert [name for name in FAMILIES if f"\n| `{name}` | " not in page] == []
+    assert {"PITA", "PITA-Q", "QSharp", "QSharp-Q", "DPO", "GRPO"} == METHODS.keys()
