@@ -131,7 +131,7 @@ def measure() -> dict[str, Any]:
 
 
 def _measure_here(scratch: Path) -> Measured:
-    from pipeline.machine.imports import imported_for_good
+    from pipeline.machine.garbage import imported_for_good
     from tests.golden_runs import addition_run, packed_run, texts_run
 
     (scratch / "models").mkdir()

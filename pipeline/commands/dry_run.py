@@ -12,6 +12,7 @@ from pipeline.engine.run_folder import PLAN_SVG
 from pipeline.engine.store.measured import read_durations
 from pipeline.files import write_whole
 from pipeline.learning.algos.prepare import PREPARE
+from pipeline.machine import garbage
 from pipeline.plan.chains import PREPARATION, REFERENCE
 from pipeline.plan.job import duration_name
 from pipeline.plan.models import is_local
@@ -25,6 +26,7 @@ MOST_ROWS = 300
 """Of the table of a plan: where there would be more, seeds are counted rather than listed."""
 
 
+@garbage.kept()
 def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take; and draw it."""
     console.print(plan_table(summarize(request.plan, stored.missing, MOST_ROWS)))

@@ -19,6 +19,7 @@ from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.store.measured import read_durations
 from pipeline.engine.store.store import NOT_STORED, Store
 from pipeline.errors import ConfigError
+from pipeline.machine import garbage
 from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
@@ -151,6 +152,7 @@ def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
         )
 
 
+@garbage.kept()
 def look_up(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
     """See what of a plan must run.
 

@@ -25,6 +25,7 @@ from pipeline.learning.algos.base import DATASET, PROMPTS, Read, Stage
 from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.machine import garbage
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
 from pipeline.plan.contents import Contents, JobContents
 from pipeline.plan.durations import Durations
@@ -38,6 +39,7 @@ from pipeline.plan.size import check_size
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
 
+@garbage.kept()
 def build_plan(
     config: Config,
     durations: Durations | None = None,

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.engine.launch.supervise import SIGNALLED
 from pipeline.machine import descendants
 from pipeline.machine.begin import begin
-from pipeline.machine.imports import imported_for_good
+from pipeline.machine.garbage import imported_for_good
 from pipeline.terminal import streams
 
 NETWORK = 74

@@ -16,7 +16,7 @@ from pipeline.engine.store.store import Store
 from pipeline.engine.workers.messages import JobProgress, RunJob
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobError
-from pipeline.machine.imports import imported_for_good
+from pipeline.machine.garbage import imported_for_good
 
 PROGRESS_INTERVAL_S = 0.25
 

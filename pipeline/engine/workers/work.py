@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from pipeline.engine.workers.messages import (
     MAX_SECONDS,
     is_number_name,
 )
+from pipeline.machine import garbage
 
 
 @dataclass(kw_only=True)
@@ -138,13 +138,11 @@ class Work:
         for garbage in cycles meanwhile takes a fifth of their time, so it waits until they are done.
         """
         self.report_loading(True)
-        start, collects = time.monotonic(), gc.isenabled()
-        gc.disable()
+        start = time.monotonic()
         try:
-            yield
+            with garbage.kept():
+                yield
         finally:
-            if collects:
-                gc.enable()
             self.load_s += time.monotonic() - start
             self.report_loading(False)
 

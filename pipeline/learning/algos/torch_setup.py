@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline import untried
-from pipeline.machine.imports import imported_for_good
+from pipeline.machine.garbage import imported_for_good
 
 _LARGE = ("transformers", "transformers.modeling_utils")
 """Modules that import, with themselves, most of what takes long besides torch."""
