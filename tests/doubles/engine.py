@@ -174,7 +174,7 @@ def what_status_shows(view: RunView) -> list[Any]:
     """What is the same for whoever watches a run and for whoever reads its journal: all but progress."""
     for attempt in (attempt for job in view.jobs.values() for attempt in job.attempts):
         attempt.done = attempt.total = attempt.tokens = 0
-        attempt.numbers = {}
+        attempt.numbers, attempt.loading = {}, False
     workers = {
         worker.index: (worker.device, worker.pid, worker.job_id, worker.lent_to)
         for worker in view.workers.values()

@@ -91,11 +91,14 @@ def _killed_once(folder: Path) -> float:
     """Note the processes of the pool, this one first; the first time, die."""
     import psutil  # the other rewards need no more than the standard library
 
-    graders = [
-        one.pid
-        for one in psutil.Process().parent().children()
-        if "pipeline.learning.rewards.grader" in one.cmdline()
-    ]
+    def command(process: psutil.Process) -> list[str]:
+        try:
+            return process.cmdline()
+        except psutil.Error:  # it has just ended
+            return []
+
+    children = psutil.Process().parent().children()
+    graders = [one.pid for one in children if "pipeline.learning.rewards.grader" in command(one)]
     others = [pid for pid in graders if pid != os.getpid()]
     again = (folder / "first").exists()
     (folder / ("second" if again else "first")).write_text(" ".join(map(str, [os.getpid(), *others])))
