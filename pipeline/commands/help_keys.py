@@ -231,14 +231,26 @@ def _key(known: _Known, keys: Sequence[str]) -> Iterator[Line]:
             yield f"    {name:<{_COLUMN}}{text}", ""
     for choice, text in first.choices.items():
         yield f"    {'choice':<{_COLUMN}}{choice}{f': {text}' if text else ''}", ""
-    for key in keys:
-        for choice, value in known.set_by.get(key, []):
-            if not value:  # a file that only says that the key must be given
-                continue
-            yield f"    {'set by':<{_COLUMN}}{choice}: {value}{f' ({key})' if len(keys) > 1 else ''}", ""
+    for choices, said in _set_by(known, keys):
+        yield f"    {'set by':<{_COLUMN}}{choices}: {said}", ""
     effect = "depend on it" if first.affects_result else _NO_EFFECT
     yield f"    {'results':<{_COLUMN}}{effect}", ""
     yield f"    {'declared':<{_COLUMN}}{first.declared}", ""
+
+
+def _set_by(known: _Known, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Files that set keys to the same values, with a comma between two, and those values."""
+    of_files: dict[str, dict[str, list[str]]] = {}
+    for key in keys:
+        for choice, value in known.set_by.get(key, []):
+            if value:  # not a file that only says that the key must be given
+                of_files.setdefault(choice, {}).setdefault(value, []).append(key)
+    alike: dict[str, list[str]] = {}
+    for choice, values in of_files.items():
+        told = (f"{value} ({', '.join(named)})" if len(keys) > 1 else value for value, named in values.items())
+        alike.setdefault("; ".join(told), []).append(choice)
+    for said, choices in alike.items():
+        yield ", ".join(choices), said
 
 
 def _named(name: str, text: str) -> Iterator[Line]:

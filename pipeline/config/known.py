@@ -31,31 +31,52 @@ _ALIASES = {
     "kl_coef": "algos.GRPO.beta",
     "lr": "learning_rate",
     "lora_r": "rank",
+    "generation_batch_size": "data_collection.prompts_per_round",
+    "log_completions": "evaluation.sample_prompts",
+    "log_unique_prompts": "evaluation.sample_prompts",
     "lora_alpha": "alpha",
     "lr_scheduler_type": "schedule",
     "max_completion_length": "max_new_tokens",
     "max_grad_norm": "grad_clip",
     "max_length": "max_new_tokens",
+    "num_completions_to_print": "evaluation.sample_prompts",
+    "num_generations_eval": "evaluation.num_samples",
+    "num_iterations": "epochs",
     "num_train_epochs": "epochs",
     "per_device_eval_batch_size": "generation.batch_size",
     "per_device_train_batch_size": "micro_batch_size",
+    "precompute_ref_batch_size": "micro_batch_size",
+    "r": "rank",
+    "ref_model": "reference",
+    "reward_funcs": "rewards",
+    "reward_weights": "rewards",
     "run_name": "experiment.name",
     "save_steps": "training.checkpoint_every_steps",
-    "warmup_ratio": "warmup_steps",
+    "steps_per_generation": "data_collection.prompts_per_round",
+    "sync_ref_model": "reference",
+    "torch_empty_cache_steps": "system.clear_cache_interval",
+    "truncation_mode": "generation.long_prompts",
 }
 """What other programs call a setting, where no resemblance leads to it: its key, or the last part of it."""
 _EVERY_ROUND = (
     "There is none: every round is evaluated when it ends, and rounds_of_training says how many there are."
 )
-_VLLM = "There is none: completions are drawn by a decoder of this package, on the devices that train."
+_VLLM = "Write generation.backend=vllm; it has no settings of its own but generation.batch_size and memory_mb."
+_CONTINUOUS = "Write generation.backend=transformers."
+_TEMPLATE = "Write datasets.NAME.chat=true: the model's own chat template is used, and is given no arguments."
 _CURVES = "There is none: every training keeps its curve, which the report of the run shows."
 _ADVICE = {
     "bf16": "Write system.dtype=bfloat16.",
+    "chat_template_kwargs": _TEMPLATE,
+    "chat_template_path": _TEMPLATE,
+    "dataset_text_field": "Write 'datasets.NAME.columns={{prompt: COLUMN}}'.",
     "deepspeed": "There is none: training.gpus_per_job and training.strategy spread a training over GPUs.",
+    "eval_dataset": "Write datasets.NAME.test_path; without one, rows of the training split are kept back.",
     "eval_on_start": _EVERY_ROUND,
     "eval_steps": _EVERY_ROUND,
     "eval_strategy": _EVERY_ROUND,
     "fp16": "Write system.dtype=float16.",
+    "fsdp": "Write training.strategy=fsdp, with training.gpus_per_job.",
     "gradient_accumulation_steps": (
         "There is none: algos.NAME.batch_size is the batch of a step, and training.micro_batch_size how much of "
         "it a device computes at once."
@@ -70,13 +91,19 @@ _ADVICE = {
         "There is none: steps follow from the data of a round, data_collection.prompts_per_round, and from "
         "algos.NAME.epochs."
     ),
+    "model_init_kwargs": "Each is a key: models.hf.path, models.hf.revision, system.dtype, system.attn_impl.",
     "model_name_or_path": "Write model=hf models.hf.path={given}.",
     "optim": "There is none: it is AdamW.",
     "push_to_hub": "There is none: python -m pipeline export NAME --to FOLDER --push REPO does that afterwards.",
     "resume_from_checkpoint": "There is none: the same command goes on from where its run was.",
     "save_strategy": "There is none: training.checkpoint_every_steps and checkpoint_every_minutes say how often.",
     "save_total_limit": "There is none: a checkpoint is kept until its training is done.",
+    "train_dataset": "Write dataset=hf datasets.hf.path={given}, or dataset=jsonl and the like for files.",
+    "transformers_continuous_batching_config": _CONTINUOUS,
+    "use_transformers_continuous_batching": _CONTINUOUS,
+    "use_transformers_paged": _CONTINUOUS,
     "use_vllm": _VLLM,
+    "warmup_ratio": "There is none: training.warmup_steps is a number of optimizer steps, not a part of them.",
 }
 """What other programs have and is no key here, or another one with another value: what to do."""
 

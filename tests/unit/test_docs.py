@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import pipeline
+from pipeline.commands.help_keys import help_on
 from pipeline.config.known import known_keys
 from pipeline.slurm.lint import check_script
 from pipeline.terminal.check import Verdict
@@ -173,6 +174,16 @@ def test_arguments_that_all_have_exist() -> None:
     named = [(kind, name) for kind, names, _ in rows_of("Of all three") if kind in of for name in names]
     assert {kind for kind, _ in named} == set(of)
     assert [name for kind, name in named if name not in of[kind]] == []
+
+
+def test_who_asks_for_help_by_a_name_of_trl_is_led_to_the_key_on_the_page() -> None:
+    sections = ["Of all three", *TRL_ARGUMENTS]
+    rows = [(names, keys) for section in sections for _, names, keys in rows_of(section) if keys]
+    led = {name: "\n".join(text for text, _ in help_on(name)) for names, _ in rows for name in names}
+    lost = [
+        name for names, keys in rows for name in names if not any(key.split(".")[-1] in led[name] for key in keys)
+    ]
+    assert lost == []
 
 
 def test_keys_on_the_page_exist_here() -> None:

@@ -145,6 +145,14 @@ def test_a_number_is_said_once_with_all_that_may_be_given() -> None:
     assert "config.yaml" not in told("experiment.name")
 
 
+def test_files_that_set_keys_alike_are_named_together() -> None:
+    (rates,) = [line for line in told("learning_rate").splitlines() if "1e-06" in line]
+    assert rates.startswith(
+        "    set by     profile=a100_40gb, profile=a100_80gb, profile=h200: 2e-05 (algos.BestOfN.l"
+    )
+    assert "1e-06 (algos.DPO.learning_rate, algos.GRPO.learning_rate, algos.GRPO-HF.learning_rate)" in rates
+
+
 def test_sections_of_one_name_are_explained_together() -> None:
     lines = told("lora").splitlines()
     assert lines[:4] == [f"algos.{name}.lora" for name in ("DPO", "GRPO", "GRPO-HF", "SFT")]

@@ -128,7 +128,7 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("max_completion_length=9", "Did you mean generation.max_new_tokens=9?"),
         ("algos.GRPO.max_completion_length=9", "Did you mean 'generation.max_new_tokens'?"),
         ("gradient_accumulation_steps=2", "algos.NAME.batch_size is the batch of a step"),
-        ("use_vllm=true", "There is none: completions are drawn by a decoder of this package"),
+        ("use_vllm=true", "Write generation.backend=vllm"),
         ("eval_steps=100", "every round is evaluated when it ends"),
         ("training.bf16=true", "Write system.dtype=bfloat16."),
         ("fp16=true", "Write system.dtype=float16."),
