@@ -179,8 +179,8 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
     told = run.progress
     parts = how_far(counts, told) if told else []
-    parts.append(f"{jobs_done(counts)} ({counts.stored} stored before)")
-    rest = {"running": counts.running, "left": counts.left, "failed": counts.failed, "blocked": counts.blocked}
+    parts.append(jobs_done(counts) + (f" ({counts.stored:,} stored before)" if counts.stored else ""))
+    rest = {"running": counts.running, "to come": counts.left, "failed": counts.failed, "blocked": counts.blocked}
     parts += [f"{number:,} {what}" for what, number in rest.items() if number]
     text.append("\n" + ", ".join(parts))
     hint = {
@@ -199,13 +199,15 @@ def running_table(folder: RunFolder, running: Sequence[JobView], now: float, sta
     """What runs, where, how far it is, and what its log said last."""
     said = [_in_brief(last_line(folder, job.id, job.attempts[-1])) for job in running]
     done = [done_in_words(job.attempts[-1]) for job in running]
+    again = any(job.attempts[-1].number > 1 for job in running)
     columns = [
         Column(heading="job", least=_LEAST_JOB),
         Column(heading="worker", right=True, rank=3),
         Column(heading="device", rank=6, least=_LEAST_DEVICE),
-        Column(heading="attempt", right=True, rank=5),
         Column(heading="time", right=True, rank=1),
     ]
+    if again:  # the first goes without saying, and names of jobs need the room
+        columns.insert(3, Column(heading="attempt", right=True, rank=5))
     if any(done):
         columns.append(Column(heading="done", right=True, rank=2))
     if any(said):
@@ -216,7 +218,7 @@ def running_table(folder: RunFolder, running: Sequence[JobView], now: float, sta
         cells = (
             str(attempt.worker),
             brief_device(attempt.device),
-            str(attempt.number),
+            *([str(attempt.number)] if again else []),
             duration(attempt.elapsed_s(now)),
         )
         table.add_row(job.id, *cells, *([part] if any(done) else []), *([line] if any(said) else []))
