@@ -22,7 +22,10 @@ def experiments(output_dir: Path) -> list[str]:
         ConfigError: There is no such folder.
     """
     if not output_dir.is_dir():
-        raise ConfigError(f"there is no folder {output_dir}. Give the output_dir of your runs as --output-dir.")
+        raise ConfigError(
+            f"there is no folder {output_dir}. A run makes it some seconds after its command was typed; give the "
+            "output_dir of your runs as --output-dir if it is another one."
+        )
     return sorted(path.parent.name for path in output_dir.glob("*/latest") if path.is_dir())
 
 

@@ -70,7 +70,8 @@ def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> 
     """
     for ours, theirs in columns.items():
         if theirs not in data:
-            raise DataError(f"{place}: columns={{{ours}: {theirs}}}, but the columns are {_names(data)}.")
+            turned = f" The other way round it is columns={{{theirs}: {ours}}}." if ours in data else ""
+            raise DataError(f"{place}: columns={{{ours}: {theirs}}}, but the columns are {_names(data)}.{turned}")
     kept = {name: value for name, value in data.items() if name not in columns.values()}
     return {**kept, **{ours: data[theirs] for ours, theirs in columns.items()}}
 

@@ -99,7 +99,8 @@ def _cut(
     if len(different) <= len(sizes):
         besides = " besides those of the other splits" if len(train) < len(prompts) else ""
         raise DataError(
-            f"only {len(different)} different prompts{besides}: too few to cut {' and '.join(sizes)} from train"
+            f"only {len(different)} different prompt{'s' * (len(different) != 1)}{besides}: too few to cut "
+            f"{' and '.join(sizes)} from train"
         )
     asked, room = sum(sizes.values()), max(len(different) // 2, len(sizes))
     start, held_out = 0, set[bytes]()

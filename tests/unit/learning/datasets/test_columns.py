@@ -137,6 +137,8 @@ def test_renaming() -> None:
     assert renamed({"a": 1, "b": 2}, {"a": "b", "b": "a"}, "p") == {"a": 2, "b": 1}
     with pytest.raises(DataError, match=r"p: columns={prompt: question}, but the columns are q, x"):
         renamed({"q": 1, "x": 2}, {"prompt": "question"}, "p")
+    with pytest.raises(DataError, match=r"The other way round it is columns={solution: answer}\."):
+        renamed({"prompt": "a", "answer": "5"}, {"answer": "solution"}, "p")
 
 
 def test_needed_columns() -> None:

@@ -111,5 +111,5 @@ def test_prompts_that_are_all_in_test_are_told_as_such() -> None:
     given = {"train": [b"a", b"b"], "test": [b"a", b"b"]}
     with pytest.raises(DataError, match="every prompt of train is in test or validation as well"):
         deal(given, {"test": 2, "validation": 1}, 0)
-    with pytest.raises(DataError, match="only 1 different prompts besides those of the other splits"):
+    with pytest.raises(DataError, match="only 1 different prompt besides those of the other splits"):
         deal({**given, "train": [b"a", b"c"]}, {"test": 2, "validation": 1}, 0)
