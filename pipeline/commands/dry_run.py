@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -54,8 +54,14 @@ def in_short(request: Request, stored: Stored) -> str:
     timed = read_durations(request.store.root)
     seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed.seconds)
     kinds = {WORKER_LOAD, *(duration_name(plan.jobs[job_id]) for job_id in missing)}
-    guessed = not all(map(timed.knows, kinds))
-    return f"{text}, about {duration(seconds)}{' (a guess, until the first run)' if guessed else ''}"
+    return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"
+
+
+def how_sure(known: Sequence[bool]) -> str:
+    """What to say behind an estimate, by whether each kind of job was timed."""
+    if not any(known):
+        return " (a guess, until the first run)"
+    return "" if all(known) else " (in part a guess: some of it has not run here yet)"
 
 
 def draw_plan(request: Request, stored: Stored, path: Path) -> None:
