@@ -30,6 +30,8 @@ from pipeline.learning.generation.guides import Guide, guide_of
 from pipeline.learning.generation.row_models import model_rows
 from pipeline.learning.generation.sampling import (
     Keys,
+    is_no_number,
+    no_number,
     nucleus,
     nucleus_kl,
     policy_logprobs,
@@ -164,7 +166,7 @@ class _Slots:
         self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet
         self.staged_prompts = np.zeros(0, np.int64)
         self.idle = 0
-        self.noted: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        self.noted: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = []
 
     def run(self) -> None:
         """Decode until every sample is finished."""
@@ -253,7 +255,7 @@ class _Slots:
             asked = self.guide.asked
         else:
             tokens = logprobs.argmax(-1) if draws is None else take_tokens(logprobs, draws[0], likeliest)
-        self.noted.append((tokens, kl, asked))
+        self.noted.append((tokens, is_no_number(whole), kl, asked))
         return tokens
 
     def _read(self, tokens: Tensor) -> None:
@@ -266,14 +268,18 @@ class _Slots:
         rows, noted = self.rows, self.noted
         taken = (torch.stack([step[0] for step in noted]) if len(noted) > 1 else noted[0][0][None]).cpu().numpy()
         kept, ended = rows.write(taken, self.ends)
-        for step, (_, kl, asked) in enumerate(noted):
+        for step, (_, lost, kl, asked) in enumerate(noted):
             mine = step < kept
+            if (mine & lost.cpu().numpy()).any():
+                raise no_number("model")
             if kl is not None:
                 rows.kl[: rows.count] += np.where(mine, kl.cpu().numpy(), 0.0)
             if asked is not None:
                 count = np.where(mine, asked.cpu().numpy(), 0)
                 position = rows.prompt[: rows.count] + rows.grown[: rows.count] + step + 1
                 rows.candidates[: rows.count] += np.stack([count, count * position], -1)
+        if np.isnan(rows.kl[: rows.count]).any():
+            raise no_number("value model")
         rows.grown[: rows.count] += kept
         self.noted = []
         return self._drop(tokens, ended) if ended.any() else tokens
@@ -322,7 +328,7 @@ def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
     draw = None if draws is None else split_draw(logprobs, candidates, draws[0], tilt)
     if candidates.alone:
         return _forced_step(guide, tilt, candidates, draw)
-    asked, valid = candidates.ids, candidates.logprobs > -math.inf
+    asked, valid = candidates.ids, candidates.logprobs != -math.inf
     outside = None
     if draw is not None and len(draw.rows):
         # The value model has to read the token that such a row takes: behind the candidates, or instead of a

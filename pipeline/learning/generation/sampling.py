@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import JobError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -153,6 +155,27 @@ def policy_logprobs(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0
     return nucleus(logits.log_softmax(-1), top_p)
 
 
+def is_no_number(logprobs: Tensor) -> Tensor:
+    """Which distributions are none: where one of the logits is no number or +inf, or all are -inf, shape [...].
+
+    Args:
+        logprobs: As `policy_logprobs` gives them without a nucleus, shape [..., V].
+    """
+    return logprobs[..., 0].isnan()  # all of a row are, or none is
+
+
+def no_number(what: str) -> JobError:
+    """What to raise of a model that is broken.
+
+    Args:
+        what: The model, or the value model.
+    """
+    return JobError(
+        f"what the {what} computes is no number (NaN or inf), so nothing can be drawn. Its weights are broken: a "
+        "training that has diverged wants a lower learning rate; a model that overflows wants system.dtype=float32"
+    )
+
+
 def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
     """Cut distributions to their likeliest tokens, which then share all of the probability.
 
@@ -240,5 +263,6 @@ def take_tokens(logprobs: Tensor, uniform: Tensor, some_likeliest: bool) -> Tens
         uniform: Shape [B], float64; NaN where there is none.
         some_likeliest: Whether there may be such rows, so that a device need not be asked.
     """
-    drawn = draw_tokens(logprobs, uniform)
+    # Of what is no number (`is_no_number`) a token is drawn that there is not, which a GPU must not read.
+    drawn = draw_tokens(logprobs, uniform).clamp_max(logprobs.shape[-1] - 1)
     return drawn.where(~uniform.isnan(), logprobs.argmax(-1)) if some_likeliest else drawn

@@ -26,6 +26,8 @@ from pipeline.learning.generation.backends.counting import count_decoding
 from pipeline.learning.generation.decode import Decoded, DecodeSettings
 from pipeline.learning.generation.sampling import (
     Keys,
+    is_no_number,
+    no_number,
     nucleus,
     nucleus_kl,
     policy_logprobs,
@@ -100,6 +102,8 @@ class PagedBackend:
 
         while len(tokens) < len(waiting):
             batch.run(some, used=lambda: min(batch.size, len(waiting) - len(tokens)))
+            if bool(draws.lost[:-1].any()):
+                raise no_number("model")
         found = [tokens.get(place, []) for place in range(len(prompts) * samples)]
         count_decoding(self._model, prompts, samples, found)
         return Decoded(found, draws.kl[:-1].cpu().numpy())
@@ -162,6 +166,7 @@ class Draws(ContinuousBatchingLogitsProcessorList):
 
     Attributes:
         kl: As `Decoded.kl`, shape [N + 1]; the last place is for rows that are none.
+        lost: Which samples had a step whose logits were no numbers, shape [N + 1].
     """
 
     def __init__(self, settings: DecodeSettings, lengths: NDArray[np.int64], keys: Keys | None) -> None:
@@ -175,6 +180,7 @@ class Draws(ContinuousBatchingLogitsProcessorList):
         super().__init__(LogitsProcessorList())
         self._settings, self._lengths, self._keys = settings, lengths, keys
         self.kl = torch.zeros(len(lengths) + 1, dtype=torch.float64, device=settings.device)
+        self.lost = torch.zeros(len(lengths) + 1, dtype=torch.bool, device=settings.device)
         self.do_processing = True
         # Rows of int32 that go along with a step: the number of the sample, and its draw in two halves.
         self.tensors_required = 3
@@ -218,8 +224,10 @@ class Draws(ContinuousBatchingLogitsProcessorList):
         given = logits_processor_args[:, : len(scores)]
         whole = policy_logprobs(scores, self._settings.temperature)
         logprobs = nucleus(whole, self._settings.top_p)
+        samples = given[0].long()
+        self.lost[samples] |= is_no_number(whole)
         if self._settings.top_p < 1.0:
-            self.kl.index_add_(0, given[0].long(), nucleus_kl(whole, logprobs))
+            self.kl.index_add_(0, samples, nucleus_kl(whole, logprobs))
         if self._keys is None:
             tokens = logprobs.argmax(-1)
         else:

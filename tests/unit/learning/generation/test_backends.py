@@ -1,5 +1,6 @@
 """Others than our own decoder complete prompts as it does: with our draws the same tokens, else as likely ones."""
 
+import math
 import sys
 import threading
 from collections.abc import Iterator
@@ -119,6 +120,15 @@ def test_samples_are_queued_in_parts_and_a_caller_may_stop(monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         policy(model, TextBackend.transformers).complete(PROMPTS, None, on_batch=stop)
     assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_broken_model_is_told_of(greedy: bool) -> None:
+    model = language_model("gpt2")
+    model.get_output_embeddings().register_forward_hook(lambda _, __, found: found.fill_(math.nan))
+    keys = None if greedy else sample_keys(0, "test", np.arange(len(PROMPTS)), 1)
+    with pytest.raises(JobError, match="what the model computes is no number"):
+        policy(model, TextBackend.transformers).complete(PROMPTS, keys)
 
 
 def test_draws_of_one_step_are_those_of_all() -> None:

@@ -31,6 +31,7 @@ from tests.unit.learning.generation.test_decode import TILTS, slow_plain, some_p
 
 ATOMS = Tilt(atoms_offset([-1.0, 0.0, 2.0], 1.5), top_k=5, min_p=0.02, others=Others.offset_zero)
 HEADS = [None, HeadType.v, HeadType.q]
+WHICH = ("model", "value model")
 
 
 def with_atoms(model: PreTrainedModel, head: HeadType) -> ValueModel:
@@ -175,8 +176,10 @@ def test_no_prompts_and_no_budgets_are_no_work(model: PreTrainedModel) -> None:
 def test_what_a_text_leaves_behind_does_not_reach_later_ones(
     model: PreTrainedModel, head: HeadType | None
 ) -> None:
-    """Not even what is no number: for the model token 16 is none, nor is what it reads after it."""
+    """Not even what is no number: keys and values of token 16 are none, nor are those of what follows it."""
     value = head and opinionated(model, head)
+    for outputs in [model.get_output_embeddings(), *([] if value is None else [value.head])]:
+        outputs.register_forward_hook(lambda _, __, found: found.nan_to_num())
     for one in [model] if value is None else [value.backbone]:
         one.get_input_embeddings().register_forward_hook(
             lambda _, ids, found: found.masked_fill(ids[0][..., None] == 16, math.nan)
@@ -193,6 +196,37 @@ def test_what_a_text_leaves_behind_does_not_reach_later_ones(
     sound = [[1, 2, 3, 4, 5, 6, 7, 8, 9, row] for row in range(1, 6)]
     alone = tokens(sound, [4, 6, 8, 2, 9])
     assert tokens([*broken, *sound], [20, 30, 4, 6, 8, 2, 9])[2:] == alone
+
+
+@pytest.mark.parametrize("keys", [None, sample_keys(0, "test", np.arange(3), 1)])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("head", "which"), [(None, "model"), *((head, which) for head in HeadType for which in WHICH)]
+)
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_broken_model_is_told_of(
+    head: HeadType | None, which: str, broken: float, keys: Keys | None, every: int
+) -> None:
+    """And never reads a token that there is not, which a GPU would not survive."""
+    model, calls = language_model("llama"), []
+    value = head and opinionated(model, head)
+
+    def breaks(_module: object, _given: object, found: torch.Tensor) -> torch.Tensor:
+        calls.append(found)
+        return found if len(calls) == 1 else found.index_fill(-1, torch.tensor([0]), broken)
+
+    outputs = model.get_output_embeddings() if value is None or which == "model" else value.head
+    outputs.register_forward_hook(breaks)
+    with pytest.raises(JobError, match=f"what the {which} computes is no number.*learning rate"):
+        decode(
+            model,
+            [[1], [2, 3], [4, 5, 6]],
+            [6, 6, 6],
+            DecodeSettings(batch_size=2),
+            keys=keys,
+            guidance=None if value is None else Guidance(value, Tilt(preference_offset(0.7), top_k=VOCABULARY)),
+            pace=Pace(look_every=every),
+        )
 
 
 def test_memory_is_given_back_at_the_end() -> None:
