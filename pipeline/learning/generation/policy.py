@@ -83,8 +83,19 @@ class TextPolicy:
         return self._guidance is not None
 
     def encode(self, prompts: Sequence[Text]) -> list[list[int]]:
-        """Token ids of prompts; see `encode_prompts`."""
-        return encode_prompts(self._tokenizer, prompts)
+        """Token ids of prompts; see `encode_prompts`.
+
+        Raises:
+            DataError: One has none.
+        """
+        found = encode_prompts(self._tokenizer, prompts)
+        for prompt, ids in zip(prompts, found, strict=True):
+            if not ids:
+                raise DataError(
+                    f"the prompt {prompt!r} has no tokens, so there is nothing that a model could go on from. "
+                    "Leave such rows out, or begin prompts with a text (prompt_template)."
+                )
+        return found
 
     def fitted(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Prompts that leave room for a whole completion in the model's context, and in that of its guide.

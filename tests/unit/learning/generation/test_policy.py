@@ -161,6 +161,13 @@ def test_no_prompts_are_no_work() -> None:
     assert policy.complete([], None).tokens == []
 
 
+def test_a_prompt_without_tokens_is_told_of() -> None:
+    policy = TextPolicy(language_model("gpt2"), make_tokenizer(DATASET), GenerationConfig(), DATASET, "cpu")
+    policy._tokenizer = lambda texts: {"input_ids": [[1] * len(text) for text in texts]}  # type: ignore[assignment]
+    with pytest.raises(DataError, match="the prompt '' has no tokens"):
+        policy.encode(["1+2=", ""])
+
+
 def guided(kind: str, head: HeadType, others: Others = Others.dropped) -> TextPolicy:
     """A llama guided by a model of a kind, as jobs make it; the guide has a context of 64 tokens."""
     reference, guide = language_model("llama"), opinionated(language_model(kind), head)
