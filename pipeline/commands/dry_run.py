@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pipeline.commands.disk_room import print_need
 from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import PLAN_SVG
 from pipeline.engine.store.measured import read_durations
@@ -39,6 +40,7 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
         say(console, "The same as a picture:", copy=str(picture))
     except OSError as error:
         say(console, f"warning: {picture} could not be written: {error.strerror or error}", "bold")
+    print_need(request, stored, console)
     missing = stored.missing
     if unseen := _not_looked_at(request, missing):
         say(console, f"Not looked at before the run: {', '.join(unseen)}.")

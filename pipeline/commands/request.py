@@ -23,7 +23,8 @@ from pipeline.machine import garbage
 from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
-from pipeline.plan.models import check_models, count_weights
+from pipeline.plan.model_size import weights_of
+from pipeline.plan.models import check_models
 from pipeline.plan.pairs import check_pairs
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.precision import slow_precision
@@ -114,7 +115,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     config, warning = usable_attention(config, gpu=gpu)
     plain = plain_attention(config)
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
-    weights = {name: count_weights(model) for name, model in config.models.items()}
+    weights = {name: weights_of(model) for name, model in config.models.items()}
     plan = build_plan(
         config,
         read_durations(store.root),

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pipeline import arithmetic
 from pipeline.commands.carry_out import carry_out
+from pipeline.commands.disk_room import check_room
 from pipeline.commands.dry_run import print_plan
 from pipeline.commands.request import Request, Stored, look_up, prepare
 from pipeline.config.schema import Backend, Config
@@ -69,6 +70,7 @@ def run_experiment(
         stored = look_up(request, verified.problem)
         if not stored.missing:
             return carry_out(request, stored, verified, console)
+        check_room(request, stored)
         request = _rewards_tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
         with _lease(config, console) as lease:

@@ -54,6 +54,8 @@ class AlgoConfig(Settings):
 
     guides: ClassVar[bool] = False
     """Whether it steers the reference by values, at strengths that can be swept."""
+    keeps_logprobs: ClassVar[bool] = False
+    """Whether it keeps the log-probability of every token that it draws; for estimates of disk alone."""
 
     enabled: bool = hint(False)
     """Whether the run has chains of it. The files in conf/algos say true."""

@@ -109,19 +109,25 @@ def count_weights(model: ModelConfig) -> int:
         return weights_in_name(model.path)
     if path.is_file():
         return path.stat().st_size  # quantized, about a byte each
-    return sum(map(_in_header, path.glob("*.safetensors")))
+    return sum(sum(tensors_in_header(file).values()) for file in path.glob("*.safetensors"))
 
 
-def _in_header(file: Path) -> int:
-    """Numbers in a safetensors file, which begins with the length of its header and the header."""
+def tensors_in_header(file: Path) -> dict[str, int]:
+    """Numbers in each tensor of a safetensors file, which begins with the length of its header and the header.
+
+    Nothing where it cannot be read.
+    """
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = read_json(opened.read(min(length, _LONGEST_HEADER)), dict[str, dict[str, Any]])
-            tensors = [converted(entry["shape"], list[int]) for entry in header.values() if "shape" in entry]
+            return {
+                name: math.prod(converted(entry["shape"], list[int]))
+                for name, entry in header.items()
+                if "shape" in entry
+            }
     except (OSError, ForeignDataError):
-        return 0
-    return sum(map(math.prod, tensors))
+        return {}
 
 
 def _identity(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:

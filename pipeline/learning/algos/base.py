@@ -69,6 +69,8 @@ class Stage:
             and what reads it has no such input. "" for a stage that is always there.
         scales: Whether it trains one model with `train`, so that `training.gpus_per_job` devices can share that.
         loads_models: False for work on files alone, which has no preference for a worker.
+        saves: The models that its output holds, for an estimate of the disk that it takes: the whole ``policy``, a
+            ``value`` model, or ``rewards``, one reward model or those that the settings ask for. "" for none.
         seconds: Rough time per job (per 1,000 samples where it is split; of a training, in the first round) on one
             CPU core with the default model and settings. What a request has otherwise is reckoned from that
             (`plan.estimates`), until such a job was timed.
@@ -83,6 +85,7 @@ class Stage:
     only_with: str = ""
     scales: bool = False
     loads_models: bool = True
+    saves: Literal["", "policy", "value", "rewards"] = ""
     seconds: float = 1.0
 
 

@@ -109,6 +109,7 @@ class BestOfN(Algorithm):
             "train",
             reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
             config=("system", "training", "algo", "model"),
+            saves="rewards",
             seconds=19.0,
         ),
         *timed([EVALUATE], evaluate=0.6),

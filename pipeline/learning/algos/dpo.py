@@ -42,6 +42,8 @@ class PairSource(Enum):
 class DPOConfig(PolicyAlgoConfig):
     """Direct preference optimisation (arXiv 2305.18290), the losses of TRL."""
 
+    keeps_logprobs: ClassVar[bool] = False
+
     aggregate: bool = True
     """As for every algorithm. With `reference=initial`, fresh pairs alone let a round undo what the one before it
     has learnt: pairs of the current policy's new mistakes have by far the largest gradients."""

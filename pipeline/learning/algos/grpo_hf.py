@@ -57,6 +57,7 @@ class GRPOHF(GRPO):
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
             config=TRAIN,
             scales=True,
+            saves="policy",
             seconds=15.0,
         ),
         EVALUATE,

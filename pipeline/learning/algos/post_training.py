@@ -71,6 +71,8 @@ class LoraSettings(Settings):
 class PolicyAlgoConfig(AlgoConfig):
     """What algorithms that train the policy share."""
 
+    keeps_logprobs: ClassVar[bool] = True
+
     num_generations: int = number(4, at_least=1, at_most=100_000)
     """Completions drawn for each training prompt; TRL's name. `data_collection.samples_per_example` is for
     value-guided algorithms."""
@@ -144,6 +146,7 @@ class PostTrainingAlgorithms(Algorithm):
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
             config=TRAIN,
             scales=True,
+            saves="policy",
             seconds=15.0,
         ),
         EVALUATE,

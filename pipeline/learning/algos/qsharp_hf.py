@@ -74,6 +74,7 @@ class QSharpHF(QSharp):
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
             config=QSharp.stages[1].config,
             scales=True,
+            saves="value",
             seconds=19.0,
         ),
         *QSharp.stages[2:],

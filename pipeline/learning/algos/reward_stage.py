@@ -62,6 +62,7 @@ REWARD = Stage(
     reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
     config=("system", "training", "algo", "model"),
     scales=True,
+    saves="rewards",
     seconds=40.0,
 )
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class SFTConfig(PolicyAlgoConfig):
     """Rejection sampling: imitate the best of n."""
 
+    keeps_logprobs: ClassVar[bool] = False
+
     learning_rate: float = number(8.4e-4, above=0, at_most=LARGEST_RATE)
     epochs: int = number(2, at_least=1, at_most=1_000_000)
     """Passes over the data of a round."""

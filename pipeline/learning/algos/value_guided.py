@@ -110,6 +110,7 @@ class ValueGuidedAlgorithms(Algorithm):
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
             config=("system", "training", "algo", "model"),
             scales=True,
+            saves="value",
             seconds=9.5,
         ),
         Stage(

@@ -14,7 +14,7 @@ from pipeline.learning.training.folds import prompt_folds
 from pipeline.learning.training.reward_model import reward_scores
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.sequences import Sequences
-from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all
+from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all, of_stage
 
 TRAINED = ("DPO", "GRPO", "GRPO-HF", "SFT")
 OTHERS = ("BestOfN", "CD", "QSharp-HF")
@@ -74,6 +74,18 @@ def test_compute_is_accounted_for(chains: Chains, algo: str) -> None:
             assert about["tokens_generated"] == 20 * 4 * 4
         else:
             assert about["tokens_generated"] > 20 * 4
+
+
+GUESSED = {("DPO", "generate"), ("BestOfN", "generate"), ("GRPO-HF", "generate"), ("QSharp-HF", "generate")}
+"""What holds pairs of completions: how many can be told apart follows from what is drawn."""
+
+
+def test_outputs_take_the_disk_that_was_reckoned(chains: Chains) -> None:
+    found = chains.disk()
+    assert {algo for algo, _ in found} == {"reference", *NEW}
+    for place, (reckoned, taken) in found.items():
+        if place not in GUESSED:
+            assert reckoned == pytest.approx(taken, rel=of_stage(place)), place
 
 
 def test_the_same_bytes_in_another_order_and_another_process_history(chains: Chains, tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""Whether a run has room on the disk of its store: said before it runs, and refused where it cannot have it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal
+
+from pipeline.commands.request import Request, Stored
+from pipeline.errors import StoreError
+from pipeline.plan.disk import DiskNeed, disk_need
+from pipeline.terminal.columns import Column, FittedTable
+from pipeline.terminal.console import say
+
+_LEAST = 1_000_000
+"""Bytes free below which a disk is as good as full for other reasons; an estimate is no better than that."""
+
+
+def need_of(request: Request, stored: Stored) -> DiskNeed:
+    """What the jobs that are to run take of the disk."""
+    return disk_need(request.plan, request.config, stored.missing, request.layout.workers)
+
+
+def check_room(request: Request, stored: Stored) -> None:
+    """Refuse a run that cannot fit the disk of its store.
+
+    Raises:
+        StoreError: It cannot; says what it needs, what is free and what would help.
+    """
+    if problem := no_room(request, need_of(request, stored)):
+        raise StoreError(problem)
+
+
+def no_room(request: Request, need: DiskNeed) -> str | None:
+    """Why a run cannot fit the disk of its store; None where it can, or where that is not known."""
+    free = free_bytes(request.store.root)
+    if free is None or need.sure <= max(free, _LEAST):
+        return None
+    largest = max(need.stages, key=lambda place: need.stages[place])
+    parts = f"{decimal(need.total)} of outputs"
+    if need.checkpoints:
+        parts += f" and {decimal(need.checkpoints)} of checkpoints meanwhile"
+    return (
+        f"the disk of {request.store.root} has {decimal(free)} free, and this run needs {decimal(need.peak)}: "
+        f"{parts}; most of it, {decimal(need.stages[largest])}, is what {' '.join(largest)} leaves. "
+        f"Use execution.store=FOLDER on a larger disk, free space (python -m pipeline store gc), or ask for "
+        f"less at once: {', '.join(_fewer(request, need, free))}"
+    )
+
+
+def _fewer(request: Request, need: DiskNeed, free: int) -> Iterator[str]:
+    """Settings that make a run smaller."""
+    config = request.config
+    if need.checkpoints and need.total <= free:
+        yield "training.checkpoint_every_minutes=0 makes no checkpoints on the way"
+    if len(config.experiment.seeds) > 1:
+        yield f"fewer experiment.seeds ({len(config.experiment.seeds)})"
+    if config.rounds_of_training > 1:
+        yield f"fewer rounds_of_training ({config.rounds_of_training})"
+    enabled = sum(algo.enabled for algo in config.algos.values())
+    yield f"fewer algos ({enabled})" if enabled > 1 else "a smaller model"
+
+
+def free_bytes(store: Path) -> int | None:
+    """What is free on the disk of a store, which need not be there yet; None where nobody can tell."""
+    try:
+        return shutil.disk_usage(next(one for one in (store, *store.parents) if one.is_dir())).free
+    except (OSError, StopIteration):
+        return None
+
+
+def print_need(request: Request, stored: Stored, console: Console) -> None:
+    """What the rest of a plan takes of the disk, by stage, and the most at any time."""
+    if not stored.missing:
+        return
+    need, free = need_of(request, stored), free_bytes(request.store.root)
+    table = FittedTable(
+        [
+            Column(heading="algorithm", rank=1),
+            Column(heading="stage", rank=2),
+            Column(heading="disk", right=True),
+        ],
+        title="disk",
+    )
+    last = ""
+    for (algo, stage), size in need.stages.items():
+        table.add_row("" if algo == last else algo, stage, decimal(size))
+        last = algo
+    console.print(table)
+    text = f"About {decimal(need.total)} of new outputs"
+    if need.checkpoints:
+        text += f", and {decimal(need.peak)} at most while trainings have checkpoints"
+    say(console, f"{text}; {'what is free is not known' if free is None else f'{decimal(free)} are free'}.")
+    if need.guessed:
+        say(console, f"Guessed by the name or the file alone: the size of {', '.join(need.guessed)}.")
+    if need.unknown:
+        say(console, f"Not in these figures, since nothing tells how large: {', '.join(need.unknown)}.")
+    if problem := no_room(request, need):
+        say(console, f"warning: this would not start: {problem}", "bold")

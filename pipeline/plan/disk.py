@@ -1,0 +1,272 @@
+"""How much room the outputs of a plan take on the disk of the store, by arithmetic alone, before anything runs.
+
+    a policy         its weights in float32, adapters merged, with its tokenizer
+    a value model    the weights of its backbone and its head in float32, likewise; a reward model is one
+    completions      token ids by the longest, or a line of text each; how many of them teach anything is a guess
+    a checkpoint     weights that are trained and two numbers of the optimizer for each, in float32
+
+Weights are nearly all of it. What a stage saves is declared with it (`Stage.saves`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.schema import Config
+from pipeline.learning.algos.base import Stage
+from pipeline.learning.choices import HeadType
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.outputs.curves import MAX_STEPS
+from pipeline.plan.chains import PREPARATION, REFERENCE, chains
+from pipeline.plan.estimates import Scale, scale_of
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.plan.model_size import ModelSize, reference_size, value_size
+
+_MANIFEST = 500
+"""Bytes of the manifest of an output."""
+_NOTED = 600
+"""Of what is beside completions to train on: what they took, headers, a longer manifest."""
+_MODEL = 3_000
+"""Of what is beside the weights of a model and its tokenizer: configuration, settings, a longer manifest."""
+_CURVE, _LOSS = 150, 20
+"""Of a step of a training: a line of its curve, and its loss among all losses."""
+_SEQUENCE = 20
+"""Of a sequence besides its tokens of 4 bytes each: length, begin, label, prompt."""
+_LINE = 192
+"""Of an evaluated completion, besides its text and that of its prompt."""
+_LETTERS = 4
+"""Of a token of text; symbols of a vocabulary that is made for a dataset have one."""
+_MEASURES = 8 * 21
+"""Of a prompt in what metrics keep of it."""
+_METRICS = 5_000
+_TRAINED = 12
+"""Of a weight in a checkpoint: itself and what Adam remembers of it."""
+_POINTER = 300
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a job takes of the disk.
+
+    Attributes:
+        stored: Bytes of its output.
+        meanwhile: Bytes of what is on the disk while it runs, and not afterwards: checkpoints.
+        guessed: Whether its models were guessed at, from their names.
+    """
+
+    stored: int
+    meanwhile: int = 0
+    guessed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskNeed:
+    """What the jobs that are to run take of the disk.
+
+    Attributes:
+        stages: Algorithm and stage -> bytes of their outputs, in plan order.
+        peak: Bytes at most, checkpoints included.
+        checkpoints: Bytes of these among the peak.
+        guessed: Models whose sizes are guesses.
+        unknown: What nothing is known of, as ``models.hf``, and so is not in the figures.
+    """
+
+    stages: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    peak: int = 0
+    checkpoints: int = 0
+    guessed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Bytes of all outputs."""
+        return sum(self.stages.values())
+
+    @property
+    def sure(self) -> int:
+        """Bytes that are taken at least: nothing may be refused by what is guessed, and it may be less."""
+        return 0 if self.guessed else self.peak
+
+
+def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int) -> DiskNeed:
+    """Reckon what the jobs of a plan take that are to run.
+
+    Args:
+        plan: The plan.
+        config: Its request.
+        missing: Ids of the jobs that must run.
+        workers: How many there are, so that as many trainings may have checkpoints at once.
+    """
+    rooms = _Rooms(config)
+    stages: dict[tuple[str, str], int] = {}
+    waiting: list[int] = []
+    guessed: dict[str, None] = {}
+    for job_id in missing:
+        job = plan.jobs[job_id]
+        room = rooms.of(job)
+        place = (job.algo, job.stage)
+        stages[place] = stages.get(place, 0) + room.stored
+        # A checkpoint is removed when its output is there.
+        waiting += [max(0, room.meanwhile - room.stored)] if room.meanwhile else []
+        if room.guessed:
+            guessed[f"models.{job.model}"] = None
+    at_once = max(1, workers // max((plan.jobs[job_id].devices for job_id in missing), default=1))
+    checkpoints = sum(sorted(waiting)[-at_once:])
+    return DiskNeed(
+        stages=stages,
+        peak=sum(stages.values()) + checkpoints,
+        checkpoints=checkpoints,
+        guessed=tuple(guessed),
+        unknown=tuple(rooms.unknown),
+    )
+
+
+class _Rooms:
+    """What jobs of a request take; the same for all jobs of a stage that are as large."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.unknown: dict[str, None] = {}
+        datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
+        self._letters = {name: 1 if dataset.vocabulary else _LETTERS for name, dataset in datasets.items()}
+        self._scales = {name: scale_of(config, dataset, 0, None) for name, dataset in datasets.items()}
+        self._sizes: dict[tuple[str, str], tuple[ModelSize | None, ModelSize | None]] = {}
+        for name, dataset in datasets.items():
+            for model, section in config.models.items():
+                size = reference_size(section, dataset)
+                self._sizes[name, model] = size, value_size(section, size)
+        self._stages: dict[tuple[str, str], tuple[Stage, AlgoConfig]] = {}
+        for chain in chains(config):
+            self._stages.update({(chain.algo, stage.name): (stage, chain.config) for stage in chain.kind.stages})
+        self._known: dict[tuple[str, str, str, str, int, int, bool], Room] = {}
+
+    def of(self, job: Job) -> Room:
+        """What a job takes."""
+        often = self._saves_often(job)
+        address = (job.algo, job.dataset, job.model, job.stage, job.round, job.samples, often)
+        if address not in self._known:
+            self._known[address] = self._room(job, often=often)
+        return self._known[address]
+
+    def _room(self, job: Job, *, often: bool) -> Room:
+        if job.algo == PREPARATION:  # as large as the files that it reads, which are on the disk already
+            self.unknown[f"the rows of {job.dataset}"] = None
+            return Room(_MANIFEST)
+        stage, algo = self._stages[job.algo, job.stage]
+        if job.algo == REFERENCE and stage.scales:
+            return self._reference(job, often=often)
+        if stage.saves:
+            return self._trained(job, stage, algo, often=often)
+        if stage.scales:
+            self.unknown[f"what {job.algo} saves"] = None
+        scale, settings = self._scales[job.dataset], self.config.evaluation
+        if stage.shards == "train":
+            prompts = job.samples // max(1, scale.samples)
+            return Room(_MANIFEST + _NOTED + round(prompts * _collected(algo, self._has_reward(job.algo), scale)))
+        if stage.shards == "eval":
+            each = len(settings.etas) + 1 if stage.only_with else 1
+            text = self._letters[job.dataset] * (scale.prompt + scale.tokens)
+            greedy = job.samples // settings.num_samples if job.algo == REFERENCE else 0
+            return Room(_MANIFEST + (each * job.samples + greedy) * (_LINE + text))
+        if stage.name == "metrics":
+            measures = settings.num_prompts * _MEASURES
+            return Room(_METRICS + measures * (2 if job.algo == REFERENCE else 1))  # of its greedy answers too
+        return Room(_MANIFEST)
+
+    def _reference(self, job: Job, *, often: bool) -> Room:
+        model, size = self.config.models[job.model], self._sizes[job.dataset, job.model][0]
+        if size is None:
+            self.unknown[f"models.{job.model}"] = None
+            return Room(_MANIFEST + _POINTER)
+        if not model.is_trained and size.exact:
+            return Room(_MANIFEST + _POINTER)  # it stays where it is
+        steps = model.demonstrations and getattr(model, "steps", 0)
+        copy = _TRAINED * size.weights if model.is_trained else 0
+        return Room(
+            size.written() + _MODEL + _told(steps),
+            meanwhile=2 * copy if often else 0,
+            guessed=not size.exact,
+        )
+
+    def _trained(self, job: Job, stage: Stage, algo: AlgoConfig, *, often: bool) -> Room:
+        """Of a stage that saves models, and of what it says of their training."""
+        if not algo.trains:
+            return Room(_MANIFEST)
+        reference, backbone = self._sizes[job.dataset, job.model]
+        size = reference if stage.saves == "policy" else backbone
+        if size is None:
+            self.unknown[f"models.{job.model}"] = None
+            return Room(_MODEL)
+        learnt = getattr(algo, "reward_model", None)
+        number = getattr(learnt, "folds", 1) if stage.saves == "rewards" and learnt is not None else 1
+        if stage.saves == "policy":
+            rank = getattr(getattr(algo, "lora", None), "rank", 0)
+            each, changed = size.written(), rank * size.lora_width if rank else size.weights
+        else:
+            head = _head(stage, algo, size)
+            each, changed = size.written(whole=False) + 4 * head, size.weights - size.output + head
+        # All reward models but the last wait for the end of the stage, each with a checkpoint of its own.
+        copies = (2 if often else 0) + (number if stage.saves == "rewards" and learnt is not None else 0)
+        scale = self._scales[job.dataset]
+        rounds = job.round if getattr(algo, "aggregate", True) else 1
+        sequences = rounds * scale.prompts * algo.trained(job.stage, scale.samples, scale.decided)
+        steps = round(sequences / max(1, getattr(learnt if number > 1 else algo, "batch_size", 1)))
+        again = self._labelled(algo, scale) * rounds * scale.prompts if stage.name == "reward" else 0
+        return Room(
+            number * (each + _MODEL) + _told(steps) + round(again),
+            meanwhile=copies * _TRAINED * changed,
+            guessed=not size.exact,
+        )
+
+    def _saves_often(self, job: Job) -> bool:
+        """Whether a training lasts until its first checkpoint is due."""
+        training = self.config.training
+        if training.checkpoint_every_steps:
+            return True
+        return 0 < training.checkpoint_every_minutes * 60 < job.seconds
+
+    def _has_reward(self, algo: str) -> bool:
+        return (algo, "reward") in self._stages
+
+    def _labelled(self, algo: AlgoConfig, scale: Scale) -> float:
+        """Bytes of a prompt's completions, which a stage that learns rewards writes once more with its scores."""
+        return _kept(algo, scale) * _sequence(algo, scale)
+
+
+def _collected(algo: AlgoConfig, has_reward: bool, scale: Scale) -> float:
+    """Bytes that are kept of a prompt to train on."""
+    pairs = 0.0
+    if has_reward and (learnt := getattr(algo, "reward_model", None)) is not None:
+        passes = max(1, learnt.epochs) * max(1, learnt.folds - 1)
+        pairs = algo.trained("reward", scale.samples, scale.decided) / passes
+    return _kept(algo, scale) * _sequence(algo, scale) + pairs * _width(scale)
+
+
+def _kept(algo: AlgoConfig, scale: Scale) -> float:
+    """Completions of a prompt that are trained on."""
+    return algo.trained("train", scale.samples, scale.decided) / max(1, algo.epochs)
+
+
+def _sequence(algo: AlgoConfig, scale: Scale) -> int:
+    """Bytes of a completion with its prompt, and with the log-probabilities of its tokens where those are kept."""
+    return _width(scale) + (4 * scale.tokens if algo.keeps_logprobs else 0)
+
+
+def _width(scale: Scale) -> int:
+    return _SEQUENCE + 4 * (scale.prompt + scale.tokens)
+
+
+def _head(stage: Stage, algo: AlgoConfig, size: ModelSize) -> int:
+    """Weights of the head of a value model; that of a reward model is one number for every position."""
+    if stage.saves == "rewards":
+        return size.hidden + 1
+    outputs = 1 if getattr(algo, "head", HeadType.v) is HeadType.v else size.vocabulary
+    return (size.hidden + 1) * outputs * int(getattr(algo, "atoms", 1))
+
+
+def _told(steps: int) -> int:
+    """Bytes of what is told of a training's steps."""
+    return _CURVE * min(steps, MAX_STEPS) + _LOSS * steps

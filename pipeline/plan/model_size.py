@@ -1,0 +1,212 @@
+"""How large a model is, told from its files alone: what the bytes that it takes on a disk follow from.
+
+Reads files and imports neither torch nor transformers. `learning.memory.shape` builds a model to count its
+weights, which takes seconds; here they are counted in the headers of its files, or by its configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.bases import ModelConfig
+from pipeline.foreign import ForeignDataError, converted
+from pipeline.learning.datasets.base import Dataset
+from pipeline.learning.datasets.hub import in_cache
+from pipeline.learning.models.kinds import TinyModelConfig
+from pipeline.plan.estimates import weights_in_name
+from pipeline.plan.models import CONFIG, LARGEST_CONFIG, count_weights, read_json_file, tensors_in_header
+
+INDEX = "model.safetensors.index.json"
+_LARGEST_INDEX = 100_000_000
+_GATED = {
+    *(
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "smollm3",
+        "granite",
+        "olmo2",
+    )
+}
+"""Types of models whose blocks are attention and a gated MLP, all of them alike."""
+_TOKENIZER_BYTES = 90
+"""Of a token of the vocabulary in the files of a tokenizer: 70 to 130 of those that are widely used."""
+_TINY_TOKENIZER = 1000
+_HEADER_BYTES = 90
+"""Of a tensor in the header of a file of weights."""
+_TENSORS = 12
+"""Of a block."""
+_TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """What of a model decides how large it is on a disk.
+
+    Attributes:
+        weights: All of them; shared ones once.
+        output: Those of them that are of an output layer alone, which value models do not have.
+        hidden: Width of what the output layer reads; 0 where that is not known.
+        vocabulary: Tokens; 0 where that is not known.
+        lora_width: As in `learning.memory.training.ModelShape`; 0 where that is not known.
+        tokenizer: Bytes of its files.
+        headers: Bytes of the headers of its files of weights.
+        exact: Whether its weights were counted, rather than guessed from its name or from a quantised file.
+    """
+
+    weights: int
+    output: int = 0
+    hidden: int = 0
+    vocabulary: int = 0
+    lora_width: int = 0
+    tokenizer: int = 0
+    headers: int = 0
+    exact: bool = True
+
+    def written(self, *, whole: bool = True) -> int:
+        """Bytes of it as a training saves it, in float32, with its tokenizer.
+
+        Args:
+            whole: With its output layer; the backbone of a value model has none.
+        """
+        return 4 * (self.weights - (0 if whole else self.output)) + self.headers + self.tokenizer
+
+
+def reference_size(model: ModelConfig, dataset: Dataset) -> ModelSize | None:
+    """The size of a reference policy; None where nothing tells it."""
+    if isinstance(model, TinyModelConfig):
+        return _tiny(model, len(dataset.vocabulary))
+    return None if model.path is None else _of_path(model.path, model.revisions["reference"])
+
+
+def value_size(model: ModelConfig, reference: ModelSize | None) -> ModelSize | None:
+    """The size of what value models are made from: the reference, or the model of `value_path`."""
+    return reference if model.value_path is None else _of_path(model.value_path, model.revisions["value"])
+
+
+def weights_of(model: ModelConfig) -> int:
+    """Weights of a reference policy as `count_weights` has them, else by a configuration in the cache; or 0."""
+    if (counted := count_weights(model)) or model.path is None:
+        return counted
+    size = _of_path(model.path, model.revisions["reference"])
+    return 0 if size is None else size.weights
+
+
+def _tiny(model: TinyModelConfig, vocabulary: int) -> ModelSize:
+    shape = {"n_embd": model.n_embd, "n_layer": model.n_layer, "n_inner": model.n_inner}
+    rest: dict[str, Any] = _gpt2({**shape, "n_positions": model.n_positions, "vocab_size": vocabulary})
+    headers = _HEADER_BYTES * (_TENSORS * model.n_layer + 4)
+    return ModelSize(**rest, tokenizer=_TINY_TOKENIZER + 30 * vocabulary, headers=headers)
+
+
+def _of_path(path: str, revision: str | None) -> ModelSize | None:
+    place = Path(path)
+    if place.is_file():  # quantised: how many bits a weight has is not known
+        return ModelSize(weights=place.stat().st_size, exact=False)
+    file = place / CONFIG if place.is_dir() else in_cache(path, CONFIG, revision)
+    size = None if file is None else _of_folder(file)
+    if size is None and (guessed := weights_in_name(path)):
+        return ModelSize(weights=guessed, exact=False)
+    return size
+
+
+def _of_folder(file: Path) -> ModelSize | None:
+    """By the configuration and what is beside it; the weights themselves need not be there."""
+    try:
+        whole = read_json_file(file, LARGEST_CONFIG)
+        inner = whole.get("text_config")
+        config = {**whole, **inner} if isinstance(inner, dict) else whole
+        counted = _counted(config)
+        hidden, vocabulary = _numbers(config, "hidden_size", "vocab_size")
+    except (OSError, ForeignDataError):
+        return None
+    folder = file.parent
+    tokenizer = sum(one.stat().st_size for name in _TOKENIZER_FILES for one in folder.glob(name) if one.is_file())
+    rest: dict[str, Any] = {"tokenizer": tokenizer or _TOKENIZER_BYTES * vocabulary}
+    rest |= {"hidden": hidden, "vocabulary": vocabulary, "lora_width": counted.get("lora_width", 0)}
+    if tensors := _in_files(folder):
+        output = sum(count for name, count in tensors.items() if name.endswith(("lm_head.weight", "lm_head.bias")))
+        return ModelSize(
+            **rest, weights=sum(tensors.values()), output=output, headers=_HEADER_BYTES * len(tensors)
+        )
+    return ModelSize(**{**counted, **rest}) if counted else None
+
+
+def _in_files(folder: Path) -> dict[str, int]:
+    """Numbers in every tensor of a folder's files; none where some of the files are not there."""
+    files = sorted(folder.glob("*.safetensors"))
+    with suppress(OSError, ForeignDataError):
+        named = converted(read_json_file(folder / INDEX, _LARGEST_INDEX).get("weight_map"), dict[str, str])
+        if not {file.name for file in files} >= set(named.values()):
+            return {}
+        files = [folder / name for name in sorted(set(named.values()))]
+    return {name: count for file in files for name, count in tensors_in_header(file).items()}
+
+
+def _counted(config: Mapping[str, Any]) -> dict[str, int]:
+    """Weights by arithmetic, for models that are built like the widespread ones; nothing for others."""
+    kind = config.get("model_type")
+    try:
+        if kind == "gpt2":
+            return _gpt2(config)
+        return _gated(config) if kind in _GATED else {}
+    except ForeignDataError:
+        return {}
+
+
+def _gated(config: Mapping[str, Any]) -> dict[str, int]:
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    hidden, layers, heads, inner, vocabulary = _numbers(config, *names)
+    if not all((hidden, layers, heads, inner, vocabulary)):
+        return {}
+    queries = heads * (_number(config, "head_dim") or hidden // heads)
+    keys = queries // heads * (_number(config, "num_key_value_heads") or heads)
+    block = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
+    output = 0 if config.get("tie_word_embeddings", True) else vocabulary * hidden
+    return {
+        "weights": layers * block + vocabulary * hidden + output + hidden,
+        "output": output,
+        "hidden": hidden,
+        "vocabulary": vocabulary,
+        "lora_width": layers * (2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)),
+    }
+
+
+def _gpt2(config: Mapping[str, Any]) -> dict[str, int]:
+    names = ("n_embd", "n_layer", "n_positions", "vocab_size")
+    hidden, layers, positions, vocabulary = _numbers(config, *names)
+    if not all((hidden, layers, positions, vocabulary)):
+        return {}
+    inner = _number(config, "n_inner") or 4 * hidden
+    block = 4 * hidden * hidden + 2 * hidden * inner + inner + 9 * hidden
+    return {
+        "weights": layers * block + (vocabulary + positions) * hidden + 2 * hidden,
+        "hidden": hidden,
+        "vocabulary": vocabulary,
+        "lora_width": layers * (6 * hidden + 2 * (hidden + inner)),
+    }
+
+
+def _numbers(config: Mapping[str, Any], *names: str) -> list[int]:
+    return [_number(config, name) for name in names]
+
+
+def _number(config: Mapping[str, Any], name: str) -> int:
+    """A size in a configuration; 0 where it has none.
+
+    Raises:
+        ForeignDataError: It is no number.
+    """
+    found = config.get(name)
+    if found is None and name == "hidden_size":
+        found = config.get("n_embd")
+    return 0 if found is None else max(0, converted(found, int))

@@ -1,0 +1,145 @@
+"""What a plan takes of the disk: known before anything runs, and a run without room is refused.
+
+That small runs take what is reckoned, stage by stage, is held by `learning/algos/test_chain.py` and
+`test_post_training.py`. Here the same figures are asked for of models that nobody has here.
+"""
+
+import io
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands import disk_room
+from pipeline.commands.request import Request, look_up, prepare
+from pipeline.commands.run import run_experiment
+from pipeline.errors import StoreError
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.plan.disk import DiskNeed, disk_need
+from pipeline.plan.model_size import ModelSize, reference_size
+from pipeline.terminal.console import Terminal
+from tests.doubles.composing import quick_config
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+WEIGHTS = 8_030_261_248
+OUTPUT = 128256 * 4096
+HEAD_Q, HEAD_V = 128256 * 4097, 4097
+ASKED = ("experiment.name=x", "device=cpu", "execution.workers=2", "dataset=star_graph", "model=hf")
+_Disk = namedtuple("_Disk", "total used free")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a model of which the cache has the configuration, and no weights."""
+    repo = tmp_path / "hub" / "models--owner--name"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("c0ffee")
+    (repo / "snapshots" / "c0ffee").mkdir(parents=True)
+    (repo / "snapshots" / "c0ffee" / "config.json").write_text(json.dumps(LLAMA_8B))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return "models.hf.path=owner/name"
+
+
+def asked(tmp_path: Path, *settings: str) -> Request:
+    return prepare(quick_config([*ASKED, f"output_dir={tmp_path}", *settings]))
+
+
+def need(request: Request) -> DiskNeed:
+    return disk_need(request.plan, request.config, list(request.plan.jobs), 2)
+
+
+def test_a_large_model_takes_what_its_shape_says(tmp_path: Path, hub: str) -> None:
+    """Three methods over three rounds: every stage that saves models is the weights of these, in float32."""
+    found = need(asked(tmp_path, hub, "algos=[PITA,DPO,GRPO-HF]", "rounds_of_training=3"))
+    assert not found.guessed
+    assert not found.unknown
+    whole, backbone = 4 * WEIGHTS, 4 * (WEIGHTS - OUTPUT)
+    expected = {
+        ("DPO", "train"): 3 * whole,
+        ("GRPO-HF", "train"): 3 * whole,
+        ("GRPO-HF", "reward"): 3 * 2 * (backbone + 4 * HEAD_V),
+        ("PITA", "train"): 3 * (backbone + 4 * HEAD_Q),
+    }
+    models = {place: size for place, size in found.stages.items() if size > 10**9}
+    assert models == pytest.approx(expected, rel=0.01)
+    assert found.stages["reference", "train"] < 1000  # it stays where it is
+    assert found.total == pytest.approx(sum(expected.values()), rel=0.01)
+
+
+def test_checkpoints_make_the_peak(tmp_path: Path, hub: str) -> None:
+    settings = (hub, "algos=[DPO]", "rounds_of_training=1")
+    often = need(asked(tmp_path, *settings))
+    assert often.checkpoints == pytest.approx(2 * 12 * WEIGHTS - 4 * WEIGHTS, rel=0.01)
+    assert often.peak == often.total + often.checkpoints
+    assert need(asked(tmp_path, *settings, "training.checkpoint_every_minutes=0")).checkpoints == 0
+    adapters = need(asked(tmp_path, *settings, "algos.DPO.lora.rank=16"))
+    assert adapters.checkpoints == 0  # smaller than the policy, into which they are merged
+    assert adapters.total == often.total
+
+
+def test_what_is_not_known_is_said_and_refuses_nothing(tmp_path: Path) -> None:
+    nameless = need(asked(tmp_path, "models.hf.path=owner/other", "algos=[DPO]"))
+    assert nameless.unknown == ("models.hf",)
+    assert nameless.total < 10**9
+    by_name = need(asked(tmp_path, "models.hf.path=owner/Other-70B", "algos=[DPO]"))
+    assert by_name.guessed == ("models.hf",)
+    assert by_name.total > 4 * 70 * 10**9
+    assert by_name.sure == 0
+
+
+def test_a_run_without_room_is_refused_before_it_starts(
+    tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Disk(10**12, 10**12 - 5 * 10**10, 5 * 10**10))
+    request = asked(tmp_path, hub, "algos=[DPO]", "experiment.seeds=[0,1]")
+    with pytest.raises(
+        StoreError,
+        match=r"has 50\.0 GB free, and this run needs .* of outputs and .* of checkpoints meanwhile; most of it, "
+        r"128\.\d GB, is what DPO train leaves.*execution\.store=FOLDER.*fewer experiment\.seeds \(2\)",
+    ):
+        run_experiment(request.config, Terminal(file=io.StringIO()))
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("hub", ".store")]
+    stored = look_up(request, lambda _: None)
+    disk_room.check_room(request, stored)  # what is stored does not count
+
+
+def test_a_dry_run_shows_it_by_stage(tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Disk(10**12, 10**12 - 10**11, 10**11))
+    out = io.StringIO()
+    settings = [*ASKED, f"output_dir={tmp_path}", hub, "algos=[DPO]", "dry_run=true"]
+    assert run_experiment(quick_config(settings), Terminal(file=out, width=200)) == 0
+    assert "64.3 GB" in out.getvalue()
+    assert "100.0 GB are free" in out.getvalue()
+    assert "warning: this would not start: the disk of" in out.getvalue()
+
+
+def test_weights_are_counted_in_files_where_they_are_there(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**LLAMA_8B, "model_type": "a kind without a formula"}))
+    shapes = {"model.a": [10, 20], "lm_head.weight": [5, 4]}
+    header = json.dumps({name: {"dtype": "BF16", "shape": shape} for name, shape in shapes.items()}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    config = quick_config([*ASKED, f"models.hf.path={folder}"])
+
+    def size() -> ModelSize | None:
+        (dataset,) = config.datasets.values()
+        return reference_size(config.models["hf"], load_dataset(dataset))
+
+    found = size()
+    assert found is not None
+    assert (found.weights, found.output) == (220, 20)
+    index = {"weight_map": {"model.a": "model.safetensors", "model.b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert size() is None  # half of it is not there
