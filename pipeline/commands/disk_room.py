@@ -37,7 +37,7 @@ def check_room(request: Request, stored: Stored) -> None:
 def no_room(request: Request, need: DiskNeed) -> str | None:
     """Why a run cannot fit the disk of its store; None where it can, or where that is not known."""
     free = free_bytes(request.store.root)
-    if free is None or need.sure <= max(free, _LEAST):
+    if free is None or need.least <= max(free, _LEAST):
         return None
     largest = max(need.stages, key=lambda place: need.stages[place])
     parts = f"{decimal(need.total)} of outputs"
@@ -100,3 +100,5 @@ def print_need(request: Request, stored: Stored, console: Console) -> None:
         say(console, f"Not in these figures, since nothing tells how large: {', '.join(need.unknown)}.")
     if problem := no_room(request, need):
         say(console, f"warning: this would not start: {problem}", "bold")
+    elif free is not None and need.peak > free:
+        say(console, "warning: it would start, and may fill the disk.", "bold")

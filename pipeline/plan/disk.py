@@ -54,11 +54,13 @@ class Room:
     Attributes:
         stored: Bytes of its output.
         meanwhile: Bytes of what is on the disk while it runs, and not afterwards: checkpoints.
+        least: Bytes of its output that do not depend on what is drawn: models that it saves.
         guessed: Whether its models were guessed at, from their names.
     """
 
     stored: int
     meanwhile: int = 0
+    least: int = 0
     guessed: bool = False
 
 
@@ -69,6 +71,7 @@ class DiskNeed:
     Attributes:
         stages: Algorithm and stage -> bytes of their outputs, in plan order.
         peak: Bytes at most, checkpoints included.
+        least: Bytes that are taken whatever is drawn, of models whose size is known: what a run may be refused by.
         checkpoints: Bytes of these among the peak.
         guessed: Models whose sizes are guesses.
         unknown: What nothing is known of, as ``models.hf``, and so is not in the figures.
@@ -76,6 +79,7 @@ class DiskNeed:
 
     stages: Mapping[tuple[str, str], int] = field(default_factory=dict)
     peak: int = 0
+    least: int = 0
     checkpoints: int = 0
     guessed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -84,11 +88,6 @@ class DiskNeed:
     def total(self) -> int:
         """Bytes of all outputs."""
         return sum(self.stages.values())
-
-    @property
-    def sure(self) -> int:
-        """Bytes that are taken at least: nothing may be refused by what is guessed, and it may be less."""
-        return 0 if self.guessed else self.peak
 
 
 def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int) -> DiskNeed:
@@ -103,6 +102,7 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int
     rooms = _Rooms(config)
     stages: dict[tuple[str, str], int] = {}
     waiting: list[int] = []
+    least = 0
     guessed: dict[str, None] = {}
     for job_id in missing:
         job = plan.jobs[job_id]
@@ -111,6 +111,7 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int
         stages[place] = stages.get(place, 0) + room.stored
         # A checkpoint is removed when its output is there.
         waiting += [max(0, room.meanwhile - room.stored)] if room.meanwhile else []
+        least += 0 if room.guessed else room.least
         if room.guessed:
             guessed[f"models.{job.model}"] = None
     at_once = max(1, workers // max((plan.jobs[job_id].devices for job_id in missing), default=1))
@@ -118,6 +119,7 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int
     return DiskNeed(
         stages=stages,
         peak=sum(stages.values()) + checkpoints,
+        least=least,
         checkpoints=checkpoints,
         guessed=tuple(guessed),
         unknown=tuple(rooms.unknown),
@@ -188,6 +190,7 @@ class _Rooms:
         return Room(
             size.written() + _MODEL + _told(steps),
             meanwhile=2 * copy if often else 0,
+            least=size.written(),
             guessed=not size.exact,
         )
 
@@ -218,6 +221,7 @@ class _Rooms:
         return Room(
             number * (each + _MODEL) + _told(steps) + round(again),
             meanwhile=copies * _TRAINED * changed,
+            least=number * each,
             guessed=not size.exact,
         )
 

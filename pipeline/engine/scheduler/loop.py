@@ -261,10 +261,10 @@ class _Loop:
 
     def _take(self, index: int, message: FromWorker) -> None:
         self._decide(react, index, message, self._look(index, message))
+        # A worker that is this very process lets the loop run only here, and so does a pool while it stops.
+        if self.run.stopping or self.run.settings.backend is Backend.inline:
+            self.outside.settle()
         if isinstance(message, JobStarted | JobProgress):
-            # A worker that is this very process lets the loop run only here.
-            if self.run.settings.backend is Backend.inline:
-                self.outside.settle()
             self._tick(self.next_tick_s)
             self._tell_stop()
         elif isinstance(message, JobFinished | JobRaised | AttemptStopped):

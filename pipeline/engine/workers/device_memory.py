@@ -58,7 +58,7 @@ def limit(device: str, mb: int) -> None:
     if cuda is not None and untried.is_used():
         whole = int(cuda.get_device_properties(device).total_memory)
         share = max(mb - CONTEXT_MB, 1) * _MB / whole if mb else 1.0
-        cuda.set_per_process_memory_fraction(min(1.0, share), device)
+        cuda.set_per_process_memory_fraction(min(1.0, share), cuda.current_device())  # "cuda" has no index
 
 
 def give_back(device: str) -> None:

@@ -93,9 +93,9 @@ class RunJob:
     slots: int = 1
     """Workers on its device, this one included; what one of several holds between jobs the others lack."""
     shared: bool = False
+    """Whether other jobs may run on its device meanwhile, and memory run out for no fault of this one."""
     limit_mb: int = 0
     """MiB of its device that are set aside for it then, its CUDA context included; 0 sets no limit."""
-    """Whether other jobs may run on its device meanwhile, and memory run out for no fault of this one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -327,8 +327,13 @@ class Pool:
         assert self._reaper is not None
         self._spares_made += 1
         spare = _Slot(wanted.make(-self._spares_made, self._reaper), -self._spares_made)
-        self._spares.append(spare)
-        self._start(spare)
+        try:
+            self._start(spare)
+        except WorkerError as error:
+            self._spares_lost += 1
+            log.warning("no worker waits beside the others: %s", error)
+        else:
+            self._spares.append(spare)
 
     def _start_another(self, slot: _Slot) -> None:
         assert self._reaper is not None

@@ -148,8 +148,8 @@ class JobRunner:
             self.memory.clear()
             give_back(self._device)
         begin_measuring(self._device)
-        work.hold_to_limit()
         try:
+            work.hold_to_limit()
             self._check_inputs(order, store)
             with self._body():
                 if order.gang:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +15,7 @@ from pipeline import untried
 from pipeline.config.plain import stage_config_from_plain
 from pipeline.config.schema import DType, Sharding, StageConfig, Strategy
 from pipeline.config.user_code import check_unchanged
-from pipeline.errors import JobError
+from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos.base import JobContext, Stage
 from pipeline.learning.algos.post_training import PolicyAlgoConfig
 from pipeline.learning.algos.registry import load_algorithm
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.learning.training.distributed import Ranks
 
 _MODELS = "models"
+log = logging.getLogger("pipeline")
 
 
 def run_stage(work: Work) -> None:
@@ -105,7 +108,8 @@ def _hold_to_limit(work: Work) -> None:
 
 def _empty(models: ModelCache) -> None:
     """Let go of what generation has loaded: it takes room from a training, on each worker another amount."""
-    if models.drop_unused():
+    engine = sys.modules.get("pipeline.learning.generation.backends.vllm_engine")
+    if (engine is not None and engine.release()) | models.drop_unused():
         from pipeline.learning.models.batch_size import free_memory
 
         free_memory()
@@ -179,8 +183,14 @@ def _refuse_what_cannot_fit(ctx: JobContext, stage: Stage) -> None:
 
     from pipeline.learning.training.strategy import refuse_what_cannot_fit
 
+    try:
+        shape, work = _what_is_trained(ctx, stage)
+    except (ConfigError, AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
+        # Of what cannot be reckoned nothing is refused: a model with code of its own, for one.
+        log.info("how much memory this training takes is not known: %s", error)
+        return
     _, total = torch.cuda.mem_get_info(torch.device(ctx.device))
-    refuse_what_cannot_fit(*_what_is_trained(ctx, stage), total, adapters=_is_of_policy(ctx, stage))
+    refuse_what_cannot_fit(shape, work, total, adapters=_is_of_policy(ctx, stage))
 
 
 def _is_of_policy(ctx: JobContext, stage: Stage) -> bool:
@@ -196,11 +206,14 @@ def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workloa
 
     algo, training = ctx.config.algo, ctx.config.training
     rank = algo.lora.rank if isinstance(algo, PolicyAlgoConfig) and stage.name != REWARD.name else 0
-    halved = ctx.config.system.dtype is DType.bfloat16
-    computed = Precision.bfloat16 if rank else Precision.amp
+    dtype, precision = ctx.config.system.dtype, Precision.float32
+    if rank and dtype is not DType.float32:
+        precision = Precision.bfloat16  # below adapters weights are read in 16 bits, of either kind
+    elif dtype is DType.bfloat16:
+        precision = Precision.amp
     work = Workload(
         batch=training.micro_batch_size,
-        precision=computed if halved else Precision.float32,
+        precision=precision,
         checkpointing=training.gradient_checkpointing,
         lora_rank=rank or None,
     )

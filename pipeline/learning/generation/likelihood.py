@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from pipeline import untried
 from pipeline.learning.generation.decode import DecodeSettings
+from pipeline.learning.training.logits import is_plain
 from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
 from pipeline.learning.training.samples import supervised_columns
 from pipeline.learning.training.sequences import Sequences
@@ -36,10 +38,11 @@ def completion_scores(
         settings: Batch size, temperature and device.
     """
     data = whole_texts(prompts, completions)
+    rows = settings.batch_size if _in_parts(model, data, settings) else rows_at_once(model, data, settings)
     found = score_sequences(
         data,
         lambda batch: completion_logprobs(model, batch, settings.temperature),
-        micro_batch_size=rows_at_once(model, data, settings),
+        micro_batch_size=rows,
         device=settings.device,
         width=data.ids.shape[1],
     )
@@ -54,8 +57,13 @@ def whole_texts(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence
 
 
 def rows_at_once(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> int:
-    """How many texts fit beside each other; where logits are made part by part, they do not decide it."""
-    if settings.device.startswith("cuda") and untried.is_used():
-        return settings.batch_size
+    """How many texts fit beside each other, with the logits of all of their tokens."""
     logits: int = max(1, data.ids.shape[1]) * int(model.config.get_text_config().vocab_size)
     return max(1, min(settings.batch_size, LOGITS_AT_ONCE // logits))
+
+
+def _in_parts(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> bool:
+    """Whether logits are made part by part, so that they do not decide how many texts fit."""
+    if not settings.device.startswith("cuda") or not untried.is_used() or not len(data.ids):
+        return False
+    return is_plain(model, torch.as_tensor(data.ids[:1], device=settings.device))

@@ -1,6 +1,6 @@
 """The shape of a model, from its configuration alone: it is built on torch's meta device, which holds no numbers.
 
-This imports torch and transformers, so it is for commands that plan memory, never for the engine.
+This imports torch and transformers, so it is for stages and for commands that plan memory, never for the engine.
 """
 
 from __future__ import annotations

@@ -51,6 +51,8 @@ def is_plain(model: nn.Module, ids: Tensor) -> bool:
         try:
             whole = _inner(model)(input_ids=few, use_cache=False).logits
             _plain[model] = torch.equal(_head(model)(_hidden(model, few)), whole)
+        except torch.OutOfMemoryError:
+            raise  # which tells nothing of the model
         except (AttributeError, TypeError, RuntimeError):  # built in another way than most
             _plain[model] = False
     return _plain[model]

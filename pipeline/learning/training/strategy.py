@@ -59,7 +59,7 @@ def refuse_what_cannot_fit(shape: ModelShape, work: Workload, total_bytes: int, 
     Raises:
         JobError: It needs more than there is; says what would fit.
     """
-    least = replace(work, batch=1)
+    least = replace(work, batch=1, tokens=1)
     need = training_footprint(shape, least).total
     if need <= total_bytes:
         return

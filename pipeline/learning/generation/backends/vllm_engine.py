@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.generation.backends.counting import count_decoding
 from pipeline.learning.generation.decode import Decoded, DecodeSettings
-from pipeline.learning.generation.sampling import Keys
+from pipeline.learning.generation.sampling import LIKELIEST, Keys
 from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
 
 MIB = 1 << 20
@@ -50,6 +50,13 @@ class _Wanted:
 
 
 _kept: list[tuple[_Wanted, Any]] = []
+
+
+def release() -> bool:
+    """Let go of the engine, before something else needs the GPU; says whether there was one."""
+    had_one = bool(_kept)
+    _kept.clear()
+    return had_one
 
 
 class VLLMBackend:
@@ -91,13 +98,14 @@ class VLLMBackend:
         tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
         open_ones = [index for index in np.argsort(lengths, kind="stable").tolist() if budgets[index] > 0]
         waiting = [index * samples + sample for index in open_ones for sample in range(samples)]
-        seeds = None if keys is None else (keys.reshape(-1) >> np.uint64(1)).tolist()
+        streams = np.full(len(tokens), LIKELIEST) if keys is None else keys.reshape(-1)
+        seeds = [None if key == LIKELIEST else int(key >> np.uint64(1)) for key in streams]
         generated, done, at_once = 0, len(tokens) - len(waiting), TURNS * self._settings.batch_size
         engine = self._engine(int((lengths + budgets).max(initial=1))) if waiting else None
         for start in range(0, len(waiting), at_once):
             part = waiting[start : start + at_once]
             asked = [(prompts[place // samples], int(budgets[place // samples])) for place in part]
-            drawn = self._drawn(engine, asked, None if seeds is None else [seeds[place] for place in part])
+            drawn = self._drawn(engine, asked, [seeds[place] for place in part])
             for place, written in zip(part, drawn, strict=True):
                 tokens[place] = written
                 generated += len(written)
@@ -107,14 +115,15 @@ class VLLMBackend:
         return Decoded(tokens, self._divergence(prompts, samples, tokens))
 
     def _drawn(
-        self, engine: Any, asked: Sequence[tuple[Sequence[int], int]], seeds: Sequence[int] | None
+        self, engine: Any, asked: Sequence[tuple[Sequence[int], int]], seeds: Sequence[int | None]
     ) -> list[list[int]]:
+        """Completions; without a seed of the likeliest tokens."""
         vllm, ends = importlib.import_module("vllm"), self._ends
         settings = [
             vllm.SamplingParams(
-                temperature=0.0 if seeds is None else self._settings.temperature,
-                top_p=1.0 if seeds is None else self._settings.top_p,
-                seed=None if seeds is None else seeds[number],
+                temperature=0.0 if seeds[number] is None else self._settings.temperature,
+                top_p=1.0 if seeds[number] is None else self._settings.top_p,
+                seed=seeds[number],
                 max_tokens=budget,
                 stop_token_ids=ends,
                 ignore_eos=True,  # those that end a completion are all named
@@ -156,7 +165,7 @@ class VLLMBackend:
         )
         if _kept and _kept[0][0] == wanted:
             return _kept[0][1]
-        _kept.clear()
+        release()
         free_memory()
         _set_environment()
         vllm = importlib.import_module("vllm")

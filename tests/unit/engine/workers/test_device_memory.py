@@ -44,7 +44,12 @@ class Cuda:
     def get_device_properties(self, device: str) -> SimpleNamespace:
         return SimpleNamespace(total_memory=80 * 2**30)
 
-    def set_per_process_memory_fraction(self, share: float, device: str) -> None:
+    def current_device(self) -> int:
+        return 0
+
+    def set_per_process_memory_fraction(self, share: float, device: object) -> None:
+        if not isinstance(device, int):
+            raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
         self.shares.append(share)
 
     def empty_cache(self) -> None:
