@@ -28,11 +28,8 @@ arithmetic.pin("numpy", "torch")  # trainings run in this process
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
-from benchmarks.others import Evaluation, Measured, Trained, trained_by
-from pipeline.commands.run import run_experiment
-from pipeline.config.load import load_config
+from benchmarks.others import Evaluation, Measured, Trained, train, trained_by
 from pipeline.config.schema import Config
 from pipeline.learning.algos.value_guided import ValueAlgoConfig
 from pipeline.learning.choices import HeadType
@@ -98,36 +95,11 @@ def measure(evaluation: Evaluation, trained: Trained, eta: float) -> dict[Settin
     }
 
 
-def train(args: argparse.Namespace, head: HeadType) -> Config:
-    """Train the value models of one head."""
-    config = load_config(
-        [
-            f"experiment.name=candidates_{head.name}",
-            f"output_dir={args.out}",
-            f"algos=[{args.method}]",
-            f"algos.{args.method}.head={head.name}",
-            "rounds_of_training=1",
-            f"models.tiny.seeds=[{','.join(map(str, args.references))}]",
-            f"models.tiny.steps={args.steps}",
-            f"data_collection.prompts_per_round={args.prompts_per_round}",
-            # The tables of results are of no use here.
-            "evaluation.num_prompts=1",
-            "evaluation.num_samples=1",
-            "evaluation.bootstrap_samples=20",
-            "system.use_parallel_execution=false",
-            "device=cpu",
-        ]
-    )
-    if run_experiment(config, Console(stderr=True)):
-        raise SystemExit("a training failed: see above")
-    return config
-
-
 def main() -> None:
     args = _arguments()
     curves: dict[str, dict[Setting, Point]] = {}
     for head in (HeadType.v, HeadType.q):
-        config = train(args, head)
+        config = train(args, f"candidates_{head.name}", [args.method], f"algos.{args.method}.head={head.name}")
         evaluation, eta = Evaluation(config, args.prompts, args.samples), _eta(config, args.method)
         each = [measure(evaluation, trained, eta) for trained in trained_by(config)]
         curves[head.name] = {setting: together([one[setting] for one in each]) for setting in GRID}

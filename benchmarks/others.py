@@ -104,13 +104,21 @@ class Evaluation:
         return Measured(*(values.reshape(-1, self.samples).mean(1) for values in (scored.values, found.kl)))
 
 
-def main() -> None:
-    args = _arguments()
+def train(args: argparse.Namespace, name: str, methods: Sequence[str], *settings: str) -> Config:
+    """Train value models of one round, or take those that are stored.
+
+    Args:
+        args: Where to, how many references, and how long.
+        name: Of the run.
+        methods: Which.
+        settings: More of the request.
+    """
     config = load_config(
         [
-            f"experiment.name={NAME}",
+            f"experiment.name={name}",
             f"output_dir={args.out}",
-            f"algos=[{','.join(METHODS)}]",
+            f"algos=[{','.join(methods)}]",
+            *settings,
             "rounds_of_training=1",
             f"models.tiny.seeds=[{','.join(map(str, args.references))}]",
             f"models.tiny.steps={args.steps}",
@@ -125,6 +133,12 @@ def main() -> None:
     )
     if run_experiment(config, Console(stderr=True)):
         raise SystemExit("a training failed: see above")
+    return config
+
+
+def main() -> None:
+    args = _arguments()
+    config = train(args, NAME, METHODS)
     evaluation = Evaluation(config, args.prompts, args.samples)
     found = sorted(trained_by(config), key=lambda each: (METHODS.index(each.method), each.reference))
     apart = (f"`{rule.name}`: reward | KL/seq | J - J(kept)" for rule in Others if rule is not Others.kept)

@@ -3,7 +3,9 @@
 import json
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.devices import worker_env
 from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.workers.messages import FromWorker, WorkerExited
+from pipeline.engine.workers.pool import Pool
 from pipeline.errors import WorkerError
 from pipeline.machine import children
 from tests.doubles import bodies
@@ -105,6 +109,26 @@ def test_a_worker_that_ignores_requests_to_stop_is_killed(engine: Engine, tmp_pa
     assert outcome.interrupted == "SIGINT"
     assert all(map(gone, json.loads(flag.read_text())))
     assert -signal.SIGKILL in [event["exit_code"] for event in engine.events("WorkerExited")]
+
+
+def test_what_happens_while_a_run_stops_is_in_the_journal_at_once(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch system kills the engine when its own grace is over."""
+    flag, stop, seen = tmp_path / "flag", Pool.stop, []
+
+    def watched(self: Pool, deliver: Callable[[int, FromWorker], None], **options: Any) -> None:
+        def hear(index: int, message: FromWorker) -> None:
+            deliver(index, message)
+            if isinstance(message, WorkerExited):
+                seen.append((engine.run_dir / "journal.jsonl").read_text().count('"WorkerExited"'))
+
+        stop(self, hear, **options)
+
+    monkeypatch.setattr(Pool, "stop", watched)
+    stop_when(flag)
+    engine.run(job("stubborn", "ignore_requests_to_stop", payload={"flag": str(flag)}), stop_grace_s=0.2)
+    assert seen == [1, 2]
 
 
 @pytest.mark.parametrize("backend", Backend)

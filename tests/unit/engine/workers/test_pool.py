@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -292,6 +293,23 @@ def test_spares_that_end_by_themselves_are_given_up(team: Team) -> None:
         assert team.dies(team.made[-number]) == [], "it is no loss"
     team.turn()
     assert min(team.made) == -MAX_FAILED_STARTS
+
+
+def test_a_spare_that_cannot_be_started_costs_no_run(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Pretender.start
+
+    def without_processes(worker: Pretender) -> None:
+        if worker.index < 0:
+            team.dead.append(worker)
+            raise OSError(errno.EAGAIN, "no processes left")
+        start(worker)
+
+    monkeypatch.setattr(Pretender, "start", without_processes)
+    team.begin(0, 1)
+    for _ in range(MAX_FAILED_STARTS + 1):
+        team.turn()
+    assert min(team.made) == -MAX_FAILED_STARTS
+    assert team.dies(team.made[1]) == [(1, WorkerExited(exit_code=-9))], "another is started in its place, as ever"
 
 
 def test_there_is_no_spare_where_memory_is_short(team: Team) -> None:

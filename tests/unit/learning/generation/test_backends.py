@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from pipeline.config.schema import GenerationConfig, SystemConfig, TextBackend
 from pipeline.errors import JobError, OutOfMemory
+from pipeline.learning.algos import stage_entry
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
@@ -23,9 +24,10 @@ from pipeline.learning.generation.best_of_n import BestOfN
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.greedy import GreedyPolicy
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.sampling import policy_logprobs, sample_keys, uniforms, uniforms_at
+from pipeline.learning.generation.sampling import LIKELIEST, policy_logprobs, sample_keys, uniforms, uniforms_at
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.families import PAGED, why_not_paged
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen, load_policy
@@ -289,6 +291,21 @@ def test_the_divergence_of_a_nucleus_is_read_from_the_texts(saved: PreTrainedMod
     found = policy(saved, TextBackend.vllm, top_p=0.7).complete(PROMPTS, None)
     assert found.kl == pytest.approx(ours.kl, abs=1e-5)
     assert found.kl.min() > 0
+
+
+def test_vllm_takes_the_likeliest_tokens_of_samples_without_draws(saved: PreTrainedModel) -> None:
+    greedily = policy(saved, TextBackend.vllm).complete(PROMPTS, None)
+    found = policy(saved, TextBackend.vllm).complete(PROMPTS, np.full((len(PROMPTS), 1), LIKELIEST))
+    assert found.tokens == greedily.tokens
+
+
+def test_vllm_leaves_the_gpu_to_a_training(saved: PreTrainedModel) -> None:
+    drawn(policy(saved, TextBackend.vllm))
+    assert vllm_engine._kept
+    stage_entry._empty(ModelCache(0))
+    assert not vllm_engine._kept
+    drawn(policy(saved, TextBackend.vllm))
+    assert len(vllm_stand_in.ENGINES) == 2
 
 
 def test_an_end_that_vllm_leaves_out_is_put_back(saved: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
