@@ -157,7 +157,7 @@ class JobContents:
             generation = self._generation(chain, stage)
             if "generation" in known and generation.backend is not TextBackend.own:
                 known["generation"]["backend"] = generation.backend.name
-            if versions := shipped_versions(chain.kind, stage, *shown, generation, self.config.system.dtype):
+            if versions := shipped_versions(chain.kind, stage, *shown, generation, self.config.system):
                 known["version"] = versions
             self._configs[address] = (
                 known,

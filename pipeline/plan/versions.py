@@ -15,7 +15,7 @@ what made an output, and a table that rests on several says so (`runs.makers`).
 from __future__ import annotations
 
 from pipeline.config.bases import DatasetConfig, ModelConfig
-from pipeline.config.schema import DType, GenerationConfig, TextBackend
+from pipeline.config.schema import Attention, DType, GenerationConfig, SystemConfig, TextBackend
 from pipeline.config.shipped import DATASETS, REWARD_MODEL
 from pipeline.config.user_code import import_object
 from pipeline.learning.algos.base import Algorithm, Stage
@@ -34,6 +34,8 @@ TRAINING = 3
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
 ROUNDING = 1
 """What of a training is kept where models are read in half precision; without that nothing depends on it."""
+ATTENTION = 2
+"""How models attend that are trained anew; with the attention of torch nothing depends on it."""
 PREPARATION = 1
 """`pipeline.learning.datasets`: how rows are read, adapted, dealt into splits and tokenised."""
 DIVERGENCES = 1
@@ -53,7 +55,7 @@ def shipped_versions(
     dataset: DatasetConfig,
     model: ModelConfig,
     generation: GenerationConfig,
-    dtype: DType = DType.float32,
+    system: SystemConfig,
 ) -> dict[str, int | str | None]:
     """The versions that cover a stage, besides that of its algorithm's own class, by what they are of.
 
@@ -63,7 +65,7 @@ def shipped_versions(
         dataset: The dataset of its chain.
         model: The model of its chain.
         generation: How the run draws texts.
-        dtype: What models are read in.
+        system: What models are read in, and how they attend.
     """
     sections = set(stage.config)
     found = _of_bases(kind)
@@ -79,7 +81,9 @@ def shipped_versions(
             found["divergences"] = DIVERGENCES
     if "training" in sections or stage.scales:
         found["training"] = TRAINING
-    if dtype is not DType.float32 and {"system", "algo"} <= sections:
+    if ("training" in sections or stage.scales) and system.attn_impl is not Attention.sdpa:
+        found["attention"] = ATTENTION
+    if system.dtype is not DType.float32 and {"system", "algo"} <= sections:
         found["rounding"] = ROUNDING
     if "dataset" in sections:
         found |= {"datasets": PREPARATION, "rewards": GRADING, **_of_dataset(dataset)}

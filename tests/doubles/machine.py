@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+
 import psutil
 
 
@@ -13,3 +16,10 @@ def listening(*pids: int) -> list[str]:
             if connection.status == psutil.CONN_LISTEN:
                 found.add(connection.laddr.ip)
     return sorted(found)
+
+
+def own_memory() -> int:
+    """Bytes that this process has written to memory of its own, and not let go of; files do not count."""
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed is the machine's again
+    told = Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()
+    return int(told[0]) << 10

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.config.schema import Sharding, Strategy, TrainingConfig
+from pipeline.config.schema import Sharding, Strategy, SystemConfig, TrainingConfig
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
 from pipeline.learning.algos.post_training import LoraSettings
@@ -25,6 +26,7 @@ from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, ScaleRewards
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.models.kinds import TinyModelConfig
+from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
@@ -36,7 +38,7 @@ from pipeline.learning.training.policy import Fitting, completion_logprobs, scor
 from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.value import fit_value
-from tests.doubles.machine import listening
+from tests.doubles.machine import listening, own_memory
 from tests.doubles.models import tiny_policy
 from tests.doubles.training import small_sequences
 
@@ -168,6 +170,8 @@ def every_strategy(work: Work) -> None:
             curve = curve_in(work.out / f"resumed {name}")
             model, losses = value(ranks, checkpoints(Path(half_done) / name, ranks), curve=curve)
             _keep(work, f"resumed {name}", model, losses, ranks)
+        if "large" in work.payload:
+            _say_memory(work, Ranks(met.rank, met.size, met.device, SPREADS["full_shard"]))
         for name in work.payload["policies"]:
             _keep(work, name, *POLICIES[name](ranks, curve_in(work.out / name)), ranks)
         stopped = checkpoints(work.out / "checkpoints" / "stopped", met, stopping=lambda: met.rank == met.size - 1)
@@ -204,6 +208,31 @@ def _value_of_a_dying_rank(work: Work, ranks: Ranks) -> None:
     _keep(work, "value", model, losses, ranks)
     if ranks.is_first:
         (work.out / "steps.txt").write_text(str(steps))
+
+
+def _say_memory(work: Work, ranks: Ranks) -> None:
+    """Load a model and spread it, and say how much memory of its own that took at most, and how much is left."""
+    before, most, ended = own_memory(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not ended.wait(0.002):
+            most = max(most, own_memory() - before)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    policy = load_policy(work.payload["large"], SystemConfig(), "cpu", as_stored=True)
+    model = value_model_from(policy, HeadType.v, take=True).requires_grad_(True)
+    del policy
+    ranks.prepare(model)
+    ended.set()
+    watching.join()
+    told = {"most": most, "left": own_memory() - before, "weights": {str(one.dtype) for one in model.parameters()}}
+    ranks.gather(model)
+    if ranks.is_first:
+        (work.out / "large").mkdir()
+        model.save_pretrained(work.out / "large")
+    print(f"memory: {json.dumps({**told, 'weights': sorted(told['weights'])})}")
 
 
 def _keep(work: Work, name: str, model: PreTrainedModel, losses: list[float], ranks: Ranks) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GPT2LMHeadModel
+from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.worker_env import rank_environment
@@ -79,10 +79,12 @@ def check_equal(made: Path, expected: Path) -> None:
     assert json.loads((made / "config.json").read_text()) == json.loads((expected / "config.json").read_text())
 
 
-def check_spreads(out: Path, alone: Path, back: Path, *spreads: str) -> None:
+def check_spreads(out: Path, alone: Path, back: Path, size: int, *spreads: str) -> None:
     """What ranks made in each way is what one process makes, and can go on from."""
     for name in spreads:
         check_equal(out / f"value {name}", alone / "value")
+        ranks = sorted(path.name for path in (out / "checkpoints" / name).glob("step-*/tensors*"))
+        assert len(ranks) == (size if doubles.SPREADS[name].is_sharded else 1)
         # A checkpoint of one process, gone on from by several, and the other way round.
         check_equal(out / f"resumed {name}", alone / "value")
         check_same_curve(out / f"value {name}", alone / "value")
@@ -91,6 +93,19 @@ def check_spreads(out: Path, alone: Path, back: Path, *spreads: str) -> None:
         _, losses = doubles.value(checkpoint=doubles.checkpoints(back / name))
         assert losses == pytest.approx(json.loads((alone / "value/losses.json").read_text()), abs=TOLERANCE)
         ValueModel.from_pretrained(out / f"value {name}")
+
+
+def check_memory(stored: Path, made: Path, *logs: str) -> None:
+    """A rank has never had more of its own than its part of a model, and one layer of it whole."""
+    whole = 4 * sum(one.numel() for one in load_file(made / "model.safetensors").values())
+    for log in logs:
+        told = json.loads(log.partition("memory: ")[2].partition("\n")[0])
+        assert told["weights"] == ["torch.float32"]
+        assert told["left"] < 0.65 * whole, told
+        assert told["most"] < 0.8 * whole, told
+    before, after = (load_file(folder / "model.safetensors") for folder in (stored, made))
+    for name, tensor in after.items():
+        assert torch.equal(before[f"model.{name}"].float(), tensor), name
 
 
 def check_logs(first: str, last: str, size: int, turns: int, *spreads: str) -> None:
@@ -109,11 +124,16 @@ def test_every_strategy_gives_the_curve_of_one_process(engine: Engine, tmp_path:
     spreads, dying = ["ddp", "full_shard", "no_shard", "shard_grad_op"], "full_shard"
     for name in spreads:
         shutil.copytree(alone / "half", tmp_path / "half" / name)
+    large = LlamaConfig(
+        vocab_size=64, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8
+    )
+    LlamaForCausalLM(large).to(torch.bfloat16).save_pretrained(tmp_path / "large")
     payload = {
         "half_done": str(tmp_path / "half"),
         "spreads": spreads,
         "policies": [*doubles.POLICIES],
         "dying": dying,
+        "large": str(tmp_path / "large"),
     }
     train = job("train", "tests.doubles.ranks:every_strategy", devices=2, payload=payload)
     outcome = engine.run(train, workers=2, retry=RetryConfig(worker_lost=2))
@@ -125,12 +145,14 @@ def test_every_strategy_gives_the_curve_of_one_process(engine: Engine, tmp_path:
     assert "rank 1 of 2 was lost (signal 9 (SIGKILL))" in failed["reason"]
     assert (out / "steps.txt").read_text() == str(doubles.STEPS - 4)
     check_equal(out / "value", alone / "value")
-    check_spreads(out, alone, tmp_path / "back", *spreads)
+    check_spreads(out, alone, tmp_path / "back", 2, *spreads)
     for name in doubles.POLICIES:
         check_equal(out / name, alone / name)
         check_same_curve(out / name, alone / name)
     GPT2LMHeadModel.from_pretrained(out / "reference")
-    check_logs(log, (engine.run_dir / "jobs/train/log.2.rank1.txt").read_text(), 2, 2, *spreads)
+    of_other = (engine.run_dir / "jobs/train/log.2.rank1.txt").read_text()
+    check_logs(log, of_other, 2, 2, *spreads)
+    check_memory(tmp_path / "large", out / "large", log, of_other)
     assert log.count("going on from the checkpoint of step 4") == len(spreads) + 1
 
 
@@ -151,7 +173,7 @@ def test_ranks_of_two_machines_share_a_model_within_each(tmp_path: Path, alone: 
             process.kill()  # one that waits for a rank that is gone
     first, *_, last = ((tmp_path / f"rank{rank}.txt").read_text() for rank in range(4))
     assert [process.exitcode for process in started] == [0] * 4, first
-    check_spreads(tmp_path / "rank0", alone, tmp_path / "back", "hybrid_shard")
+    check_spreads(tmp_path / "rank0", alone, tmp_path / "back", 4, "hybrid_shard")
     check_logs(first, last, 4, 1, "hybrid_shard")
     assert first.count("going on from the checkpoint of step 4") == 1
 

@@ -233,7 +233,7 @@ class PostTrainingAlgorithms(Algorithm):
 
         from pipeline.learning.training.lora import merged, share_kept, weights_below
 
-        adapts, asked = bool(ctx.settings(PolicyAlgoConfig).lora.rank), ctx.config.system.dtype
+        adapts, asked = self._adapts(ctx), ctx.config.system.dtype
         if asked is DType.float32:
             return merged(model).cpu(), {}
         previous = ctx.settings(PolicyAlgoConfig).warm_start
@@ -275,8 +275,14 @@ class PostTrainingAlgorithms(Algorithm):
         # As precise as what is trained: the difference of the two is what counts.
         model = self._load(ctx, previous=anchor is Anchor.previous)
         with ctx.loading():
-            ctx.ranks.prepare(model)
+            import torch
+
+            ctx.ranks.prepare(model, None if self._adapts(ctx) else torch.float32)
         return model
+
+    def _adapts(self, ctx: JobContext) -> bool:
+        """Whether adapters are trained, and all else is left as it is."""
+        return bool(ctx.settings(PolicyAlgoConfig).lora.rank)
 
     def _load(
         self, ctx: JobContext, *, previous: bool, dtype: DType | None = None, device: str | None = None
@@ -286,8 +292,10 @@ class PostTrainingAlgorithms(Algorithm):
             from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_policy
 
+            adapts = self._adapts(ctx)
+            # Ranks that spread weights make float32 of what they keep.
+            as_stored = dtype is None and not adapts and ctx.ranks.is_sharded
             # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
-            adapts = bool(ctx.settings(PolicyAlgoConfig).lora.rank)
             dtype = dtype or (ctx.config.system.dtype if adapts else DType.float32)
             trained = ctx.optional_input("train@previous") if previous else None
             return load_policy(
@@ -295,12 +303,13 @@ class PostTrainingAlgorithms(Algorithm):
                 replace(ctx.config.system, dtype=dtype),
                 device or ctx.first_device,
                 trust_remote_code=ctx.config.model.trusts_code,
+                as_stored=as_stored,
             )
 
     def _start(self, ctx: JobContext) -> PreTrainedModel:
         """The policy that training starts from."""
         with ctx.loading():
-            from pipeline.learning.training.policy import without_dropout
+            from pipeline.learning.models.dropout import without_dropout
         adapted: Any = self._adapted(ctx)
         without_dropout(adapted)
         adapted.to(ctx.first_device)

@@ -9,7 +9,6 @@ each fold is scored by a model that was fitted to the others alone (cross-fittin
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.bases import Settings
 from pipeline.config.fields import LARGEST_RATE, number
-from pipeline.config.schema import Config, DType
+from pipeline.config.schema import Config
 from pipeline.files import json_text
 from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
 from pipeline.learning.choices import HeadType
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pipeline.learning.models.value import ValueModel
     from pipeline.learning.training.policy import Fitting
     from pipeline.learning.training.sequences import Sequences
 
@@ -83,11 +81,12 @@ class LearntReward:
             settings: Of the fit.
             fitting: The same as it is carried out.
         """
+        from pipeline.learning.algos.toolbox import fresh_value_model
         from pipeline.learning.training.policy import trained_tokens
         from pipeline.learning.training.reward_model import fit_reward_model
 
         self._ctx = ctx
-        self.model = _fresh(ctx)
+        self.model = fresh_value_model(ctx, HeadType.v)
         losses = fit_reward_model(self.model, pairs, fitting)
         self.about: dict[str, Any] = {
             "pairs": len(pairs) // 2,
@@ -223,19 +222,3 @@ def reward_fit_in_short(ctx: JobContext) -> dict[str, Any]:
 def reward_tokens_trained(ctx: JobContext) -> int:
     """Tokens that the reward model of this round was trained on."""
     return read_input(ctx.input("reward"), REWARD_FIT, read_reward_fit).tokens_trained
-
-
-def _fresh(ctx: JobContext) -> ValueModel:
-    from pipeline.learning.algos.toolbox import reference_source
-    from pipeline.learning.models.load import load_policy
-    from pipeline.learning.models.source import value_folder
-    from pipeline.learning.models.value import value_model_from
-
-    system = replace(ctx.config.system, dtype=DType.float32)
-    with ctx.loading(), tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
-        source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
-        backbone = load_policy(source, system, ctx.first_device, trust_remote_code=ctx.config.model.trusts_code)
-        model = value_model_from(backbone, HeadType.v)
-    model.to(ctx.first_device)  # type: ignore[arg-type]
-    model.requires_grad_(True)
-    return model

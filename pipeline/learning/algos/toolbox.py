@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.config.schema import DType
 from pipeline.files import json_text
 from pipeline.learning.algos import sweep
 from pipeline.learning.algos.base import DATASET, PROMPTS, JobContext
+from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import Dataset, Row, plain_text
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.tokenized import TokenizedPrompts
@@ -34,7 +37,8 @@ from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import answered
 from pipeline.learning.models.load import context_length, load_policy, load_tokenizer, load_value
-from pipeline.learning.models.source import reference_folder
+from pipeline.learning.models.source import reference_folder, value_folder
+from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.outputs.formats import METRICS
 from pipeline.outputs.prompts import PromptMeasures, write_prompts
@@ -95,6 +99,25 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) ->
         sizes=sizes,
         guide_context=context_length(guide.backbone),
     )
+
+
+def fresh_value_model(ctx: JobContext, head: HeadType, atoms: int = 1) -> ValueModel:
+    """A value model that is to be trained, from the backbone that the request names. Never a kept one."""
+    # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
+    system = replace(ctx.config.system, dtype=DType.float32)
+    with ctx.loading():
+        with TemporaryDirectory(dir=ctx.out) as scratch:
+            backbone = load_policy(
+                value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx),
+                system,
+                ctx.first_device,
+                trust_remote_code=ctx.config.model.trusts_code,
+                as_stored=ctx.ranks.is_sharded,
+            )
+        model = value_model_from(backbone, head, atoms, take=True)
+        model.to(ctx.first_device)  # type: ignore[arg-type]
+    model.requires_grad_(True)
+    return model
 
 
 def open_dataset(ctx: JobContext) -> Dataset:

@@ -10,7 +10,6 @@ metrics     numbers with intervals
 from __future__ import annotations
 
 import math
-import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -306,23 +305,14 @@ class ValueGuidedAlgorithms(Algorithm):
     def _start(self, ctx: JobContext) -> ValueModel:
         """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
         with ctx.loading():
-            from pipeline.learning.algos.toolbox import reference_source
-            from pipeline.learning.models.load import load_policy, load_value
-            from pipeline.learning.models.source import value_folder
-            from pipeline.learning.models.value import value_model_from
-        # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
-        algo, system = ctx.settings(ValueAlgoConfig), replace(ctx.config.system, dtype=DType.float32)
-        previous = ctx.optional_input("train@previous")
+            from pipeline.learning.algos.toolbox import fresh_value_model
+            from pipeline.learning.models.load import load_value
+        algo, previous = ctx.settings(ValueAlgoConfig), ctx.optional_input("train@previous")
+        if previous is None or not algo.warm_start:
+            return fresh_value_model(ctx, algo.head, self.atoms(algo))
         with ctx.loading():
-            if previous is not None and algo.warm_start:
-                model = load_value(previous, system, ctx.first_device)
-            else:
-                with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
-                    source = value_folder(ctx.config.model, Path(scratch)) or reference_source(ctx)
-                    backbone = load_policy(
-                        source, system, ctx.first_device, trust_remote_code=ctx.config.model.trusts_code
-                    )
-                model = value_model_from(backbone, algo.head, self.atoms(algo))
+            # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
+            model = load_value(previous, replace(ctx.config.system, dtype=DType.float32), ctx.first_device)
         model.to(ctx.first_device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model

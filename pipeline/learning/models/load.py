@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate import init_empty_weights
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from torch import nn
 from transformers import (
@@ -34,7 +36,12 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def load_policy(
-    folder: str | Path, system: SystemConfig, device: str, *, trust_remote_code: bool = False
+    folder: str | Path,
+    system: SystemConfig,
+    device: str,
+    *,
+    trust_remote_code: bool = False,
+    as_stored: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model for inference.
 
@@ -43,18 +50,34 @@ def load_policy(
         system: Its dtype and attention implementation.
         device: ``cpu`` or ``cuda``.
         trust_remote_code: Run Python code that comes with the model.
+        as_stored: Leave weights in the type that they are saved in. On the CPU they then stay in their file until
+            they are asked for, and take memory of no rank that spreads them. What is computed rather than saved is
+            as precise as the system's dtype all the same.
     """
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     if why := why_not_usable(config.to_dict()):
         raise JobError(f"{folder}: {why}")
     kind = kind_of_policies(config)
+    options = _options(system, _attention(kind, config, system.attn_impl))
+    asked = {"trust_remote_code": trust_remote_code}
     model: PreTrainedModel = kind.from_pretrained(
-        str(folder),
-        config=config,
-        trust_remote_code=trust_remote_code,
-        **_options(system, _attention(kind, config, system.attn_impl)),
+        str(folder), config=config, **asked, **{**options, **({"dtype": "auto"} if as_stored else {})}
     )
+    if as_stored:
+        _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **asked))
     return frozen(model, device)
+
+
+def _compute_buffers(model: PreTrainedModel, make: Callable[[], PreTrainedModel]) -> None:
+    """Give a model the buffers that are not saved but computed, of the type that `make` makes one in."""
+    saved = set(model.state_dict())
+    if all(name in saved for name, _ in model.named_buffers()):
+        return
+    with init_empty_weights(include_buffers=False):
+        computed = dict(make().named_buffers())
+    for name, buffer in model.named_buffers():
+        if name not in saved:
+            buffer.data = computed[name]
 
 
 def kind_of_policies(config: PreTrainedConfig) -> Any:

@@ -33,6 +33,7 @@ from pipeline.errors import JobError
 from pipeline.files import write_whole
 from pipeline.foreign import parse_json, read_plain
 from pipeline.learning.choices import HeadType
+from pipeline.learning.models.dropout import configured_without_dropout, without_dropout
 
 HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"
@@ -168,8 +169,10 @@ def inputs_of(forward: Callable[..., Any]) -> Collection[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
-def value_model_from(backbone: PreTrainedModel, head: HeadType, atoms: int = 1) -> ValueModel:
-    """A value model that starts as a copy of a language model's backbone.
+def value_model_from(
+    backbone: PreTrainedModel, head: HeadType, atoms: int = 1, *, take: bool = False
+) -> ValueModel:
+    """A value model that starts as a language model's backbone, in float32.
 
     The head starts at zero, so that before training every candidate has the same value and guidance changes
     nothing.
@@ -178,17 +181,23 @@ def value_model_from(backbone: PreTrainedModel, head: HeadType, atoms: int = 1) 
         backbone: A causal language model, or the model inside it.
         head: Type of the head.
         atoms: Rewards that the head has a distribution over; 1 is a single probability.
+        take: Use the backbone itself, for which its language model is of no more use, in place of a copy. It stays
+            in the type that it has.
     """
     inner = _body(backbone)
-    config = copy.deepcopy(inner.config)
-    _without_dropout(config)
+    config = inner.config if take else copy.deepcopy(inner.config)
+    configured_without_dropout(config)
     # Where the backbone was loaded from is no part of the result.
     config._name_or_path = ""
-    model = ValueModel(ValueConfig(backbone=config, head=head.name, atoms=atoms))
-    model.backbone.load_state_dict(inner.state_dict())
+    settings = ValueConfig(backbone=copy.deepcopy(config), head=head.name, atoms=atoms)
+    model = ValueModel(settings, inner if take else None)
+    if take:
+        without_dropout(inner)
+    else:
+        model.backbone.load_state_dict(inner.state_dict())
+        model.float()
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)
-    model.float()
     return model
 
 
@@ -202,10 +211,3 @@ def _body(model: PreTrainedModel) -> PreTrainedModel:
         inner = model.model
     assert isinstance(inner, PreTrainedModel)
     return inner
-
-
-def _without_dropout(config: PreTrainedConfig) -> None:
-    """Set every dropout rate to 0: its noise would come from the global generator, and depend on earlier jobs."""
-    for name, value in vars(config).items():
-        if isinstance(value, float) and (name.endswith(("dropout", "pdrop")) or "dropout" in name):
-            setattr(config, name, 0.0)

@@ -1,6 +1,7 @@
 """Checkpoints of a training: what lets one that was cut off go on and end in the same bytes.
 
-    <folder>/step-00000120/tensors.safetensors     weights, the optimizer's tensors, random states
+    <folder>/step-00000120/tensors.safetensors     weights, the optimizer's tensors, random states; in several
+                                                   files where ranks have spread them
                            state.json              everything else: losses so far, settings of the optimizer
                            manifest.json           format, whose it is, checksums; written last
     <folder>/.writing-<host>-<pid>/                the next one, until it is renamed whole
@@ -21,11 +22,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import psutil
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -33,14 +34,20 @@ import pipeline
 from pipeline.errors import JobError, JobStopped
 from pipeline.files import file_sha256, fsync
 from pipeline.foreign import parse_json, read_plain
+from pipeline.learning.training.checkpoint_files import (
+    TensorFiles,
+    file_name,
+    is_file_name,
+    is_spread,
+    own_part,
+)
 from pipeline.learning.training.distributed import ALONE, Ranks
 
 FORMAT = 1
-TENSORS = "tensors.safetensors"
 VALUES = "state.json"
 MANIFEST = "manifest.json"
 
-_FILES = (TENSORS, VALUES)
+_T = TypeVar("_T")
 _NAME = re.compile(r"step-(\d{8,})")
 _WRITING = re.compile(r"\.writing-(?P<host>.*)-(?P<pid>\d+)")
 
@@ -50,7 +57,7 @@ class State:
     """What a checkpoint holds.
 
     Attributes:
-        tensors: By name, on any device; no two may share memory.
+        tensors: By name, on any device; no two may share memory. Where ranks have spread some, each has its part.
         values: Plain data, as JSON has it.
     """
 
@@ -69,27 +76,6 @@ class Saved:
 
     step: int
     state: State
-
-
-class _OnDisk(Mapping[str, Tensor]):
-    """The tensors of a file, each read when it is asked for: a rank keeps its part of them, never all at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = safe_open(path, "pt")
-        self._names = tuple(self._file.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        # A copy: what safetensors returns lies in the mapped file, at any alignment.
-        tensor: Tensor = self._file.get_tensor(name).clone()
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class _Unusable(Exception):  # noqa: N818 - the checkpoint is the subject
@@ -193,28 +179,41 @@ class Checkpoints:
             raise JobStopped(f"at step {step}; the next attempt goes on {where}")
 
     def save(self, step: int, state: State) -> None:
-        """Save now, and remove the checkpoints before.
+        """Save now, and remove the checkpoints before. Ranks that have spread tensors must call it together.
 
         Raises:
             OSError: It could not be written; what was saved before is still there.
         """
+        if not is_spread(state.tensors) and not self._ranks.is_first:
+            return
+        writers = self._ranks if is_spread(state.tensors) else ALONE
         target = self.folder / f"step-{step:08d}"
         writing = self.folder / f".writing-{platform.node()}-{os.getpid()}"
         try:
-            shutil.rmtree(writing, ignore_errors=True)
-            writing.mkdir(parents=True)
-            self._write(writing, step, state)
+            writing = Path(_all_of(writers, lambda: self._begin(writing))[0])
+            written = dict(_all_of(writers, lambda: _write_tensors(writing, state, writers)))
+            if not self._ranks.is_first:
+                return
+            self._write_rest(writing, step, state, written)
             if target.exists():
                 # Damaged, or by another process that does the same job and so has the same state.
                 shutil.rmtree(target, ignore_errors=True)
             writing.rename(target)
             fsync(self.folder)
         finally:
-            shutil.rmtree(writing, ignore_errors=True)
+            if self._ranks.is_first:
+                shutil.rmtree(writing, ignore_errors=True)
         self._saved_step = step
         for _, path in self._present():
             if path != target:
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _begin(self, writing: Path) -> str:
+        """Make the folder that a checkpoint is written to; rank 0 says which."""
+        if self._ranks.is_first:
+            shutil.rmtree(writing, ignore_errors=True)
+            writing.mkdir(parents=True)
+        return str(writing)
 
     def _is_time(self, step: int) -> bool:
         by_steps = self._every_steps > 0 and step % self._every_steps == 0
@@ -224,30 +223,25 @@ class Checkpoints:
         # A full disk must not end a training that may still finish; the last good checkpoint is untouched.
         made = state()
         try:
-            if self._ranks.is_first:
-                self.save(step, made)
+            self.save(step, made)
             self._saved_step = step
         except OSError as error:
             _say(f"warning: the checkpoint of step {step} could not be saved: {error}")
         # Counted from the end, so that a slow disk does not keep a training from going on.
         self._saved_at = self._clock()
 
-    def _write(self, folder: Path, step: int, state: State) -> None:
-        tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
-        save_file(tensors, folder / TENSORS)
+    def _write_rest(self, folder: Path, step: int, state: State, written: Mapping[str, Any]) -> None:
+        """Write what is not tensors, and the manifest of all."""
         (folder / VALUES).write_text(json.dumps(state.values), encoding="utf-8")
-        files = {
-            name: {"size": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)} for name in _FILES
-        }
         manifest = {
             "format": FORMAT,
             "pipeline": pipeline.__version__,
             "step": step,
             "about": self._about,
-            "files": files,
+            "files": {**written, VALUES: _described(folder / VALUES)},
         }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        for name in (*_FILES, MANIFEST):
+        for name in (VALUES, MANIFEST):
             fsync(folder / name)
         fsync(folder)
 
@@ -276,12 +270,13 @@ class Checkpoints:
                 raise _Unusable(f"its manifest is of step {manifest['step']}")
             if manifest["about"] != self._about:
                 raise _Unusable(f"it is of another training: {_difference(manifest['about'], self._about)}")
-            for name in () if trusted else _FILES:
-                size, checksum = manifest["files"][name]["size"], manifest["files"][name]["sha256"]
-                if (path / name).stat().st_size != size or file_sha256(path / name) != checksum:
-                    raise _Unusable(f"{name} does not have its size and checksum")
+            tensors = [path / name for name in manifest["files"] if is_file_name(name)]
+            for file in () if trusted else (*tensors, path / VALUES):
+                size, checksum = manifest["files"][file.name]["size"], manifest["files"][file.name]["sha256"]
+                if file.stat().st_size != size or file_sha256(file) != checksum:
+                    raise _Unusable(f"{file.name} does not have its size and checksum")
             values = parse_json(read_plain(path / VALUES), infinite=True)
-            return Saved(step, State(_OnDisk(path / TENSORS), values))
+            return Saved(step, State(TensorFiles(tensors), values))
         except SafetensorError as error:
             raise _Unusable(f"it cannot be read ({error})") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -295,6 +290,40 @@ class Checkpoints:
             match = _WRITING.fullmatch(path.name)
             if match and match["host"] == platform.node() and not _runs(int(match["pid"])):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_tensors(folder: Path, state: State, ranks: Ranks) -> tuple[str, Mapping[str, Any]]:
+    """Write what a rank has; its file's name, and what the manifest says of it."""
+    path = folder / file_name(state.tensors, ranks)
+    try:
+        save_file(own_part(state.tensors, ranks), path)
+    except SafetensorError as error:  # of a full disk as well
+        raise OSError(str(error)) from error
+    fsync(path)
+    return path.name, _described(path)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def _all_of(ranks: Ranks, work: Callable[[], _T]) -> list[_T]:
+    """What each rank has made of some work on files.
+
+    Raises:
+        OSError: One could not; on all of them, so that none goes on without it.
+    """
+    made: tuple[_T | None, str]
+    try:
+        made = (work(), "")
+    except OSError as error:
+        if ranks.size == 1:
+            raise
+        made = (None, str(error))
+    told = ranks.all_of(made)
+    if wrong := [f"rank {rank}: {error}" for rank, (_, error) in enumerate(told) if error]:
+        raise OSError("; ".join(wrong))
+    return [cast("_T", found) for found, _ in told]
 
 
 def _difference(theirs: Any, ours: dict[str, Any]) -> str:

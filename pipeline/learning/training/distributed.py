@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +39,10 @@ from pipeline.learning.models.load import blocks_of
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others before it fails; the engine's own limit on progress comes later."""
 _BUCKET_BYTES = 64 << 20
+_AT_ONCE = 1 << 22
+"""Numbers that are added up in one go."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+"""Integers of as many bytes, to add up bits by."""
 _T = TypeVar("_T")
 
 
@@ -200,17 +204,28 @@ class Ranks:
 
     # -- model -------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: nn.Module) -> None:
-        """Give every rank the weights of rank 0, and spread them where the strategy says so. In place."""
+    def prepare(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+        """Give every rank the weights of rank 0, and spread them where the strategy says so. In place.
+
+        Args:
+            model: The same on every rank, or of the same shape.
+            dtype: Type that weights which are spread get. None makes them float32 where some that are trained are
+                less precise, as `load_policy` leaves them with ``as_stored``, and else leaves them as they are.
+        """
         if self.size == 1:
             return
-        with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                dist.broadcast(tensor, src=0)
+        # Ranks have mostly read the same files. To write to weights that are still in a file would copy them.
+        if len(set(self.all_of(_digest(_tensors(model))))) > 1:
+            with torch.no_grad():
+                for tensor in _tensors(model):
+                    dist.broadcast(tensor, src=0)
         if self.is_sharded:
-            self._shard(model)
+            trained = {weight.dtype for weight in model.parameters() if weight.requires_grad}
+            if dtype is None and trained - {torch.float32}:
+                dtype = torch.float32
+            self._shard(model, dtype)
 
-    def _shard(self, model: nn.Module) -> None:
+    def _shard(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         on_gpu = self.device.startswith("cuda")
         options: dict[str, Any] = {
             "mesh": self._mesh("cuda" if on_gpu else "cpu"),
@@ -220,9 +235,11 @@ class Ranks:
             options["offload_policy"] = CPUOffloadPolicy()
         if self.gathers_rounded:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for block in blocks_of(model):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
+        # Block by block, so that no rank has more than one of them whole, and in memory of its own.
+        for part in (*blocks_of(model), model):
+            if dtype is not None:
+                _convert(part, dtype)
+            fully_shard(part, **options)
 
     def _mesh(self, kind: str) -> DeviceMesh:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
@@ -328,6 +345,30 @@ def save_model(model: PreTrainedModel, folder: Path, ranks: Ranks = ALONE) -> No
     ranks.gather(model)
     if ranks.is_first:
         model.cpu().save_pretrained(folder)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _digest(tensors: Iterable[Tensor]) -> int:
+    """A number that tells weights apart: of the bits of each, in their order. Weights stay where they are."""
+    number = 0
+    for tensor in (one for one in tensors if one.numel()):
+        bits = tensor.detach().contiguous().flatten().view(_BITS[tensor.itemsize])
+        # In parts, as the sum is of a copy with 8 bytes for each.
+        sums = tuple(int(part.sum(dtype=torch.int64)) for part in bits.split(_AT_ONCE))
+        number = hash((number, tuple(tensor.shape), sums))
+    return number
+
+
+@torch.no_grad()
+def _convert(module: nn.Module, dtype: torch.dtype) -> None:
+    """Change the type of weights that are not spread yet. Those that are tied stay one."""
+    for tensor in _tensors(module):
+        if tensor.is_floating_point() and tensor.dtype is not dtype and not isinstance(tensor, DTensor):
+            tensor.data = tensor.data.to(dtype)
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

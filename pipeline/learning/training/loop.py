@@ -83,7 +83,6 @@ class TrainState:
         return training_state(
             self.model,
             self.optimizer,
-            ranks=self.ranks,
             history=self.history,
             micro_batch_size=self.micro_batch.size,
             curve=[vars(row) for row in self.drawing.rows],

@@ -331,17 +331,6 @@ def _read(model: nn.Module, data: Sequences) -> Pass:
     return whole_texts(data.lengths, None if whole else data.supervised + len(data))
 
 
-def without_dropout(model: nn.Module) -> None:
-    """Switch dropout off: its noise would come from the global generator, and depend on earlier jobs."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            # Attention modules keep rates as plain numbers.
-            if isinstance(value, float) and "dropout" in name:
-                setattr(module, name, 0.0)
-
-
 def trained_tokens(data: Sequences, epochs: int) -> int:
     """Tokens of prompts and completions that a training goes over."""
     return int(data.lengths.sum()) * epochs

@@ -15,24 +15,21 @@ from pipeline.learning.training.checkpoint import State
 from pipeline.learning.training.distributed import ALONE, Ranks
 
 
-def training_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks = ALONE, **values: Any
-) -> State:
-    """Everything that decides how a training goes on, as one process would have it however many ranks there are.
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, **values: Any) -> State:
+    """Everything that decides how a training goes on; where ranks have spread the model, this one's part.
 
     Args:
         model: Its trained parameters and its buffers are saved; frozen parameters come with the model.
         optimizer: Its state is saved exactly, tensor by tensor.
-        ranks: Where the training is done by several; all of them must ask, and rank 0 gets the whole.
         values: What else the training needs, as plain data.
     """
-    tensors = {f"model.{name}": ranks.whole(tensor) for name, tensor in _model_tensors(model).items()}
+    tensors = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
     loose: dict[str, Any] = {}
     described = optimizer.state_dict()
     for index, entry in described["state"].items():
         for name, value in entry.items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{name}"] = ranks.whole(value)
+                tensors[f"optimizer.{index}.{name}"] = value
             elif value is None or isinstance(value, (bool, int, float, str)):
                 loose.setdefault(str(index), {})[name] = value
             else:

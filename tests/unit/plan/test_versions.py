@@ -66,6 +66,8 @@ def test_divergences_are_measured_anew_where_a_nucleus_is_cut(monkeypatch: pytes
     evaluations = {"reference/evaluate", "PITA/evaluate", "DPO/evaluate"}
     assert changed(monkeypatch, versions, "DIVERGENCES", "generation.top_p=0.9") == evaluations
     assert changed(monkeypatch, versions, "DIVERGENCES") == set()
+    assert changed(monkeypatch, versions, "ATTENTION", "system.attn_impl=eager") == {"reference/train"}
+    assert changed(monkeypatch, versions, "ATTENTION") == set()
 
 
 def test_what_pretrained_models_gave_stays_where_tiny_references_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +121,7 @@ def test_so_is_a_dataset_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     config = quick_config([*SMALL, "algos=[PITA]"])
     (stage,) = (stage for stage in PITA.stages if stage.name == "generate")
     own = replace(config.datasets["addition"], class_path=f"{__name__}.Counting")
-    shown = own, config.models["tiny"], config.generation
+    shown = own, config.models["tiny"], config.generation, config.system
     before = versions.shipped_versions(PITA, stage, *shown)
     monkeypatch.setattr(Addition, "version", 2)
     assert versions.shipped_versions(PITA, stage, *shown) == {**before, "class Addition": 2}

@@ -48,6 +48,18 @@ from tests.doubles.gguf import TOKENS, write_gguf
 SYSTEM = SystemConfig()
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_weights_may_stay_in_their_file_in_the_type_that_they_have_there(tmp_path: Path, family: str) -> None:
+    """Gemma's embeddings are multiplied by a number that is computed, which bfloat16 would round."""
+    tiny_model(family).to(torch.bfloat16).save_pretrained(tmp_path)
+    stored, exact = (load_policy(tmp_path, SYSTEM, "cpu", as_stored=flag) for flag in (True, False))
+    assert {weight.dtype for weight in stored.parameters()} == {torch.bfloat16}
+    ours, theirs = ({**dict(one.named_parameters()), **dict(one.named_buffers())} for one in (stored, exact))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor.to(theirs[name].dtype), theirs[name]), name
+
+
 def test_progress_bars_are_hidden_meanwhile_and_as_they_were_afterwards() -> None:
     before = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
     try:

@@ -17,6 +17,7 @@ from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import load_policy, load_tokenizer, load_value
 from pipeline.learning.models.tiny import make_model, make_tokenizer, train_reference
 from pipeline.learning.models.value import ValueModel, value_model_from
+from tests.doubles.models import tiny_policy
 
 DATASET = load_dataset(AdditionConfig(kind="addition"))
 SMALL = TinyModelConfig(kind="tiny", steps=5, batch_size=8)
@@ -69,6 +70,19 @@ def test_a_value_model_is_a_copy_and_not_a_view() -> None:
     before = model.transformer.wte.weight.clone()
     value.backbone.wte.weight.data.zero_()
     assert torch.equal(model.transformer.wte.weight, before)
+
+
+def test_a_value_model_may_take_its_backbone_instead_of_a_copy(tmp_path: Path) -> None:
+    model = tiny_policy(dropout=0.5)
+    value_model_from(model, HeadType.q).save_pretrained(tmp_path / "copied")
+    taken = value_model_from(model, HeadType.q, take=True)
+    assert taken.backbone is model.transformer
+    ids = torch.tensor([[10, 3, 2, 1, 11]])
+    hidden = [taken.train().backbone(ids).last_hidden_state for _ in range(2)]
+    assert torch.equal(*hidden)  # nothing is dropped
+    taken.save_pretrained(tmp_path / "taken")
+    for name in ("config.json", "model.safetensors", "value_head.json", "value_head.safetensors"):
+        assert (tmp_path / "taken" / name).read_bytes() == (tmp_path / "copied" / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])

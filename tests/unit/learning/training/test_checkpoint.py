@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from pipeline.config.checks import check_config
@@ -350,6 +351,9 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
         patch.setattr(module, "fsync", fail)
         checkpoints.after_step(2, lambda: STATE)
         assert "step 2 could not be saved: [Errno 28] No space left" in capsys.readouterr().out
+        patch.setattr(module, "save_file", lambda tensors, path: save_file(tensors, path.parent))  # its own error
+        checkpoints.after_step(2, lambda: STATE)
+        assert "step 2 could not be saved: Error while serializing: " in capsys.readouterr().out
         stopping = Checkpoints(tmp_path / "new", {}, stopping=lambda: True)
         with pytest.raises(JobStopped, match="from the start: nothing could be saved"):
             stopping.after_step(2, lambda: STATE)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 from pipeline.config.schema import TrainingConfig
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.models.dropout import without_dropout
 from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.policy import (
     Fitting,
@@ -18,7 +19,6 @@ from pipeline.learning.training.policy import (
     grouped_order,
     score_sequences,
     sequence_divergence,
-    without_dropout,
 )
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.sequences import Sequences, batch_of
