@@ -30,6 +30,7 @@ OTHERWISE_MEASURED = ", or null to go by what is measured"
 RANGE = "range"
 PATH = "path"
 CHOICES = "choices"
+UNLESS_DEFAULT = "unless_default"
 _GROUPED_FROM = 10_000
 _EXACT_BELOW = 2**53
 
@@ -142,6 +143,15 @@ def one_of(default: str, choices: Mapping[str, str]) -> Any:
         choices: What may be chosen -> what that means, or "".
     """
     return _field(default, True, {CHOICES: choices})
+
+
+def option(default: Any) -> Any:
+    """A field that came after results were stored: with its default they are what they were, and keep their keys.
+
+    Args:
+        default: What there was before; any other value is part of keys.
+    """
+    return _field(default, True, {UNLESS_DEFAULT: True})
 
 
 def hint(default: Any) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 from typing import Any
+
+from pipeline.config.fields import UNLESS_DEFAULT
 
 FORMAT = 1
 """Raised when the meaning of stored files changes, which makes every older result unknown."""
@@ -72,11 +74,12 @@ def determining(config: object) -> Any:
     """The part of a configuration that can change a result, as plain data.
 
     Fields whose metadata say ``affects_result: False`` (worker counts, loader processes, ...) are left out, so
-    that changing them finds the same results again.
+    that changing them finds the same results again. So are options (`config.fields.option`) at their defaults.
     """
     if is_dataclass(config):
-        kept = (item for item in fields(config) if item.metadata.get("affects_result", True))
-        return {item.name: determining(getattr(config, item.name)) for item in kept}
+        return {
+            item.name: determining(getattr(config, item.name)) for item in fields(config) if _counts(item, config)
+        }
     if isinstance(config, Enum):
         return config.name
     if isinstance(config, Mapping):
@@ -84,3 +87,9 @@ def determining(config: object) -> Any:
     if isinstance(config, (list, tuple)):
         return [determining(value) for value in config]
     return config
+
+
+def _counts(item: Field[Any], config: object) -> bool:
+    if item.metadata.get(UNLESS_DEFAULT, False) and getattr(config, item.name) == item.default:
+        return False
+    return bool(item.metadata.get("affects_result", True))

@@ -221,11 +221,12 @@ def _step(
         return nn.utils.get_total_norm(gradients) if is_kept else None
 
     def own_gradients() -> float:
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64)
         for loss in losses_of(state.step):
             (loss * ranks.gradient_scale if ranks.is_sharded else loss).backward()
-            total += loss.item()
-        return total
+            # Not as a number yet, which would wait for the device with every micro-batch.
+            total = total + loss.detach().double()
+        return total.item()
 
     def gradients() -> tuple[float, Tensor | None]:
         total = _together(own_gradients, state)
