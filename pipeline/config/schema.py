@@ -23,6 +23,7 @@ from pipeline.config.fields import (
     hint,
     number,
     one_of,
+    option,
 )
 from pipeline.config.tracking import TrackingConfig
 
@@ -144,6 +145,12 @@ class TrainingConfig:
     """Sequences in one forward pass at most; larger batches accumulate gradients. Halved when memory runs out."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass rather than keep them: less memory, a third more time."""
+    padding_free: bool = option(False)
+    """Compute no padding, and logits of supervised tokens alone, where a model allows it; other last bits."""
+    group_by_length: bool = option(False)
+    """Put sequences of like lengths into one micro-batch. The batch of a step stays as it is drawn."""
+    compile: bool = option(False)
+    """Have torch.compile make kernels for the model, which pays in long trainings; other last bits."""
     weight_decay: float = number(0.01, at_least=0, at_most=100)
     """Of AdamW: the part of a weight that a step takes away, as a multiple of the learning rate."""
     grad_clip: float = number(1.0, at_least=0, at_most=1e9)

@@ -148,10 +148,12 @@ class DPO(PostTrainingAlgorithms):
         """Log-probability of every completion under the anchor, which is let go of before training."""
         from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
         from pipeline.learning.training.precision import computing_in
+        from pipeline.learning.training.unpadded import without_padding
 
         anchor = self.anchor_model(ctx, ctx.settings(DPOConfig).reference)
         note_scored(pairs, anchor)
-        with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
+        alone = without_padding(anchor, ctx.config.training.padding_free)
+        with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks), alone:
             return score_sequences(
                 pairs,
                 lambda batch: completion_logprobs(anchor, batch).double().sum(-1),

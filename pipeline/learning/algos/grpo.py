@@ -106,11 +106,13 @@ class GRPO(PostTrainingAlgorithms):
         from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
         from pipeline.learning.training.precision import computing_in
         from pipeline.learning.training.samples import padded, supervised_columns
+        from pipeline.learning.training.unpadded import without_padding
 
         model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)
         temperature = ctx.config.generation.temperature
         note_scored(samples.sequences, model)
-        with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
+        alone = without_padding(model, ctx.config.training.padding_free)
+        with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks), alone:
             found = score_sequences(
                 samples.sequences,
                 lambda batch: completion_logprobs(model, batch, temperature),

@@ -38,6 +38,9 @@ from pipeline.learning.models.dropout import configured_without_dropout, without
 HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"
 
+TEXT_LENGTHS = "text_lengths"
+"""By which attention is told how long the texts are that stand behind each other; see `training.unpadded`."""
+
 
 class ValueConfig(PreTrainedConfig):
     """Configuration of a `ValueModel`: its backbone's own configuration and the type of its head."""
@@ -146,14 +149,14 @@ class ValueModel(PreTrainedModel):
             use_cache: Whether to extend the cache that is given.
             inputs: As the backbone takes them: ``attention_mask`` (4-D additive masks included), ``position_ids``
                 of shape [B, T], ``past_key_values``, extended in place. What it does not take, it does without:
-                some backbones know no positions.
+                some backbones know no positions. And `TEXT_LENGTHS`.
 
         Returns:
             Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
             With n atoms one more dimension at the end, along which softmax(z) is a distribution.
         """
         taken = inputs_of(type(self.backbone).forward)
-        known = {name: value for name, value in inputs.items() if name in taken}
+        known = {name: value for name, value in inputs.items() if name in taken or name == TEXT_LENGTHS}
         hidden = self.backbone(input_ids=input_ids, use_cache=use_cache, **known).last_hidden_state
         # Some state spaces give float32 whatever their weights are.
         values: Tensor = self.head(hidden.to(self.head.weight.dtype)).float()

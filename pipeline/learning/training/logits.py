@@ -23,6 +23,7 @@ from pipeline import untried
 from pipeline.learning.generation.sampling import policy_logprobs
 from pipeline.learning.memory.training import LOGITS_AT_ONCE
 
+_CACHED = 1 << 18
 _plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """Models that were looked at -> whether their logits are what the output layer makes of the last hidden states."""
 
@@ -36,9 +37,12 @@ def is_cut(model: nn.Module, ids: Tensor) -> bool:
     """
     if not ids.is_cuda or not untried.is_used():
         return False
-    inner: Any = _inner(model)
-    vocabulary = inner.config.get_text_config().vocab_size
-    return ids.numel() * vocabulary > LOGITS_AT_ONCE and is_plain(model, ids)
+    return is_too_much(model, ids.numel()) and is_plain(model, ids)
+
+
+def is_too_much(model: nn.Module, tokens: int) -> bool:
+    """Whether the logits of so many tokens are more than may be there at once."""
+    return tokens * _vocabulary(model) > LOGITS_AT_ONCE
 
 
 @torch.no_grad()
@@ -49,7 +53,7 @@ def is_plain(model: nn.Module, ids: Tensor) -> bool:
     if model not in _plain:
         few = ids[:1, :2]
         try:
-            whole = _inner(model)(input_ids=few, use_cache=False).logits
+            whole = inner_model(model)(input_ids=few, use_cache=False).logits
             _plain[model] = torch.equal(_head(model)(_hidden(model, few)), whole)
         except torch.OutOfMemoryError:
             raise  # which tells nothing of the model
@@ -75,7 +79,7 @@ def taken_logprobs(
     """
     hidden, head = _hidden(model, ids)[:, first:-1], _head(model)
     targets = ids[:, first + 1 :]
-    width = max(1, at_once // (len(ids) * _inner(model).config.get_text_config().vocab_size))
+    width = max(1, at_once // (len(ids) * _vocabulary(model)))
     part = partial(_part, head, temperature)
     if torch.is_grad_enabled():
         part = partial(checkpoint, part, use_reentrant=False)
@@ -87,15 +91,91 @@ def _part(head: nn.Module, temperature: float, hidden: Tensor, targets: Tensor) 
     return policy_logprobs(head(hidden), temperature).gather(-1, targets[..., None]).squeeze(-1)
 
 
-def _inner(model: nn.Module) -> Any:
+def logprobs_in_parts(
+    model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, at_once: int = LOGITS_AT_ONCE
+) -> Tensor:
+    """Log-probabilities of tokens given what precedes them, of some tokens at a time.
+
+    Args:
+        model: For which `is_plain`.
+        hidden: Last hidden states before the tokens, shape [M, H].
+        targets: The tokens, shape [M].
+        temperature: Of the policy.
+        at_once: Logits that may be there at a time; at least those of one token are.
+
+    Returns:
+        Shape [M], float32.
+    """
+    head, count = _head(model), max(1, at_once // _vocabulary(model))
+
+    def part(hidden: Tensor, targets: Tensor) -> Tensor:
+        return taken_of(head(hidden), targets, temperature)
+
+    parts = zip(hidden.split(count), targets.split(count), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([part(*both) for both in parts])
+    return torch.cat([checkpoint(part, *both, use_reentrant=False) for both in parts])
+
+
+def taken_of(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities of tokens, in the memory that their logits have, which are of no use afterwards.
+
+    Log-probabilities take the place of logits, and gradients theirs. As torch has it each is kept by itself.
+
+    Args:
+        logits: Shape [M, V], any floating type.
+        targets: Shape [M].
+        temperature: Of the policy.
+
+    Returns:
+        Shape [M], float32.
+    """
+    logits = logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    taken: Tensor = _Taken.apply(logits, targets)
+    return taken
+
+
+class _Taken(torch.autograd.Function):
+    """Whoever asks for gradients a second time is told by torch that what they need was changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        for part in logits.split(_rows_at_once(logits)):
+            part.copy_(part.log_softmax(-1))
+        ctx.save_for_backward(logits, targets)
+        return logits.gather(1, targets[:, None]).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        logprobs, targets = ctx.saved_tensors
+        of_each, chosen = gradients[0][:, None], targets[:, None]
+        rows = _rows_at_once(logprobs)
+        for part, gradient in zip(logprobs.split(rows), of_each.split(rows), strict=True):
+            part.exp_().mul_(-gradient)
+        return logprobs.scatter_(1, chosen, logprobs.gather(1, chosen) + of_each), None
+
+
+def _rows_at_once(logits: Tensor) -> int:
+    """So many that a processor's cache holds them from one operation to the next."""
+    return max(1, _CACHED // logits.shape[1]) if not logits.is_cuda else max(1, len(logits))
+
+
+def _vocabulary(model: nn.Module) -> int:
+    return int(inner_model(model).config.get_text_config().vocab_size)
+
+
+def inner_model(model: nn.Module) -> Any:
+    """A model without the adapters that are around it."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def _head(model: nn.Module) -> Any:
-    return _inner(model).get_output_embeddings()
+    return inner_model(model).get_output_embeddings()
 
 
 def _hidden(model: nn.Module, ids: Tensor) -> Tensor:
     """The last hidden states, shape [B, T, H]."""
-    hidden: Tensor = _inner(model).base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden: Tensor = inner_model(model).base_model(input_ids=ids, use_cache=False).last_hidden_state
     return hidden

@@ -25,12 +25,14 @@ from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.compiling import compiled
 from pipeline.learning.training.curve import Curve, not_drawn
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.logits import is_cut, taken_logprobs
 from pipeline.learning.training.loop import TrainSettings, train
 from pipeline.learning.training.precision import computing_in
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of, epoch_order
+from pipeline.learning.training.unpadded import is_unpadded, unpadded_logprobs, without_padding
 
 _REMEDY = "Try training.gradient_checkpointing=true, shorter texts, or a device with more memory."
 _REMEDY_OF_POLICIES = _REMEDY.replace("=true,", "=true, lora.rank=16,")
@@ -112,6 +114,8 @@ def fit(
 
     def losses_of(step: int) -> Iterator[Tensor]:
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
+        if fitting.training.group_by_length and len(rows) > micro_batch.size * ranks.size:
+            rows = by_length(rows, data.lengths, group)
         for part, weight in ranks.share(rows, micro_batch.size, group):
             batch = batch_of(data, part, fitting.device)
             with rounding(), nullcontext() if weight else not_drawn():
@@ -122,18 +126,20 @@ def fit(
 
     spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
-    _checkpoint(model if backbone is None else backbone, fitting)
-    return train(
-        model,
-        _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size)),
-        losses_of,
-        checkpoint=fitting.checkpoint,
-        micro_batch=micro_batch,
-        ranks=ranks,
-        curve=fitting.curve,
-        tokens_after=counts.tokens,
-        told=told,
-    )
+    deep: Any = model if backbone is None else backbone
+    _checkpoint(deep, fitting)
+    with without_padding(deep, fitting.training.padding_free), compiled(deep, fitting.training.compile):
+        return train(
+            model,
+            _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size)),
+            losses_of,
+            checkpoint=fitting.checkpoint,
+            micro_batch=micro_batch,
+            ranks=ranks,
+            curve=fitting.curve,
+            tokens_after=counts.tokens,
+            told=told,
+        )
 
 
 class _Counts:
@@ -179,6 +185,7 @@ def _rounding(fitting: Fitting) -> Callable[[], AbstractContextManager[object]]:
 def _work_of(fitting: Fitting) -> str:
     """What a batch size is remembered for."""
     work = "train with gradient checkpointing" if fitting.training.gradient_checkpointing else "train"
+    work += " without padding" if fitting.training.padding_free else ""
     return work if fitting.ranks.size == 1 else f"{work} on {fitting.ranks}"
 
 
@@ -201,6 +208,19 @@ def grouped_order(count: int, group: int, epochs: int, seed: int) -> NDArray[np.
     return (groups[:, None] * group + np.arange(group)).reshape(-1)
 
 
+def by_length(rows: NDArray[np.int64], lengths: NDArray[np.int32], group: int) -> NDArray[np.int64]:
+    """The sequences of a batch, groups with long ones last, so that those of a micro-batch are about as long.
+
+    Args:
+        rows: Their indices, members of a group adjacent; they stay so.
+        lengths: Of all sequences.
+        group: Sequences that belong together.
+    """
+    groups = rows.reshape(-1, group)
+    found: NDArray[np.int64] = groups[np.argsort(lengths[groups].max(1), kind="stable")].reshape(-1)
+    return found
+
+
 def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -> Tensor:
     """Log-probabilities of the supervised tokens of whole sequences.
 
@@ -212,8 +232,10 @@ def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0
     Returns:
         Shape [B, T], float32: at position t that of token t given what precedes it; 0 where nothing is supervised.
     """
+    if is_unpadded(model) and batch.is_supervised:
+        return unpadded_logprobs(model, batch, temperature)
     if is_cut(model, batch.ids):
-        first = _first(batch)
+        first = batch.first
         taken = taken_logprobs(model, batch.ids, first, temperature)
     else:
         logprobs, first = _next_token_logprobs(model, batch, temperature)
@@ -250,15 +272,10 @@ def sequence_divergence(
 def _next_token_logprobs(model: nn.Module, batch: Batch, temperature: float) -> tuple[Tensor, int]:
     """Distributions from position `first` to the last but one: those that supervised tokens are drawn from."""
     # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
-    first, width = _first(batch), batch.ids.shape[1]
+    first, width = batch.first, batch.ids.shape[1]
     logits = model(input_ids=batch.ids, use_cache=False, logits_to_keep=width - first).logits
     # Some families know no `logits_to_keep`, and give all.
     return policy_logprobs(logits[:, first - width : -1], temperature), first
-
-
-def _first(batch: Batch) -> int:
-    """The position before the first supervised token of any sequence."""
-    return max(0, int(batch.mask.int().argmax(-1).min()) - 1) if bool(batch.mask.any()) else 0
 
 
 # Not `inference_mode`: what is spread over ranks is gathered into tensors that are used again.

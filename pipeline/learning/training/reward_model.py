@@ -18,6 +18,7 @@ from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.policy import Fitting, fit, score_sequences
 from pipeline.learning.training.sequences import Batch, Sequences
+from pipeline.learning.training.value import batch_values
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Scale:
 
 def sequence_scores(model: ValueModel, batch: Batch) -> Tensor:
     """The score of each sequence, shape [B]: the value at its last token."""
-    values: Tensor = model(batch.ids)
+    values = batch_values(model, batch)
     width = batch.ids.shape[1]
     last = width - 1 - batch.mask.int().flip(-1).argmax(-1)
     return values.gather(1, last[:, None]).squeeze(1)

@@ -169,11 +169,26 @@ class Batch:
         ids: Shape [B, T], int64.
         mask: True where a position is supervised, shape [B, T].
         labels: Shape [B], float32.
+        lengths: Tokens of each sequence.
+        starts: The first position of each that is supervised.
     """
 
     ids: Tensor
     mask: Tensor
     labels: Tensor
+    lengths: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether any position is, that something goes before."""
+        return any(max(start, 1) < end for start, end in zip(self.starts, self.lengths, strict=True))
+
+    @property
+    def first(self) -> int:
+        """The position before the first supervised token of any sequence; 0 where one has none."""
+        both = zip(self.starts, self.lengths, strict=True)
+        return max(0, min(start if start < end else 0 for start, end in both) - 1)
 
 
 def epoch_order(count: int, epochs: int, seed: int) -> NDArray[np.int64]:
@@ -191,4 +206,6 @@ def batch_of(data: Sequences, rows: NDArray[np.int64], device: str) -> Batch:
         ids=torch.from_numpy(data.ids[rows, :width].astype(np.int64)).to(device),
         mask=torch.from_numpy(mask).to(device),
         labels=torch.from_numpy(data.labels[rows]).to(device),
+        lengths=tuple(data.lengths[rows].tolist()),
+        starts=tuple(data.starts[rows].tolist()),
     )

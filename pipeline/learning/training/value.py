@@ -21,6 +21,7 @@ from pipeline.learning.training.losses import (
 )
 from pipeline.learning.training.policy import Fitting, fit
 from pipeline.learning.training.sequences import Batch, Sequences
+from pipeline.learning.training.unpadded import in_rows, inputs_of, is_unpadded, places_of_tokens
 
 
 def fit_value(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: float = 0.0) -> list[float]:
@@ -39,7 +40,7 @@ def fit_value(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: flo
     supervised = (data.lengths - data.starts).astype(np.int64)
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
-        values = token_values(model, batch.ids)
+        values = batch_values(model, batch)
         if is_drawn():
             off = _errors(values.detach(), batch, model.config.atoms, rate)
             add_to_curve(brier=off**2, bias=off)
@@ -55,6 +56,19 @@ def _errors(values: Tensor, batch: Batch, atoms: int, rate: float) -> Tensor:
         labels = atom_weights(labels, atoms, rate) @ torch.linspace(0, 1, atoms, device=labels.device)
     of_tokens = labels[:, None].expand_as(batch.mask)[batch.mask]
     return expected_labels(values[batch.mask], atoms) - of_tokens
+
+
+def batch_values(model: ValueModel, batch: Batch) -> Tensor:
+    """As `token_values`, of a batch, and without its padding where that is asked for; there values are 0."""
+    if not is_unpadded(model.backbone):
+        return token_values(model, batch.ids)
+    inputs = inputs_of(batch)
+    values: Tensor = model(**inputs)
+    if model.config.head != HeadType.v.name:
+        values = chosen_values(values, inputs["input_ids"])
+        begins = (inputs["position_ids"] == 0).view(1, -1, *[1] * (values.ndim - 2))
+        values = values.masked_fill(begins, 0.0)  # where a text before it has said something
+    return in_rows(values[0], batch, places_of_tokens(batch))
 
 
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:

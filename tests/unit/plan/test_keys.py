@@ -38,3 +38,10 @@ def test_hints_are_left_out() -> None:
     assert not [field.name for field in fields(TrackingConfig) if field.metadata.get("affects_result", True)]
     config.algos["PITA"].batch_size += 1
     assert determining(config) != before
+
+
+def test_an_option_at_its_default_leaves_keys_as_they_were() -> None:
+    config = load_config(["experiment.name=t"])
+    assert "padding_free" not in determining(config)["training"]
+    config.training.padding_free = True
+    assert determining(config)["training"]["padding_free"] is True

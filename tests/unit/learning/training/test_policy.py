@@ -1,5 +1,6 @@
 """Training weights: log-probabilities, divergence, groups, adapters."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,30 @@ def test_no_micro_batch_splits_a_group(micro_batch_size: int) -> None:
         assert [row // 4 for row in part] == [part[at - at % 4] // 4 for at in range(len(part))]
     with pytest.raises(ValueError, match="in groups of 3"):
         fit(model, sequences(), fitting(), loss_of, group=3)
+
+
+def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> None:
+    generator = np.random.default_rng(1)
+    ids = [generator.integers(0, 10, length).tolist() for length in generator.integers(3, 25, 32)]
+    data = Sequences.of(ids, [2] * 32, [0.0] * 32)
+    found: dict[bool, list[tuple[set[int], set[int]]]] = {}
+    for grouped in (False, True):
+        seen = found.setdefault(grouped, [])
+
+        def loss_of(batch, part, whole, seen=seen):
+            seen.append((set(part.tolist()), set(whole.tolist())))
+            assert [row // 2 for row in part[0::2]] == [row // 2 for row in part[1::2]]
+            return completion_logprobs(tiny_policy(), batch).sum() * 0 + torch.zeros((), requires_grad=True)
+
+        how = fitting(4)
+        training = TrainingConfig(micro_batch_size=4, warmup_steps=0, group_by_length=grouped)
+        fit(tiny_policy(), data, replace(how, batch_size=16, training=training), loss_of, group=2)
+    assert [whole for _, whole in found[True]] == [whole for _, whole in found[False]]
+    widths = {
+        grouped: sum(4 * max(len(ids[row]) for row in part) for part, _ in parts)
+        for grouped, parts in found.items()
+    }
+    assert widths[True] < widths[False]
 
 
 def test_dropout_is_switched_off() -> None:

@@ -1,0 +1,44 @@
+"""Layers are compiled while a training runs, and only then; without a compiler that is told before it begins."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.errors import JobError
+from pipeline.learning.training import compiling
+from pipeline.learning.training.compiling import compiled
+from tests.doubles.models import tiny_policy
+
+
+def test_layers_are_compiled_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    how: list[dict[str, Any]] = []
+    calls: list[int] = []
+
+    def compile_(function: Any, **settings: Any) -> Any:
+        how.append(settings)
+        return lambda *args, **named: calls.append(1) or function(*args, **named)
+
+    monkeypatch.setattr(torch, "compile", compile_)  # of which one costs 20 s
+    monkeypatch.setattr(compiling, "no_compiler", lambda *, on_gpu: "")
+    model, ids = tiny_policy(), torch.tensor([[1, 2, 3]])
+    expected = model(ids).logits
+    with compiled(model, False):
+        model(ids)
+    assert not how
+    with compiled(model, True):
+        assert torch.equal(model(ids).logits, expected)
+    assert how == [{"dynamic": True}]
+    model(ids)
+    assert len(calls) == 1
+
+
+def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(JobError, match=r"training\.compile=true: .* there is no no-such-compiler\. Install it"):  # noqa: SIM117
+        with compiled(tiny_policy(), True):
+            pass
+    with compiled(nn.Linear(1, 1), False):
+        pass
+    assert "triton" in compiling.no_compiler(on_gpu=True) or compiling.find_spec("triton")

@@ -1,0 +1,151 @@
+"""Without padding the same is computed by the models for which it may be left out; others are left as they are."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.config.schema import TrainingConfig
+from pipeline.errors import JobStopped
+from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType
+from pipeline.learning.models.load import checkpoint_activations
+from pipeline.learning.models.value import value_model_from
+from pipeline.learning.training import logits
+from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+from pipeline.learning.training.grpo import Objective, fit_grpo
+from pipeline.learning.training.lora import with_adapters
+from pipeline.learning.training.policy import Fitting, completion_logprobs
+from pipeline.learning.training.reward_model import fit_reward_model
+from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.sequences import Sequences, batch_of
+from pipeline.learning.training.sft import fit_sft
+from pipeline.learning.training.unpadded import is_unpadded, without_padding
+from pipeline.learning.training.value import batch_values, fit_value
+from tests.doubles.families import tiny_model
+
+# A window that is shorter than texts, experts, latent attention.
+RIGHT = ["llama", "gpt2", "mistral", "gemma3_text", "mixtral", "deepseek_v3", "cohere2"]
+# Biases by distance, scores that are capped, states, a window without a limit that attention is told, chunks.
+LEFT = ["bloom", "gemma2", "mamba", "qwen3_next", "gpt_oss", "llama4_text"]
+
+
+def sequences(count: int = 16, supervised: bool = False) -> Sequences:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(4, 30, count)
+    ids = [generator.integers(2, 300, length).tolist() for length in lengths]
+    starts = generator.integers(0, 4, count).tolist()
+    if not supervised:
+        starts[3] = int(lengths[3])  # nothing of this one is
+    return Sequences.of(ids, starts, generator.random(count).tolist())
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    found = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def agree(model: nn.Module, compute: Callable[[], Tensor], part: nn.Module | None = None) -> None:
+    expected = compute()
+    expected.square().sum().backward()
+    before = gradients(model)
+    with without_padding(model if part is None else part, True):
+        assert is_unpadded(model if part is None else part)
+        found = compute()
+        found.square().sum().backward()
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    after = gradients(model)
+    assert after.keys() == before.keys()
+    for name, one in after.items():
+        torch.testing.assert_close(one, before[name], atol=1e-4 * float(before[name].abs().max() + 1), rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", RIGHT)
+@pytest.mark.parametrize("at_once", [1 << 27, 700], ids=["all logits", "in parts"])
+def test_what_is_computed_is_the_same(family: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logits, "LOGITS_AT_ONCE", at_once)
+    model = tiny_model(family).requires_grad_(True)
+    batch = batch_of(sequences(), np.arange(16), "cpu")
+    before = model.config._attn_implementation
+    agree(model, lambda: completion_logprobs(model, batch, 0.8))
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("family", LEFT)
+def test_what_would_be_wrong_is_left_as_it_is(family: str) -> None:
+    model = tiny_model(family)
+    batch = batch_of(sequences(), np.arange(16), "cpu")
+    with torch.no_grad(), without_padding(model, True):
+        assert not is_unpadded(model)
+        found = completion_logprobs(model, batch)
+    with torch.no_grad():
+        assert torch.equal(found, completion_logprobs(model, batch))
+
+
+def test_adapters_and_checkpointed_layers_go_along() -> None:
+    model = with_adapters(tiny_model("llama").requires_grad_(True), LoraSettings(rank=2), seed=0)
+    checkpoint_activations(model)
+    model.enable_input_require_grads()
+    model.train()
+    batch = batch_of(sequences(), np.arange(16), "cpu")
+    agree(model, lambda: completion_logprobs(model, batch))
+
+
+@pytest.mark.parametrize("head", list(HeadType))
+def test_values_are_the_same_where_anybody_looks(head: HeadType) -> None:
+    model = value_model_from(tiny_model("llama"), head).requires_grad_(True)
+    nn.init.normal_(model.head.weight, std=0.1)
+    batch = batch_of(sequences(), np.arange(16), "cpu")
+    agree(model, lambda: torch.where(batch.mask, batch_values(model, batch), 0.0), model.backbone)
+
+
+def fitting(**settings: Any) -> Fitting:
+    checkpoint = settings.pop("checkpoint", None)
+    training = TrainingConfig(warmup_steps=0, **{"micro_batch_size": 4, **settings})
+    return Fitting(
+        batch_size=8, epochs=2, learning_rate=1e-3, training=training, seed=0, device="cpu", checkpoint=checkpoint
+    )
+
+
+def trained(method: str, how: Fitting) -> tuple[nn.Module, list[float]]:
+    data, model = sequences(supervised=method == "reward model"), tiny_model("llama").requires_grad_(True)
+    if method == "SFT":
+        return model, fit_sft(model, data, how)
+    if method == "DPO":
+        objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.5)
+        return model, fit_dpo(model, data, np.linspace(-30.0, -20.0, 16), objective, how)[0]
+    if method == "GRPO":
+        objective = Objective(loss_type=GRPOLoss.grpo, beta=0.1, epsilon_low=0.2, epsilon_high=0.2, longest=30)
+        old = np.full((16, 30), -5.7, np.float32)
+        better = np.linspace(-1, 1, 16, dtype=np.float32)
+        return model, fit_grpo(model, Samples(data, old), better, old, objective, how, 4)
+    value = value_model_from(model, HeadType.v).requires_grad_(True)
+    return value, (fit_value if method == "value" else fit_reward_model)(value, data, how)
+
+
+@pytest.mark.parametrize("method", ["SFT", "DPO", "GRPO", "value", "reward model"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"padding_free": True}, {"padding_free": True, "group_by_length": True}, {"group_by_length": True}],
+)
+def test_trainings_have_the_same_losses_step_by_step(method: str, settings: dict[str, bool]) -> None:
+    _, losses = trained(method, fitting())
+    assert trained(method, fitting(**settings))[1] == pytest.approx(losses, abs=1e-4)
+
+
+def test_a_training_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    settings = {"padding_free": True, "group_by_length": True}
+    calm, losses = trained("SFT", fitting(**settings))
+    calls = iter(range(100))
+    stopping = Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: next(calls) == 1)
+    with pytest.raises(JobStopped):
+        trained("SFT", fitting(**settings, checkpoint=stopping))
+    resumed, same = trained("SFT", fitting(**settings, checkpoint=Checkpoints(tmp_path, {}, every_minutes=0)))
+    assert same == losses
+    assert all(torch.equal(one, other) for one, other in zip(calm.parameters(), resumed.parameters(), strict=True))
