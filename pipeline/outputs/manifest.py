@@ -2,6 +2,9 @@
 
 It is written in one canonical form, so that every changed byte of it shows. An output holds plain files and
 folders only; a link or a special file is neither followed nor read.
+
+An output whose weights were removed has a second such file, its tombstone: which of the files of the manifest are
+gone on purpose. It is on disk before the first of them goes, so until the last has gone some may be there.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.files import file_sha256, walk
 from pipeline.foreign import parse_json, read_plain
 
-MANIFEST = "manifest.json"
-FORMAT = 2
+MANIFEST, TOMBSTONE = "manifest.json", "removed.json"
+FORMAT, TOMBSTONE_FORMAT = 2, 1
+REMOVED = "its weights were removed"
+"""What `find_problem` says of an output that is whole but for what its tombstone names."""
 UNKNOWN = "(unknown job)"
 _LIMIT = 1 << 30
 _SUM = re.compile(r"[0-9a-f]{64}")
@@ -62,15 +67,37 @@ def describe(key: str, folder: Path, about: Mapping[str, Any]) -> bytes:
     return _canonical({"format": FORMAT, "key": key, "files": files, "about": dict(about)})
 
 
+def entomb(key: str, folder: Path, names: Iterable[str], why: str) -> bytes:
+    """The tombstone of an output: some of its files, with what the manifest says of them.
+
+    Args:
+        key: Its key.
+        folder: Where it is.
+        names: The files, all of them in the manifest.
+        why: What asked for it.
+
+    Raises:
+        NotAnOutputError: It has no manifest that can be read.
+    """
+    files = read_manifest(key, folder)["files"]
+    removed = {name: files[name] for name in names}
+    return _canonical({"format": TOMBSTONE_FORMAT, "key": key, "files": removed, "why": why})
+
+
 def find_problem(key: str, folder: Path, *, checksums: bool) -> str | None:
-    """Say how a folder differs from the output of `key`, or None; nothing is raised."""
+    """Say how a folder differs from the output of `key`, or None; nothing is raised.
+
+    `REMOVED` where it differs by what its tombstone names, and by nothing else.
+    """
     try:
-        _compare(folder, read_manifest(key, folder), checksums)
+        manifest = read_manifest(key, folder)
+        removed = read_tombstone(key, folder, manifest)
+        _compare(folder, manifest, removed, checksums)
     except NotAnOutputError as problem:
         return str(problem)
     except OSError as error:
         return f"it cannot be read ({_reason(error, folder)})"
-    return None
+    return REMOVED if removed else None
 
 
 def read_manifest(key: str, folder: Path) -> dict[str, Any]:
@@ -79,23 +106,43 @@ def read_manifest(key: str, folder: Path) -> dict[str, Any]:
     Raises:
         NotAnOutputError: It is missing, altered, or of something else.
     """
+    manifest = _read_sealed(folder, MANIFEST, "its manifest", (FORMAT, key))
+    _check_entries(manifest.get("files"))
+    return manifest
+
+
+def read_tombstone(key: str, folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Which files of an output were removed, with what its manifest says of them; none where it has no tombstone.
+
+    Raises:
+        NotAnOutputError: The tombstone is altered, or does not go with the manifest.
+    """
+    if TOMBSTONE in manifest["files"] or not os.path.lexists(folder / TOMBSTONE):
+        return {}  # an output of an earlier version may have a file of that name
+    removed = _read_sealed(folder, TOMBSTONE, "its tombstone", (TOMBSTONE_FORMAT, key)).get("files")
+    if not isinstance(removed, dict) or not removed or not removed.items() <= manifest["files"].items():
+        raise NotAnOutputError("its tombstone names other files than its manifest")
+    return removed
+
+
+def _read_sealed(folder: Path, name: str, what: str, expected: tuple[int, str]) -> dict[str, Any]:
+    """A file in the canonical form, of some format and key."""
     try:
-        status = (folder / MANIFEST).lstat()
+        status = (folder / name).lstat()
         if not stat.S_ISREG(status.st_mode):
-            raise NotAnOutputError(f"{MANIFEST} is {_kind(status)}")
-        text = read_plain(folder / MANIFEST, _LIMIT)
-        manifest = parse_json(text)
-        of = manifest["format"], manifest["key"]
-        genuine = text == _canonical({name: part for name, part in manifest.items() if name != "sha256"})
+            raise NotAnOutputError(f"{name} is {_kind(status)}")
+        text = read_plain(folder / name, _LIMIT)
+        sealed = parse_json(text)
+        of = sealed["format"], sealed["key"]
+        genuine = text == _canonical({part: value for part, value in sealed.items() if part != "sha256"})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = _reason(error, folder) if isinstance(error, OSError) else error
-        raise NotAnOutputError(f"its manifest cannot be read ({reason})") from error
-    if of != (FORMAT, key):
-        raise NotAnOutputError("its manifest is of another key or format")
+        raise NotAnOutputError(f"{what} cannot be read ({reason})") from error
+    if of != expected:
+        raise NotAnOutputError(f"{what} is of another key or format")
     if not genuine:
-        raise NotAnOutputError("its manifest was altered")
-    _check_entries(manifest.get("files"))
-    loaded: dict[str, Any] = manifest
+        raise NotAnOutputError(f"{what} was altered")
+    loaded: dict[str, Any] = sealed
     return loaded
 
 
@@ -114,8 +161,11 @@ def shown(name: str) -> str:
     return readable if readable.isprintable() else repr(readable)
 
 
-def _compare(folder: Path, manifest: Mapping[str, Any], checksums: bool) -> None:
-    expected, present = manifest["files"], plain_files(folder)
+def _compare(folder: Path, manifest: Mapping[str, Any], removed: Mapping[str, Any], checksums: bool) -> None:
+    expected = {name: entry for name, entry in manifest["files"].items() if name not in removed}
+    present = {name: status for name, status in plain_files(folder).items() if name not in removed}
+    if removed:
+        del present[TOMBSTONE]
     if missing := sorted(expected.keys() - present.keys()):
         raise NotAnOutputError(f"missing: {_listed(missing)}")
     if extra := sorted(present.keys() - expected.keys()):

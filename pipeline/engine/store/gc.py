@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pipeline.engine.store.removal import leftover_weights
 from pipeline.engine.store.run_refs import RunReference
 from pipeline.engine.store.scratch import Scratch, leftovers, living
 from pipeline.engine.store.scratch import remove as remove_leftover
@@ -28,6 +29,7 @@ class GarbageKind(Enum):
     output = "output that no run refers to"
     aside = "damaged output, set aside"
     checkpoint = "checkpoint of no use"
+    weights = "weights whose removal was cut short"
     leftover = "leftover of a run that is gone"
 
 
@@ -76,6 +78,7 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
         *_outputs(store, needed),
         *(_garbage(GarbageKind.aside, path) for path in _entries(store.root / ".aside")),
         *_checkpoints(store, needed),
+        *_weights(store, needed),
         *(_garbage(GarbageKind.leftover, path) for path in _leftovers(store)),
     ]
 
@@ -113,14 +116,25 @@ def _leftovers(store: Store) -> Sequence[Path]:
 def _outputs(store: Store, needed: set[str]) -> Iterator[Garbage]:
     for key in store.stored_keys():
         if key not in needed:
-            kind = kind_of(job_of(store, key), ())
-            yield _garbage(GarbageKind.output, store.path(key), f"{kind.chain} {kind.algo} {kind.stage}".strip())
+            yield _garbage(GarbageKind.output, store.path(key), _what(store, key))
 
 
 def _checkpoints(store: Store, needed: set[str]) -> Iterator[Garbage]:
     for path in _entries(store.root / ".checkpoints"):
         if path.name not in needed or store.has(path.name, checksums=False):
             yield _garbage(GarbageKind.checkpoint, path)
+
+
+def _weights(store: Store, needed: set[str]) -> Iterator[Garbage]:
+    """What `execution.keep` was removing of outputs that stay, when its run was killed."""
+    for key in store.stored_keys():
+        for path in leftover_weights(store, key) if key in needed else ():
+            yield _garbage(GarbageKind.weights, path, _what(store, key))
+
+
+def _what(store: Store, key: str) -> str:
+    kind = kind_of(job_of(store, key), ())
+    return f"{kind.chain} {kind.algo} {kind.stage}".strip()
 
 
 def _garbage(kind: GarbageKind, path: Path, what: str = "") -> Garbage:

@@ -10,10 +10,12 @@
     <root>/.costs/ab/<key>.json                   tokens and device time that an output took
     <root>/.claims/<key>                          locked by the run that computes the key
     <root>/.lock                                  held shared by runs, alone by what removes outputs
+    <root>/.weights.lock                          held while it is decided that weights go (`removal.py`)
     <root>/.users/                                output folders whose runs use this store
 
 A folder counts only with its manifest, which is written last, and with files of the recorded sizes and
-checksums. A name under <root> therefore never shows half a result, however the writer ended.
+checksums. A name under <root> therefore never shows half a result, however the writer ended. Its weights may have
+been removed since, which a tombstone in it says (`outputs.manifest`).
 """
 
 from __future__ import annotations
@@ -38,9 +40,17 @@ from pipeline.errors import StoreError
 from pipeline.files import fsync, json_text, remove_tree, walk, write_whole
 from pipeline.hints import recall
 from pipeline.locks import Claim, one_at_a_time
-from pipeline.outputs.manifest import MANIFEST, NotAnOutputError, describe, find_problem, read_manifest
+from pipeline.outputs.manifest import (
+    MANIFEST,
+    REMOVED,
+    TOMBSTONE,
+    NotAnOutputError,
+    describe,
+    find_problem,
+    read_manifest,
+)
 
-__all__ = ["MANIFEST", "NOT_STORED", "Claim", "Store"]
+__all__ = ["MANIFEST", "NOT_STORED", "REMOVED", "Claim", "Store"]
 
 NOT_STORED = "not stored"
 """What `Store.problem` says where there is nothing at all, so nothing to set aside."""
@@ -59,7 +69,8 @@ FLOPS = "flops"
 """Of an output, in what it took to make; each purpose of theirs has a part, as in ``flops/training``."""
 _Cost = Annotated[float, Meta(ge=0, le=1e30)]
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", COSTS, "durations.json"}
+DECIDING = ".weights.lock"
+OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", DECIDING, COSTS, "durations.json"}
 """Names in the root of a store, apart from the folders of keys."""
 
 
@@ -90,6 +101,8 @@ class Store:
 
     def problem(self, key: str, *, checksums: bool = True) -> str | None:
         """Say what is wrong with the output of `key`, or None if it can be used. Nothing is raised.
+
+        `NOT_STORED` and `REMOVED` are no damage: nothing is there, or all but weights, which can be made again.
 
         Args:
             key: The key.
@@ -127,6 +140,10 @@ class Store:
             return False
         except OSError:
             return True  # what is wrong with the store shows where it is read
+
+    def is_removed(self, key: str) -> bool:
+        """Whether the weights of an output were removed, or are just being: as cheap as it can be told."""
+        return os.path.lexists(f"{self.root}/{key[:2]}/{key}/{TOMBSTONE}") and self.is_committed(key)
 
     def note_cost(self, key: str, cost: Mapping[str, float]) -> None:
         """Remember what an output took to make.
@@ -220,7 +237,8 @@ class Store:
     def commit(self, key: str, folder: Path, about: Mapping[str, Any], took_s: float = math.inf) -> Path:
         """Turn a finished folder into the output of `key`.
 
-        The first commit of a key wins: a later one of the same key has the same content and is dropped.
+        The first commit of a key wins: a later one of the same key has the same content and is dropped. Where the
+        weights of the first were removed, the later one takes its place.
 
         Args:
             key: The key.
@@ -234,9 +252,9 @@ class Store:
         """
         target, forced = self.path(key), took_s >= WORTH_FORCING_S
         try:
-            if os.path.lexists(folder / MANIFEST):
+            if own := [name for name in (MANIFEST, TOMBSTONE) if os.path.lexists(folder / name)]:
                 raise StoreError(
-                    f"could not commit {key[:12]}: its job wrote a {MANIFEST}, which is the store's name"
+                    f"could not commit {key[:12]}: its job wrote a {own[0]}, which is the store's name"
                 )
             _write_through(folder / MANIFEST, describe(key, folder, about))
             if forced:
@@ -266,10 +284,21 @@ class Store:
             except OSError as error:
                 if not tries_left or error.errno not in _OCCUPIED:
                     raise
-            if self.problem(key) is None:
+            problem = self.problem(key)
+            if problem is None:
                 remove_tree(folder)
                 return
-            self.set_aside(key)
+            if problem == REMOVED:
+                self._make_way(key, folder.with_name(f"{folder.name}.before"))
+            else:
+                self.set_aside(key)
+
+    def _make_way(self, key: str, moved: Path) -> None:
+        """Take away what is left of an output, to be replaced by all of it."""
+        with one_at_a_time(self.path(key).parent):
+            if self.problem(key) == REMOVED:
+                self.path(key).rename(moved)
+        remove_tree(moved)
 
     def set_aside(self, key: str) -> Path | None:
         """Move a damaged output out of the way, so that it is made anew but can still be looked at.
@@ -288,7 +317,7 @@ class Store:
             aside.mkdir(parents=True, exist_ok=True)
             with one_at_a_time(aside):
                 problem = self.problem(key)
-                if problem in (None, NOT_STORED):
+                if problem in (None, NOT_STORED, REMOVED):
                     return None
                 if foreign := self._foreign_place(key):
                     raise StoreError(f"could not set {key[:12]} aside: {foreign}. Move it away")

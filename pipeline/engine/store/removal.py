@@ -1,0 +1,118 @@
+"""Removes the weights of an output, and keeps all else of it: an output like that is told from a damaged one.
+
+    claim the key -> decide, with the lock of `needs.py` -> tombstone, forced to disk -> remove the files
+
+Killed before the tombstone has its name, nothing has happened. Killed after, the output counts as removed although
+some files are still there; whoever removes it next, or `store gc`, finishes that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from pipeline.engine.store.needs import deciding, needed_by_others
+from pipeline.engine.store.os_errors import explained
+from pipeline.engine.store.store import Store
+from pipeline.files import fsync
+from pipeline.outputs.manifest import (
+    REMOVED,
+    TOMBSTONE,
+    NotAnOutputError,
+    entomb,
+    read_manifest,
+    read_tombstone,
+)
+
+
+def remove_weights(
+    store: Store,
+    key: str,
+    patterns: Collection[str],
+    why: str,
+    scratch: Path,
+    is_free: Callable[[], bool] = lambda: True,
+) -> int:
+    """Remove the weights of an output, unless a run that lives needs them, or makes or reads them now.
+
+    Args:
+        store: The store.
+        key: The output.
+        patterns: Names of files of weights, in whatever folder of the output.
+        why: What asked for it, for people.
+        scratch: The run's folder in the store.
+        is_free: Asked last, with the lock held: whether nobody else needs them.
+
+    Returns:
+        Bytes that were freed; 0 where there is nothing to remove, or not now.
+
+    Raises:
+        StoreError: It could not be decided, or not be done.
+    """
+    claim = store.claim(key)
+    if claim is None:
+        return 0
+    with claim:
+        try:
+            folder = os.open(store.path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise explained(f"could not open {store.path(key)}", error) from error
+        try:
+            with deciding(store):
+                if key in needed_by_others(store, scratch) or not is_free():
+                    return 0
+                files = _entombed(store, key, patterns, why, scratch)
+            return _unlink(files, folder)
+        except NotAnOutputError:  # damaged: whoever needs it sets it aside
+            return 0
+        except OSError as error:
+            raise explained(f"could not remove the weights of {store.path(key)}", error) from error
+        finally:
+            os.close(folder)
+
+
+def leftover_weights(store: Store, key: str) -> list[Path]:
+    """Files of an output that its tombstone says are removed, and that are there: somebody was interrupted."""
+    if not store.is_removed(key):
+        return []
+    with suppress(NotAnOutputError, OSError):
+        names = read_tombstone(key, store.path(key), read_manifest(key, store.path(key)))
+        return [path for name in sorted(names) if os.path.lexists(path := store.path(key) / name)]
+    return []
+
+
+def _entombed(store: Store, key: str, patterns: Collection[str], why: str, scratch: Path) -> Sequence[str]:
+    """The files to remove, once that is on disk."""
+    problem, folder = store.problem(key, checksums=False), store.path(key)
+    manifest = read_manifest(key, folder)
+    if problem == REMOVED:
+        return sorted(read_tombstone(key, folder, manifest))
+    names = sorted(name for name in manifest["files"] if _is_weights(name, patterns))
+    if problem is not None or not names:
+        return []
+    written = scratch / f"{key}.{TOMBSTONE}"  # not in the output, where what a killed run left would be damage
+    written.write_bytes(entomb(key, folder, names, why))
+    fsync(written)
+    written.rename(folder / TOMBSTONE)
+    fsync(folder, folder=True)
+    return names
+
+
+def _unlink(names: Sequence[str], folder: int) -> int:
+    """Remove files of an open folder, wherever that has been moved to meanwhile."""
+    freed = 0
+    for name in names:
+        with suppress(FileNotFoundError):
+            size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+            os.unlink(name, dir_fd=folder)
+            freed += size
+    return freed
+
+
+def _is_weights(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in patterns)

@@ -1,0 +1,234 @@
+"""Weights that were removed on purpose are told from damage, however far that got, and come back the same."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store import needs
+from pipeline.engine.store.gc import GarbageKind, find_garbage, remove
+from pipeline.engine.store.needs import tell_needs
+from pipeline.engine.store.removal import leftover_weights, remove_weights
+from pipeline.engine.store.run_refs import RunReference
+from pipeline.engine.store.scratch import Scratch
+from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
+from pipeline.errors import StoreError
+from pipeline.locks import LocksUnsupportedError
+from pipeline.outputs.manifest import MANIFEST, TOMBSTONE
+
+ROOT = Path(__file__).parents[4]
+PATTERNS = ("model.safetensors", "model-*-of-*.safetensors")
+WEIGHTS = ("fold_0/model.safetensors", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.fixture
+def scratch(store: Store) -> Path:
+    folder = store.scratch("run-1")
+    folder.mkdir(parents=True)
+    return folder
+
+
+def put(store: Store, key: str) -> Path:
+    folder = store.begin(store.scratch("maker"), key, 1)
+    (folder / "fold_0").mkdir()
+    for name in WEIGHTS:
+        (folder / name).write_bytes(name.encode() * 10)
+    (folder / "samples.safetensors").write_text("what later rounds train on")
+    (folder / "training.json").write_text("{}")
+    return store.commit(key, folder, {"job": "d/m/s0/A/r1/train"})
+
+
+def removed(store: Store, key: str, scratch: Path) -> int:
+    return remove_weights(store, key, PATTERNS, "execution.keep=last", scratch)
+
+
+def test_weights_go_and_all_else_stays(store: Store, key: str, scratch: Path) -> None:
+    path = put(store, key)
+    before = store.manifest(key)
+    assert removed(store, key, scratch) == sum(10 * len(name) for name in WEIGHTS)
+    assert sorted(file.name for file in path.rglob("*.*")) == sorted(
+        [MANIFEST, TOMBSTONE, "samples.safetensors", "training.json"]
+    )
+    assert store.problem(key) == store.problem(key, checksums=False) == REMOVED
+    assert (store.manifest(key), store.is_removed(key)) == (before, True)
+    assert not store.has(key)
+    assert store.set_aside(key) is None
+    assert removed(store, key, scratch) == 0
+    assert store.stored_keys() == [key]
+
+
+def test_what_has_no_weights_stays_as_it_is(store: Store, key: str, scratch: Path) -> None:
+    put(store, key)
+    assert remove_weights(store, key, ("*.bin",), "", scratch) == 0
+    assert remove_weights(store, "cd" * 20, PATTERNS, "", scratch) == 0
+    assert store.problem(key) is None
+
+
+def test_what_is_made_again_takes_its_place(store: Store, key: str, scratch: Path) -> None:
+    path = put(store, key)
+    before = {file.relative_to(path): file.read_bytes() for file in path.rglob("*.*")}
+    removed(store, key, scratch)
+    assert put(store, key) == path
+    assert {file.relative_to(path): file.read_bytes() for file in path.rglob("*.*")} == before
+    assert (store.problem(key), store.is_removed(key)) == (None, False)
+    assert not list((store.root / ".aside").glob("*"))
+    assert not list(store.scratch("maker").iterdir())
+
+
+def test_what_else_is_missing_or_altered_is_damage(store: Store, key: str, scratch: Path) -> None:
+    path = put(store, key)
+    removed(store, key, scratch)
+    whole = (path / TOMBSTONE).read_bytes()
+    for at in range(0, len(whole), 7):
+        (path / TOMBSTONE).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert store.problem(key) not in (None, REMOVED), at
+    (path / TOMBSTONE).unlink()
+    assert "missing: fold_0/model.safetensors" in str(store.problem(key))
+    (path / TOMBSTONE).write_bytes(whole)
+    assert store.problem(key) == REMOVED
+    (path / "extra").touch()
+    assert store.problem(key) == "not in its manifest: extra"
+    (path / "extra").unlink()
+    (path / "samples.safetensors").write_text("what later rounds train oN")
+    assert store.problem(key) == "samples.safetensors does not have its checksum"
+    assert removed(store, key, scratch) == 0
+    assert store.set_aside(key) is not None
+    assert store.problem(key) == NOT_STORED
+
+
+def test_a_tombstone_of_another_output_is_damage(store: Store, key: str, scratch: Path) -> None:
+    other = "cd" * 20
+    for each in (key, other):
+        put(store, each)
+        removed(store, each, scratch)
+    (store.path(key) / TOMBSTONE).write_bytes((store.path(other) / TOMBSTONE).read_bytes())
+    assert store.problem(key) == "its tombstone is of another key or format"
+
+
+def test_a_job_does_not_write_a_tombstone_itself(store: Store, key: str) -> None:
+    folder = store.begin(store.scratch("maker"), key, 1)
+    (folder / TOMBSTONE).write_text("{}")
+    with pytest.raises(StoreError, match=r"wrote a removed\.json, which is the store's name"):
+        store.commit(key, folder, {})
+
+
+# -- others ----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_run_that_lives_needs_stays(store: Store, key: str, scratch: Path) -> None:
+    put(store, key)
+    other = Scratch(store.scratch("other-2"))
+    other.open()
+    tell_needs(store, other.path, [key])
+    assert removed(store, key, scratch) == 0
+    tell_needs(store, other.path, [])
+    assert remove_weights(store, key, PATTERNS, "", scratch, is_free=lambda: False) == 0
+    claim = store.claim(key)
+    assert claim is not None
+    with claim:
+        assert removed(store, key, scratch) == 0
+    assert store.problem(key) is None
+    tell_needs(store, other.path, [key])
+    other.close()
+    assert removed(store, key, scratch) > 0
+
+
+def test_what_a_run_that_is_gone_needed_does_not_count(store: Store, key: str, scratch: Path) -> None:
+    put(store, key)
+    other = store.scratch("other-2")
+    other.mkdir()
+    tell_needs(store, other, [key])
+    assert removed(store, key, scratch) > 0
+
+
+@pytest.mark.parametrize("told", [b"\xff", b"no key\n", None], ids=["bytes", "text", "folder"])
+def test_nothing_goes_where_it_is_not_known_what_a_run_needs(
+    store: Store, key: str, scratch: Path, told: bytes | None
+) -> None:
+    put(store, key)
+    other = Scratch(store.scratch("other-2"))
+    other.open()
+    path = other.path / needs.NEEDS
+    path.mkdir() if told is None else path.write_bytes(told)
+    with pytest.raises(StoreError, match="what its run needs is unknown"):
+        removed(store, key, scratch)
+    assert store.problem(key) is None
+    other.close()
+
+
+def test_nothing_goes_where_there_are_no_locks(
+    store: Store, key: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, key)
+
+    def refuse(*_: object, **__: object) -> bool:
+        raise LocksUnsupportedError(38, "Function not implemented")
+
+    monkeypatch.setattr("pipeline.engine.store.needs.lock", refuse)
+    with pytest.raises(StoreError, match="Function not implemented"):
+        removed(store, key, scratch)
+    assert store.problem(key) is None
+
+
+# -- interruptions ---------------------------------------------------------------------------------------------
+
+STEPS = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.engine.store import removal
+from pipeline.engine.store.store import Store
+root, key, scratch, last = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+taken = 0
+def counted(step):
+    def take(*given, **more):
+        global taken
+        taken += 1
+        if taken == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(*given, **more)
+    return take
+Path.write_bytes, Path.rename = counted(Path.write_bytes), counted(Path.rename)
+removal.fsync, os.unlink = counted(removal.fsync), counted(os.unlink)
+removal.remove_weights(Store(root), key, ("model*",), "execution.keep=last", scratch)
+"""
+ALL_STEPS = 7
+"""Write the tombstone, force it, give it its name, force that; remove three files."""
+
+
+def run_of(key: str) -> RunReference:
+    return RunReference(folder=RunFolder(Path("x")), started=(datetime(2026, 1, 1), 1), keys=frozenset({key}))
+
+
+@pytest.mark.parametrize("finish", ["removal", "gc", "commit"])
+def test_a_removal_may_be_killed_at_any_step(store: Store, key: str, scratch: Path, finish: str) -> None:
+    seen = set()
+    for step in range(1, ALL_STEPS + 1):
+        put(store, key)
+        done = subprocess.run(
+            [sys.executable, "-c", STEPS, str(store.root), key, str(scratch), str(step)], cwd=ROOT, check=False
+        )
+        assert done.returncode == -signal.SIGKILL, step
+        problem = store.problem(key)
+        seen.add((problem, len(leftover_weights(store, key))))
+        if problem is None:
+            continue  # nothing has happened
+        assert problem == REMOVED
+        if finish == "removal":
+            assert removed(store, key, scratch) > 0
+        elif finish == "gc":
+            garbage = find_garbage(store, [run_of(key)])
+            weights = [thing for thing in garbage if thing.kind is GarbageKind.weights]
+            assert len(weights) == len(leftover_weights(store, key))
+            assert [failure for _, failure in remove(store, weights)] == [None] * len(weights)
+        else:
+            assert put(store, key)
+            assert store.problem(key) is None
+            continue
+        assert (store.problem(key), leftover_weights(store, key)) == (REMOVED, [])
+    assert seen == {(None, 0), (REMOVED, 3), (REMOVED, 2), (REMOVED, 1)}
