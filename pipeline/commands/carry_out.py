@@ -10,6 +10,7 @@ import yaml
 from rich.console import Console
 
 from pipeline.commands.dry_run import draw_plan
+from pipeline.commands.keeping import keeper_of, tell_removed
 from pipeline.commands.multirun import group_of_run
 from pipeline.commands.report import leave_report
 from pipeline.commands.request import Request, Stored
@@ -32,7 +33,9 @@ from pipeline.commands.track import tracked
 from pipeline.commands.trial import TrialRounds
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import StageChoice
+from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
+from pipeline.engine.keeper import Keeper
 from pipeline.engine.run_folder import PLAN_SVG, RunFolder, create_run_folder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.job_state import THERE, JobStatus
@@ -82,13 +85,19 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
-            rounds = TrialRounds(request)
+            rounds, keeper = TrialRounds(request), keeper_of(request, stored.missing, verified.folder, run)
+            keeper.sweep()  # what an earlier run of the same has left may be room that this one needs
             with tracked(run, config.tracking, console, signals) as hear:
-                outcome = _run_missing(request, stored.missing, verified, run, console, signals, hear, rounds)
+                outcome = _run_missing(
+                    request, stored.missing, verified, run, console, signals, hear, rounds, keeper
+                )
                 rounds.conclude()
+                keeper.sweep()
                 if outcome is not None:
                     _link_stored(request, run, _found_stored(stored.missing, outcome))
-                return _end(request, outcome, verified, run, console)
+                code = _end(request, outcome, verified, run, console)
+                tell_removed(keeper, console)
+                return code
         except (WorkerError, StoreError) as error:
             complain(console, str(error))
         except OSError as error:
@@ -105,7 +114,7 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     """Write down what is asked for and what is there, and say it."""
     there = set(request.plan.jobs) - set(stored.missing)
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
-    write_whole(run.plan, plan_text(request.plan, stored=there))
+    write_whole(run.plan, plan_text(request.plan, stored=there, keep=request.config.execution.keep))
     draw_plan(request, stored, run.path / PLAN_SVG)
     write_origin(run.path, _origin(request))
     for warning in request.warnings:
@@ -185,6 +194,7 @@ def _run_missing(
     signals: StopSignals,
     hear: Callable[[], None],
     rounds: TrialRounds,
+    keeper: Keeper,
 ) -> Outcome | None:
     if not missing:
         _record_nothing_to_do(request, run)
@@ -192,6 +202,10 @@ def _run_missing(
     clock = _steady_clock()
     live, gpus = _live_run(request, missing), GpuLog()
     with shown_on(console) as redraw, RoundReports(run) as reports, ProgressFile(run) as told:
+
+        def take(event: Event) -> None:
+            live.take({**event, "time": clock()})
+            keeper.take(event)
 
         def show() -> None:
             live.tick(clock())
@@ -218,7 +232,7 @@ def _run_missing(
             portable=request.config.system.portable,
             missing=missing,
             verified=verified,
-            on_event=lambda event: live.take({**event, "time": clock()}),
+            on_event=take,
             on_tick=show,
             on_stop=stop,
             signals=signals,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from pipeline.commands.request import Request, Stored
+from pipeline.config.schema import Keep
 from pipeline.errors import StoreError
 from pipeline.plan.disk import DiskNeed, disk_need
 from pipeline.terminal.columns import Column, FittedTable
@@ -40,7 +41,7 @@ def no_room(request: Request, need: DiskNeed) -> str | None:
     if free is None or need.least <= max(free, _LEAST):
         return None
     largest = max(need.stages, key=lambda place: need.stages[place])
-    parts = f"{decimal(need.total)} of outputs"
+    parts = f"{decimal(need.peak - need.checkpoints)} of outputs"
     if need.checkpoints:
         parts += f" and {decimal(need.checkpoints)} of checkpoints meanwhile"
     return (
@@ -56,6 +57,8 @@ def _fewer(request: Request, need: DiskNeed, free: int) -> Iterator[str]:
     config = request.config
     if need.checkpoints and need.total <= free:
         yield "training.checkpoint_every_minutes=0 makes no checkpoints on the way"
+    if config.execution.keep is Keep.all and config.rounds_of_training > 1:
+        yield "execution.keep=last removes the weights of earlier rounds"
     if len(config.experiment.seeds) > 1:
         yield f"fewer experiment.seeds ({len(config.experiment.seeds)})"
     if config.rounds_of_training > 1:
@@ -91,8 +94,12 @@ def print_need(request: Request, stored: Stored, console: Console) -> None:
         last = algo
     console.print(table)
     text = f"About {decimal(need.total)} of new outputs"
-    if need.checkpoints:
-        text += f", and {decimal(need.peak)} at most while trainings have checkpoints"
+    keep = request.config.execution.keep
+    if keep is not Keep.all:
+        text += f", of which {decimal(need.stays)} stay (execution.keep={keep.name})"
+    if need.checkpoints or need.peak < need.total:
+        meanwhile = " while trainings have checkpoints" if need.checkpoints else " at once"
+        text += f", and {decimal(need.peak)} at most{meanwhile}"
     say(console, f"{text}; {'what is free is not known' if free is None else f'{decimal(free)} are free'}.")
     if need.guessed:
         say(console, f"Guessed by the name or the file alone: the size of {', '.join(need.guessed)}.")

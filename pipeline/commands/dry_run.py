@@ -49,7 +49,8 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
 def in_short(request: Request, stored: Stored) -> str:
     """How many jobs there are, are stored, and are to run, and about how long that takes."""
     plan, missing, workers = request.plan, stored.missing, request.layout.workers
-    text = f"{jobs(len(plan.jobs))}: {len(plan.jobs) - len(missing):,} stored, {len(missing):,} to run on "
+    text = f"{jobs(len(plan.jobs))}: {len(plan.jobs) - len(missing):,} stored{_removed(request, stored)}, "
+    text += f"{len(missing):,} to run on "
     text += count(workers, "worker")
     if not missing:
         return text
@@ -57,6 +58,13 @@ def in_short(request: Request, stored: Stored) -> str:
     seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed.seconds)
     kinds = {WORKER_LOAD, *(duration_name(plan.jobs[job_id]) for job_id in missing)}
     return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"
+
+
+def _removed(request: Request, stored: Stored) -> str:
+    missing = set(stored.missing)
+    jobs_there = (job for job in request.plan.jobs.values() if job.weights and job.id not in missing)
+    number = sum(request.store.is_removed(job.key) for job in jobs_there)
+    return f" ({number:,} of them without their weights, which were removed)" if number else ""
 
 
 def how_sure(known: Sequence[bool]) -> str:

@@ -17,7 +17,7 @@ from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.store.measured import read_durations
-from pipeline.engine.store.store import NOT_STORED, Store
+from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.errors import ConfigError
 from pipeline.machine import garbage
 from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
@@ -163,10 +163,13 @@ def look_up(request: Request, problem_of: Callable[[str], str | None]) -> Stored
     """
     damaged: dict[str, str] = {}
 
-    def is_stored(key: str) -> bool:
+    def is_stored(key: str, *good: str | None) -> bool:
         problem = problem_of(key)
-        if problem is not None and problem != NOT_STORED:
+        if problem not in (None, NOT_STORED, REMOVED):
             damaged[key] = problem
-        return problem is None
+        return problem in good
 
-    return Stored(missing=missing_jobs(request.plan, is_stored), damaged=damaged)
+    missing = missing_jobs(
+        request.plan, lambda key: is_stored(key, None), lambda key: is_stored(key, None, REMOVED)
+    )
+    return Stored(missing=missing, damaged=damaged)

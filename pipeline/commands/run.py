@@ -15,16 +15,19 @@ from pipeline import arithmetic
 from pipeline.commands.carry_out import carry_out
 from pipeline.commands.disk_room import check_room
 from pipeline.commands.dry_run import print_plan
+from pipeline.commands.keeping import said_of_best
 from pipeline.commands.request import Request, Stored, look_up, prepare
 from pipeline.config.schema import Backend, Config
 from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.select import lease_devices
+from pipeline.engine.keeper import keys_of_weights
 from pipeline.engine.scheduler.runnable import check_runnable
 from pipeline.engine.store.measured import read_peaks
+from pipeline.engine.store.needs import tell_needs
 from pipeline.engine.store.scratch import Scratch, sweep
 from pipeline.engine.store.verified import Verified
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StoreError
 from pipeline.plan.rewards import try_rewards
 from pipeline.terminal.console import say
 
@@ -57,6 +60,8 @@ def run_experiment(
     request = prepare(config, given, lambda text: say(console, text))
     request = replace(request, label=label, command=tuple(command), on_begin=on_begin)
     _check_arithmetic(request)
+    if best := said_of_best(config):
+        request = replace(request, warnings=(*request.warnings, best))
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)
     if config.dry_run:
@@ -67,6 +72,8 @@ def run_experiment(
         print_plan(request, stored, console)
         return 0
     with store.in_use(Path(config.output_dir)), _notes_of(request) as verified:
+        with suppress(StoreError):  # where nothing can be locked or written, no run removes anything either
+            tell_needs(store, verified.folder, keys_of_weights(request.plan.jobs.values()))
         stored = look_up(request, verified.problem)
         if not stored.missing:
             return carry_out(request, stored, verified, console)

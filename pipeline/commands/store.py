@@ -175,7 +175,9 @@ def _verify(store: Store, keys: Sequence[str], repair: bool, console: Console) -
     for path in store.strangers():
         say(console, f"note: {path} is no output; it is left alone")
     counted = "1 output" if len(keys) == 1 else f"{len(keys):,} outputs"
-    say(console, f"{counted} checked, {len(damaged):,} damaged" + _advice(damaged, repair))
+    removed = sum(map(store.is_removed, keys))
+    without = f", {removed:,} without the weights that execution.keep had removed" if removed else ""
+    say(console, f"{counted} checked, {len(damaged):,} damaged{without}" + _advice(damaged, repair))
     return SOMETHING_WRONG if damaged else 0
 
 

@@ -47,6 +47,15 @@ class Barrier(Enum):
     round = "round"  # every job of every earlier round as well
 
 
+class Keep(Enum):
+    """Of which rounds trained weights stay on the disk; others are removed once nothing is left to read them."""
+
+    all = "all"  # of every round
+    last = "last"  # of the last round of each method and seed
+    best = "best"  # of the round that evaluates best, of each method and seed
+    results = "results"  # of none
+
+
 class DeviceChoice(Enum):
     """Which kind of device workers use; an output that is stored counts on the other kind as well."""
 
@@ -292,6 +301,11 @@ class ExecutionConfig:
     could start, those with larger ones do first, and of equal ones those on the longest remaining path."""
     store: str | None = file_or_folder(None, affects_result=False)
     """Folder of finished outputs; null means `<output_dir>/.store`."""
+    keep: Keep = hint(Keep.all)
+    """Of which rounds trained weights stay in the store, for each method and seed: of `all`, of the `last`, of the
+    one that evaluates `best` on `evaluation.split`, or of none (`results`). The others are removed as soon as no
+    job that is left reads them, and no other run does; results and all else stay, and nothing is computed again
+    for it. What needs such weights later makes them again, the same. References are not touched."""
     heartbeat_s: float = number(5.0, at_least=0.001, at_most=LONGEST_S, affects_result=False)
     """Seconds between a worker's signs of life."""
     heartbeat_timeout_s: float = number(120.0, above=0, at_most=LONGEST_S, affects_result=False)

@@ -76,7 +76,7 @@ def build_plan(
         for number in range(chain.rounds_from, config.rounds_of_training + 1):
             for stage in planned_stages(chain.kind, config):
                 builder.add_stage(chain, number, stage)
-    plan = Plan(with_priorities(builder.jobs.values(), config), builder.edges)
+    plan = Plan(with_priorities(builder.jobs.values(), builder.edges, config), builder.edges)
     if config.stage is StageChoice.prepare:
         return plan.up_to([job.id for job in plan.jobs.values() if job.algo == PREPARATION])
     return plan
@@ -213,6 +213,7 @@ class _Builder:
             memory_mb=made_of.memory_mb,
             # That a job fits is worth more than an estimate, so all settings count. Thousands have the same.
             memory_kind=intern(f"{kind} {made_of.digest}"),
+            weights=stage.weights if stage.saves else (),
         )
         self.jobs[job.id] = job
         self._by_key[key] = job.id

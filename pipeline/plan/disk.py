@@ -10,11 +10,11 @@ Weights are nearly all of it. What a stage saves is declared with it (`Stage.sav
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.config.bases import AlgoConfig
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, Keep
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.registry import load_dataset
@@ -71,6 +71,7 @@ class DiskNeed:
     Attributes:
         stages: Algorithm and stage -> bytes of their outputs, in plan order.
         peak: Bytes at most, checkpoints included.
+        stays: Bytes that are left at the end, when `execution.keep` has removed what it is to.
         least: Bytes that are taken whatever is drawn, of models whose size is known: what a run may be refused by.
         checkpoints: Bytes of these among the peak.
         guessed: Models whose sizes are guesses.
@@ -79,6 +80,7 @@ class DiskNeed:
 
     stages: Mapping[tuple[str, str], int] = field(default_factory=dict)
     peak: int = 0
+    stays: int = 0
     least: int = 0
     checkpoints: int = 0
     guessed: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int
     rooms = _Rooms(config)
     stages: dict[tuple[str, str], int] = {}
     waiting: list[int] = []
+    weights = _Weights(config.execution.keep)
     least = 0
     guessed: dict[str, None] = {}
     for job_id in missing:
@@ -111,19 +114,86 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int
         stages[place] = stages.get(place, 0) + room.stored
         # A checkpoint is removed when its output is there.
         waiting += [max(0, room.meanwhile - room.stored)] if room.meanwhile else []
-        least += 0 if room.guessed else room.least
+        if job.weights:
+            weights.add(job, room)
+        elif not room.guessed:
+            least += room.least
         if room.guessed:
             guessed[f"models.{job.model}"] = None
     at_once = max(1, workers // max((plan.jobs[job_id].devices for job_id in missing), default=1))
     checkpoints = sum(sorted(waiting)[-at_once:])
+    rest = sum(stages.values()) - weights.made
     return DiskNeed(
         stages=stages,
-        peak=sum(stages.values()) + checkpoints,
-        least=least,
+        peak=rest + weights.at_once(at_once) + checkpoints,
+        stays=rest + weights.stays,
+        least=least + weights.least,
         checkpoints=checkpoints,
         guessed=tuple(guessed),
         unknown=tuple(rooms.unknown),
     )
+
+
+class _Weights:
+    """The trained weights of a plan: how many bytes of them are there at once, at the end, and in any case."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self._jobs: list[int] = []
+        self._known: list[int] = []
+        self._rounds: dict[str, dict[int, int]] = {}
+        self._sure: dict[str, dict[int, int]] = {}
+
+    def add(self, job: Job, room: Room) -> None:
+        """Count the models of a job."""
+        self._jobs.append(room.least)
+        rounds = self._rounds.setdefault(job.chain, {})
+        rounds[job.round] = rounds.get(job.round, 0) + room.least
+        if not room.guessed:
+            sure = self._sure.setdefault(job.chain, {})
+            sure[job.round] = sure.get(job.round, 0) + room.least
+            self._known.append(room.least)
+
+    @property
+    def made(self) -> int:
+        """All of them."""
+        return sum(self._jobs)
+
+    @property
+    def stays(self) -> int:
+        """Those that are not removed; of the best rounds, which nobody knows, the largest."""
+        if self._keep is Keep.all:
+            return self.made
+        if self._keep is Keep.results:
+            return 0
+        chosen = max if self._keep is Keep.best else _last
+        return sum(chosen(rounds.values()) for rounds in self._rounds.values())
+
+    @property
+    def least(self) -> int:
+        """What is there at some time whatever is drawn, of those whose size is known."""
+        if self._keep is Keep.all:
+            return sum(self._known)
+        if self._keep is Keep.results:
+            return max(self._known, default=0)
+        chosen = min if self._keep is Keep.best else _last
+        return sum(chosen(rounds.values()) for rounds in self._sure.values())
+
+    def at_once(self, trainings: int) -> int:
+        """The most at any time: of each chain one round, which the next is learnt from, and what is just trained.
+
+        Where there is no next round, and nothing is to stay, a chain is evaluated before another is trained.
+        """
+        if self._keep is Keep.all:
+            return self.made
+        one_round = self._keep is Keep.results and all(len(rounds) == 1 for rounds in self._rounds.values())
+        held = 0 if one_round else sum(max(rounds.values()) for rounds in self._rounds.values())
+        return min(self.made, held + sum(sorted(self._jobs)[-(2 if one_round else 1) * trainings :]))
+
+
+def _last(sizes: Iterable[int]) -> int:
+    """Rounds are planned in order."""
+    return list(sizes)[-1]
 
 
 class _Rooms:

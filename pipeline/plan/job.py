@@ -38,6 +38,8 @@ class Job:
         devices: How many devices it needs at once.
         memory_mb: Memory that it takes of each device, in MiB, where that is said by hand; None leaves it to what
             is measured.
+        weights: Patterns of the names of files in its output that hold weights of models that it has trained; none
+            where it trains none, or a reference.
         memory_kind: Names the jobs that take as much memory as this one; "" for one that is like no other.
     """
 
@@ -63,6 +65,7 @@ class Job:
     devices: int = 1
     memory_mb: int | None = None
     memory_kind: str = ""
+    weights: tuple[str, ...] = ()
 
     @property
     def chain(self) -> str:

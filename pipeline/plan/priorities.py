@@ -1,4 +1,7 @@
-"""An order of the user's own: a function that gives the priority of a job, asked once for each."""
+"""An order of the user's own: a function that gives the priority of a job, asked once for each.
+
+Where there is none and weights are removed once nothing reads them, what stands in the way of that goes first.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,19 @@ from numbers import Real
 from typing import Any
 
 from pipeline.config.place import defined_at
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, Keep
 from pipeline.config.user_code import ask, import_object
 from pipeline.config.values import brief
 from pipeline.errors import ConfigError
 from pipeline.plan.job import Job
 
 
-def with_priorities(jobs: Iterable[Job], config: Config) -> list[Job]:
-    """Jobs with the priorities that ``execution.priority`` gives them; as they are where it names no function.
+def with_priorities(jobs: Iterable[Job], edges: Iterable[tuple[str, str]], config: Config) -> list[Job]:
+    """Jobs with the priorities that ``execution.priority`` gives them.
 
     Args:
         jobs: Those of a plan.
+        edges: Pairs of ids of them, one whose output the other reads.
         config: The request.
 
     Raises:
@@ -29,13 +33,36 @@ def with_priorities(jobs: Iterable[Job], config: Config) -> list[Job]:
     """
     path = config.execution.priority
     if path is None:
-        return list(jobs)
+        return list(jobs) if config.execution.keep is Keep.all else _freeing_first(list(jobs), edges)
     owner = f"execution.priority={path}"
     function = import_object(path)
     if not callable(function):
         raise ConfigError(f"{owner}: this is {brief(function)}, and must be a function of a job and the settings")
     given = deepcopy(config)  # what the function may change is its own
     return [replace(job, priority=_priority(owner, function, job, given)) for job in jobs]
+
+
+def _freeing_first(jobs: list[Job], edges: Iterable[tuple[str, str]]) -> list[Job]:
+    """The same, those first that read weights and lead to no other weights: they hold on to what could go.
+
+    By the longest path such jobs come last, as evaluations do, so that the weights of all rounds would be there.
+    """
+    trained = {job.id for job in jobs if job.weights}
+    inputs: dict[str, list[str]] = {}
+    for upstream, downstream in edges:
+        inputs.setdefault(downstream, []).append(upstream)
+    leading, frontier = set[str](), list(trained)
+    while frontier:
+        job_id = frontier.pop()
+        if job_id not in leading:
+            leading.add(job_id)
+            frontier += inputs.get(job_id, ())
+    return [
+        replace(job, priority=1.0)
+        if job.id not in leading and not trained.isdisjoint(inputs.get(job.id, ()))
+        else job
+        for job in jobs
+    ]
 
 
 def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config) -> float:

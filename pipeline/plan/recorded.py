@@ -6,8 +6,9 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
+from pipeline.config.schema import Keep
 from pipeline.errors import PlanError
 from pipeline.foreign import ForeignDataError, converted, parse_json
 from pipeline.plan.graph import Plan
@@ -28,6 +29,7 @@ class RecordedPlan:
         stored: Ids of the jobs that need not run.
         sections: Digest -> sections of the configuration.
         key_format: The format of keys that the code had, or None where that was not recorded.
+        keep: Which trained weights the run keeps, or None where that was not recorded: all of them.
     """
 
     jobs: Mapping[str, Job]
@@ -35,6 +37,7 @@ class RecordedPlan:
     stored: frozenset[str]
     sections: Mapping[str, Mapping[str, Any]]
     key_format: int | None
+    keep: Keep | None = None
 
     @cached_property
     def by_key(self) -> dict[str, str]:
@@ -55,15 +58,16 @@ class RecordedPlan:
         return self.sections.get(digest, {}) if isinstance(digest, str) else {}
 
 
-def plan_text(plan: Plan, stored: Collection[str] = ()) -> str:
+def plan_text(plan: Plan, stored: Collection[str] = (), keep: Keep = Keep.all) -> str:
     """The text of ``plan.json``: one job or edge a line, so that it is small and can still be searched by line.
 
     Args:
         plan: The plan.
         stored: Ids of the jobs that need not run.
+        keep: Which trained weights the run keeps.
     """
     parts = []
-    for name, value in plan.to_json(stored).items():
+    for name, value in {**plan.to_json(stored), "keep": keep.name}.items():
         if isinstance(value, list) and value:
             parts.append(f"{_compact(name)}:[\n" + ",\n".join(map(_compact, value)) + "\n]")
         else:
@@ -103,6 +107,7 @@ def recorded(data: Mapping[str, Any]) -> RecordedPlan:
         stored=frozenset(found.stored),
         sections=found.sections,
         key_format=found.key_format,
+        keep=None if found.keep is None else Keep[found.keep],
     )
 
 
@@ -113,6 +118,7 @@ class _PlanFile:
     stored: list[str] = field(default_factory=list)
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     key_format: int | None = None
+    keep: Literal["all", "last", "best", "results"] | None = None
 
 
 def _compact(value: object) -> str:

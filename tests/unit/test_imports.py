@@ -52,6 +52,7 @@ ROOMS = {
             "workers",
             "scheduler",
             "run_jobs",
+            "keeper",
         ),
     ],
     "sweeps": [

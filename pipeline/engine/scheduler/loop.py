@@ -257,7 +257,8 @@ class _Loop:
                 if isinstance(action, Reserve):
                     self._decide(reserve, action)
                 else:
-                    self._decide(start, action, self.outside.before(self.run.state.plan.jobs[action.job_id]))
+                    job = self.run.state.plan.jobs[action.job_id]
+                    self._decide(start, action, self.outside.before(job, self.run.state))
 
     def _take(self, index: int, message: FromWorker) -> None:
         self._decide(react, index, message, self._look(index, message))

@@ -23,7 +23,7 @@ from pipeline.engine.scheduler.effects import (
 )
 from pipeline.engine.scheduler.job_state import THERE
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.store.store import NOT_STORED, Store
+from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
@@ -129,10 +129,11 @@ class Outside:
 
     # -- what only the disk knows ------------------------------------------------------------------------------
 
-    def before(self, job: Job) -> OnDisk:
+    def before(self, job: Job, state: RunState) -> OnDisk:
         """Claim the key of a job that is about to start, and look whether another run has made its output.
 
-        One that cannot be used is set aside before anything is decided.
+        One that cannot be used is set aside before anything is decided. One whose weights were removed will do
+        where nothing that is left reads it.
 
         Raises:
             StoreError: It cannot be moved.
@@ -144,13 +145,17 @@ class Outside:
             return OnDisk(claimed=False)
         self.claims[job.id] = claim
         problem = self.verified.problem(job.key)
+        if problem == REMOVED:
+            readers = (state.jobs[reader].status for reader in state.plan.readers(job.id))
+            return OnDisk(stored=all(status in THERE for status in readers))
         if problem not in (None, NOT_STORED):
             self._set_aside(job.key, problem)
         return OnDisk(stored=problem is None)
 
     def after(self, job: Job) -> OnDisk:
         """Look whether a job that is said to be done has left its output, where it has one."""
-        return OnDisk(stored=not job.key or self.store.is_committed(job.key))
+        whole = self.store.is_committed(job.key) and not self.store.is_removed(job.key)
+        return OnDisk(stored=not job.key or whole)
 
     def damage(self, key: str, state: RunState) -> OnDisk:
         """Look at an output that a job could not use, and whether what it takes to make it anew is there."""

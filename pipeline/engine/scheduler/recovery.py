@@ -9,6 +9,7 @@ from pipeline.engine.scheduler.effects import OnDisk, Process, SetAside
 from pipeline.engine.scheduler.retry import Failure, judge
 from pipeline.engine.scheduler.run import Run
 from pipeline.engine.workers.failure import FailureKind
+from pipeline.outputs.manifest import REMOVED
 
 # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ def _record_failure(
 
 def _make_again(run: Run, key: str, on_disk: OnDisk) -> None:
     """Have an output made anew that could not be used."""
-    if on_disk.problem:
+    if on_disk.problem not in ("", REMOVED):
         run.do(SetAside(key, on_disk.problem))
     if on_disk.maker:
         _reopen(run, on_disk.maker, on_disk.problem or "it could not be read", on_disk.missing)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.engine.store.run_refs import RunReference
 from pipeline.engine.store.scratch import is_lock
-from pipeline.engine.store.store import NOT_STORED, OWN, Store
+from pipeline.engine.store.store import NOT_STORED, OWN, REMOVED, Store
 from pipeline.errors import ConfigError
 from pipeline.files import walk
 from pipeline.outputs import manifest
@@ -64,13 +64,14 @@ class Space:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What takes the space of a store."""
+    """What takes the space of a store; of `removed` outputs the weights were removed, which take none any more."""
 
     outputs: dict[OutputKind, Space] = field(default_factory=dict)
     aside: Space = field(default_factory=Space)
     checkpoints: Space = field(default_factory=Space)
     unfinished: Space = field(default_factory=Space)
     other: Space = field(default_factory=Space)
+    removed: Space = field(default_factory=Space)
 
     @property
     def total(self) -> int:
@@ -120,7 +121,8 @@ def check_outputs(store: Store, keys: Iterable[str]) -> Iterator[Finding | None]
     for key in keys:
         problem = store.problem(key)
         # What is gone by now was set aside by a run meanwhile.
-        yield None if problem in (None, NOT_STORED) else Finding(key, job_of(store, key), str(problem))
+        good = problem in (None, NOT_STORED, REMOVED)
+        yield None if good else Finding(key, job_of(store, key), str(problem))
 
 
 def job_of(store: Store, key: str) -> str:
@@ -146,6 +148,7 @@ def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
     for key in keys:
         kind = kind_of(job_of(store, key), experiments.get(key, ()))
         usage.outputs.setdefault(kind, Space()).add(size_of(store.path(key)))
+        usage.removed.add(0, int(store.is_removed(key)))
     special = {".aside": usage.aside, ".checkpoints": usage.checkpoints, ".tmp": usage.unfinished}
     for path in _entries(store.root):
         for entry in _entries(path) if path.name in special else ():

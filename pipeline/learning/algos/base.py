@@ -27,6 +27,8 @@ _Settings = TypeVar("_Settings", bound=AlgoConfig)
 
 REFERENCE = "reference"
 """What stands in the place of an algorithm for the policy that all of them start from."""
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors", "value_head.safetensors")
+"""Files of a saved model that hold its weights, as patterns of their names."""
 Section = Literal["system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"]
 
 
@@ -71,6 +73,8 @@ class Stage:
         loads_models: False for work on files alone, which has no preference for a worker.
         saves: The models that its output holds, for an estimate of the disk that it takes: the whole ``policy``, a
             ``value`` model, or ``rewards``, one reward model or those that the settings ask for. "" for none.
+        weights: Patterns of the names of files, in whatever folder of its output, that hold the weights of what it
+            saves: what `execution.keep` may remove.
         seconds: Rough time per job (per 1,000 samples where it is split; of a training, in the first round) on one
             CPU core with the default model and settings. What a request has otherwise is reckoned from that
             (`plan.estimates`), until such a job was timed.
@@ -86,6 +90,7 @@ class Stage:
     scales: bool = False
     loads_models: bool = True
     saves: Literal["", "policy", "value", "rewards"] = ""
+    weights: tuple[str, ...] = WEIGHTS
     seconds: float = 1.0
 
 

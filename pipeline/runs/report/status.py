@@ -11,11 +11,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pipeline.engine.run_folder import RunFolder
+from pipeline.outputs.manifest import REMOVED
 from pipeline.runs.job_logs import last_line, log_path
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.progress import Progress
+from pipeline.runs.removed import removed_weights
 from pipeline.runs.report.format import (
     brief_device,
     count,
@@ -156,6 +158,7 @@ def run_page(run: LoadedRun, now: float, width: int) -> list[RenderableType]:
         *_waiting(view),
         *_quarantined(view),
         *_retries(view),
+        *_removed(run),
     ]
     lines += list(_unreadable(run))
     return parts + [Text(printable(text), style=style) for text, style in lines]
@@ -282,7 +285,10 @@ def _why_it_waits(job: JobView) -> str:
         return job.waits
     if job.stopped:
         return "it was stopped and goes on in the next run"
-    return f"made again, its stored output is damaged: {job.reopened[-1]}" if job.reopened else ""
+    if not job.reopened:
+        return ""
+    reason = job.reopened[-1]
+    return f"made again, {'as' if reason == REMOVED else 'its stored output is damaged:'} {reason}"
 
 
 def _quarantined(view: RunView) -> Lines:
@@ -297,6 +303,16 @@ def _retries(view: RunView) -> Lines:
     if view.retries:
         kinds = ", ".join(f"{number} {kind}" for kind, number in view.retries.most_common())
         yield f"\nretries so far: {view.retries.total()} ({kinds})", ""
+
+
+def _removed(run: LoadedRun) -> Lines:
+    found = removed_weights(run)
+    if found:
+        keep = f" (execution.keep={run.plan.keep.name})" if run.plan.keep else ""
+        yield f"\nmade, and their weights removed{keep}", "bold"
+    for chain, rounds in list(found.items())[:MAX_LISTED]:
+        yield f"  {chain}: {'round' if len(rounds) == 1 else 'rounds'} {', '.join(map(str, rounds))}", ""
+    yield from _more(len(found), "  ")
 
 
 def _unreadable(run: LoadedRun) -> Lines:
@@ -353,6 +369,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "quarantined": [asdict(place) for place in view.quarantined],
         "retries": dict(view.retries),
         "unreadable_lines": run.unreadable,
+        "weights_removed": removed_weights(run),
     }
 
 

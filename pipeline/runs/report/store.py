@@ -35,6 +35,8 @@ def usage_table(usage: Usage) -> FittedTable:
     ):
         table.add_row(f"({name})", "", "", "", *_space(space))
     table.add_row("(other)", "", "", "", "", decimal(usage.other.size))
+    if usage.removed.number:
+        table.add_row("(weights removed)", "", "", "", f"{usage.removed.number:,}", "")
     table.end_section()
     table.add_row("total", "", "", "", "", decimal(usage.total), style="bold")
     return table

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.engine.store.store import NOT_STORED, Store
+from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.plan.graph import Plan
 from pipeline.plan.key_diff import Cause, causes
 from pipeline.plan.pending import missing_jobs
@@ -247,11 +247,24 @@ def _next_time(asked: _Asked) -> Lines:
         yield "Its output is in the store: the same command would not run it again."
         return
     what = "is not in the store" if problem == NOT_STORED else f"cannot be used any more ({problem})"
-    whole = Plan(plan.jobs.values(), plan.edges)
-    if asked.job.id in missing_jobs(whole, lambda key: store.problem(key, checksums=False) is None):
+    if problem == REMOVED:
+        keep = f"execution.keep={plan.keep.name}" if plan.keep else "execution.keep"
+        what = f"was made, and its weights were removed since, as {keep} asked; all else of it is in the store"
+    if asked.job.id in _missing(store, Plan(plan.jobs.values(), plan.edges)):
         yield f"Its output {what}: the same command would run it again."
     else:
         yield f"Its output {what}, but nothing that is missing reads it: the same command would not run it again."
+
+
+def _missing(store: Store, plan: Plan) -> list[str]:
+    problems: dict[str, str | None] = {}
+
+    def is_there(key: str, *good: str | None) -> bool:
+        if key not in problems:
+            problems[key] = store.problem(key, checksums=False)
+        return problems[key] in good
+
+    return missing_jobs(plan, lambda key: is_there(key, None), lambda key: is_there(key, None, REMOVED))
 
 
 def _ended(state: str) -> str:
@@ -266,8 +279,13 @@ def _ended(state: str) -> str:
 def _would_run(store: Store, plan: Plan, job_id: str) -> Lines:
     job = plan.jobs[job_id]
     problem = store.problem(job.key, checksums=False)
-    missing = missing_jobs(plan, lambda key: store.problem(key, checksums=False) is None)
-    if problem is None:
+    missing = _missing(store, plan)
+    if problem == REMOVED:
+        would, which = (
+            ("would", "a job that must run reads") if job_id in missing else ("would not", "nothing needs")
+        )
+        yield f"{job_id} {would} run: it was made, and {which} its weights, which execution.keep had removed."
+    elif problem is None:
         yield f"{job_id} would not run: its output is stored ({shown_path(store.path(job.key))})."
     elif job_id not in missing:
         yield f"{job_id} would not run: it is not stored, but nothing that must run reads it."

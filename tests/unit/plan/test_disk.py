@@ -88,6 +88,21 @@ def test_checkpoints_make_the_peak(tmp_path: Path, hub: str) -> None:
     assert adapters.total == often.total
 
 
+def test_the_peak_follows_what_is_kept(tmp_path: Path, hub: str) -> None:
+    """Six chains of three rounds on two workers: one round of each chain, and what two trainings are making."""
+    settings = (hub, "algos=[DPO,GRPO]", "experiment.seeds=[0,1,2]", "training.checkpoint_every_minutes=0")
+    each, found = 4 * WEIGHTS, {}
+    for keep in ("all", "last", "best", "results"):
+        found[keep] = need(asked(tmp_path, *settings, "rounds_of_training=3", f"execution.keep={keep}"))
+    assert {keep: one.total for keep, one in found.items()} == dict.fromkeys(found, found["all"].total)
+    about = {keep: (round(one.peak / each), round(one.stays / each)) for keep, one in found.items()}
+    assert about == {"all": (18, 18), "last": (8, 6), "best": (8, 6), "results": (8, 0)}
+    sure = {keep: round(one.least / each) for keep, one in found.items()}
+    assert sure == {"all": 18, "last": 6, "best": 6, "results": 1}
+    once = need(asked(tmp_path, *settings, "rounds_of_training=1", "execution.keep=results"))
+    assert round(once.peak / each) == 4
+
+
 def test_what_is_not_known_is_said_and_refuses_nothing(tmp_path: Path) -> None:
     nameless = need(asked(tmp_path, "models.hf.path=owner/other", "algos=[DPO]"))
     assert nameless.unknown == ("models.hf",)
@@ -132,6 +147,9 @@ def test_a_dry_run_shows_it_by_stage(tmp_path: Path, hub: str, monkeypatch: pyte
     assert "64.3 GB" in out.getvalue()
     assert "100.0 GB are free" in out.getvalue()
     assert "warning: it would start, and may fill the disk." in out.getvalue()
+    keeping = [*settings, "execution.keep=results", "rounds_of_training=2"]
+    assert run_experiment(quick_config(keeping), Terminal(file=out, width=200)) == 0
+    assert "stay (execution.keep=results), and " in out.getvalue()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Disk(10**12, 10**12 - 10**9, 10**9))
     assert run_experiment(quick_config(settings), Terminal(file=out, width=200)) == 0
     assert "warning: this would not start: the disk of" in out.getvalue()

@@ -16,7 +16,8 @@ from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.effects import OnDisk, Process, Record, ReleaseClaim, Say, SetAside, Tell
 from pipeline.engine.scheduler.outside import FORCE_S, Outside
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.store.store import Store
+from pipeline.engine.store.removal import remove_weights
+from pipeline.engine.store.store import REMOVED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
@@ -143,11 +144,12 @@ def test_a_line_for_the_log_is_taken_as_it_is(outside: Outside, caplog: pytest.L
 
 
 def test_a_key_is_claimed_until_it_is_released(outside: Outside) -> None:
-    assert outside.before(job("a")) == OnDisk()
-    assert outside.before(job("a")) == OnDisk(claimed=False)
+    state = RunState(plan_of(job("a")), [], 1)
+    assert outside.before(job("a"), state) == OnDisk()
+    assert outside.before(job("a"), state) == OnDisk(claimed=False)
     outside.carry_out(ReleaseClaim("a"))
     commit(outside.store, "a")
-    assert outside.before(job("a")) == OnDisk(stored=True)
+    assert outside.before(job("a"), state) == OnDisk(stored=True)
     assert outside.after(job("a")).stored
     assert not outside.after(job("b")).stored
 
@@ -155,7 +157,7 @@ def test_a_key_is_claimed_until_it_is_released(outside: Outside) -> None:
 def test_a_damaged_output_is_told_and_moved(outside: Outside, caplog: pytest.LogCaptureFixture) -> None:
     commit(outside.store, "a")
     (outside.store.path(key("a")) / "value").write_text("b")
-    assert outside.before(job("a")) == OnDisk()  # it is to be made again
+    assert outside.before(job("a"), RunState(plan_of(job("a")), [], 1)) == OnDisk()  # it is to be made again
     assert not outside.store.has(key("a"))
     assert "set aside to" in caplog.text
     commit(outside.store, "b")
@@ -163,6 +165,17 @@ def test_a_damaged_output_is_told_and_moved(outside: Outside, caplog: pytest.Log
     outside.carry_out(SetAside(key("b"), "a job could not use it"))
     assert not outside.store.has(key("b"))
     assert "(a job could not use it): set aside to" in caplog.text
+
+
+def test_an_output_without_its_weights_will_do_where_nothing_that_is_left_reads_it(outside: Outside) -> None:
+    plan = plan_of(job("a"), job("reader", needs=["a"]))
+    commit(outside.store, "a")
+    assert remove_weights(outside.store, key("a"), ["value"], "", outside.store.root / "scratch")
+    assert not outside.before(plan.jobs["a"], RunState(plan, [], 1)).stored
+    outside.carry_out(ReleaseClaim("a"))
+    assert outside.before(plan.jobs["a"], RunState(plan, ["reader"], 1)).stored
+    assert not outside.after(plan.jobs["a"]).stored
+    assert outside.damage(key("a"), RunState(plan, ["a"], 1)) == OnDisk(problem=REMOVED, maker="a")
 
 
 def test_what_it_takes_to_make_an_output_anew_is_looked_for_as_far_as_it_is_gone(outside: Outside) -> None:

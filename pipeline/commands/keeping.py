@@ -1,0 +1,68 @@
+"""`execution.keep` in a run: what removes weights, how the best round is chosen, and what users are told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal
+
+from pipeline.commands.request import Request
+from pipeline.config.schema import Config, Keep
+from pipeline.engine.keeper import Keeper
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.store import Store
+from pipeline.foreign import ForeignDataError
+from pipeline.outputs.reading import read_metrics
+from pipeline.plan.job import Job
+from pipeline.runs.primary import PRIMARY_METRICS
+from pipeline.terminal.console import say
+
+
+def keeper_of(request: Request, missing: Collection[str], scratch: Path, run: RunFolder) -> Keeper:
+    """What removes weights in a run.
+
+    Args:
+        request: What is asked for.
+        missing: Ids of the jobs that must run.
+        scratch: The run's folder in the store, where it tells what it needs.
+        run: Its folder.
+    """
+    return Keeper(
+        plan=request.plan,
+        keep=request.config.execution.keep,
+        there=set(request.plan.jobs) - set(missing),
+        store=request.store,
+        scratch=scratch,
+        experiment=run.path.parent,
+        output_dir=run.path.parent.parent,
+        score_of=lambda job: score_of(request.store, job),
+    )
+
+
+def score_of(store: Store, job: Job) -> float | None:
+    """How well a policy evaluates: the figure that results are judged by, of the job that measures it."""
+    try:
+        rows = {row.metric: row.value for row in read_metrics(store.path(job.key)).rows}
+    except (OSError, ForeignDataError):  # results say so; here it is a round of which nothing is known
+        return None
+    return next((value for name in PRIMARY_METRICS if (value := rows.get(name)) is not None), None)
+
+
+def tell_removed(keeper: Keeper, console: Console) -> None:
+    """Say what was removed."""
+    if keeper.number:
+        outputs = "1 output" if keeper.number == 1 else f"{keeper.number:,} outputs"
+        freed = decimal(keeper.freed)
+        say(console, f"execution.keep={keeper.keep.name}: the weights of {outputs} were removed, {freed}", "dim")
+
+
+def said_of_best(config: Config) -> str | None:
+    """What to say where the round whose weights stay is chosen by the very prompts that are reported."""
+    if config.execution.keep is not Keep.best or config.evaluation.split != "test":
+        return None
+    return (
+        "execution.keep=best chooses by evaluation.split=test: the results of what is kept flatter it. "
+        "evaluation.split=validation chooses by other prompts"
+    )
