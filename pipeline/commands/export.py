@@ -17,7 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from pipeline.commands.push import check_repository, push
+from pipeline.commands.remake import held_model
 from pipeline.commands.targets import refuse_records
 from pipeline.config.bases import DatasetConfig, ModelConfig
 from pipeline.config.meaning import about as about_settings
@@ -38,7 +41,8 @@ from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.record import ResultRow, place_of
 from pipeline.runs.report.model_card import HERE, Card, card_text
 from pipeline.runs.rows import METRICS_STAGE
-from pipeline.runs.trained import Trained, find_trained
+from pipeline.runs.trained import Trained
+from pipeline.terminal.console import make_console
 
 HEAD_SETTINGS = "value_head.json"
 REFERENCE_FOLDER = "reference"
@@ -71,6 +75,7 @@ def export(
     stamp: str | None = None,
     number: int | None = None,
     repository: str | None = None,
+    console: Console | None = None,
 ) -> Exported:
     """Copy a trained model into a folder of its own, and push that to the hub where asked for.
 
@@ -82,6 +87,7 @@ def export(
         stamp: Timestamp of the run; None for the newest.
         number: After which round; None for the last.
         repository: On the hub; None pushes nothing.
+        console: Told what is made again of what `execution.keep` had removed.
 
     Raises:
         PipelineError: There is no such model, it is not trained yet or was altered, or the folder cannot be
@@ -92,9 +98,9 @@ def export(
     _check_free(to)
     run = load(choose_run(output_dir, name, stamp))
     refuse_records("--to", to.expanduser(), [run])
-    found = find_trained(run, chain, number)
-    _check_whole(run.store, found)
-    _write(found, to, repository or HERE)
+    with held_model(run, chain, number, console or make_console()) as found:
+        _check_whole(run.store, found)
+        _write(found, to, repository or HERE)
     kind = "value model with its reference" if found.is_value else "policy"
     done = Exported(folder=to, what=f"{kind}: {found.job.chain}, round {found.job.round}")
     return done if repository is None else replace(done, url=push(to, repository))

@@ -71,7 +71,7 @@ def run_experiment(
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
         print_plan(request, stored, console)
         return 0
-    with store.in_use(Path(config.output_dir)), _notes_of(request) as verified:
+    with store.in_use(Path(config.output_dir)), notes_of(request) as verified:
         with suppress(StoreError):  # where nothing can be locked or written, no run removes anything either
             tell_needs(store, verified.folder, keys_of_weights(request.plan.jobs.values()))
         stored = look_up(request, verified.problem)
@@ -80,7 +80,7 @@ def run_experiment(
         check_room(request, stored)
         request = _rewards_tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
-        with _lease(config, console) as lease:
+        with leased(config, console) as lease:
             return carry_out(replace(request, devices=lease.devices), stored, verified, console)
 
 
@@ -108,7 +108,7 @@ def _check_arithmetic(request: Request) -> None:
 
 
 @contextmanager
-def _notes_of(request: Request) -> Iterator[Verified]:
+def notes_of(request: Request) -> Iterator[Verified]:
     """Where a run notes which outputs it found good; first what runs that are gone have left there is removed."""
     store = request.store
     experiment = request.config.experiment.name.replace("/", "-")
@@ -141,7 +141,7 @@ def _warn(warnings: Sequence[str], console: Console) -> None:
         say(console, f"warning: {warning}", "bold")
 
 
-def _lease(config: Config, console: Console) -> LeaseSet:
+def leased(config: Config, console: Console) -> LeaseSet:
     """Take the devices of a run, so that no other run of this user does meanwhile.
 
     Raises:

@@ -30,6 +30,7 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.models.source import reference_folder
 from pipeline.outputs.formats import ETA
 from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance
+from pipeline.outputs.manifest import REMOVED
 from pipeline.outputs.reading import problem_in_words, read_metrics
 from pipeline.plan.job import Job
 from pipeline.runs.by_name import find_named, listed
@@ -177,7 +178,9 @@ class Trained:
         return job.stage == METRICS_STAGE and (job.chain, job.round) == (self.job.chain, self.job.round)
 
 
-def find_trained(run: LoadedRun, chain: str | None = None, number: int | None = None) -> Trained:
+def find_trained(
+    run: LoadedRun, chain: str | None = None, number: int | None = None, *, also_removed: bool = False
+) -> Trained:
     """The model that a chain of a run has trained.
 
     Args:
@@ -185,6 +188,7 @@ def find_trained(run: LoadedRun, chain: str | None = None, number: int | None = 
         chain: Name of the chain, its end, a part of it, or a pattern with ``*``; None for the only one that
             trains.
         number: After which round; None for the last one.
+        also_removed: Also one whose weights were removed since, as `execution.keep` asked.
 
     Raises:
         ConfigError: No chain fits, several do, or there is no such round; says which there are.
@@ -203,7 +207,7 @@ def find_trained(run: LoadedRun, chain: str | None = None, number: int | None = 
     if number is not None and number not in jobs:
         raise ConfigError(f"{name} has no round {number}; there are: {', '.join(map(str, sorted(jobs)))}")
     found = Trained(run=run, config=config, job=jobs[last if number is None else number], rounds=last)
-    _check_finished(found, jobs)
+    _check_finished(found, jobs, also_removed=also_removed)
     return found
 
 
@@ -285,13 +289,19 @@ def _guides(config: Config, chain: str) -> bool:
     return issubclass(_kind_of(config, chain.rpartition("/")[2]), ValueGuidedAlgorithms)
 
 
-def _check_finished(found: Trained, jobs: dict[int, Job]) -> None:
+def _check_finished(found: Trained, jobs: dict[int, Job], *, also_removed: bool) -> None:
     problem = found.run.store.problem(found.job.key, checksums=False)
-    if problem is None:
+    if problem is None or (problem == REMOVED and also_removed):
         return
     there = [number for number, job in sorted(jobs.items()) if found.run.store.has(job.key, checksums=False)]
     name, number = found.job.chain, found.job.round
     remedy = f"Rounds that are there: {', '.join(map(str, there))}" if there else "No round of it is there"
+    if problem == REMOVED:
+        raise StoreError(
+            f"{name}: the weights of round {number} of {found.rounds} were removed, as execution.keep asked. "
+            f"{remedy}. `python -m pipeline export {found.run.name} {name} --round {number} --to DIR` makes them "
+            "again, and DIR can be used like the run"
+        )
     raise StoreError(
         f"{name}: round {number} of {found.rounds} is not trained, or its stored output is not there any more "
         f"({problem}). {remedy}. The run's command goes on from where it was"

@@ -1,5 +1,6 @@
 """A trained model leaves its run: as one object in Python, and as a folder that works alone."""
 
+import io
 import json
 import re
 import shutil
@@ -16,7 +17,8 @@ from pipeline.__main__ import app
 from pipeline.commands import export as module
 from pipeline.commands.export import export
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store.store import Store
+from pipeline.engine.store.removal import remove_weights
+from pipeline.engine.store.store import REMOVED, Store
 from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError
 from pipeline.learning.generation.guided import _Asked
 from pipeline.learning.generation.sampling import sample_keys
@@ -26,6 +28,7 @@ from pipeline.outputs.manifest import MANIFEST, describe
 from pipeline.outputs.reading import read_lines
 from pipeline.plan.job import Job
 from pipeline.runs.loaded import LoadedRun, load
+from pipeline.terminal.console import Terminal
 from tests.doubles.small_runs import calm_run
 
 STRONG = 1e-3
@@ -253,6 +256,27 @@ def test_a_chain_that_is_not_finished_is_refused(copied: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match="has no round 3; there are: 1, 2"):
         export(copied, "t", "QSharp", tmp_path / "x", number=3)
     export(copied, "t", "QSharp", tmp_path / "x", number=1)
+
+
+def test_weights_that_were_removed_are_made_again_to_be_exported(
+    copied: Path, exported: Path, tmp_path: Path
+) -> None:
+    run = run_of(copied)
+    trained = [job_of(run, end) for end in ("QSharp/r1/train", "QSharp/r2/train")]
+    scratch = run.store.scratch("t-1")
+    scratch.mkdir(parents=True)
+    for job in trained:
+        assert remove_weights(run.store, job.key, job.weights, "execution.keep=results", scratch)
+    with pytest.raises(
+        StoreError, match=r"weights of round 2 of 2 were removed.*No round of it is there.*export t "
+    ):
+        pipeline.guided("t", "QSharp", output_dir=copied)
+    said = io.StringIO()
+    export(copied, "t", "QSharp", tmp_path / "x", console=Terminal(file=said))
+    assert "running 2 jobs that make them again" in said.getvalue()
+    for name in ("model.safetensors", "value_head.safetensors", "guidance.json"):
+        assert (tmp_path / "x" / name).read_bytes() == (exported / "value" / name).read_bytes()
+    assert [run.store.problem(job.key) for job in trained] == [REMOVED, REMOVED]
 
 
 @pytest.mark.parametrize("end", ["QSharp/r2/train", "reference/train"])

@@ -146,8 +146,9 @@ class Outside:
         self.claims[job.id] = claim
         problem = self.verified.problem(job.key)
         if problem == REMOVED:
-            readers = (state.jobs[reader].status for reader in state.plan.readers(job.id))
-            return OnDisk(stored=all(status in THERE for status in readers))
+            readers = [state.jobs[reader].status for reader in state.plan.readers(job.id)]
+            # One without readers is asked for itself, or nobody would have it run again.
+            return OnDisk(stored=bool(readers) and all(status in THERE for status in readers))
         if problem not in (None, NOT_STORED):
             self._set_aside(job.key, problem)
         return OnDisk(stored=problem is None)

@@ -174,6 +174,8 @@ def test_an_output_without_its_weights_will_do_where_nothing_that_is_left_reads_
     assert not outside.before(plan.jobs["a"], RunState(plan, [], 1)).stored
     outside.carry_out(ReleaseClaim("a"))
     assert outside.before(plan.jobs["a"], RunState(plan, ["reader"], 1)).stored
+    outside.carry_out(ReleaseClaim("a"))
+    assert not outside.before(plan.jobs["a"], RunState(plan_of(job("a")), [], 1)).stored  # asked for itself
     assert not outside.after(plan.jobs["a"]).stored
     assert outside.damage(key("a"), RunState(plan, ["a"], 1)) == OnDisk(problem=REMOVED, maker="a")
 
