@@ -43,26 +43,20 @@ def with_priorities(jobs: Iterable[Job], edges: Iterable[tuple[str, str]], confi
 
 
 def _freeing_first(jobs: list[Job], edges: Iterable[tuple[str, str]]) -> list[Job]:
-    """The same, those first that read weights and lead to no other weights: they hold on to what could go.
+    """The same, those first that lead to no further weights: they hold on to what could go, or say which is best.
 
     By the longest path such jobs come last, as evaluations do, so that the weights of all rounds would be there.
     """
-    trained = {job.id for job in jobs if job.weights}
     inputs: dict[str, list[str]] = {}
     for upstream, downstream in edges:
         inputs.setdefault(downstream, []).append(upstream)
-    leading, frontier = set[str](), list(trained)
+    leading, frontier = set[str](), [job.id for job in jobs if job.weights]
     while frontier:
         job_id = frontier.pop()
         if job_id not in leading:
             leading.add(job_id)
             frontier += inputs.get(job_id, ())
-    return [
-        replace(job, priority=1.0)
-        if job.id not in leading and not trained.isdisjoint(inputs.get(job.id, ()))
-        else job
-        for job in jobs
-    ]
+    return [job if job.id in leading else replace(job, priority=1.0) for job in jobs]
 
 
 def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config) -> float:
