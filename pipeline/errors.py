@@ -101,6 +101,10 @@ class GangError(JobError):
         self.damaged_key = damaged_key
 
 
+class RanksDisagree(JobError):  # noqa: N818 - it names what was seen
+    """Processes that share a model have computed different texts, which no right arithmetic does."""
+
+
 class JobStopped(PipelineError):  # noqa: N818 - it tells of no error
     """Raised by a job that was asked to stop and has saved what it needs to go on later."""
 

@@ -18,9 +18,11 @@ from pipeline.engine.devices.inventory import Device, Usage, read_machine, visib
 from pipeline.engine.devices.ranking import pick
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.memory import fit as fitting
+from pipeline.learning.memory.decoding import Writing, decoding_footprint
 from pipeline.learning.memory.fit import Fit
-from pipeline.learning.memory.training import Optimizer, Precision, Workload
-from pipeline.machine.memory import memory_available_bytes
+from pipeline.learning.memory.training import GB, Optimizer, Precision, Workload, compute_bytes
+from pipeline.learning.models.families import MOST_RANKS
+from pipeline.machine.memory import memory_available_bytes, usable_bytes
 from pipeline.terminal import watch as watching
 from pipeline.terminal.console import make_console, print_json, say
 
@@ -101,6 +103,7 @@ def fit(
     lora_rank: Annotated[
         int | None, typer.Option(min=1, max=_MOST, help="Train adapters of this rank alone.")
     ] = None,
+    rows: Annotated[int, typer.Option(min=1, max=_MOST, help="Texts that are written at once.")] = 32,
     num_gpus: Annotated[int | None, typer.Option(min=1, max=_MOST_GPUS, help="Exactly so many.")] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, max=_MOST_GPUS, help="Plan for so many GPUs that need not exist ...")
@@ -109,7 +112,7 @@ def fit(
 ) -> None:
     """Show what fits, why the others do not, and the figures behind it."""
     with answering():
-        from pipeline.learning.memory.shape import read_shape  # imports torch
+        from pipeline.learning.memory.shape import read_shape, shape_for_writing  # imports torch
 
         work = Workload(
             batch=batch,
@@ -133,7 +136,35 @@ def fit(
             num_gpus=num_gpus,
         )
         make_console().print(fit_table(found))
+        shape, widths = shape_for_writing(model)
+        writing = Writing(policy=shape, rows=rows, tokens=tokens, number_bytes=compute_bytes(precision))
+        say(make_console(), of_writing(writing, widths, available, free_bytes))
         say(make_console(), summary(found, effective_batch))
+
+
+def of_writing(writing: Writing, widths: Sequence[int], available: int, free_bytes: Callable[[int], int]) -> str:
+    """On how few GPUs a model writes texts, in a line.
+
+    Args:
+        writing: What writes.
+        widths: Over how many GPUs it can be split, the fewest first.
+        available: GPUs there are.
+        free_bytes: From a number of GPUs to what is free on the fullest of the best so many.
+    """
+    about = f"Writing {writing.rows} texts of {writing.tokens} tokens at once"
+    possible = [width for width in widths if width <= available]
+    for width in possible:
+        need, usable = decoding_footprint(writing, width), usable_bytes(free_bytes(width))
+        if need.total <= usable:
+            each = "1 GPU" if width == 1 else f"each of {width} GPUs (generation.gpus_per_job={width})"
+            parts = f"weights {need.weights / GB:.1f}, texts {need.cache / GB:.1f}, logits {need.logits / GB:.1f}"
+            return f"{about} takes {need.total / GB:.1f} GB of {each}: {parts}. A value model comes on top, whole."
+    most = possible[-1]
+    need, usable = decoding_footprint(writing, most), usable_bytes(free_bytes(most))
+    further = [str(width) for width in widths if available < width <= MOST_RANKS]
+    more = f"; with more GPUs it can be split over {' or '.join(further)}" if further else ""
+    each = f"each of {most} GPUs" if most > 1 else "1 GPU" if len(widths) > 1 else "1 GPU, and it cannot be split"
+    return f"{about} takes {need.total / GB:.1f} GB of {each}; {usable / GB:.1f} GB are usable{more}."
 
 
 def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Callable[[int], int]]:

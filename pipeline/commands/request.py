@@ -32,6 +32,7 @@ from pipeline.plan.size import check_size, extent_of
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.text_backends import check_text_backend
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
+from pipeline.plan.widths import resolve_widths
 from pipeline.runs.sources import check_sources, read_models, read_sources
 
 LARGE = 20_000
@@ -111,6 +112,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
     check_text_backend(config, gpu=gpu)
+    widths = resolve_widths(config)
     idle = idle_settings(config, given, gpu=gpu)
     config, warning = usable_attention(config, gpu=gpu)
     plain = plain_attention(config)
@@ -124,6 +126,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         weights=weights,
         gpu=next((device.name for device in devices if device.kind == "cuda"), None),
         plain_attention=plain,
+        widths=widths,
     )
     fewer = fewer_than_usual(config, given)
     notes = (warning, said_of_attention(plain), slow_precision(config, gpu), fewer)

@@ -15,6 +15,7 @@ from pipeline.plan.attention import plain_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.models import check_models
 from pipeline.plan.size import check_size
+from pipeline.plan.widths import resolve_widths
 from pipeline.runs.by_name import find_job
 from pipeline.runs.index import choose_run, runs_before
 from pipeline.runs.loaded import LoadedRun, load_planned
@@ -44,6 +45,7 @@ def why(output_dir: Path, name: str, job: str, stamp: str | None, overrides: Seq
             sources=read_sources(config),
             models=read_models(config),
             plain_attention=plain_attention(config),
+            widths=resolve_widths(config),
         )
         store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
         return explain_request(run, plan, find_job(plan.jobs, job), store)

@@ -138,6 +138,12 @@ def _ranks(config: Config) -> Iterator[str]:
             "training.compile=true and training.padding_free=true: without padding every batch has a shape of its "
             "own, which would be compiled anew; leave one of them out (lengths that differ are for padding_free)"
         )
+    wide = config.generation.gpus_per_job
+    if isinstance(wide, int) and wide > 1 and not config.system.use_parallel_execution:
+        yield (
+            f"system.use_parallel_execution=false runs everything in one process, and "
+            f"generation.gpus_per_job={wide} asks for several: use generation.gpus_per_job=1, or leave it true"
+        )
     if asked.enabled and asked.num_gpus is None and asked.ids is None and config.training.gpus_per_job == 1:
         yield (
             "distributed.enabled=true lets one training use several GPUs: say how many with "

@@ -15,7 +15,7 @@ from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fronts import point_of, settings_of
 from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import Backend, Config
+from pipeline.config.schema import AUTO, Backend, Config
 from pipeline.config.tables import TABLES
 from pipeline.config.tracking import Tracker
 from pipeline.config.user_code import ask
@@ -184,7 +184,16 @@ RULES = (
     ),
     Rule("distributed.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
     Rule("distributed.fsdp_*", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
-    Rule("distributed.master_port", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
+    Rule(
+        "distributed.master_port",
+        lambda run: devices_per_training(run.config) == 1 and run.config.generation.gpus_per_job == 1,
+        _ONE_DEVICE,
+    ),
+    Rule(
+        "distributed.gpu_memory_gib",
+        lambda run: run.config.generation.gpus_per_job != AUTO,
+        "generation.gpus_per_job=auto reckons with it",
+    ),
     Rule(
         "tracking.*",
         lambda run: run.key[1] != "report_to" and not run.config.tracking.report_to,

@@ -6,6 +6,9 @@ from typing import Any
 
 from pipeline.config.schema import Config, Strategy
 
+BY_TENSORS = "tensor_parallel"
+"""The strategy of ranks that write texts together: each has a part of every layer (`generation.gpus_per_job`)."""
+
 
 def devices_per_training(config: Config) -> int:
     """Devices that share one training."""

@@ -25,12 +25,14 @@ from pipeline.config.fields import (
     one_of,
     option,
 )
+from pipeline.config.retries import RetryConfig as RetryConfig
 from pipeline.config.tracking import TrackingConfig
 
 AUTO = "auto"
 """What a setting is called that is found out by measuring."""
 SPARES = f", or '{AUTO}' for one where that pays"
 JOBS_PER_DEVICE = f", or '{AUTO}' to measure how many fit"
+WIDTH = f", or '{AUTO}' for as few as fit distributed.gpu_memory_gib"
 
 
 class Backend(Enum):
@@ -200,6 +202,9 @@ class GenerationConfig:
     top_p: float = number(1.0, above=0, at_most=1, hint=" (1 keeps every token)")
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
     long_prompts: LongPrompts = LongPrompts.refuse
+    gpus_per_job: int | str = number(1, at_least=1, at_most=1024, words=(AUTO,), hint=WIDTH, affects_result=False)
+    """Devices that share a policy, each with a part of every layer, where it does not fit on one (docs/gpus.md).
+    Part of the keys of what is drawn so where it is more than 1: float sums are taken in another order."""
     memory_mb: int | None = number(
         None, at_least=1, at_most=100_000_000, hint=OTHERWISE_MEASURED, affects_result=False
     )
@@ -255,28 +260,6 @@ class EvaluationConfig:
     """Completions handed to a reward at once."""
     sample_prompts: int = number(8, at_least=0, at_most=1_000_000)
     """Prompts whose completions are shown in samples.jsonl."""
-
-
-@dataclass(kw_only=True)
-class RetryConfig:
-    """Attempts that a job is given, counted apart for each kind of failure. A bug in its code is never retried."""
-
-    worker_lost: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
-    """Its worker died. A job that has ended this many workers is set aside as the likely cause."""
-    hang: int = number(2, at_least=1, at_most=1_000_000, affects_result=False)
-    """Its worker was killed because it gave no sign of life, made no progress or took too long."""
-    out_of_memory: int = number(2, at_least=1, at_most=1_000_000, affects_result=False)
-    """It ran out of memory even with the smallest batches; the next attempt gets a fresh process."""
-    device: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
-    """Its device reported an error, after which a process cannot go on; the next attempt gets a fresh one."""
-    transient: int = number(5, at_least=1, at_most=1_000_000, affects_result=False)
-    """A connection or a file system failed for the moment."""
-    wait_s: float = number(1.0, at_least=0, at_most=LONGEST_S, affects_result=False)
-    """Seconds before another attempt after a transient failure; doubles each time."""
-    max_wait_s: float = number(60.0, at_least=0, at_most=LONGEST_S, affects_result=False)
-    """Seconds that such a wait may reach by doubling."""
-    device_failures: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
-    """Different jobs in a row that a device must fail to be given no more; the last device is always kept."""
 
 
 @dataclass(kw_only=True)
@@ -347,6 +330,9 @@ class DistributedConfig:
     """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
     gpu_list: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False)
     """The same as `gpu_ids`, by its other name: `distributed.gpu_list=0,1,2,3`."""
+    gpu_memory_gib: float | None = number(None, above=0, at_most=100_000, hint=", or null", affects_result=False)
+    """Memory of each GPU, by which `generation.gpus_per_job=auto` reckons, whatever this machine has; profiles of
+    GPUs set it."""
     enabled: bool = False
     """Let one training use all GPUs that `num_gpus` or `gpu_ids` asks for. False gives every training as many as
     `training.gpus_per_job` says, one by default, and runs several side by side."""

@@ -35,6 +35,7 @@ from pipeline.plan.job import Job, duration_kind, place_name
 from pipeline.plan.keys import ResultKeys
 from pipeline.plan.priorities import with_priorities
 from pipeline.plan.size import check_size
+from pipeline.plan.widths import Widths
 
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
@@ -49,6 +50,7 @@ def build_plan(
     weights: Mapping[str, int] | None = None,
     gpu: str | None = None,
     plain_attention: Collection[str] = (),
+    widths: Widths | None = None,
 ) -> Plan:
     """Plan a request.
 
@@ -60,15 +62,15 @@ def build_plan(
         weights: Model -> how many weights it has, where that is known; for estimates only.
         gpu: Name of the GPUs that it is to run on, None for CPU cores; for estimates only.
         plain_attention: Models for which there is no other; see `plan.attention`.
+        widths: Devices of jobs that write texts; see `plan.widths`.
 
     Raises:
         ConfigError: An algorithm cannot be loaded, or `execution.priority` cannot be used.
         PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
     check_size(config)
-    builder = _Builder(
-        config, durations or Durations(), sources or {}, models or {}, weights or {}, gpu, plain_attention
-    )
+    contents = JobContents(config, sources or {}, models or {}, plain_attention, widths)
+    builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu)
     for chain in chains(config):
         if chain.algo == REFERENCE:
             builder.add_reference(chain)
@@ -89,15 +91,13 @@ class _Builder:
         self,
         config: Config,
         durations: Durations,
-        sources: Mapping[str, Mapping[str, Any]],
-        models: Mapping[str, Mapping[str, Any]],
+        contents: JobContents,
         weights: Mapping[str, int],
         gpu: str | None,
-        plain_attention: Collection[str],
     ) -> None:
         self.config = config
         self.durations = durations
-        self._contents = JobContents(config, sources, models, plain_attention)
+        self._contents = contents
         datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
         self._prepared = {name: dataset.prepared for name, dataset in datasets.items()}
         self._scales = {

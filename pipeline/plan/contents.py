@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.plain import schema_path, to_plain
-from pipeline.config.ranks import devices_per_training, spread
+from pipeline.config.ranks import BY_TENSORS, devices_per_training, spread
 from pipeline.config.schema import Config, GenerationConfig, TextBackend
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.prepare import PREPARE
@@ -24,6 +24,7 @@ from pipeline.plan.keys import determining, result_key
 from pipeline.plan.source_code import class_source, dataset_source
 from pipeline.plan.text_backends import decodes_itself
 from pipeline.plan.versions import shipped_versions
+from pipeline.plan.widths import Widths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class JobContents:
         sources: Mapping[str, Mapping[str, Any]],
         models: Mapping[str, Mapping[str, Any]],
         plain_attention: Collection[str] = (),
+        widths: Widths | None = None,
     ) -> None:
         """Nothing is made yet.
 
@@ -64,8 +66,10 @@ class JobContents:
             sources: As `plan.build.build_plan` takes them.
             models: Likewise.
             plain_attention: Likewise.
+            widths: Likewise.
         """
         self.config = config
+        self.widths = widths or {}
         self.sources = sources
         self.models = models
         self._systems = {
@@ -85,7 +89,9 @@ class JobContents:
         devices = self._devices(chain, stage)
         together: dict[str, Any] = {}
         if devices > 1:
-            together = {"devices": devices, "spread": spread(self.config)}
+            by_tensors = stage.draws and not stage.scales
+            shared = {"strategy": BY_TENSORS} if by_tensors else spread(self.config)
+            together = {"devices": devices, "spread": shared}
             determined_by |= together
             together["master_port"] = self.config.distributed.master_port
         if stage == PREPARE:
@@ -140,6 +146,8 @@ class JobContents:
     def _devices(self, chain: Chain, stage: Stage) -> int:
         # The reference of a model that is not trained here only notes where that model is.
         trains = chain.algo != REFERENCE or self.config.models[chain.model].is_trained
+        if stage.draws and not stage.scales:
+            return max(stage.devices, self.widths.get((chain.algo, chain.model), 1))
         return max(stage.devices, devices_per_training(self.config)) if stage.scales and trains else stage.devices
 
     def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:

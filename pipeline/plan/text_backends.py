@@ -32,7 +32,7 @@ def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:
         algo: Settings of the algorithm.
         stage: One of its stages.
     """
-    return algo.guides or stage.shards is None
+    return algo.guides or not stage.draws
 
 
 def check_text_backend(config: Config, gpu: bool) -> None:

@@ -20,8 +20,8 @@ def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Nee
         return _too_large(job, devices, layout, needs)
     there = "there is 1" if usable == 1 else f"there are {usable}"
     return (
-        f"{job.id} needs {job.devices} devices at once, and {there}. Ask for fewer (training.gpus_per_job), or "
-        "run with more (distributed.num_gpus, execution.workers)"
+        f"{job.id} needs {job.devices} devices at once, and {there}. Ask for fewer (training.gpus_per_job, "
+        "generation.gpus_per_job), or run with more (distributed.num_gpus, execution.workers)"
     )
 
 
@@ -34,7 +34,7 @@ def _too_large(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -
     return (
         f"{job.id} needs {_gib(needs.of(job) or 0)} of device memory{each}, and {found}: {have}. Try a smaller "
         "training.micro_batch_size or generation.batch_size, or share the training by training.gpus_per_job and "
-        "training.strategy=fsdp; or correct what memory_mb says"
+        "training.strategy=fsdp, a model that writes by generation.gpus_per_job; or correct what memory_mb says"
     )
 
 

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Iterator
 from enum import Enum
 
-from pipeline.errors import DamagedOutput, GangError, StoreError
+from pipeline.errors import DamagedOutput, GangError, RanksDisagree, StoreError
 
 
 class FailureKind(Enum):
@@ -149,6 +149,8 @@ def _kind(error: BaseException) -> FailureKind:
         return FailureKind.damaged_input
     if isinstance(error, GangError):
         return FailureKind(error.kind)
+    if isinstance(error, RanksDisagree):
+        return FailureKind.device
     # By name, so that nobody has to import these libraries to tell their errors.
     names = {class_name(base) for base in type(error).__mro__}
     text = str(error)

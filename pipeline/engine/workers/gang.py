@@ -206,7 +206,7 @@ def run_gang(order: RunJob, work: Work) -> None:
         raise JobError(
             f"{order.job_id} needs {len(order.gang)} devices, and {slices[0]} is a MIG slice: CUDA shows a "
             "process one slice at most, so slices cannot work together. Choose whole GPUs (distributed.gpu_ids), "
-            "or training.gpus_per_job=1"
+            "or training.gpus_per_job=1 and generation.gpus_per_job=1"
         )
     gang = _Gang(order, work)
     with held_port(order.payload.get("master_port")) as port, _stacks_of(gang):

@@ -93,6 +93,11 @@ class Stage:
     weights: tuple[str, ...] = WEIGHTS
     seconds: float = 1.0
 
+    @property
+    def draws(self) -> bool:
+        """Whether it writes texts by a policy, which `generation.gpus_per_job` devices can share."""
+        return self.shards is not None and "generation" in self.config
+
 
 class Progress(Protocol):
     """Reports how far a job is; cheap to call at every step, sends a few times a second."""

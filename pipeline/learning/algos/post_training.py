@@ -304,6 +304,7 @@ class PostTrainingAlgorithms(Algorithm):
                 device or ctx.first_device,
                 trust_remote_code=ctx.config.model.trusts_code,
                 as_stored=as_stored,
+                ranks=ctx.joined,
             )
 
     def _start(self, ctx: JobContext) -> PreTrainedModel:
@@ -384,7 +385,9 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
     key = ("policy", str(folder))
     model = ctx.models.get(
         key,
-        lambda: load_policy(folder, system, ctx.device, trust_remote_code=ctx.config.model.trusts_code),
+        lambda: load_policy(
+            folder, system, ctx.device, trust_remote_code=ctx.config.model.trusts_code, ranks=ctx.joined
+        ),
         ctx.loading,
     )
     sizes = BatchSizes(ctx.hints, ctx.device, model)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import untried
 from pipeline.config.plain import stage_config_from_plain
+from pipeline.config.ranks import BY_TENSORS
 from pipeline.config.schema import DType, Sharding, StageConfig, Strategy
 from pipeline.config.user_code import check_unchanged
 from pipeline.errors import ConfigError, JobError
@@ -53,7 +54,9 @@ def run_stage(work: Work) -> None:
         _empty(models)
     with _on_device(work, models), _joined(work, config) as ranks, metered() as meter:
         context = _context(work, config, ranks)
-        if ranks:
+        if ranks and ranks.spread.by_tensors:
+            print(f"every policy is shared by {ranks}", flush=True)  # noqa: T201 - the job's log
+        elif ranks:
             _settle(context, stage)
         elif "training" in stage.config:
             _refuse_what_cannot_fit(context, stage)
@@ -158,11 +161,14 @@ def _joined(work: Work, config: StageConfig) -> AbstractContextManager[Ranks | N
     from pipeline.learning.training.distributed import Spread, join
 
     given = work.payload["spread"]
-    spread = Spread(
-        strategy=Strategy[given["strategy"]],
-        sharding=Sharding[given["sharding"]],
-        cpu_offload=bool(given["cpu_offload"]),
-    )
+    if given["strategy"] == BY_TENSORS:
+        spread = Spread(by_tensors=True)
+    else:
+        spread = Spread(
+            strategy=Strategy[given["strategy"]],
+            sharding=Sharding[given["sharding"]],
+            cpu_offload=bool(given["cpu_offload"]),
+        )
     dtype = config.system.dtype if hasattr(config, "system") else DType.float32
     return join(work.rank, work.world_size, work.device, spread, dtype)
 

@@ -54,7 +54,7 @@ def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokeniz
     source, system, trust = reference_source(ctx), ctx.config.system, ctx.config.model.trusts_code
     model = ctx.models.get(
         ("policy", source),
-        lambda: load_policy(source, system, ctx.device, trust_remote_code=trust),
+        lambda: load_policy(source, system, ctx.device, trust_remote_code=trust, ranks=ctx.joined),
         ctx.loading,
     )
     tokenizer = ctx.models.get(
@@ -173,8 +173,13 @@ def score(
     """Score completions by all rewards of the dataset, one row each."""
     settings = repr(asdict(ctx.config.dataset))
     make = partial(Scorer, ctx.config.dataset, ctx.device, ctx.hints)
-    scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
-    scored = scorer.score(rows, texts, completions, batch_size)
+
+    def scored_here() -> Scored:
+        scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
+        return scorer.score(rows, texts, completions, batch_size)
+
+    # Of ranks that write together one asks: rewards may cost money, and need not say the same twice.
+    scored = ctx.joined.made_by_first(scored_here) if ctx.joined and ctx.joined.splits_tensors else scored_here()
     ctx.failures.add(scored, ctx.out)
     return scored
 

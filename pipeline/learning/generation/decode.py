@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import Others
+from pipeline.learning.generation.agreement import Agreement
 from pipeline.learning.generation.guides import Guide, guide_of
 from pipeline.learning.generation.row_models import model_rows
 from pipeline.learning.generation.sampling import (
@@ -157,6 +158,7 @@ class _Slots:
         self.guide: Guide | None = None
         if guidance is not None:
             self.guide, self.tilt = guide_of(guidance.model, self.slots, width, settings.pad_id), guidance.tilt
+        self.agreement = Agreement(model)
         self.models = [one for one in (self.policy, self.guide) if one is not None]
         self.joins = all(one.joins for one in self.models)
         self.streams = [] if keys is None else _streams(keys.reshape(-1), guidance)
@@ -267,6 +269,7 @@ class _Slots:
         """Look at the tokens of the steps since the last look; returns the last ones of the rows that are left."""
         rows, noted = self.rows, self.noted
         taken = (torch.stack([step[0] for step in noted]) if len(noted) > 1 else noted[0][0][None]).cpu().numpy()
+        self.agreement.check(taken, self.logits)
         kept, ended = rows.write(taken, self.ends)
         for step, (_, lost, kl, asked) in enumerate(noted):
             mine = step < kept

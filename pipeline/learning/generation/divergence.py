@@ -14,6 +14,7 @@ from pipeline.learning.generation.decode import Decoded
 from pipeline.learning.generation.likelihood import rows_at_once, whole_texts
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import Keys
+from pipeline.learning.models.split import split_over
 from pipeline.learning.training.policy import note_scored, score_sequences, sequence_divergence
 
 
@@ -57,4 +58,5 @@ class TrainedPolicy(TextPolicy):
                 ),
                 micro_batch_size=rows_at_once(reference, data, self._settings),
                 device=self._settings.device,
+                together=split_over(self._model) is not None,
             )

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from pipeline import untried
 from pipeline.learning.generation.decode import DecodeSettings
+from pipeline.learning.models.split import split_over
 from pipeline.learning.training.logits import is_plain
 from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
 from pipeline.learning.training.samples import supervised_columns
@@ -45,6 +46,7 @@ def completion_scores(
         micro_batch_size=rows,
         device=settings.device,
         width=data.ids.shape[1],
+        together=split_over(model) is not None,
     )
     note_scored(data, model)
     return supervised_columns(found, data)

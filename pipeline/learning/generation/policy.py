@@ -18,6 +18,7 @@ from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidanc
 from pipeline.learning.generation.sampling import Keys
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length, end_ids
+from pipeline.learning.models.split import split_over
 
 
 class TextPolicy:
@@ -169,6 +170,9 @@ class TextPolicy:
             length=longest,
             remedy="Try a lower generation.max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
         )
+        ranks = split_over(self._model)
+        if ranks is not None:
+            batch.start_at(ranks.least(batch.size))  # hints are read by each, and may be written meanwhile
         done = _Done(len(prompts), samples, on_batch)
 
         def rest() -> None:
@@ -185,7 +189,7 @@ class TextPolicy:
             )
 
         if prompts:
-            batch.run(rest, used=lambda: int((~done.prompts).sum()) * samples)
+            batch.run(rest, used=lambda: int((~done.prompts).sum()) * samples, together=ranks is not None)
         return Decoded(done.tokens, done.kl)
 
     def logprobs(

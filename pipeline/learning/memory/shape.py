@@ -11,7 +11,9 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.hub import is_hub_id, reaching, why_not
+from pipeline.learning.memory.decoding import DecodingShape, shape_of_texts
 from pipeline.learning.memory.training import ModelShape
+from pipeline.learning.models.families import split_widths
 
 
 def read_shape(model: str) -> ModelShape:
@@ -24,15 +26,18 @@ def read_shape(model: str) -> ModelShape:
         ConfigError: There is no such model, it is none that generates text, or the hub cannot be reached and
             nothing is in the cache.
     """
+    return shape_of_config(_read_config(model), model)
+
+
+def _read_config(model: str) -> Any:
     folder = model if Path(model).exists() else _fetched(model)
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot read the configuration of model '{model}': {first}") from error
-    return shape_of_config(config, model)
 
 
 def _fetched(model: str) -> str:
@@ -81,6 +86,17 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
         largest_unit=_largest_unit(model),
         lora_width=_lora_width(model),
     )
+
+
+def shape_for_writing(model: str) -> tuple[DecodingShape, list[int]]:
+    """What decides the memory of a model that writes, and over how many GPUs it can be split.
+
+    Args:
+        model: As in `read_shape`, which has found it.
+    """
+    config = _read_config(model)
+    described = config.to_dict()
+    return shape_of_texts(described, shape_of_config(config, model).parameters), split_widths(described)
 
 
 def _count(module: Any) -> int:

@@ -27,6 +27,7 @@ from transformers import PreTrainedConfig
 
 from pipeline.errors import OutOfMemory
 from pipeline.hints import recall
+from pipeline.learning.models.split import split_over
 
 Result = TypeVar("Result")
 
@@ -110,6 +111,7 @@ class BatchSize:
         *,
         undo: Callable[[], None] = lambda: None,
         used: Callable[[], int] | None = None,
+        together: bool = False,
     ) -> Result:
         """Do work that looks at `size`; when memory runs out, halve the size and do it again from its start.
 
@@ -117,6 +119,8 @@ class BatchSize:
             work: Must be repeatable after `undo`.
             undo: Takes back what a failed attempt has changed and lets go of its tensors.
             used: How many sequences the work has at once with the present `size`, where that may be fewer.
+            together: Whether other ranks wait in the middle of it. It cannot be done again then: the attempt ends,
+                and the next one begins with half.
 
         Raises:
             OutOfMemory: Not even one group fits. On a shared device what the allocator said goes on as it is.
@@ -127,6 +131,8 @@ class BatchSize:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or _SHARED.get():
                     raise
+                if together:
+                    raise self.give_up(error) from error
                 said = (str(error).splitlines() or [type(error).__name__])[0]
             else:
                 if self._unproven and self._remember is not None:
@@ -240,8 +246,10 @@ def memory_identity(model: nn.Module) -> str:
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
     digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    ranks = split_over(model)
     return " ".join(
         [
+            *([] if ranks is None else [f"1/{ranks.size} of"]),
             type(model).__name__,
             f"{sum(parameter.numel() for parameter in parameters)} parameters",
             f"{trained} trained",

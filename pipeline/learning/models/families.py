@@ -5,6 +5,7 @@ Imports neither torch nor transformers, so that a request is refused before anyt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -103,6 +104,62 @@ _OWN_ATTENTION = frozenset(
     }
 )
 """Kinds of models that compute attention past the interface that gives it pages; found likewise."""
+SPLIT = frozenset(
+    {
+        "cohere",
+        "cohere2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "dots1",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gemma3n_text",
+        "glm4",
+        "gpt_neox",
+        "granite",
+        "granitemoe",
+        "granitemoehybrid",
+        "helium",
+        "llama",
+        "llama4_text",
+        "llava",
+        "minicpm3",
+        "minimax",
+        "mistral",
+        "mixtral",
+        "nemotron",
+        "olmo2",
+        "olmo3",
+        "olmo_hybrid",
+        "olmoe",
+        "phi",
+        "phi3",
+        "phimoe",
+        "qwen2",
+        "qwen2_5_vl",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_5_text",
+        "qwen3_moe",
+        "qwen3_next",
+        "smollm3",
+        "starcoder2",
+    }
+)
+"""Kinds of models by which two processes, each with half of nearly all weights, wrote the tokens of one, by the
+tensor-parallel plan of transformers. All families of docs/models.md were tried: others have no plan, one for the
+embedding alone, or one that fails."""
+_SHARED_HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_value_heads", "linear_num_key_heads")
+_SHARED_WIDTHS = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)
 _PAGED_LAYERS = ("full_attention", "sliding_attention")
 
 _ENCODERS = frozenset(
@@ -141,6 +198,8 @@ _OTHERS = {
     "xlnet": "it reads texts in an order of its own",
 }
 _GENERATING = ("ForCausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "GenerationDecoder")
+MOST_RANKS = 64
+"""Devices that share one model at most, where nobody names a number."""
 _INSTEAD = "Choose a causal language model, such as Qwen, Llama, Gemma or Mamba."
 
 
@@ -190,6 +249,43 @@ def why_not_paged(config: Mapping[str, Any]) -> str | None:
     else:
         why = "is of no kind that was found right by transformers' continuous batching"
     return f"{kind} {why}. Use generation.backend=own"
+
+
+def why_not_split(config: Mapping[str, Any], width: int) -> str | None:
+    """Why a model cannot be split over several devices, each of which has a part of every layer; or None.
+
+    Args:
+        config: Its `config.json`.
+        width: Devices.
+    """
+    kind = config.get("model_type")
+    if kind not in SPLIT:
+        return (
+            f"{kind} cannot be split over devices: it is of no kind that was found right by a tensor-parallel "
+            "plan of transformers. Use generation.gpus_per_job=1"
+        )
+    parts = _split_parts(config)
+    if odd := {name: size for name, size in parts.items() if size % width}:
+        told = ", ".join(f"{name}={size}" for name, size in odd.items())
+        fitting = [str(one) for one in split_widths(config) if one <= MOST_RANKS]
+        return f"{width} devices cannot share {told} evenly. Use generation.gpus_per_job={' or '.join(fitting)}"
+    return None
+
+
+def split_widths(config: Mapping[str, Any]) -> list[int]:
+    """Over how many devices a model can be split, 1 among them, the fewest first."""
+    if config.get("model_type") not in SPLIT:
+        return [1]
+    common = math.gcd(*_split_parts(config).values())
+    return [width for width in range(1, common + 1) if common % width == 0] or [1]
+
+
+def _split_parts(config: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of a model of which each device has to have as much as every other."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    found = {name: text.get(name) for name in (*_SHARED_HEADS, *_SHARED_WIDTHS)}
+    return {name: size for name, size in found.items() if isinstance(size, int) and size > 0}
 
 
 def unknown_kind(config: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from accelerate import init_empty_weights
@@ -29,7 +29,11 @@ from transformers.utils import logging as of_transformers
 from pipeline.config.schema import Attention, SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.models.families import why_not_usable
+from pipeline.learning.models.split import note_split, split_options
 from pipeline.learning.models.value import ValueModel
+
+if TYPE_CHECKING:
+    from pipeline.learning.training.distributed import Ranks
 
 log = logging.getLogger("pipeline")
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -42,6 +46,7 @@ def load_policy(
     *,
     trust_remote_code: bool = False,
     as_stored: bool = False,
+    ranks: Ranks | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model for inference.
 
@@ -53,6 +58,7 @@ def load_policy(
         as_stored: Leave weights in the type that they are saved in. On the CPU they then stay in their file until
             they are asked for, and take memory of no rank that spreads them. What is computed rather than saved is
             as precise as the system's dtype all the same.
+        ranks: Who does the job. Where they share what writes, each loads its part, and all must call this.
     """
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     if why := why_not_usable(config.to_dict()):
@@ -61,10 +67,15 @@ def load_policy(
     options = _options(system, _attention(kind, config, system.attn_impl))
     asked = {"trust_remote_code": trust_remote_code}
     model: PreTrainedModel = kind.from_pretrained(
-        str(folder), config=config, **asked, **{**options, **({"dtype": "auto"} if as_stored else {})}
+        str(folder),
+        config=config,
+        **asked,
+        **{**options, **({"dtype": "auto"} if as_stored else {})},
+        **split_options(config, ranks, str(folder)),
     )
     if as_stored:
         _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **asked))
+    note_split(model, ranks)
     return frozen(model, device)
 
 

@@ -3,6 +3,8 @@
     ddp     every rank has the whole model; gradients are added up once per optimizer step
     fsdp    weights, gradients and optimizer state are spread (FSDP2), gathered block by block while computing
 
+Ranks that write texts together are met in the same way; how they share a model is in `learning.models.split`.
+
 The batch of an optimizer step is the configured one whatever the number of ranks: each takes its part of the rows,
 and losses are weighted by the whole batch, so gradients add up to those of one process. The order of additions
 differs, and with it the last bits.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +40,8 @@ from pipeline.learning.models.load import blocks_of
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others before it fails; the engine's own limit on progress comes later."""
+WHILE_SCORING = timedelta(days=7)
+"""The same of ranks that write texts: they wait while the first one calls rewards, which may take any time."""
 _BUCKET_BYTES = 64 << 20
 _AT_ONCE = 1 << 22
 """Numbers that are added up in one go."""
@@ -54,11 +58,13 @@ class Spread:
         strategy: ``ddp`` or ``fsdp``.
         sharding: What FSDP spreads; ``no_shard`` is ddp.
         cpu_offload: Keep what FSDP spreads in the machine's memory. Without effect where all is on the CPU.
+        by_tensors: Nothing is trained: they write texts, and each has a part of every layer.
     """
 
     strategy: Strategy = Strategy.ddp
     sharding: Sharding = Sharding.full_shard
     cpu_offload: bool = False
+    by_tensors: bool = False
 
     @property
     def is_sharded(self) -> bool:
@@ -102,6 +108,11 @@ class Ranks:
         return self.size > 1 and self.spread.is_sharded
 
     @property
+    def splits_tensors(self) -> bool:
+        """Whether policies that write are split over all ranks, which do everything together."""
+        return self.size > 1 and self.spread.by_tensors
+
+    @property
     def gathers_rounded(self) -> bool:
         """Whether weights are gathered in the type that is computed in, so that autocast has nothing to do.
 
@@ -125,6 +136,8 @@ class Ranks:
     def __str__(self) -> str:
         if self.size == 1:
             return "1 process"
+        if self.splits_tensors:
+            return f"{self.size} ranks, split by tensors"
         shared = f"fsdp {self.spread.sharding.name}" if self.is_sharded else "ddp"
         return f"{self.size} ranks, {shared}{', offloaded' if self.is_sharded and self.spread.cpu_offload else ''}"
 
@@ -178,6 +191,24 @@ class Ranks:
         told = torch.tensor(value)
         dist.broadcast(told, src=0)
         return int(told)
+
+    def all_numbers(self, values: Sequence[int]) -> list[list[int]]:
+        """What each rank has, in the order of ranks; a few whole numbers, which is cheap at every step."""
+        own = torch.tensor(values)
+        if self.size == 1:
+            return [own.tolist()]
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own)
+        return [one.tolist() for one in found]
+
+    def made_by_first(self, make: Callable[[], _T]) -> _T:
+        """What rank 0 makes, for all; plain data. The others wait for it."""
+        if self.size == 1:
+            return make()
+        made: list[Any] = [make() if self.is_first else None]
+        dist.broadcast_object_list(made, src=0, device=torch.device("cpu"))
+        found: _T = made[0]
+        return found
 
     # -- data --------------------------------------------------------------------------------------------------
 
@@ -321,7 +352,8 @@ def join(rank: int, size: int, device: str, spread: Spread, dtype: DType = DType
         torch.cuda.set_device(torch.device(device))
     # Numbers that ranks agree on are on the CPU, so that they do not wait for what the GPU has still to do.
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    options: dict[str, Any] = {"store": _meet(rank, size), "rank": rank, "world_size": size, "timeout": TIMEOUT}
+    timeout = WHILE_SCORING if spread.by_tensors else TIMEOUT
+    options: dict[str, Any] = {"store": _meet(rank, size), "rank": rank, "world_size": size, "timeout": timeout}
     if on_gpu and untried.is_used():
         options["device_id"] = torch.device(device)  # else NCCL guesses which device a rank has
     dist.init_process_group(backend, **options)

@@ -288,6 +288,7 @@ def score_sequences(
     device: str,
     width: int | None = None,
     ranks: Ranks = ALONE,
+    together: bool = False,
 ) -> NDArray[np.float64]:
     """Evaluate a function of sequences without gradients, longest ones apart from short ones.
 
@@ -298,6 +299,7 @@ def score_sequences(
         device: ``cpu`` or ``cuda``.
         width: Columns of the result where `score` gives shape [B, T]; None where it gives [B].
         ranks: Who shares the work. All must call this together, and all get the whole result.
+        together: Whether ranks compute each score together, so that memory that runs out ends the attempt.
 
     Returns:
         Shape [N], or [N, width] padded with 0.
@@ -309,7 +311,7 @@ def score_sequences(
         values: NDArray[np.float64] = score(batch_of(data, rows, device)).double().cpu().numpy()
         return values
 
-    for rows, values in _in_parts(order, micro_batch_size, scored, ranks):
+    for rows, values in _in_parts(order, micro_batch_size, scored, ranks, together):
         if width is None:
             found[rows] = values
         else:
@@ -322,6 +324,7 @@ def _in_parts(
     micro_batch_size: int,
     scored: Callable[[NDArray[np.int64]], NDArray[np.float64]],
     ranks: Ranks,
+    together: bool,
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """Rows and what is found of them. By itself a rank takes fewer at once when memory runs out."""
     if ranks.size > 1:
@@ -332,7 +335,11 @@ def _in_parts(
         return
     batch, done = BatchSize(micro_batch_size, remedy="Try shorter texts, or a device with more memory."), 0
     while done < len(order):
-        values = batch.run(lambda: scored(order[done : done + batch.size]), used=lambda: len(order) - done)  # noqa: B023
+        values = batch.run(
+            lambda: scored(order[done : done + batch.size]),  # noqa: B023
+            used=lambda: len(order) - done,  # noqa: B023
+            together=together,
+        )
         yield order[done : done + batch.size], values
         done += len(values)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.workers.answers import raised
-from pipeline.engine.workers.failure import FailureKind, classify
+from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind, classify
 from pipeline.engine.workers.messages import RunJob, decode_report, encode
-from pipeline.errors import DamagedOutput, GangError
+from pipeline.errors import DamagedOutput, GangError, RanksDisagree
 
 ORDER = RunJob(
     job_id="a", attempt=1, key="k", entry="m:f", payload={}, inputs={"x": ["read"]}, store="", scratch="",
@@ -231,3 +231,8 @@ def test_a_rank_that_has_lost_another_does_not_blame_its_device() -> None:
     said = "NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was a network error"
     assert classify(RuntimeError(said)) is FailureKind.transient
     assert classify(RuntimeError("NCCL error: unhandled cuda error")) is FailureKind.device
+
+
+def test_ranks_that_disagree_are_tried_again_in_fresh_processes() -> None:
+    assert classify(RanksDisagree("2 ranks")) is FailureKind.device
+    assert FailureKind.device in NEEDS_FRESH_WORKER

@@ -72,6 +72,21 @@ def test_nothing_is_halved_on_a_device_that_others_share(tmp_path: Path) -> None
     assert fits(batch, 20) == 16  # the device is its own again
 
 
+def test_where_other_ranks_wait_the_next_attempt_begins_with_half(tmp_path: Path) -> None:
+    """The work cannot be done again by one of them alone."""
+    sizes, tried = BatchSizes(tmp_path, "cpu", MODEL), list[int]()
+    batch = sizes.begin("generate", 64, length=8)
+
+    def work() -> None:
+        tried.append(batch.size)
+        raise torch.OutOfMemoryError("x")
+
+    with pytest.raises(OutOfMemory):
+        batch.run(work, together=True)
+    assert tried == [64]
+    assert sizes.begin("generate", 64, length=8).size == 32
+
+
 def test_the_size_stays_at_what_fitted() -> None:
     batch = BatchSize(64)
     fits(batch, 20)

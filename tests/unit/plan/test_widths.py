@@ -1,0 +1,154 @@
+"""`generation.gpus_per_job`: which jobs take several devices, what their keys say of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.schema import Config
+from pipeline.errors import ConfigError
+from pipeline.plan import widths
+from pipeline.plan.build import build_plan
+from pipeline.plan.graph import Plan
+from pipeline.plan.widths import resolve_widths
+from tests.doubles.composing import quick_config
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128_256,
+    "tie_word_embeddings": False,
+}
+"""Of 70.6 billion weights: 141 GB in bfloat16."""
+SMALL = {
+    **LLAMA,
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+}
+"""Of 1.5 billion."""
+HALF = "system.dtype=bfloat16"
+A100 = "distributed.gpu_memory_gib=79"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return folder(tmp_path / "large", LLAMA)
+
+
+def folder(path: Path, config: dict[str, Any]) -> str:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+def request(model: str, *settings: str) -> Config:
+    chosen = ["algos=[PITA,DPO]", "rounds_of_training=1", "data_collection.prompts_per_round=100"]
+    return quick_config(["experiment.name=t", *chosen, "model=hf", f"models.hf.path={model}", *settings])
+
+
+def plan(model: str, *settings: str) -> Plan:
+    config = request(model, *settings)
+    return build_plan(config, widths=resolve_widths(config))
+
+
+def devices(planned: Plan) -> dict[tuple[str, str], int]:
+    return {(job.algo, job.stage): job.devices for job in planned.jobs.values()}
+
+
+def refused(model: str, *settings: str) -> str:
+    with pytest.raises(ConfigError) as refusal:
+        resolve_widths(request(model, *settings))
+    return str(refusal.value)
+
+
+def test_jobs_that_write_take_them_and_nothing_else(model: str) -> None:
+    planned = plan(model, "generation.gpus_per_job=4")
+    wide = {stage for (_, stage), count in devices(planned).items() if count == 4}
+    assert wide == {"generate", "evaluate"}
+    assert set(devices(planned).values()) == {1, 4}
+    (written, *_) = [job for job in planned.jobs.values() if job.stage == "generate"]
+    assert written.payload["spread"] == {"strategy": "tensor_parallel"}
+    assert written.determined_by["devices"] == 4
+
+
+def test_the_width_is_part_of_keys_and_one_device_changes_none(model: str) -> None:
+    def keys(*settings: str) -> dict[str, str]:
+        return {job.id: job.key for job in plan(model, *settings).jobs.values()}
+
+    alone, two = keys(), keys("generation.gpus_per_job=2")
+    first = {name for name in alone if name.endswith("reference/train")}
+    assert {name for name in alone if alone[name] == two[name]} == first
+    assert keys("generation.gpus_per_job=4") != two
+    assert keys("generation.gpus_per_job=1") == alone
+    # What is declared of GPUs matters by the width that follows from it alone.
+    auto = ("generation.gpus_per_job=auto", HALF, "algos=[DPO]", "generation.batch_size=32")
+    declared = keys(*auto, A100)
+    assert declared == keys(*auto, "distributed.gpu_memory_gib=85")
+    assert declared != keys(*auto, "distributed.gpu_memory_gib=400")
+
+
+def test_as_few_as_fit_what_is_declared(model: str, tmp_path: Path) -> None:
+    value = f"models.hf.value_path={folder(tmp_path / 'small', SMALL)}"
+    auto = ("generation.gpus_per_job=auto", HALF, value, "generation.batch_size=32")
+    assert devices(plan(model, *auto, A100)) == {
+        ("reference", "train"): 1,
+        ("reference", "evaluate"): 2,  # 71 GB of weights each
+        ("reference", "metrics"): 1,
+        ("PITA", "generate"): 4,  # the value model has no room beside that
+        ("PITA", "train"): 1,
+        ("PITA", "evaluate"): 4,
+        ("PITA", "metrics"): 1,
+        ("DPO", "generate"): 8,  # the policy, and another one in float32 to score with
+        ("DPO", "train"): 1,
+        ("DPO", "evaluate"): 8,
+        ("DPO", "metrics"): 1,
+    }
+    assert devices(plan(model, *auto, "distributed.gpu_memory_gib=180"))["PITA", "evaluate"] == 1
+    small = plan(folder(tmp_path / "other", SMALL), *auto, A100)
+    assert set(devices(small).values()) == {1}
+
+
+def test_auto_needs_what_a_gpu_has_and_a_model_that_fits(model: str) -> None:
+    auto = ("generation.gpus_per_job=auto", HALF)
+    assert "set distributed.gpu_memory_gib (profile=a100_80gb" in refused(model, *auto)
+    # A copy of the reference guides, whole on every device.
+    said = refused(model, *auto, A100, "algos=[PITA]", "generation.batch_size=8")
+    assert "GB of each of 8 devices, the most that it can be split over" in said
+    assert "models.hf.value_path with a smaller model to guide by" in said
+    assert "its size is not known" in refused("some/model", *auto, A100)
+
+
+@pytest.mark.parametrize(
+    ("change", "width", "said"),
+    [
+        ({}, 3, "3 devices cannot share num_attention_heads=64, num_key_value_heads=8, intermediate_size=28672 "
+         "evenly. Use generation.gpus_per_job=1 or 2 or 4 or 8"),
+        ({}, 16, "16 devices cannot share num_key_value_heads=8 evenly"),
+        ({"model_type": "gpt2"}, 2, "gpt2 cannot be split over devices"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_split_is_refused_with_what_can(
+    tmp_path: Path, change: dict[str, str], width: int, said: str
+) -> None:
+    model = folder(tmp_path / "model", {**LLAMA, **change})
+    assert said in refused(model, f"generation.gpus_per_job={width}")
+
+
+def test_models_that_are_trained_here_and_other_decoders_are_refused(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = "generation.gpus_per_job=2"
+    with pytest.raises(ConfigError, match=r"models\.tiny is a small model that is trained in the run"):
+        resolve_widths(quick_config(["experiment.name=t", two]))
+    assert "Use generation.backend=own" in refused(model, two, "generation.backend=transformers")
+    monkeypatch.setattr(widths, "version", lambda _: "5.17.0")
+    assert "it needs transformers 5.23, and 5.17.0 is installed" in refused(model, two)
