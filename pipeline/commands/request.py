@@ -28,6 +28,7 @@ from pipeline.plan.models import check_models
 from pipeline.plan.pairs import check_pairs
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.precision import slow_precision
+from pipeline.plan.quantized import check_quantization, named_by_bits
 from pipeline.plan.size import check_size, extent_of
 from pipeline.plan.source_code import import_warnings
 from pipeline.plan.text_backends import check_text_backend
@@ -112,8 +113,10 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
     check_text_backend(config, gpu=gpu)
+    check_quantization(config, gpu=gpu)
     widths = resolve_widths(config)
     idle = idle_settings(config, given, gpu=gpu)
+    config = named_by_bits(config)
     config, warning = usable_attention(config, gpu=gpu)
     plain = plain_attention(config)
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)

@@ -14,6 +14,7 @@ from pipeline.errors import ConfigError
 from pipeline.plan.attention import plain_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.models import check_models
+from pipeline.plan.quantized import named_by_bits
 from pipeline.plan.size import check_size
 from pipeline.plan.widths import resolve_widths
 from pipeline.runs.by_name import find_job
@@ -62,7 +63,7 @@ def _request(name: str, overrides: Sequence[str]) -> Config:
     check_config(config)
     check_size(config)
     check_models(config)
-    return config
+    return named_by_bits(config)
 
 
 def _earlier(output_dir: Path, run: LoadedRun, job_id: str, stamp: str | None) -> LoadedRun | None:

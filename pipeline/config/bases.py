@@ -189,6 +189,11 @@ class ModelConfig(Settings):
         return 0
 
     @property
+    def in_bits(self) -> int | None:
+        """Bits that a weight of the reference is kept in; None as it is read."""
+        return None
+
+    @property
     def trusts_code(self) -> bool:
         """Whether Python code may run that comes with the model."""
         return False

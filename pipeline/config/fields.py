@@ -135,14 +135,15 @@ def file_or_folder(default: str | None, *, affects_result: bool = True) -> Any:
     return _field(default, affects_result, {PATH: True})
 
 
-def one_of(default: str, choices: Mapping[str, str]) -> Any:
+def one_of(default: str | None, choices: Mapping[str, str], *, affects_result: bool = True) -> Any:
     """A field of text that takes one of a few; any other is refused before anything starts.
 
     Args:
         default: Its default.
         choices: What may be chosen -> what that means, or "".
+        affects_result: As for `number`.
     """
-    return _field(default, True, {CHOICES: choices})
+    return _field(default, affects_result, {CHOICES: choices})
 
 
 def option(default: Any) -> Any:

@@ -161,6 +161,8 @@ class JobContents:
             known = {name: determining(section) for name, section in sections.items()}
             if "model" in known:
                 known["model"] |= self._identity(chain)
+                if stage.draws and (bits := self.config.models[chain.model].in_bits):
+                    known["model"]["bits"] = bits
             shown = self.config.datasets[chain.dataset], self.config.models[chain.model]
             generation = self._generation(chain, stage)
             if "generation" in known and generation.backend is not TextBackend.own:

@@ -52,9 +52,10 @@ def reference_source(ctx: JobContext) -> str:
 def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The reference and its tokenizer, kept loaded between jobs."""
     source, system, trust = reference_source(ctx), ctx.config.system, ctx.config.model.trusts_code
+    bits = ctx.config.model.in_bits
     model = ctx.models.get(
-        ("policy", source),
-        lambda: load_policy(source, system, ctx.device, trust_remote_code=trust, ranks=ctx.joined),
+        ("policy", source, *([] if bits is None else [f"in {bits} bits"])),
+        lambda: load_policy(source, system, ctx.device, trust_remote_code=trust, ranks=ctx.joined, bits=bits),
         ctx.loading,
     )
     tokenizer = ctx.models.get(

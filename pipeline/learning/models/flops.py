@@ -162,6 +162,9 @@ def _weights(module: nn.Module, model: Any) -> Iterator[tuple[int, bool]]:
     if isinstance(module, nn.Embedding):
         return  # looked up
     for weight in module.parameters(recurse=False):
+        if isinstance(module, nn.Linear) and not weight.is_floating_point():  # in few bits, several to a number
+            yield module.in_features * module.out_features, False
+            continue
         if weight.ndim == 2 or (weight.ndim == 3 and isinstance(module, nn.Conv1d)):
             yield weight.numel(), weight.requires_grad
         elif weight.ndim == 3:  # experts side by side, a few of which a token is given to

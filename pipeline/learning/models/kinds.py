@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pipeline.config.bases import ModelConfig
-from pipeline.config.fields import LARGEST_RATE, LARGEST_SEED, hint, number
+from pipeline.config.fields import LARGEST_RATE, LARGEST_SEED, hint, number, one_of
 from pipeline.config.schema import Config
 from pipeline.config.values import brief
+
+BITS = {"8bit": "a byte for each weight of linear layers", "4bit": "half of that (NF4)"}
 
 
 @dataclass(kw_only=True)
@@ -22,6 +24,14 @@ class HFModelConfig(ModelConfig):
     """The same for `value_path`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose code you have read."""
+    quantization: str | None = one_of(None, BITS, affects_result=False)
+    """Bits of a weight while the frozen reference draws and scores, by bitsandbytes (docs/models.md); null keeps
+    weights in `system.dtype`. Part of the keys of what is drawn so, and of the model's name in results."""
+
+    @property
+    def in_bits(self) -> int | None:
+        """As the user says."""
+        return None if self.quantization is None else int(self.quantization.removesuffix("bit"))
 
     @property
     def trusts_code(self) -> bool:

@@ -29,6 +29,7 @@ from transformers.utils import logging as of_transformers
 from pipeline.config.schema import Attention, SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.models.families import why_not_usable
+from pipeline.learning.models.quantization import quantization_options
 from pipeline.learning.models.split import note_split, split_options
 from pipeline.learning.models.value import ValueModel
 
@@ -47,6 +48,7 @@ def load_policy(
     trust_remote_code: bool = False,
     as_stored: bool = False,
     ranks: Ranks | None = None,
+    bits: int | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model for inference.
 
@@ -58,6 +60,7 @@ def load_policy(
         as_stored: Leave weights in the type that they are saved in. On the CPU they then stay in their file until
             they are asked for, and take memory of no rank that spreads them. What is computed rather than saved is
             as precise as the system's dtype all the same.
+        bits: Of each weight of linear layers, for a model that is never trained; None keeps them as they are.
         ranks: Who does the job. Where they share what writes, each loads its part, and all must call this.
     """
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
@@ -72,6 +75,7 @@ def load_policy(
         **asked,
         **{**options, **({"dtype": "auto"} if as_stored else {})},
         **split_options(config, ranks, str(folder)),
+        **quantization_options(bits, system, device),
     )
     if as_stored:
         _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **asked))
@@ -131,7 +135,8 @@ def without_progress_bars() -> Iterator[None]:
 
 def frozen(model: Model, device: str) -> Model:
     """Put a model on its device, in evaluation mode and without gradients."""
-    model.to(device)  # type: ignore[arg-type]
+    if getattr(model, "hf_quantizer", None) is None:  # else it is where it was read to
+        model.to(device)  # type: ignore[arg-type]
     model.eval()
     model.requires_grad_(False)
     return model

@@ -6,12 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipeline.config.bases import AlgoConfig, DatasetConfig
 from pipeline.config.schema import StageConfig
-from pipeline.learning.algos.toolbox import score
+from pipeline.learning.algos import toolbox
+from pipeline.learning.algos.toolbox import reference_model, score
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.models.cache import ModelCache
+from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.rewards.traits import RewardTraits, reward
+from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.outputs.reading import read_faults
 from tests.doubles.contexts import context
 
@@ -35,3 +40,39 @@ def test_scoring_leaves_in_the_output_what_a_reward_failed_at(tmp_path: Path) ->
     score(ctx, rows, ["1", "inf"], [[0], [0]], 8)
     assert (faults := read_faults(tmp_path / "faults.json")).failed == 1
     assert (faults.completions, faults.first) == (4, f"reward '{__name__}.as_numbers': the reward is infinite")
+
+
+@pytest.mark.parametrize("by_tensors", [True, False])
+def test_of_ranks_that_write_together_the_first_asks_rewards(tmp_path: Path, by_tensors: bool) -> None:
+    """They may cost money, or say something else the second time."""
+    asked: list[object] = []
+
+    class Told(Ranks):
+        def made_by_first(self, make: Any) -> Any:
+            asked.append(make)
+            return make()
+
+    ctx = replace(
+        context(AlgoConfig(), tmp_path),
+        config=StageConfig(dataset=DatasetConfig(kind="x", reward=f"{__name__}.as_numbers")),
+        models=ModelCache(1),
+        loading=nullcontext,
+        joined=Told(1, 2, spread=Spread(by_tensors=by_tensors)),
+    )
+    assert score(ctx, [Row(0, "p")], ["1"], [[0]], 8).values.tolist() == [1.0]
+    assert bool(asked) == by_tensors
+
+
+def test_a_reference_that_is_read_in_few_bits_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int | None] = []
+    monkeypatch.setattr(toolbox, "reference_source", lambda _: "folder")
+    monkeypatch.setattr(toolbox, "load_policy", lambda *_, bits, **__: read.append(bits))
+    monkeypatch.setattr(toolbox, "load_tokenizer", lambda *_, **__: None)
+    cache = ModelCache(9)
+    for quantization in ("4bit", None, "8bit", "4bit"):
+        config = StageConfig(model=HFModelConfig(kind="hf", path="x", quantization=quantization))
+        made = context(AlgoConfig(), tmp_path)
+        reference_model(replace(made, config=config, models=cache, loading=nullcontext))
+    assert read == [4, None, 8]
